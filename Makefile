@@ -1,0 +1,70 @@
+# Another Python: make PYTHON=python3.12 test
+PYTHON ?= python3
+WORKERS ?= 2
+
+BIN := .venv/bin
+# The stamp carries the name of the Python asked for, so that asking for another rebuilds .venv.
+READY := .venv/ready-$(notdir $(PYTHON))
+INSTALL := $(BIN)/python -m pip install --progress-bar off --constraint constraints.txt
+
+SENTENCE := Всем привет! Я увлекаюсь искусственным интеллектом
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench gpu-test format clean check-python
+
+help: ## list what can be made
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+
+demo: $(READY) ## walk a sentence through one layer, write multi_head_attention_map.png
+	$(BIN)/manyheads explain "$(SENTENCE)" --language ru --picture multi_head_attention_map.png
+
+test: $(READY) ## check format, lint and types, run tests and doctests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+bench: $(READY) ## time the kernels side by side
+	$(BIN)/python bench/kernels.py
+
+# No .venv and no network: a machine with an accelerator brings its own torch and pytest, often of
+# other versions than ours, so that their warnings are shown and do not fail the run.
+gpu-test: ## run tests/gpu with the torch and pytest that PYTHON has
+	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -q -p no:cacheprovider -o filterwarnings=default
+
+format: $(READY) ## put every file into the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove .venv, caches and what the demo wrote
+	rm -rf .venv build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -f multi_head_attention_map.png
+	find src tests bench -name __pycache__ -prune -exec rm -rf {} +
+
+# The stamp is written last: an install that broke off is taken up again by the next make.
+# torch goes first, so that nothing else decides which torch it is.
+$(READY): pyproject.toml constraints.txt
+	@$(MAKE) --no-print-directory check-python
+	@rm -f .venv/ready-*
+	@test "$$($(BIN)/python --version 2>&1)" = "$$($(PYTHON) --version 2>&1)" || rm -rf .venv
+	@echo "[1/3] creating .venv"
+	@$(PYTHON) -m venv .venv
+	@echo "[2/3] installing torch"
+	@$(INSTALL) torch
+	@echo "[3/3] installing manyheads and what tests it"
+	@$(INSTALL) --editable '.[test]'
+	@touch $@
+
+check-python:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "PYTHON=$(PYTHON) is not a command here, and manyheads needs Python 3.11 or newer:" \
+	       "install it, or name the one you have, as in 'make PYTHON=python3.12 test'." >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(PYTHON) is $$($(PYTHON) --version 2>&1), and manyheads needs Python 3.11 or newer:" \
+	       "name a newer one, as in 'make PYTHON=python3.12 test'." >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "$(PYTHON) has no venv or ensurepip module, and .venv cannot be built without them:" \
+	       "install them (Debian and Ubuntu: apt install python3-venv)." >&2; \
+	  exit 1; }

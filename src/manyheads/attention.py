@@ -1,0 +1,389 @@
+"""The attention layer: project, place, mix, gate, project back."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyheads.cache import Kept, Plan, Store
+from manyheads.errors import ConfigError, InputError, ShapeError
+from manyheads.kernels import reference
+from manyheads.kernels.choose import Choice, attend, choose
+from manyheads.kernels.contract import Facts, Request, Want
+from manyheads.parts.gates import GATE_TAPS, Gate, GatePlace, check_gates
+from manyheads.parts.masks.rules import All, Mask
+from manyheads.parts.norms import NoNorm, Norm, make_norm
+from manyheads.parts.positions import (
+    Alibi,
+    AttentionPosition,
+    NoPosition,
+    Rotary,
+    Shaw,
+    T5Buckets,
+)
+from manyheads.parts.positions.alibi import AlibiBias
+from manyheads.parts.positions.bias import Bias
+from manyheads.parts.positions.relative import BucketBias, BucketTable, ShawTable
+from manyheads.parts.positions.rotary import Turn
+from manyheads.ragged import Lengths, Ragged
+from manyheads.taps import Look, Tap, seen
+
+__all__ = ["Attention", "AttentionConfig", "CacheSlot", "Place"]
+
+# What a layer needs to know of positions, made once a forward and shared by layers that agree.
+Place = Turn | AlibiBias | BucketBias | None
+
+# Named, because torch.compile cannot trace the default of a dataclass made inside the graph.
+OUTPUT_ALONE = Want()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionConfig:
+    """Everything an attention layer is.
+
+    `kv_heads` below `heads` shares keys and values between query heads (GQA, arXiv 2305.13245), one
+    is MQA (arXiv 1911.02150). `keys_from="memory"` makes it cross-attention. `drop_heads` drops
+    whole heads of a sequence in training (DropHead, arXiv 2004.13342). A learned `sink` is one more
+    score in each head's softmax that carries no value.
+
+    >>> config = AttentionConfig(width=768, heads=12, kv_heads=4)
+    >>> config.size, config.key_heads
+    (64, 4)
+    >>> AttentionConfig(width=768, heads=12, kv_heads=5)
+    Traceback (most recent call last):
+    manyheads.errors.ConfigError: heads=12 cannot share kv_heads=5 evenly: use 1, 2, 3, 4, 6 or 12.
+    """
+
+    width: int
+    heads: int
+    kv_heads: int | Literal["each"] = "each"
+    head_size: int | Literal["even"] = "even"
+    position: AttentionPosition = NoPosition()
+    mask: Mask = All()
+    gates: tuple[Gate, ...] = ()
+    query_norm: Norm = NoNorm()
+    key_norm: Norm = NoNorm()
+    bias: Literal["none", "inputs", "all"] = "none"
+    scale: float | Literal["root"] = "root"
+    sink: Literal["none", "learned"] = "none"
+    head_scale: Literal["none", "learned"] = "none"
+    dropout: float = 0.0
+    drop_heads: float = 0.0
+    keys_from: Literal["itself", "memory"] = "itself"
+    kernel: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.heads < 1:
+            raise ConfigError(f"heads={self.heads} leaves nothing to attend", "use 1 or more")
+        if self.head_size == "even" and self.width % self.heads:
+            fitting = [n for n in range(1, self.width + 1) if self.width % n == 0]
+            raise ConfigError(
+                f"width={self.width} cannot be divided among heads={self.heads}",
+                f"use {_listed(_nearest(fitting, self.heads))} heads, or give head_size",
+            )
+        if self.heads % self.key_heads:
+            fitting = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
+            raise ConfigError(
+                f"heads={self.heads} cannot share kv_heads={self.key_heads} evenly",
+                f"use {_listed(fitting)}",
+            )
+        for name, share in (("dropout", self.dropout), ("drop_heads", self.drop_heads)):
+            if not 0 <= share < 1:
+                raise ConfigError(f"{name}={share} is no share", "use 0 <= share < 1")
+        if isinstance(self.position, Rotary):
+            self.position.turned(self.size)
+        if self.keys_from == "memory" and not isinstance(self.position, NoPosition):
+            raise ConfigError(
+                f"{type(self.position).__name__} knows distances within one sequence "
+                "and memory is another",
+                "use NoPosition() in cross-attention",
+            )
+        check_gates(self.gates, self.width, self.heads)
+
+    @property
+    def size(self) -> int:
+        """Channels of a head."""
+        return self.width // self.heads if self.head_size == "even" else self.head_size
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.heads if self.kv_heads == "each" else self.kv_heads
+
+    @property
+    def score_scale(self) -> float:
+        return self.size**-0.5 if self.scale == "root" else self.scale
+
+    @property
+    def shares_position(self) -> bool:
+        """Whether layers with the same config can use one `Place`."""
+        position = self.position
+        return not isinstance(position, Shaw | T5Buckets) or (
+            isinstance(position, T5Buckets) and position.shared
+        )
+
+    def gate_shape(self, place: GatePlace) -> tuple[int, int]:
+        """Heads and channels that a gate at this place meets."""
+        match place:
+            case "key" | "value":
+                return self.key_heads, self.size
+            case "query" | "output":
+                return self.heads, self.size
+            case "final":
+                return self.heads, self.width // self.heads
+
+    def rows(self) -> dict[str, int]:
+        """The rows of the input projection by name, queries' side first, then the keys' side."""
+        rows = {"query": self.heads * self.size}
+        rows |= self._gate_rows("query", "output", "final")
+        rows |= dict.fromkeys(("key", "value"), self.key_heads * self.size)
+        return rows | self._gate_rows("key", "value")
+
+    def _gate_rows(self, *places: GatePlace) -> dict[str, int]:
+        return {
+            f"gate_{gate.at}": gate.rows(*self.gate_shape(gate.at))
+            for gate in self.gates
+            if gate.at in places
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CacheSlot:
+    """A layer's store, and what this forward adds to it."""
+
+    store: Store
+    plan: Plan
+
+
+class Attention(nn.Module):
+    """Attention over a ragged batch; all projections of one input are one matrix.
+
+    >>> layer = Attention(AttentionConfig(width=16, heads=4))
+    >>> batch = Ragged.from_list([torch.randn(5, 16), torch.randn(2, 16)])
+    >>> layer(batch).lengths.each
+    (5, 2)
+    """
+
+    def __init__(self, config: AttentionConfig, *, owns_table: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        self.row_names = tuple(config.rows())
+        rows, keys_at = config.rows(), self.row_names.index("key")
+        biased = config.bias != "none"
+        if config.keys_from == "itself":
+            self.project = nn.Linear(config.width, sum(rows.values()), bias=biased)
+            self.project_memory = None
+        else:
+            ours = sum(rows[name] for name in self.row_names[:keys_at])
+            theirs = sum(rows.values()) - ours
+            self.project = nn.Linear(config.width, ours, bias=biased)
+            self.project_memory = nn.Linear(config.width, theirs, bias=biased)
+        inner = config.heads * config.size
+        self.output = nn.Linear(inner, config.width, bias=config.bias == "all")
+        self.query_norm = make_norm(config.query_norm, config.size)
+        self.key_norm = make_norm(config.key_norm, config.size)
+        self.sink = nn.Parameter(torch.zeros(config.heads)) if config.sink != "none" else None
+        self.head_scale = (
+            nn.Parameter(torch.ones(config.heads)) if config.head_scale != "none" else None
+        )
+        self.table: BucketTable | ShawTable | None = None
+        if isinstance(config.position, T5Buckets) and owns_table:
+            self.table = BucketTable(config.position, config.heads)
+        if isinstance(config.position, Shaw):
+            self.table = ShawTable(config.position, config.size)
+
+    def place(self, positions: Int[Tensor, " n"]) -> Place:
+        """What this layer needs to know of positions, to be shared with layers that agree."""
+        match self.config.position:
+            case Rotary() as rotary:
+                return rotary.turn(positions, self.config.size)
+            case Alibi() as alibi:
+                return alibi.bias(self.config.heads, positions.device)
+            case T5Buckets():
+                assert isinstance(self.table, BucketTable), "a table is handed in by its owner"
+                return self.table.bias()
+            case _:
+                return None
+
+    def forward(
+        self,
+        x: Ragged,
+        *,
+        memory: Ragged | Kept | None = None,
+        place: Place | Literal["own"] = "own",
+        cache: CacheSlot | None = None,
+        look: Look | None = None,
+    ) -> Ragged:
+        if x.values.shape[-1] != self.config.width:
+            raise ShapeError(
+                f"tokens have {x.values.shape[-1]} channels",
+                f"give {self.config.width}, the layer's width",
+            )
+        if place == "own":
+            positions = x.lengths.positions if cache is None else cache.plan.positions
+            place = self.place(positions)
+        parts = self._split(self.project(x.values), start="query")
+        query = self._query(parts, x, place, look)
+        kept = self._keys(parts, x, memory, place, cache, look)
+        read = self._mix(query, kept, x, place, look)
+        if self.head_scale is not None:
+            read = read * self.head_scale.to(read.dtype)[:, None]
+        if self.training and self.config.drop_heads:
+            read = self._drop_heads(read, x.lengths)
+        read = self._gated("output", read, parts, x, look)
+        read = seen(look, Tap.HEAD_OUTPUT, read, x)
+        written = self.output(read.flatten(1))
+        if "gate_final" in parts:
+            sliced = written.unflatten(-1, (self.config.heads, -1))
+            written = self._gated("final", sliced, parts, x, look).flatten(1)
+        return x.with_values(written)
+
+    def remember(self, memory: Ragged, look: Look | None = None) -> Kept:
+        """The keys and values of a memory, to be kept while decoding."""
+        if self.project_memory is None:
+            raise InputError("this layer attends to itself", "give memory to cross-attention only")
+        parts = self._split(self.project_memory(memory.values), start="key")
+        return Kept(*self._key_value(parts, memory, None, look), memory.lengths)
+
+    def explain(self, queries: Lengths, keys: Lengths, place: Place) -> Choice:
+        """Which kernel would serve these lengths, and why."""
+        config, weight = self.config, self.project.weight
+        shapes = [(queries, config.heads), (keys, config.key_heads), (keys, config.key_heads)]
+        q, k, v = (
+            weight.new_zeros(each.total, heads, config.size, requires_grad=weight.requires_grad)
+            for each, heads in shapes
+        )
+        request = self._request(queries, keys, self._bias(q, place))
+        return choose(request, Facts.of(q, k, v, request))
+
+    def projections(self) -> dict[str, Float[Tensor, "rows c"]]:
+        """The rows of each part of the input projections, as views of their weight."""
+        ours = self._split(self.project.weight.T, start="query")
+        if self.project_memory is not None:
+            ours |= self._split(self.project_memory.weight.T, start="key")
+        return {name: columns.T for name, columns in ours.items()}
+
+    def _split(self, joined: Float[Tensor, "n rows"], start: str) -> dict[str, Tensor]:
+        rows = self.config.rows()
+        names = self.row_names[self.row_names.index(start) :]
+        if self.project_memory is not None and start == "query":
+            names = self.row_names[: self.row_names.index("key")]
+        return dict(zip(names, joined.split([rows[name] for name in names], dim=-1), strict=True))
+
+    def _heads(self, x: Float[Tensor, "n hd"]) -> Float[Tensor, "n h d"]:
+        return rearrange(x, "n (h d) -> n h d", d=self.config.size)
+
+    def _query(
+        self, parts: dict[str, Tensor], x: Ragged, place: Place, look: Look | None
+    ) -> Float[Tensor, "n h d"]:
+        query = self._gated("query", self._heads(parts["query"]), parts, x, look)
+        query = self.query_norm(query)
+        if isinstance(place, Turn):
+            query = place(query)
+        return seen(look, Tap.QUERY, query, x)
+
+    def _key_value(
+        self, parts: dict[str, Tensor], source: Ragged, place: Place, look: Look | None
+    ) -> tuple[Float[Tensor, "m g d"], Float[Tensor, "m g d"]]:
+        key = self._gated("key", self._heads(parts["key"]), parts, source, look)
+        key = self.key_norm(key)
+        if isinstance(place, Turn):
+            key = place(key)
+        value = self._gated("value", self._heads(parts["value"]), parts, source, look)
+        return seen(look, Tap.KEY, key, source), seen(look, Tap.VALUE, value, source)
+
+    def _keys(
+        self,
+        parts: dict[str, Tensor],
+        x: Ragged,
+        memory: Ragged | Kept | None,
+        place: Place,
+        cache: CacheSlot | None,
+        look: Look | None,
+    ) -> Kept:
+        if isinstance(memory, Kept):
+            return memory
+        if self.project_memory is not None:
+            if memory is None:
+                raise InputError("cross-attention got no memory", "pass memory=, what it reads")
+            return self.remember(memory, look)
+        key, value = self._key_value(parts, x, place, look)
+        if cache is None:
+            return Kept(key, value, x.lengths)
+        ordered = not isinstance(self.config.position, NoPosition | Rotary)
+        return cache.store.append(key, value, cache.plan, ordered=ordered)
+
+    def _mix(
+        self,
+        query: Float[Tensor, "n h d"],
+        kept: Kept,
+        x: Ragged,
+        place: Place,
+        look: Look | None,
+    ) -> Float[Tensor, "n h d"]:
+        if len(kept.lengths) != len(x.lengths):
+            raise ShapeError(
+                f"{len(x.lengths)} sequences cannot read {len(kept.lengths)} memories",
+                "give one memory a sequence",
+            )
+        request = self._request(x.lengths, kept.lengths, self._bias(query, place))
+        if look is not None and (look.wants(Tap.SCORES) or look.wants(Tap.PATTERN)):
+            scores = look.at(Tap.SCORES, reference.scores(query, kept.k, request))
+            pattern = look.at(Tap.PATTERN, reference.patterns(scores, request))
+            return reference.mix(pattern, kept.v, request)
+        return attend(query, kept.k, kept.v, request, self.config.kernel).output
+
+    def _request(self, queries: Lengths, keys: Lengths, bias: Bias | None) -> Request:
+        return Request(
+            queries=queries,
+            keys=keys,
+            mask=self.config.mask,
+            scale=self.config.score_scale,
+            bias=bias,
+            sink=self.sink,
+            dropout=self.config.dropout if self.training else 0.0,
+            want=OUTPUT_ALONE,
+        )
+
+    def _bias(self, query: Float[Tensor, "n h d"], place: Place) -> Bias | None:
+        if isinstance(self.table, ShawTable):
+            return self.table.bias(query, self.config.score_scale)
+        return None if isinstance(place, Turn) else place
+
+    def _gated(
+        self,
+        at: GatePlace,
+        value: Float[Tensor, "n h d"],
+        parts: dict[str, Tensor],
+        source: Ragged,
+        look: Look | None,
+    ) -> Float[Tensor, "n h d"]:
+        for gate in self.config.gates:
+            if gate.at == at:
+                opened = gate.values(parts[f"gate_{at}"], *self.config.gate_shape(at))
+                opened = seen(look, GATE_TAPS[at], opened, source)
+                value = gate.apply(value, opened)
+        return value
+
+    def _drop_heads(self, read: Float[Tensor, "n h d"], lengths: Lengths) -> Float[Tensor, "n h d"]:
+        """Each sequence loses some heads; the others are scaled up to make good for them."""
+        kept = torch.rand(len(lengths), self.config.heads, device=read.device)
+        kept = (kept >= self.config.drop_heads).to(read.dtype)
+        kept = kept * (self.config.heads / kept.sum(1, keepdim=True).clamp(min=1))
+        return read * kept[lengths.sequence_of_token()].unsqueeze(-1)
+
+
+def _nearest(choices: list[int], wanted: int) -> list[int]:
+    return sorted(sorted(choices, key=lambda choice: abs(choice - wanted))[:4])
+
+
+def _listed(numbers: list[int]) -> str:
+    """
+    >>> _listed([1, 2, 3]), _listed([7])
+    ('1, 2 or 3', '7')
+    """
+    *head, last = map(str, numbers)
+    return f"{', '.join(head)} or {last}" if head else last

@@ -1,0 +1,95 @@
+"""What every kernel is asked and what it answers."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.parts.masks.rules import Mask
+from manyheads.parts.positions.bias import Bias
+from manyheads.ragged import Lengths
+from manyheads.taps import Patterns
+
+__all__ = ["Attended", "Facts", "Kernel", "Request", "Want"]
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What is asked for besides the output."""
+
+    lse: bool = False
+    pattern: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Request:
+    """One attention: whose tokens meet whose, under which rule.
+
+    Query i of a sequence is aligned to the END of its keys, so that a step with a cache is the same
+    request. `sink` is one more score a head that takes part in the softmax and carries no value.
+    """
+
+    queries: Lengths
+    keys: Lengths
+    mask: Mask
+    scale: float
+    bias: Bias | None = None
+    sink: Float[Tensor, " h"] | None = None
+    dropout: float = 0.0
+    want: Want = Want()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What choosing a kernel needs to know of the tensors themselves."""
+
+    device: str
+    dtype: torch.dtype
+    heads: int
+    kv_heads: int
+    size: int
+    value_size: int
+    grad: bool
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, request: Request) -> "Facts":
+        tensors = [q, k, v] + ([request.sink] if request.sink is not None else [])
+        needs = any(tensor.requires_grad for tensor in tensors)
+        if request.bias is not None:
+            needs = needs or request.bias.requires_grad
+        return cls(
+            device=q.device.type,
+            dtype=q.dtype,
+            heads=q.shape[1],
+            kv_heads=k.shape[1],
+            size=q.shape[2],
+            value_size=v.shape[2],
+            grad=needs and torch.is_grad_enabled(),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attended:
+    """The output, and what was wanted besides: log-sum-exp in float32, patterns a sequence."""
+
+    output: Float[Tensor, "n h e"]
+    lse: Float[Tensor, "n h"] | None = None
+    patterns: Patterns | None = None
+
+
+class Kernel(Protocol):
+    """A way to compute attention."""
+
+    def cannot(self, request: Request, facts: Facts) -> str | None:
+        """Why this request is beyond this kernel; None if it is not."""
+        ...
+
+    def attend(
+        self,
+        q: Float[Tensor, "n h d"],
+        k: Float[Tensor, "m g d"],
+        v: Float[Tensor, "m g e"],
+        request: Request,
+    ) -> Attended: ...

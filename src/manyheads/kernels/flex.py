@@ -1,0 +1,111 @@
+"""CUDA flex attention: biases, global tokens, blocks and trainable sinks in one compiled kernel."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.attention.flex_attention import (
+    AuxRequest,
+    BlockMask,
+    create_block_mask,
+    flex_attention,
+)
+
+from manyheads.kernels.contract import Attended, Facts, Request
+from manyheads.kernels.fused import scale_by_sink
+from manyheads.parts.positions.relative import ShawBias
+from manyheads.ragged import Lengths
+
+__all__ = ["attend", "cannot"]
+
+SMALLEST_HEAD = 16
+# Up to this many pairs the block mask is made by looking at every pair.
+LARGEST_TABLE = 2**26
+
+
+def cannot(request: Request, facts: Facts) -> str | None:
+    if facts.device != "cuda":
+        return f"flex runs on CUDA and this is {facts.device}"
+    if request.want.pattern:
+        return "a fused kernel never forms the pattern"
+    if request.dropout:
+        return "flex has no dropout"
+    if isinstance(request.bias, ShawBias) and request.bias.values is not None:
+        return "Shaw's value vectors need the pattern"
+    if facts.size < SMALLEST_HEAD or facts.value_size < SMALLEST_HEAD:
+        return f"flex wants heads of at least {SMALLEST_HEAD} channels"
+    if not request.keys.tight:
+        return "the cache keeps room between sequences"
+    if request.queries.longest == 0 or request.keys.longest == 0:
+        return "there is nothing to see"
+    return None
+
+
+def attend(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "m g d"],
+    v: Float[Tensor, "m g e"],
+    request: Request,
+) -> Attended:
+    query, key, value = (rearrange(x, "n h d -> 1 h n d") for x in (q, k, v))
+    run: Callable[..., Any] = flex_attention
+    if not torch.compiler.is_compiling():
+        run = _compiled(flex_attention)
+    output, aux = run(
+        query,
+        key,
+        value,
+        score_mod=_score_mod(request),
+        block_mask=_block_mask(request),
+        scale=request.scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+        return_aux=AuxRequest(lse=True),
+    )
+    output, lse = rearrange(output, "1 h n e -> n h e"), rearrange(aux.lse, "1 h n -> n h")
+    if request.sink is not None:
+        output, lse = scale_by_sink(output, lse, request.sink)
+    return Attended(output, lse if request.want.lse else None)
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False)
+
+
+def _query_places(queries: Lengths, keys: Lengths) -> Tensor:
+    """Where each packed query stands among its keys."""
+    shift = keys.offsets.diff() - queries.offsets.diff()
+    return queries.positions + shift[queries.sequence_of_token()]
+
+
+def _block_mask(request: Request) -> BlockMask:
+    query_sequence = request.queries.sequence_of_token()
+    key_sequence = request.keys.sequence_of_token()
+    query_place, key_place = _query_places(request.queries, request.keys), request.keys.positions
+    lengths = request.keys.offsets.diff().long()
+    mask = request.mask
+
+    def may_see(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001
+        sequence = query_sequence[query]
+        allowed = mask.allows(query_place[query], key_place[key], lengths[sequence])
+        return allowed & (sequence == key_sequence[key])
+
+    tokens, keys = query_sequence.shape[0], key_sequence.shape[0]
+    make = create_block_mask if tokens * keys <= LARGEST_TABLE else _compiled(create_block_mask)
+    return make(may_see, None, None, tokens, keys, device=query_sequence.device)
+
+
+def _score_mod(request: Request) -> Callable[..., Tensor] | None:
+    bias = request.bias
+    if bias is None:
+        return None
+    query_place, key_place = _query_places(request.queries, request.keys), request.keys.positions
+
+    def add_bias(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001
+        return score + bias.score(head, query, query_place[query], key_place[key])
+
+    return add_bias

@@ -1,0 +1,263 @@
+"""PyTorch's fused attention, one call for all sequences of the same length.
+
+On the CPU the flash kernel also takes a rendered mask or bias, in chunks of queries, so that memory
+stays linear. On CUDA it takes full and causal masks and picks cuDNN, flash or memory-efficient attention.
+"""
+
+from collections import defaultdict
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from manyheads.kernels.contract import Attended, Facts, Request
+from manyheads.kernels.reference import rows_a_chunk
+from manyheads.parts.masks.render import simple_form, visible
+from manyheads.parts.positions.relative import ShawBias
+
+__all__ = ["attend", "cannot", "flash_cpu", "scale_by_sink", "uniform"]
+
+HALF = (torch.float16, torch.bfloat16)
+# cuDNN plans every new shape anew, which only longer sequences pay back.
+CUDNN_FROM = 1024
+
+
+def cannot(request: Request, facts: Facts) -> str | None:
+    if request.want.pattern:
+        return "a fused kernel never forms the pattern"
+    if facts.device not in ("cpu", "cuda"):
+        return f"no fused kernel gives the log-sum-exp on {facts.device}"
+    if request.sink is not None and facts.grad:
+        return "the fused log-sum-exp that a sink needs carries no gradient"
+    if request.bias is not None and request.bias.requires_grad and facts.grad:
+        return "the fused kernel gives no gradient for a learned bias"
+    if isinstance(request.bias, ShawBias) and request.bias.values is not None:
+        return "Shaw's value vectors need the pattern"
+    if facts.device == "cpu":
+        return "the CPU's fused kernel has no dropout" if request.dropout else None
+    if request.bias is not None:
+        return "on CUDA the fused kernels take no bias here"
+    if any(form == "other" for form in _forms(request)):
+        return "on CUDA the fused kernels take only full and causal masks here"
+    if request.dropout and (request.want.lse or request.sink is not None):
+        return "dropout leaves no log-sum-exp to speak of"
+    return None
+
+
+def uniform(request: Request) -> bool:
+    """Whether one call serves the whole batch."""
+    return len(set(zip(request.queries.each, request.keys.each, strict=True))) <= 1
+
+
+def attend(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "m g d"],
+    v: Float[Tensor, "m g e"],
+    request: Request,
+) -> Attended:
+    size = max(q.shape[2], v.shape[2])
+    query, key, value = (_widen(tensor, size) for tensor in (q, k, v))
+    output, lse = _by_length(query, key, value, request)
+    output = output[..., : v.shape[2]]
+    if request.sink is not None:
+        output, lse = scale_by_sink(output, lse, request.sink)
+    return Attended(output, lse if request.want.lse else None)
+
+
+def scale_by_sink(
+    output: Float[Tensor, "n h e"], lse: Float[Tensor, "n h"], sink: Float[Tensor, " h"]
+) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "n h"]]:
+    """A softmax with one more, valueless key is the softmax without it, scaled down.
+
+    exp(lse) of the mass stays with the keys and exp(sink) goes to the sink.
+    """
+    kept = torch.sigmoid(lse - sink.float()).unsqueeze(-1)
+    return (output * kept).to(output.dtype), torch.logaddexp(lse, sink.float())
+
+
+def _by_length(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "m g d"],
+    v: Float[Tensor, "m g d"],
+    request: Request,
+) -> tuple[Float[Tensor, "n h d"], Float[Tensor, "n h"]]:
+    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for sequence, shape in enumerate(zip(request.queries.each, request.keys.each, strict=True)):
+        groups[shape].append(sequence)
+    if len(groups) == 1 and request.keys.tight:
+        ((queries, keys),) = groups
+        batch = len(request.queries)
+        together = (
+            q.unflatten(0, (batch, queries)),
+            k.unflatten(0, (batch, keys)),
+            v.unflatten(0, (batch, keys)),
+        )
+        output, lse = _equal(*together, request, list(range(batch)))
+        return output.flatten(0, 1), lse.flatten(0, 1)
+    outputs: list[Tensor] = [q[:0]] * len(request.queries)
+    lses: list[Tensor] = [q.new_zeros(0, q.shape[1]).float()] * len(request.queries)
+    for (queries, keys), sequences in groups.items():
+        if queries == 0:
+            continue
+        group = (
+            _gather(q, request.queries.starts, sequences, queries),
+            _gather(k, request.keys.starts, sequences, keys),
+            _gather(v, request.keys.starts, sequences, keys),
+        )
+        output, lse = _equal(*group, request, sequences)
+        for place, sequence in enumerate(sequences):
+            outputs[sequence], lses[sequence] = output[place], lse[place]
+    if not outputs:
+        return q[:0], q.new_zeros(0, q.shape[1]).float()
+    return torch.cat(outputs), torch.cat(lses)
+
+
+def _gather(
+    x: Float[Tensor, "n h d"], starts: tuple[int, ...], sequences: list[int], length: int
+) -> Float[Tensor, "b t h d"]:
+    if len(sequences) == 1:
+        start = starts[sequences[0]]
+        return x[start : start + length].unsqueeze(0)
+    return torch.stack([x[starts[each] : starts[each] + length] for each in sequences])
+
+
+def _equal(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    v: Float[Tensor, "b s g d"],
+    request: Request,
+    sequences: list[int],
+) -> tuple[Float[Tensor, "b t h d"], Float[Tensor, "b t h"]]:
+    """Attention of sequences that all have t queries and s keys."""
+    if q.shape[0] == 0 or q.shape[1] == 0 or k.shape[1] == 0:
+        # No key to see: zeros that still belong to the graph.
+        nothing = q * 0.0
+        return nothing, nothing.sum(-1).float() - torch.inf
+    query, key, value = (rearrange(x, "b t h d -> b h t d") for x in (q, k, v))
+    form = simple_form(request.mask, q.shape[1], k.shape[1])
+    if form == "other" or request.bias is not None:
+        output, lse = _rendered(query, key, value, request, sequences)
+    elif q.device.type == "cpu":
+        output, lse = flash_cpu(query, key, value, form == "causal", None, request.scale)
+    else:
+        output, lse = _cuda(query, key, value, form == "causal", request)
+    return rearrange(output, "b h t d -> b t h d"), rearrange(lse, "b h t -> b t h")
+
+
+def _rendered(
+    q: Float[Tensor, "b h t d"],
+    k: Float[Tensor, "b g s d"],
+    v: Float[Tensor, "b g s d"],
+    request: Request,
+    sequences: list[int],
+) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t"]]:
+    """With the mask and bias of a few queries at a time written out."""
+    queries, keys = q.shape[2], k.shape[2]
+    planes = q.shape[1] * q.shape[0] if request.bias is not None else 1
+    step = rows_a_chunk(planes, keys)
+    grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    outputs, lses = [], []
+    for start, stop in pairwise((*range(0, queries, step), queries)):
+        arguments = (q, k, v, request, sequences, range(start, stop))
+        # Written out again in the backward pass, so that the whole table is never stored.
+        output, lse = (
+            checkpoint(_rendered_rows, *arguments, use_reentrant=False, preserve_rng_state=False)
+            if grad and step < queries
+            else _rendered_rows(*arguments)
+        )
+        outputs.append(output)
+        lses.append(lse)
+    return torch.cat(outputs, dim=2), torch.cat(lses, dim=2)
+
+
+def _rendered_rows(
+    q: Float[Tensor, "b h t d"],
+    k: Float[Tensor, "b g s d"],
+    v: Float[Tensor, "b g s d"],
+    request: Request,
+    sequences: list[int],
+    rows: range,
+) -> tuple[Float[Tensor, "b h rows d"], Float[Tensor, "b h rows"]]:
+    queries, keys = q.shape[2], k.shape[2]
+    seen = visible(request.mask, rows, queries, keys, q.device)
+    added = torch.zeros(seen.shape, device=q.device).masked_fill(~seen, -torch.inf)[None, None]
+    if request.bias is not None:
+        added = added + _render_bias(request, sequences, rows, queries, keys, q)
+    output, lse = flash_cpu(q[:, :, rows.start : rows.stop], k, v, False, added, request.scale)
+    return output, lse.masked_fill(~seen.any(-1), -torch.inf)
+
+
+def _render_bias(
+    request: Request, sequences: list[int], rows: range, queries: int, keys: int, like: Tensor
+) -> Float[Tensor, "b h t s"]:
+    assert request.bias is not None
+    row = torch.arange(rows.start, rows.stop, device=like.device)[:, None]
+    starts = torch.tensor([request.queries.starts[each] for each in sequences], device=like.device)
+    return request.bias.score(
+        torch.arange(like.shape[1], device=like.device)[:, None, None],
+        starts[:, None, None, None] + row,
+        row + (keys - queries),
+        torch.arange(keys, device=like.device),
+    ).expand(len(sequences), -1, -1, -1)
+
+
+def flash_cpu(
+    q: Float[Tensor, "b h t d"],
+    k: Float[Tensor, "b g s d"],
+    v: Float[Tensor, "b g s d"],
+    causal: bool,
+    added: Float[Tensor, "#b #h t s"] | None,
+    scale: float,
+) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t"]]:
+    """The flash kernel itself, which hands out the log-sum-exp that `F.sdpa` keeps to itself."""
+    if added is not None:
+        added = added.to(torch.promote_types(q.dtype, torch.float32))
+    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, causal, attn_mask=added, scale=scale
+    )
+    return output, lse
+
+
+def _cuda(
+    q: Float[Tensor, "b h t d"],
+    k: Float[Tensor, "b g s d"],
+    v: Float[Tensor, "b g s d"],
+    causal: bool,
+    request: Request,
+) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t"]]:
+    ops = torch.ops.aten
+    drop, scale = request.dropout, request.scale
+    if q.dtype in HALF and q.shape[2] >= CUDNN_FROM and q.shape[3] <= 128 and not drop:
+        found = ops._scaled_dot_product_cudnn_attention(
+            q, k, v, None, True, drop, causal, False, scale=scale
+        )
+    elif q.dtype in HALF:
+        found = ops._scaled_dot_product_flash_attention(q, k, v, drop, causal, False, scale=scale)
+    else:
+        key, value = _spread(k, q.shape[1]), _spread(v, q.shape[1])
+        found = ops._scaled_dot_product_efficient_attention(
+            q, key, value, None, True, drop, causal, scale=scale
+        )
+    output, lse = found[0], found[1]
+    return output, lse.reshape(*q.shape[:2], -1)[..., : q.shape[2]]
+
+
+def _spread(x: Float[Tensor, "b g s d"], heads: int) -> Float[Tensor, "b h s d"]:
+    """Memory-efficient attention alone cannot share key heads between query heads."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def _widen(x: Float[Tensor, "n h d"], size: int) -> Float[Tensor, "n h size"]:
+    """Fused kernels want keys and values of one size; zeros change neither."""
+    return x if x.shape[2] == size else F.pad(x, (0, size - x.shape[2]))
+
+
+def _forms(request: Request) -> list[str]:
+    return [
+        simple_form(request.mask, queries, keys)
+        for queries, keys in zip(request.queries.each, request.keys.each, strict=True)
+    ]

@@ -1,0 +1,65 @@
+"""CUDA flash attention over packed sequences: full, causal and sliding windows, no padding."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.kernels.contract import Attended, Facts, Request
+from manyheads.kernels.fused import HALF, scale_by_sink
+from manyheads.parts.masks.render import exact_band
+
+__all__ = ["attend", "cannot"]
+
+LARGEST_HEAD = 256
+
+
+def cannot(request: Request, facts: Facts) -> str | None:
+    if facts.device != "cuda":
+        return f"varlen runs on CUDA and this is {facts.device}"
+    if facts.dtype not in HALF:
+        return f"flash attention knows float16 and bfloat16, not {facts.dtype}"
+    if request.want.pattern:
+        return "a fused kernel never forms the pattern"
+    if exact_band(request.mask) is None:
+        return "the mask is not a band around the diagonal"
+    if request.bias is not None:
+        return "flash attention takes no bias"
+    if request.sink is not None and facts.grad:
+        return "the flash log-sum-exp that a sink needs carries no gradient"
+    if request.dropout:
+        return "varlen has no dropout"
+    if facts.size != facts.value_size or facts.size > LARGEST_HEAD or facts.size % 8:
+        return f"head sizes {facts.size} and {facts.value_size} are not one multiple of 8 up to 256"
+    if not request.keys.tight:
+        return "the cache keeps room between sequences"
+    return None
+
+
+def attend(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "m g d"],
+    v: Float[Tensor, "m g d"],
+    request: Request,
+) -> Attended:
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn
+
+    band = exact_band(request.mask)
+    assert band is not None
+    longest = max(request.queries.longest, request.keys.longest)
+    before, after = (-1 if side >= longest - 1 else int(side) for side in (band.before, band.after))
+    answer = varlen_attn(
+        q,
+        k,
+        v,
+        request.queries.offsets,
+        request.keys.offsets,
+        request.queries.longest,
+        request.keys.longest,
+        return_aux=AuxRequest(lse=True),
+        scale=request.scale,
+        window_size=(before, after),
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    output, lse = answer[0], answer[1].T
+    if request.sink is not None:
+        output, lse = scale_by_sink(output, lse, request.sink)
+    return Attended(output, lse if request.want.lse else None)

@@ -1,0 +1,1 @@
+"""Whole models, each a list of layer configs."""

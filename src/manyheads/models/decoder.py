@@ -1,0 +1,72 @@
+"""Decoders: models that write one token after another, with a cache."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from manyheads.cache import Cache, Fixed, Growing
+from manyheads.errors import ConfigError
+from manyheads.models.door import Output, enter
+from manyheads.models.stack import StackConfig
+from manyheads.models.text import TextConfig, TextModel
+from manyheads.ragged import Ragged
+from manyheads.taps import Watcher
+
+__all__ = ["Decoder", "DecoderConfig", "check_decodes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig(TextConfig):
+    """A model that writes a text: GPT-2, Llama and their kin."""
+
+
+def check_decodes(stack: StackConfig) -> None:
+    """A token that a later one would change cannot be kept in a cache."""
+    for index in range(len(stack.layers)):
+        attention = stack.attention(index)
+        if attention is not None and attention.mask.reach.after > 0:
+            raise ConfigError(
+                f"layer {index} sees ahead under {attention.mask} and cannot write step by step",
+                "use Causal() or a window without `after`, or run without a cache",
+            )
+
+
+class Decoder(TextModel):
+    """A model that writes a text; with a cache it takes only the new tokens.
+
+    >>> import torch
+    >>> from manyheads.models.build import build
+    >>> model = build("gpt2", layers=1, width=32, heads=2, seed=0)
+    >>> cache = model.new_cache()
+    >>> with torch.no_grad():
+    ...     first = model(torch.tensor([[5, 6, 7]]), cache=cache)
+    ...     second = model(torch.tensor([[8]]), cache=cache)
+    >>> cache.seen, second.logits.shape
+    ((4,), torch.Size([1, 1, 50257]))
+    """
+
+    def forward(
+        self,
+        ids: Ragged | Tensor,
+        mask: Tensor | None = None,
+        *,
+        types: Ragged | Tensor | None = None,
+        cache: Cache | None = None,
+        watch: Watcher | None = None,
+    ) -> Output:
+        if cache is None:
+            return super().forward(ids, mask, types=types, watch=watch)
+        batch, door = enter(ids, mask)
+        kinds = None if types is None else enter(types, mask, "types")[0]
+        plan = cache.plan(batch.lengths)
+        x = self.embedding(batch, plan.positions, kinds)
+        hidden, router = self.stack(
+            x, positions=plan.positions, cache=cache, plan=plan, watch=watch
+        )
+        cache.finish(plan)
+        return door.out(hidden, self._read(hidden), router)
+
+    def new_cache(self, config: Growing | Fixed = Growing()) -> Cache:
+        """An empty cache for this model; layers with windows keep rings."""
+        check_decodes(self.config.stack)
+        return self.stack.new_cache(config)

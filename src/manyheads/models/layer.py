@@ -1,0 +1,144 @@
+"""One layer: attention, perhaps cross-attention, and a feed-forward, each on a residual branch."""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.attention import Attention, AttentionConfig, CacheSlot, Place
+from manyheads.cache import Kept
+from manyheads.errors import ConfigError
+from manyheads.parts.experts import Experts, MixtureOfExperts, RouterLosses
+from manyheads.parts.feedforward import MLP, FeedForward, GeGLU, SwiGLU
+from manyheads.parts.norms import Both, Placement, Post, Pre, make_norm
+from manyheads.ragged import Ragged
+from manyheads.taps import Look, Sublayer, Tap, seen
+
+__all__ = ["Branch", "FeedForwardConfig", "Layer", "LayerConfig"]
+
+FeedForwardConfig = MLP | GeGLU | SwiGLU | Experts
+Inner = TypeVar("Inner", bound=AttentionConfig | FeedForwardConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch(Generic[Inner]):
+    """A sublayer and how it stands on the residual stream."""
+
+    inner: Inner
+    norm: Placement = Pre()
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerConfig:
+    """The sublayers of a layer, in this order; None where the layer has none."""
+
+    attention: Branch[AttentionConfig] | None
+    cross: Branch[AttentionConfig] | None = None
+    feedforward: Branch[FeedForwardConfig] | None
+
+    def __post_init__(self) -> None:
+        if len(self.widths) > 1:
+            raise ConfigError(
+                f"sublayers of widths {sorted(self.widths)} share one residual stream",
+                "give all of them the same width",
+            )
+        if self.attention is not None and self.attention.inner.keys_from == "memory":
+            raise ConfigError("attention reads memory", 'put keys_from="memory" under cross')
+        if self.cross is not None and self.cross.inner.keys_from == "itself":
+            raise ConfigError("cross-attention reads itself", 'set keys_from="memory"')
+
+    @property
+    def widths(self) -> set[int]:
+        branches = (self.attention, self.cross, self.feedforward)
+        return {branch.inner.width for branch in branches if branch is not None}
+
+
+class Residual(nn.Module):
+    """The norms and the dropout around a sublayer."""
+
+    def __init__(
+        self, branch: Branch[AttentionConfig] | Branch[FeedForwardConfig], width: int
+    ) -> None:
+        super().__init__()
+        self.placement = branch.norm
+        self.norm = make_norm(branch.norm.norm, width)
+        twice = isinstance(branch.norm, Both)
+        self.second_norm = make_norm(branch.norm.norm, width) if twice else None
+        self.dropout = nn.Dropout(branch.dropout)
+
+    def enter(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        """What the sublayer reads."""
+        return x if isinstance(self.placement, Post) else self.norm(x)
+
+    def leave(
+        self, x: Ragged, written: Float[Tensor, "n c"], look: Look | None
+    ) -> Float[Tensor, "n c"]:
+        """The residual stream after the sublayer has written."""
+        if self.second_norm is not None:
+            written = self.second_norm(written)
+        written = seen(look, Tap.OUTPUT, written, x)
+        summed = x.values + self.dropout(written)
+        summed = self.norm(summed) if isinstance(self.placement, Post) else summed
+        return seen(look, Tap.AFTER, summed, x)
+
+
+class Layer(nn.Module):
+    """A layer made from its config; sublayers the config leaves out do not exist."""
+
+    def __init__(self, config: LayerConfig, width: int, *, owns_table: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        self.attention: Attention | None = None
+        self.cross: Attention | None = None
+        self.feedforward: MixtureOfExperts | FeedForward | None = None
+        if config.attention is not None:
+            self.attention = Attention(config.attention.inner, owns_table=owns_table)
+            self.attention_residual = Residual(config.attention, width)
+        if config.cross is not None:
+            self.cross = Attention(config.cross.inner)
+            self.cross_residual = Residual(config.cross, width)
+        if config.feedforward is not None:
+            inner = config.feedforward.inner
+            self.feedforward = (
+                MixtureOfExperts(inner) if isinstance(inner, Experts) else FeedForward(inner)
+            )
+            self.feedforward_residual = Residual(config.feedforward, width)
+
+    def forward(
+        self,
+        x: Ragged,
+        *,
+        place: Place = None,
+        memory: Ragged | Kept | None = None,
+        cache: CacheSlot | None = None,
+        look: Look | None = None,
+    ) -> tuple[Ragged, RouterLosses | None]:
+        if self.attention is not None:
+            here = _within(look, Sublayer.ATTENTION)
+            x, entered = _enter(self.attention_residual, x, here)
+            written = self.attention(entered, place=place, cache=cache, look=here)
+            x = x.with_values(self.attention_residual.leave(x, written.values, here))
+        if self.cross is not None:
+            here = _within(look, Sublayer.CROSS)
+            x, entered = _enter(self.cross_residual, x, here)
+            written = self.cross(entered, memory=memory, look=here)
+            x = x.with_values(self.cross_residual.leave(x, written.values, here))
+        losses = None
+        if self.feedforward is not None:
+            here = _within(look, Sublayer.FEEDFORWARD)
+            x, entered = _enter(self.feedforward_residual, x, here)
+            fed = self.feedforward(entered.values, x, here)
+            fed, losses = fed if isinstance(fed, tuple) else (fed, None)
+            x = x.with_values(self.feedforward_residual.leave(x, fed, here))
+        return x, losses
+
+
+def _within(look: Look | None, sublayer: Sublayer) -> Look | None:
+    return None if look is None else look.within(layer=look.layer, sublayer=sublayer)
+
+
+def _enter(residual: Residual, x: Ragged, look: Look | None) -> tuple[Ragged, Ragged]:
+    x = x.with_values(seen(look, Tap.BEFORE, x.values, x))
+    return x, x.with_values(residual.enter(x.values))

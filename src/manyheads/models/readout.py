@@ -1,0 +1,129 @@
+"""What a model answers with: words, or classes of sequences, tokens and images."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.parts.feedforward import ACTIVATIONS, Activation
+from manyheads.parts.norms import LayerNorm, Norm, make_norm
+from manyheads.ragged import Lengths, Ragged
+
+__all__ = [
+    "ClassHead",
+    "LanguageHead",
+    "NoReadout",
+    "Readout",
+    "TokenHead",
+    "Transform",
+    "make_readout",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class NoReadout:
+    """The hidden states are the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transform:
+    """Dense, activation, norm: what BERT does before it names a word."""
+
+    activation: Activation = "gelu"
+    norm: Norm = LayerNorm()
+    bias: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageHead:
+    """A score for every word, masked or next; `tied` scores with the embedding's own table."""
+
+    tied: bool = True
+    transform: Transform | None = None
+    bias: bool = False
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassHead:
+    """A score for every class of a whole sequence or image, read off the pooled tokens."""
+
+    classes: int
+    pool: Literal["first", "mean", "last"] = "first"
+    transform: Transform | None = None
+    bias: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenHead:
+    """A score for every class of each token."""
+
+    classes: int
+    transform: Transform | None = None
+    bias: bool = True
+
+
+Readout = NoReadout | LanguageHead | ClassHead | TokenHead
+
+
+class TransformLayer(nn.Module):
+    def __init__(self, config: Transform, width: int) -> None:
+        super().__init__()
+        self.config = config
+        self.dense = nn.Linear(width, width, bias=config.bias)
+        self.norm = make_norm(config.norm, width)
+
+    def forward(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        return self.norm(ACTIVATIONS[self.config.activation](self.dense(x)))
+
+
+class ReadoutLayer(nn.Module):
+    """Any of the readouts; `table` is the embedding's, for those that are tied to it."""
+
+    def __init__(
+        self, config: LanguageHead | ClassHead | TokenHead, width: int, vocabulary: int
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.transform = (
+            nn.Identity() if config.transform is None else TransformLayer(config.transform, width)
+        )
+        outputs = vocabulary if isinstance(config, LanguageHead) else config.classes
+        tied = isinstance(config, LanguageHead) and config.tied
+        self.weight = None if tied else nn.Parameter(torch.empty(outputs, width))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if config.bias else None
+        if self.weight is not None:
+            nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, hidden: Ragged, table: Float[Tensor, "v c"] | None) -> Ragged | Tensor:
+        x = hidden.values
+        if isinstance(self.config, ClassHead):
+            x = pooled(x, hidden.lengths, self.config.pool)
+        x = self.transform(x)
+        if isinstance(self.config, LanguageHead) and self.config.scale != 1.0:
+            x = x * self.config.scale
+        weight = table if self.weight is None else self.weight
+        assert weight is not None
+        logits = F.linear(x, weight, self.bias)
+        return logits if isinstance(self.config, ClassHead) else hidden.with_values(logits)
+
+
+def pooled(
+    x: Float[Tensor, "n c"], lengths: Lengths, pool: Literal["first", "mean", "last"]
+) -> Float[Tensor, "b c"]:
+    """One vector a sequence; an empty sequence gives zeros."""
+    each = lengths.offsets.diff().unsqueeze(1)
+    if pool == "mean":
+        summed = x.new_zeros(len(lengths), x.shape[1]).index_add(0, lengths.sequence_of_token(), x)
+        return summed / each.clamp(min=1)
+    index = lengths.offsets[:-1] if pool == "first" else lengths.offsets[1:] - 1
+    if x.shape[0] == 0:
+        return x.new_zeros(len(lengths), x.shape[1])
+    return torch.where(each > 0, x[index.clamp(0, x.shape[0] - 1).long()], 0.0)
+
+
+def make_readout(config: Readout, width: int, vocabulary: int = 0) -> ReadoutLayer | None:
+    return None if isinstance(config, NoReadout) else ReadoutLayer(config, width, vocabulary)

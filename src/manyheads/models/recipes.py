@@ -1,0 +1,277 @@
+"""Known families as configs: what each one is made of, in a screen of code."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from manyheads.attention import AttentionConfig
+from manyheads.models.decoder import DecoderConfig
+from manyheads.models.embedding import Embedding
+from manyheads.models.encoder import EncoderConfig
+from manyheads.models.init import Init
+from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
+from manyheads.models.readout import (
+    ClassHead,
+    LanguageHead,
+    NoReadout,
+    Readout,
+    Transform,
+)
+from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.models.stack import StackConfig
+from manyheads.models.vision import Patches, VisionConfig
+from manyheads.parts.experts import Experts
+from manyheads.parts.feedforward import MLP, GeGLU, SwiGLU
+from manyheads.parts.gates import Gate
+from manyheads.parts.masks.rules import All, Causal, Window
+from manyheads.parts.norms import LayerNorm, NoNorm, Post, Pre, RMSNorm
+from manyheads.parts.positions import Learned, NoPosition, Rotary, Sinusoidal
+
+__all__ = ["RECIPES", "ModelConfig", "bert", "council", "gpt2", "llama", "modernbert", "vit"]
+
+ModelConfig = EncoderConfig | DecoderConfig | Seq2SeqConfig | VisionConfig
+
+
+def council(
+    *, width: int = 128, heads: int = 8, hidden: int = 512, layers: int = 1, vocabulary: int = 4096
+) -> EncoderConfig:
+    """One encoder layer of 2017, small enough to read number by number."""
+    attention = AttentionConfig(width=width, heads=heads, bias="all")
+    feedforward = MLP(width=width, hidden=hidden, activation="relu")
+    layer = LayerConfig(
+        attention=Branch(attention, Post(LayerNorm())),
+        feedforward=Branch(feedforward, Post(LayerNorm())),
+    )
+    return EncoderConfig(
+        embedding=Embedding(
+            vocabulary=vocabulary, width=width, position=Sinusoidal(), scale=width**0.5
+        ),
+        stack=StackConfig(width=width, layers=(layer,) * layers),
+        init=Init(draw="xavier"),
+    )
+
+
+def transformer(
+    *,
+    width: int,
+    heads: int,
+    hidden: int,
+    layers: int,
+    vocabulary: int,
+    dropout: float = 0.1,
+    layout: Literal["interleaved", "halves"] = "interleaved",
+) -> Seq2SeqConfig:
+    """The encoder-decoder of "Attention is all you need" (arXiv 1706.03762)."""
+
+    def layer(*, decodes: bool) -> LayerConfig:
+        def branch(inner: AttentionConfig) -> Branch[AttentionConfig]:
+            return Branch(inner, Post(LayerNorm()), dropout)
+
+        own = AttentionConfig(width=width, heads=heads, mask=Causal() if decodes else All())
+        cross = AttentionConfig(width=width, heads=heads, keys_from="memory")
+        feedforward = MLP(width=width, hidden=hidden, activation="relu")
+        return LayerConfig(
+            attention=branch(own),
+            cross=branch(cross) if decodes else None,
+            feedforward=Branch(feedforward, Post(LayerNorm()), dropout),
+        )
+
+    return Seq2SeqConfig(
+        embedding=Embedding(
+            vocabulary=vocabulary,
+            width=width,
+            position=Sinusoidal(layout=layout),
+            scale=width**0.5,
+            dropout=dropout,
+        ),
+        encoder=StackConfig(width=width, layers=(layer(decodes=False),) * layers),
+        decoder=StackConfig(width=width, layers=(layer(decodes=True),) * layers),
+        readout=LanguageHead(tied=True),
+        init=Init(draw="xavier"),
+    )
+
+
+def bert(
+    *,
+    width: int,
+    heads: int,
+    hidden: int,
+    layers: int,
+    vocabulary: int = 30522,
+    positions: int = 512,
+    dropout: float = 0.1,
+    readout: Readout | None = None,
+) -> EncoderConfig:
+    """BERT (arXiv 1810.04805) with its masked-language head, unless given another."""
+    norm = LayerNorm(eps=1e-12)
+    attention = AttentionConfig(width=width, heads=heads, bias="all", dropout=dropout)
+    layer = LayerConfig(
+        attention=Branch(attention, Post(norm), dropout),
+        feedforward=Branch(MLP(width=width, hidden=hidden), Post(norm), dropout),
+    )
+    words = LanguageHead(tied=True, transform=Transform(norm=norm), bias=True)
+    return EncoderConfig(
+        embedding=Embedding(
+            vocabulary=vocabulary,
+            width=width,
+            position=Learned(count=positions),
+            types=2,
+            norm=norm,
+            dropout=dropout,
+        ),
+        stack=StackConfig(width=width, layers=(layer,) * layers),
+        readout=words if readout is None else readout,
+        init=Init(draw="truncated"),
+    )
+
+
+def modernbert(
+    *,
+    width: int,
+    heads: int,
+    hidden: int,
+    layers: int,
+    vocabulary: int = 50368,
+    window: int = 128,
+    global_every: int = 3,
+    global_theta: float = 160_000.0,
+    local_theta: float = 10_000.0,
+    readout: Readout | None = None,
+) -> EncoderConfig:
+    """ModernBERT (arXiv 2412.13663): every third layer sees all, the others a window."""
+    norm = LayerNorm(bias=False)
+
+    def layer(index: int) -> LayerConfig:
+        whole = index % global_every == 0
+        attention = AttentionConfig(
+            width=width,
+            heads=heads,
+            position=Rotary(theta=global_theta if whole else local_theta),
+            mask=All() if whole else Window(window // 2, window // 2),
+        )
+        # The embedding is normed already, so the first attention has no norm of its own.
+        before = Pre(NoNorm()) if index == 0 else Pre(norm)
+        feedforward = GeGLU(width=width, hidden=hidden)
+        return LayerConfig(
+            attention=Branch(attention, before), feedforward=Branch(feedforward, Pre(norm))
+        )
+
+    words = LanguageHead(tied=True, transform=Transform(norm=norm, bias=False), bias=True)
+    return EncoderConfig(
+        embedding=Embedding(vocabulary=vocabulary, width=width, norm=norm),
+        stack=StackConfig(
+            width=width, layers=tuple(layer(index) for index in range(layers)), final_norm=norm
+        ),
+        readout=words if readout is None else readout,
+        init=Init(draw="truncated", scaled_outputs=True),
+    )
+
+
+def gpt2(
+    *,
+    width: int,
+    heads: int,
+    layers: int,
+    vocabulary: int = 50257,
+    positions: int = 1024,
+    dropout: float = 0.1,
+) -> DecoderConfig:
+    """GPT-2: norms before the sublayers, learned positions, a tied head."""
+    attention = AttentionConfig(
+        width=width, heads=heads, mask=Causal(), bias="all", dropout=dropout
+    )
+    feedforward = MLP(width=width, hidden=4 * width, activation="gelu_tanh")
+    layer = LayerConfig(
+        attention=Branch(attention, Pre(LayerNorm()), dropout),
+        feedforward=Branch(feedforward, Pre(LayerNorm()), dropout),
+    )
+    return DecoderConfig(
+        embedding=Embedding(
+            vocabulary=vocabulary,
+            width=width,
+            position=Learned(count=positions),
+            dropout=dropout,
+        ),
+        stack=StackConfig(width=width, layers=(layer,) * layers, final_norm=LayerNorm()),
+        readout=LanguageHead(tied=True),
+        init=Init(scaled_outputs=True),
+    )
+
+
+def llama(
+    *,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    head_size: int,
+    hidden: int,
+    layers: int,
+    vocabulary: int,
+    theta: float = 500_000.0,
+    eps: float = 1e-5,
+    tied: bool = True,
+    norm_heads: bool = False,
+    gate: Literal["none", "head", "channel"] = "none",
+    experts: int = 0,
+    chosen: int = 0,
+) -> DecoderConfig:
+    """Llama and Qwen3 shapes: rotary, RMS norms, SwiGLU; with output gates and experts if asked."""
+    norm = RMSNorm(eps=eps)
+    attention = AttentionConfig(
+        width=width,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        position=Rotary(theta=theta),
+        mask=Causal(),
+        gates=() if gate == "none" else (Gate(at="output", per=gate),),
+        query_norm=norm if norm_heads else NoNorm(),
+        key_norm=norm if norm_heads else NoNorm(),
+    )
+    feedforward: FeedForwardConfig = SwiGLU(width=width, hidden=hidden)
+    if experts:
+        feedforward = Experts(width=width, hidden=hidden, count=experts, chosen=chosen)
+    layer = LayerConfig(
+        attention=Branch(attention, Pre(norm)), feedforward=Branch(feedforward, Pre(norm))
+    )
+    return DecoderConfig(
+        embedding=Embedding(vocabulary=vocabulary, width=width, position=NoPosition()),
+        stack=StackConfig(width=width, layers=(layer,) * layers, final_norm=norm),
+        readout=LanguageHead(tied=tied),
+    )
+
+
+def vit(
+    *,
+    width: int,
+    heads: int,
+    hidden: int,
+    layers: int,
+    image: int = 224,
+    patch: int = 16,
+    channels: int = 3,
+    classes: int = 1000,
+) -> VisionConfig:
+    """The vision transformer (arXiv 2010.11929) with its classification head."""
+    norm = LayerNorm(eps=1e-12)
+    attention = AttentionConfig(width=width, heads=heads, bias="all")
+    layer = LayerConfig(
+        attention=Branch(attention, Pre(norm)),
+        feedforward=Branch(MLP(width=width, hidden=hidden), Pre(norm)),
+    )
+    return VisionConfig(
+        patches=Patches(width=width, image=image, size=patch, channels=channels),
+        stack=StackConfig(width=width, layers=(layer,) * layers, final_norm=norm),
+        readout=ClassHead(classes=classes) if classes else NoReadout(),
+        init=Init(draw="truncated", zero_readout=True),
+    )
+
+
+RECIPES: dict[str, Callable[..., ModelConfig]] = {
+    "council": council,
+    "transformer": transformer,
+    "bert": bert,
+    "modernbert": modernbert,
+    "gpt2": gpt2,
+    "llama": llama,
+    "vit": vit,
+}

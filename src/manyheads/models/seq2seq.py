@@ -1,0 +1,111 @@
+"""Encoder-decoder models: one stack reads, the other writes and looks back at it."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from manyheads.cache import Cache, Fixed, Growing
+from manyheads.errors import ConfigError, InputError
+from manyheads.models.decoder import check_decodes
+from manyheads.models.door import Output, enter
+from manyheads.models.embedding import Embedding, TokenEmbedding
+from manyheads.models.init import Init, initialise
+from manyheads.models.readout import LanguageHead, Readout, make_readout
+from manyheads.models.stack import Explained, Stack, StackConfig
+from manyheads.models.text import check_embedding
+from manyheads.ragged import Ragged
+from manyheads.taps import Watcher
+
+__all__ = ["Seq2Seq", "Seq2SeqConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seq2SeqConfig:
+    """The 2017 Transformer and its kin; both sides share one embedding table if `shared`."""
+
+    embedding: Embedding
+    encoder: StackConfig
+    decoder: StackConfig
+    shared: bool = True
+    readout: Readout = LanguageHead()
+    init: Init = Init()
+
+    def __post_init__(self) -> None:
+        for stack in (self.encoder, self.decoder):
+            check_embedding(self.embedding, stack)
+        if all(layer.cross is None for layer in self.decoder.layers):
+            raise ConfigError("no decoder layer looks at the encoder", "give one a cross branch")
+
+
+class Seq2Seq(nn.Module):
+    """A model that reads one text and writes another.
+
+    Sites inside it name their stack, "encoder" or "decoder".
+    """
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = TokenEmbedding(config.embedding)
+        self.target_embedding = None if config.shared else TokenEmbedding(config.embedding)
+        self.encoder = Stack(config.encoder, name="encoder")
+        self.decoder = Stack(config.decoder, name="decoder")
+        self.readout = make_readout(
+            config.readout, config.decoder.width, config.embedding.vocabulary
+        )
+        initialise(self, config.init)
+
+    def forward(
+        self,
+        source: Ragged | Tensor | None,
+        target: Ragged | Tensor,
+        *,
+        source_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+        cache: Cache | None = None,
+        watch: Watcher | None = None,
+    ) -> Output:
+        """`hidden` and `logits` are the decoder's; with a filled cache the source may be None."""
+        memory = None if source is None else self.encode(source, source_mask, watch=watch)
+        if memory is None and (cache is None or not cache.seen):
+            raise InputError("there is nothing to look back at", "give a source for the first step")
+        batch, door = enter(target, target_mask, "target ids")
+        plan = None if cache is None else cache.plan(batch.lengths)
+        positions = batch.lengths.positions if plan is None else plan.positions
+        x = self._embed_target(batch, positions)
+        hidden, router = self.decoder(
+            x, positions=positions, memory=memory, cache=cache, plan=plan, watch=watch
+        )
+        if cache is not None and plan is not None:
+            cache.finish(plan)
+        logits = None if self.readout is None else self.readout(hidden, self._table())
+        return door.out(hidden, logits, router)
+
+    def encode(
+        self, source: Ragged | Tensor, mask: Tensor | None = None, *, watch: Watcher | None = None
+    ) -> Ragged:
+        """What the decoder looks back at."""
+        batch, _ = enter(source, mask, "source ids")
+        x = self.embedding(batch, batch.lengths.positions)
+        memory: Ragged = self.encoder(x, watch=watch)[0]
+        return memory
+
+    def new_cache(self, config: Growing | Fixed = Growing()) -> Cache:
+        check_decodes(self.config.decoder)
+        return self.decoder.new_cache(config)
+
+    def explain_kernels(self, source: Ragged | Tensor, target: Ragged | Tensor) -> Explained:
+        """Which kernel each layer would use for this batch, and why."""
+        reads, writes = enter(source, None)[0].lengths, enter(target, None)[0].lengths
+        encoder = self.encoder.explain_kernels(reads)
+        return Explained(encoder.choices + self.decoder.explain_kernels(writes, reads).choices)
+
+    def _target_side(self) -> TokenEmbedding:
+        return self.embedding if self.target_embedding is None else self.target_embedding
+
+    def _embed_target(self, batch: Ragged, positions: Tensor) -> Ragged:
+        embedded: Ragged = self._target_side()(batch, positions)
+        return embedded
+
+    def _table(self) -> Tensor:
+        return self._target_side().tokens.weight

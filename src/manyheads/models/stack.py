@@ -1,0 +1,162 @@
+"""A stack of layers, each with its own config, and what travels through them."""
+
+from dataclasses import dataclass
+from typing import cast
+
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from manyheads.attention import AttentionConfig, CacheSlot, Place
+from manyheads.cache import Cache, Fixed, Growing, Kept, Plan
+from manyheads.errors import ConfigError
+from manyheads.kernels.choose import Choice
+from manyheads.models.layer import Layer, LayerConfig
+from manyheads.parts.experts import RouterLosses
+from manyheads.parts.masks.rules import Mask
+from manyheads.parts.norms import NoNorm, Norm, make_norm
+from manyheads.ragged import Lengths, Ragged
+from manyheads.taps import Look, Sublayer, Tap, Watcher, seen
+
+__all__ = ["Explained", "Stack", "StackConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackConfig:
+    """Layers over one residual stream, and the norm after the last."""
+
+    width: int
+    layers: tuple[LayerConfig, ...]
+    final_norm: Norm = NoNorm()
+
+    def __post_init__(self) -> None:
+        for index, layer in enumerate(self.layers):
+            if layer.widths - {self.width}:
+                raise ConfigError(
+                    f"layer {index} has width {layer.widths.pop()} in a stack of {self.width}",
+                    "give all layers the stack's width",
+                )
+
+    def attention(self, layer: int) -> AttentionConfig | None:
+        branch = self.layers[layer].attention
+        return None if branch is None else branch.inner
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Which kernel serves which attention of a stack, and why."""
+
+    choices: tuple[tuple[str, Choice], ...]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {choice}" for name, choice in self.choices)
+
+
+class Stack(nn.Module):
+    """Layers one after another; layers whose positions agree compute them once."""
+
+    def __init__(self, config: StackConfig, name: str = "main") -> None:
+        super().__init__()
+        self.config = config
+        self.name = name
+        self.place_owner = tuple(_place_owner(config, index) for index in range(len(config.layers)))
+        self.layers = nn.ModuleList(
+            Layer(layer, config.width, owns_table=self.place_owner[index] == index)
+            for index, layer in enumerate(config.layers)
+        )
+        self.final_norm = make_norm(config.final_norm, config.width)
+
+    def forward(
+        self,
+        x: Ragged,
+        *,
+        positions: Int[Tensor, " n"] | None = None,
+        memory: Ragged | None = None,
+        cache: Cache | None = None,
+        plan: Plan | None = None,
+        watch: Watcher | None = None,
+    ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
+        look = None if watch is None else Look(watch, stack=self.name)
+        x = x.with_values(seen(look, Tap.EMBEDDINGS, x.values, x))
+        places = self._places(x.lengths.positions if positions is None else positions)
+        losses = []
+        for index, layer in enumerate(self.layers):
+            here = None if look is None else look.within(layer=index, sublayer=Sublayer.ATTENTION)
+            x, routed = layer(
+                x,
+                place=places[self.place_owner[index]],
+                memory=self._memory(index, memory, cache, here),
+                cache=_slot(cache, plan, index),
+                look=here,
+            )
+            if routed is not None:
+                losses.append(routed)
+        final = x.with_values(self.final_norm(x.values))
+        return final.with_values(seen(look, Tap.FINAL, final.values, final)), tuple(losses)
+
+    def new_cache(self, config: Growing | Fixed) -> Cache:
+        masks: list[Mask | None] = []
+        for index in range(len(self.config.layers)):
+            attention = self.config.attention(index)
+            masks.append(None if attention is None else attention.mask)
+        return Cache(masks, config)
+
+    def explain_kernels(self, queries: Lengths, memory: Lengths | None = None) -> Explained:
+        places = self._places(queries.positions)
+        choices = []
+        for index, layer in enumerate(self._typed_layers()):
+            if layer.attention is not None:
+                place = places[self.place_owner[index]]
+                choice = layer.attention.explain(queries, queries, place)
+                choices.append((f"{self.name} layer {index}", choice))
+            if layer.cross is not None and memory is not None:
+                choice = layer.cross.explain(queries, memory, None)
+                choices.append((f"{self.name} layer {index} cross", choice))
+        return Explained(tuple(choices))
+
+    def _typed_layers(self) -> list[Layer]:
+        return [cast(Layer, layer) for layer in self.layers]
+
+    def _places(self, positions: Int[Tensor, " n"]) -> dict[int, Place]:
+        places: dict[int, Place] = {}
+        for index, layer in enumerate(self._typed_layers()):
+            if self.place_owner[index] == index:
+                attention = layer.attention
+                places[index] = None if attention is None else attention.place(positions)
+        return places
+
+    def _memory(
+        self, index: int, memory: Ragged | None, cache: Cache | None, look: Look | None
+    ) -> Ragged | Kept | None:
+        """With a cache, what cross-attention makes of the memory is made once and kept."""
+        cross = self._typed_layers()[index].cross
+        if cache is None or cross is None:
+            return memory
+        kept = cache.memory[index]
+        if kept is None and memory is not None:
+            here = None if look is None else look.within(layer=index, sublayer=Sublayer.CROSS)
+            kept = cross.remember(memory, here)
+            cache.memory[index] = kept
+        return kept
+
+
+def _place_owner(config: StackConfig, index: int) -> int:
+    """The first layer whose positions this one can use."""
+    attention = config.attention(index)
+    if attention is None or not attention.shares_position:
+        return index
+    for earlier in range(index):
+        other = config.attention(earlier)
+        if other is not None and _place_key(other) == _place_key(attention):
+            return earlier
+    return index
+
+
+def _place_key(attention: AttentionConfig) -> tuple[object, ...]:
+    return attention.position, attention.heads, attention.size
+
+
+def _slot(cache: Cache | None, plan: Plan | None, index: int) -> CacheSlot | None:
+    if cache is None or plan is None:
+        return None
+    store = cache.stores[index]
+    return None if store is None else CacheSlot(store, plan)

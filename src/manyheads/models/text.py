@@ -1,0 +1,87 @@
+"""What encoders and decoders of text share: embedding, stack, readout."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from manyheads.errors import ConfigError
+from manyheads.models.door import Output, enter
+from manyheads.models.embedding import Embedding, TokenEmbedding
+from manyheads.models.init import Init, initialise
+from manyheads.models.readout import NoReadout, Readout, make_readout
+from manyheads.models.stack import Explained, Stack, StackConfig
+from manyheads.parts.positions import Learned
+from manyheads.ragged import Ragged
+from manyheads.taps import Watcher
+
+__all__ = ["TextConfig", "TextModel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextConfig:
+    """Embedding, layers, readout."""
+
+    embedding: Embedding
+    stack: StackConfig
+    readout: Readout = NoReadout()
+    init: Init = Init()
+
+    def __post_init__(self) -> None:
+        check_embedding(self.embedding, self.stack)
+
+
+def check_embedding(embedding: Embedding, stack: StackConfig) -> None:
+    """Refuse an embedding that does not fit the layers above it."""
+    if embedding.width != stack.width:
+        raise ConfigError(
+            f"an embedding of width {embedding.width} enters a stack of {stack.width}",
+            "give both the same width",
+        )
+    if not isinstance(embedding.position, Learned):
+        return
+    for index in range(len(stack.layers)):
+        attention = stack.attention(index)
+        if attention is None:
+            continue
+        reach = attention.mask.reach
+        for side, far in (("back", reach.before), ("ahead", reach.after)):
+            if embedding.position.longest <= far < float("inf"):
+                raise ConfigError(
+                    f"layer {index} looks {far} tokens {side} and the model has "
+                    f"{embedding.position.longest} positions",
+                    f"use a window shorter than {embedding.position.longest}, "
+                    f"or Learned(count={int(far) + 1 + embedding.position.offset})",
+                )
+
+
+class TextModel(nn.Module):
+    """Ids in, hidden states and logits out; padded in, padded out, ragged in, ragged out."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = TokenEmbedding(config.embedding)
+        self.stack = Stack(config.stack)
+        self.readout = make_readout(config.readout, config.stack.width, config.embedding.vocabulary)
+        initialise(self, config.init)
+
+    def forward(
+        self,
+        ids: Ragged | Tensor,
+        mask: Tensor | None = None,
+        *,
+        types: Ragged | Tensor | None = None,
+        watch: Watcher | None = None,
+    ) -> Output:
+        batch, door = enter(ids, mask)
+        kinds = None if types is None else enter(types, mask, "types")[0]
+        x = self.embedding(batch, batch.lengths.positions, kinds)
+        hidden, router = self.stack(x, watch=watch)
+        return door.out(hidden, self._read(hidden), router)
+
+    def explain_kernels(self, batch: Ragged | Tensor, mask: Tensor | None = None) -> Explained:
+        """Which kernel each layer would use for this batch, and why."""
+        return self.stack.explain_kernels(enter(batch, mask)[0].lengths)
+
+    def _read(self, hidden: Ragged) -> Ragged | Tensor | None:
+        return None if self.readout is None else self.readout(hidden, self.embedding.tokens.weight)

@@ -1,0 +1,157 @@
+"""Vision transformers: an image cut into patches, read like a sentence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.errors import ConfigError, InputError, ShapeError
+from manyheads.models.door import Door, Output
+from manyheads.models.init import Init, initialise
+from manyheads.models.readout import NoReadout, Readout, make_readout
+from manyheads.models.stack import Explained, Stack, StackConfig
+from manyheads.parts.positions.grid import Grid, GridTable
+from manyheads.ragged import Lengths, Ragged
+from manyheads.taps import Watcher
+
+__all__ = ["Patches", "Vision", "VisionConfig"]
+
+Images = Tensor | Sequence[Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patches:
+    """Images of about `image` pixels a side, cut into squares of `size` by a convolution."""
+
+    width: int
+    image: int = 224
+    size: int = 16
+    channels: int = 3
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.image % self.size:
+            raise ConfigError(
+                f"image={self.image} is no multiple of the patch size={self.size}",
+                f"use {self.image // self.size * self.size} or "
+                f"{(self.image // self.size + 1) * self.size}",
+            )
+
+    @property
+    def grid(self) -> Grid:
+        return Grid(rows=self.image // self.size, columns=self.image // self.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionConfig:
+    """Patches, layers, readout (arXiv 2010.11929)."""
+
+    patches: Patches
+    stack: StackConfig
+    readout: Readout = NoReadout()
+    init: Init = Init()
+
+    def __post_init__(self) -> None:
+        if self.patches.width != self.stack.width:
+            raise ConfigError(
+                f"patches of width {self.patches.width} enter a stack of {self.stack.width}",
+                "give both the same width",
+            )
+
+
+class PatchEmbedding(nn.Module):
+    """Patches to vectors, with a class token in front and positions added."""
+
+    def __init__(self, config: Patches) -> None:
+        super().__init__()
+        self.config = config
+        self.convolution = nn.Conv2d(
+            config.channels, config.width, kernel_size=config.size, stride=config.size
+        )
+        self.class_token = nn.Parameter(torch.zeros(config.width))
+        self.positions = GridTable(config.grid, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, images: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b n c"]:
+        self._check(images)
+        patches = self.convolution(images)
+        rows, columns = patches.shape[2:]
+        tokens = rearrange(patches, "b c y x -> b (y x) c")
+        first = self.class_token.expand(images.shape[0], 1, -1)
+        embedded = torch.cat((first, tokens), dim=1) + self.positions(rows, columns)
+        return self.dropout(embedded)
+
+    def _check(self, images: Float[Tensor, "b channels y x"]) -> None:
+        channels, height, width = images.shape[1:]
+        size = self.config.size
+        if channels != self.config.channels:
+            raise ShapeError(
+                f"an image has {channels} channels", f"give {self.config.channels}, as the model"
+            )
+        if height % size or width % size or not height or not width:
+            nearest = (max(height // size, 1) * size, max(width // size, 1) * size)
+            raise InputError(
+                f"an image of {height} x {width} is no multiple of the patch size {size}",
+                f"resize or crop it, for example to {nearest[0]} x {nearest[1]}",
+            )
+
+
+class Vision(nn.Module):
+    """A model that reads images: one (batch, channels, y, x) tensor, or a list of any sizes.
+
+    A list gives ragged hidden states, a tensor rectangular ones; the class token comes first.
+    """
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = PatchEmbedding(config.patches)
+        self.stack = Stack(config.stack)
+        self.readout = make_readout(config.readout, config.stack.width)
+        initialise(self, config.init)
+
+    def forward(self, images: Images, *, watch: Watcher | None = None) -> Output:
+        batch, door = self._enter(images)
+        hidden, router = self.stack(batch, watch=watch)
+        logits = None if self.readout is None else self.readout(hidden, None)
+        return door.out(hidden, logits, router)
+
+    def explain_kernels(self, images: Images) -> Explained:
+        """Which kernel each layer would use for these images, and why."""
+        with torch.no_grad():
+            lengths = self._enter(images)[0].lengths
+        return self.stack.explain_kernels(lengths)
+
+    def _enter(self, images: Images) -> tuple[Ragged, Door]:
+        if isinstance(images, Tensor):
+            if images.dim() != 4:
+                raise ShapeError(
+                    f"images have shape {tuple(images.shape)}",
+                    "give (batch, channels, height, width), or a list of (channels, height, width)",
+                )
+            tokens = self.embedding(images)
+            batch, count = tokens.shape[:2]
+            lengths = Lengths.of([count] * batch, tokens.device)
+            return Ragged(tokens.flatten(0, 1), lengths), Door((batch, count))
+        if not images:
+            raise InputError("an empty list holds no image", "give at least one")
+        return Ragged.from_list(self._embed_each(images)), Door()
+
+    def _embed_each(self, images: Sequence[Tensor]) -> list[Tensor]:
+        """Images of one size are embedded together."""
+        by_shape: dict[tuple[int, ...], list[int]] = {}
+        for index, image in enumerate(images):
+            if image.dim() != 3:
+                raise ShapeError(
+                    f"image {index} has shape {tuple(image.shape)}",
+                    "give (channels, height, width)",
+                )
+            by_shape.setdefault(tuple(image.shape), []).append(index)
+        embedded: dict[int, Tensor] = {}
+        for indices in by_shape.values():
+            tokens = self.embedding(torch.stack([images[index] for index in indices]))
+            embedded |= dict(zip(indices, tokens, strict=True))
+        return [embedded[index] for index in range(len(images))]

@@ -1,0 +1,1 @@
+"""The values a layer is made of."""

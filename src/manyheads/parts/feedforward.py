@@ -1,0 +1,90 @@
+"""Feed-forward layers: MLP, GeGLU, SwiGLU."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.ragged import Ragged
+from manyheads.taps import Look, Tap, seen
+
+__all__ = ["ACTIVATIONS", "MLP", "Activation", "FeedForward", "GeGLU", "SwiGLU"]
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "silu": F.silu,
+    "tanh": Tensor.tanh,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLP:
+    """Two projections with an activation between them."""
+
+    width: int
+    hidden: int
+    activation: Activation = "gelu"
+    bias: bool = True
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeGLU:
+    """act(x W) * (x V), projected back (arXiv 2002.05202), with GELU by erf or by tanh."""
+
+    width: int
+    hidden: int
+    activation: Literal["gelu", "gelu_tanh"] = "gelu"
+    bias: bool = False
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwiGLU:
+    """act(x W) * (x V), projected back (arXiv 2002.05202), with SiLU."""
+
+    width: int
+    hidden: int
+    bias: bool = False
+    dropout: float = 0.0
+
+    @property
+    def activation(self) -> Literal["silu"]:
+        return "silu"
+
+
+class FeedForward(nn.Module):
+    """An MLP or a gated one; a gated one keeps both of its input projections in one matrix."""
+
+    def __init__(self, config: MLP | GeGLU | SwiGLU) -> None:
+        super().__init__()
+        self.config = config
+        self.gated = not isinstance(config, MLP)
+        rows = 2 * config.hidden if self.gated else config.hidden
+        self.expand = nn.Linear(config.width, rows, bias=config.bias)
+        self.contract = nn.Linear(config.hidden, config.width, bias=config.bias)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, x: Float[Tensor, "n c"], like: Ragged, look: Look | None = None
+    ) -> Float[Tensor, "n c"]:
+        activate = ACTIVATIONS[self.config.activation]
+        if self.gated:
+            gate, passed = self.expand(x).chunk(2, dim=-1)
+            inside = activate(gate) * passed
+        else:
+            inside = activate(self.expand(x))
+        inside = seen(look, Tap.INSIDE, inside, like)
+        return self.contract(self.dropout(inside))

@@ -1,0 +1,96 @@
+"""Norms, and where around a sublayer they stand."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+__all__ = [
+    "Both",
+    "LayerNorm",
+    "NoNorm",
+    "Norm",
+    "Placement",
+    "Post",
+    "Pre",
+    "RMSNorm",
+    "make_norm",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNorm:
+    """Subtract the mean, divide by the deviation, scale (arXiv 1607.06450).
+
+    `centred` stores the weight as its distance from one: the output is scaled by 1 + weight.
+    """
+
+    eps: float = 1e-5
+    bias: bool = True
+    centred: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RMSNorm:
+    """Divide by the root mean square, scale (arXiv 1910.07467)."""
+
+    eps: float = 1e-6
+    bias: bool = False
+    centred: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoNorm:
+    """The value as it is."""
+
+
+Norm = LayerNorm | RMSNorm | NoNorm
+
+
+@dataclass(frozen=True, slots=True)
+class Pre:
+    """x + f(norm(x)): the residual stream itself is never normed (arXiv 2002.04745)."""
+
+    norm: Norm = LayerNorm()
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """norm(x + f(x)), as in the 2017 Transformer and BERT."""
+
+    norm: Norm = LayerNorm()
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """x + norm(f(norm(x))): a norm of its own on either side of the sublayer (arXiv 2105.13290)."""
+
+    norm: Norm = LayerNorm()
+
+
+Placement = Pre | Post | Both
+
+
+class Normalise(nn.Module):
+    """LayerNorm or RMSNorm over the last axis, computed in float32."""
+
+    def __init__(self, config: LayerNorm | RMSNorm, width: int) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.zeros(width) if config.centred else torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if config.bias else None
+
+    def forward(self, x: Float[Tensor, "... c"]) -> Float[Tensor, "... c"]:
+        weight = 1 + self.weight if self.config.centred else self.weight
+        if isinstance(self.config, LayerNorm):
+            return F.layer_norm(x, weight.shape, weight, self.bias, self.config.eps)
+        normed = F.rms_norm(x, weight.shape, weight, self.config.eps)
+        return normed if self.bias is None else normed + self.bias
+
+
+def make_norm(config: Norm, width: int) -> nn.Module:
+    if isinstance(config, NoNorm):
+        return nn.Identity()
+    return Normalise(config, width)

@@ -1,0 +1,144 @@
+"""Learned biases by distance: T5's buckets, and Shaw's vectors met by the query."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyheads.errors import ConfigError
+
+__all__ = ["BucketBias", "BucketTable", "Shaw", "ShawBias", "ShawTable", "T5Buckets"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class T5Buckets:
+    """A learned score a head for each bucket of distances (arXiv 1910.10683).
+
+    Half of the buckets are single distances, half grow logarithmically up to `reach`. `shared`
+    keeps one table for all layers of a stack, as T5 does.
+    """
+
+    buckets: int = 32
+    reach: int = 128
+    bidirectional: bool = True
+    shared: bool = True
+
+    def __post_init__(self) -> None:
+        exact = self._a_side // 2
+        if exact < 1 or self.reach <= exact:
+            raise ConfigError(
+                f"buckets={self.buckets} do not fit reach={self.reach}",
+                "use at least 4 buckets and a reach longer than their exact half",
+            )
+
+    @property
+    def _a_side(self) -> int:
+        return self.buckets // 2 if self.bidirectional else self.buckets
+
+    def bucket(self, distance: Int[Tensor, "*at"]) -> Int[Tensor, "*at"]:
+        """The bucket of key position minus query position."""
+        count = self._a_side
+        if self.bidirectional:
+            first = (distance > 0).long() * count
+            far = distance.abs()
+        else:
+            first = torch.zeros_like(distance)
+            far = (-distance).clamp(min=0)
+        exact = count // 2
+        growth = (far.float().clamp(min=1) / exact).log() / math.log(self.reach / exact)
+        coarse = (exact + (growth * (count - exact)).long()).clamp(max=count - 1)
+        return first + torch.where(far < exact, far, coarse)
+
+
+class BucketTable(nn.Module):
+    """The table of T5's buckets, one column a head."""
+
+    def __init__(self, config: T5Buckets, heads: int) -> None:
+        super().__init__()
+        self.config = config
+        self.table = nn.Parameter(torch.randn(config.buckets, heads) * 0.02)
+
+    def bias(self) -> "BucketBias":
+        return BucketBias(self.config, self.table.float())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BucketBias:
+    """T5's table as a kernel reads it."""
+
+    config: T5Buckets
+    table: Float[Tensor, "buckets h"]
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.table.requires_grad
+
+    def score(
+        self,
+        head: Int[Tensor, "*#at"],
+        row: Int[Tensor, "*#at"],  # noqa: ARG002, one signature for all biases
+        query: Int[Tensor, "*#at"],
+        key: Int[Tensor, "*#at"],
+    ) -> Float[Tensor, "*#at"]:
+        return self.table[self.config.bucket(key - query), head]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shaw:
+    """A learned vector for each distance up to `reach`, met by the query (arXiv 1803.02155).
+
+    `values` adds a second vector by distance to what the head reads; it needs the pattern's mass at
+    every distance, so only the reference kernel can do it.
+    """
+
+    reach: int = 16
+    values: bool = False
+
+    def __post_init__(self) -> None:
+        if self.reach < 1:
+            raise ConfigError(f"reach={self.reach} knows no distance", "use a reach of 1 or more")
+
+
+class ShawTable(nn.Module):
+    """Shaw's vectors, shared by the heads of a layer."""
+
+    def __init__(self, config: Shaw, size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.keys = nn.Parameter(torch.randn(2 * config.reach + 1, size) * 0.02)
+        self.values = (
+            nn.Parameter(torch.randn(2 * config.reach + 1, size) * 0.02) if config.values else None
+        )
+
+    def bias(self, query: Float[Tensor, "n h d"], scale: float) -> "ShawBias":
+        products = scale * (query @ self.keys.to(query.dtype).T).float()
+        return ShawBias(self.config.reach, products, self.values)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShawBias:
+    """Each query's score with every distance, and the vectors to add to what is read."""
+
+    reach: int
+    products: Float[Tensor, "n h distances"]
+    values: Float[Tensor, "distances d"] | None
+
+    @property
+    def requires_grad(self) -> bool:
+        values_do = self.values is not None and self.values.requires_grad
+        return self.products.requires_grad or values_do
+
+    def distance(self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"]) -> Int[Tensor, "*#at"]:
+        """Which of the 2 * reach + 1 distances lies between query and key."""
+        return (key - query).clamp(-self.reach, self.reach) + self.reach
+
+    def score(
+        self,
+        head: Int[Tensor, "*#at"],
+        row: Int[Tensor, "*#at"],
+        query: Int[Tensor, "*#at"],
+        key: Int[Tensor, "*#at"],
+    ) -> Float[Tensor, "*#at"]:
+        return self.products[row, head, self.distance(query, key)]

@@ -1,0 +1,153 @@
+"""Rotary positions: queries and keys turn with their place, so scores know only distances."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyheads.errors import ConfigError
+
+__all__ = ["NTK", "Linear", "Llama3", "Rotary", "Scaling", "Turn", "Unscaled", "YaRN"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unscaled:
+    """The frequencies the model was trained with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """Positions are divided by `factor` (arXiv 2306.15595)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NTK:
+    """The base is raised: the slowest frequency is stretched by `factor`, the fastest not at all."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YaRN:
+    """Slow frequencies are stretched, fast ones kept, with a ramp between (arXiv 2309.00071).
+
+    The ramp runs from the channel that turns `slow` times within `trained` positions to the one
+    that turns `fast` times. Scores are multiplied by the square of `temperature`.
+    """
+
+    factor: float
+    trained: int
+    fast: float = 32.0
+    slow: float = 1.0
+
+    @property
+    def temperature(self) -> float:
+        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama3:
+    """Wavelengths above `trained` / `slow` are stretched, those below `trained` / `fast` kept."""
+
+    factor: float = 8.0
+    trained: int = 8192
+    fast: float = 4.0
+    slow: float = 1.0
+
+
+Scaling = Unscaled | Linear | NTK | YaRN | Llama3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """Cosine and sine of every token's angles, made once a forward and used by all layers."""
+
+    cos: Float[Tensor, "n 1 half"]
+    sin: Float[Tensor, "n 1 half"]
+
+    def __call__(self, x: Float[Tensor, "n h d"]) -> Float[Tensor, "n h d"]:
+        """Turn the first channels of each head, the rest stays."""
+        half = self.cos.shape[-1]
+        first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
+        cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
+        turned = (first * cos - second * sin, second * cos + first * sin)
+        return torch.cat((*turned, rest), dim=-1) if rest.shape[-1] else torch.cat(turned, dim=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotary:
+    """Rotary embedding in the rotate-half layout (arXiv 2104.09864).
+
+    `share` is the part of each head that turns. `scaling` reaches longer contexts.
+    """
+
+    theta: float = 10_000.0
+    share: float = 1.0
+    scaling: Scaling = Unscaled()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"share={self.share} of a head cannot turn", "use 0 < share <= 1")
+        if not isinstance(self.scaling, Unscaled) and self.scaling.factor < 1:
+            raise ConfigError(
+                f"factor={self.scaling.factor} shortens the context", "use a factor of 1 or more"
+            )
+
+    def turned(self, size: int) -> int:
+        """How many channels of a head of this size turn."""
+        channels = int(size * self.share)
+        if channels % 2 or channels == 0:
+            raise ConfigError(
+                f"rotary turns pairs and head size {size} x share {self.share:g} "
+                f"gives {channels} channels",
+                "choose an even number of channels",
+            )
+        return channels
+
+    def frequencies(self, size: int) -> Float[Tensor, " half"]:
+        """Radians a position for each pair of channels."""
+        channels = self.turned(size)
+        exponent = torch.arange(0, channels, 2, dtype=torch.float64) / channels
+        plain = self.theta**-exponent
+        match self.scaling:
+            case Unscaled():
+                return plain
+            case Linear(factor=factor):
+                return plain / factor
+            case NTK(factor=factor):
+                base = self.theta * factor ** (channels / max(channels - 2, 1))
+                return base**-exponent
+            case YaRN():
+                return _yarn(plain, self.theta, channels, self.scaling)
+            case Llama3():
+                return _llama3(plain, self.scaling)
+
+    def turn(self, positions: Int[Tensor, " n"], size: int) -> Turn:
+        frequencies = self.frequencies(size).to(device=positions.device, dtype=torch.float32)
+        angles = positions.float()[:, None, None] * frequencies
+        stretch = self.scaling.temperature if isinstance(self.scaling, YaRN) else 1.0
+        return Turn(angles.cos() * stretch, angles.sin() * stretch)
+
+
+def _yarn(
+    plain: Float[Tensor, " half"], theta: float, channels: int, scaling: YaRN
+) -> Float[Tensor, " half"]:
+    def channel_turning(times: float) -> float:
+        wavelength = scaling.trained / (times * 2 * math.pi)
+        return channels * math.log(wavelength) / (2 * math.log(theta))
+
+    low = max(math.floor(channel_turning(scaling.fast)), 0)
+    high = min(math.ceil(channel_turning(scaling.slow)), channels - 1)
+    steps = torch.arange(channels // 2, dtype=torch.float64)
+    stretched = ((steps - low) / max(high - low, 0.001)).clamp(0, 1)
+    return plain / scaling.factor * stretched + plain * (1 - stretched)
+
+
+def _llama3(plain: Float[Tensor, " half"], scaling: Llama3) -> Float[Tensor, " half"]:
+    turns = scaling.trained * plain / (2 * math.pi)
+    kept = ((turns - scaling.slow) / (scaling.fast - scaling.slow)).clamp(0, 1)
+    return plain * kept + plain / scaling.factor * (1 - kept)

@@ -1,0 +1,227 @@
+"""Ragged: many sequences of different lengths laid end to end in one tensor, without padding."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from manyheads.errors import InputError, ShapeError
+
+__all__ = ["Lengths", "Ragged"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lengths:
+    """How long each sequence is and where it starts in the packed tensor.
+
+    `each` and `starts` live on the host, so that no kernel waits for the device to learn a shape.
+    Sequences lie end to end (`tight`) everywhere but in a cache, which keeps room behind each.
+
+    >>> lengths = Lengths.of([2, 0, 3])
+    >>> lengths.total, lengths.longest, lengths.positions.tolist()
+    (5, 3, [0, 1, 0, 1, 2])
+    """
+
+    each: tuple[int, ...]
+    starts: tuple[int, ...]
+    offsets: Int[Tensor, "b_plus_1"]
+    positions: Int[Tensor, " n"]
+    longest: int
+    tight: bool
+
+    @classmethod
+    def of(cls, each: Sequence[int], device: torch.device | str = "cpu") -> "Lengths":
+        """Sequences end to end."""
+        each = tuple(int(length) for length in each)
+        if any(length < 0 for length in each):
+            raise InputError(f"lengths {each} hold a negative one", "give lengths of 0 or more")
+        offsets = (0, *accumulate(each))
+        parts = [torch.arange(length) for length in each]
+        positions = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
+        return cls(
+            each=each,
+            starts=offsets[:-1],
+            offsets=torch.tensor(offsets, dtype=torch.int32).to(device),
+            positions=positions.to(device),
+            longest=max(each, default=0),
+            tight=True,
+        )
+
+    @classmethod
+    def with_room(cls, each: Sequence[int], room: int, device: torch.device | str) -> "Lengths":
+        """Sequences that each own `room` places of the packed tensor and fill the first of them."""
+        packed = cls.of(each, device)
+        starts = tuple(room * index for index in range(len(packed.each)))
+        tight = starts == packed.starts
+        return cls(packed.each, starts, packed.offsets, packed.positions, packed.longest, tight)
+
+    @property
+    def total(self) -> int:
+        return sum(self.each)
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+    def same_as(self, other: "Lengths") -> bool:
+        """Whether both describe the same sequences at the same places."""
+        return self is other or (self.each == other.each and self.starts == other.starts)
+
+    def sequence_of_token(self) -> Int[Tensor, " n"]:
+        """The index of the sequence that each packed token belongs to."""
+        tokens = torch.arange(self.positions.shape[0], device=self.offsets.device)
+        return torch.searchsorted(self.offsets[1:], tokens.int(), right=True)
+
+    def slices(self) -> Iterator[slice]:
+        for start, length in zip(self.starts, self.each, strict=True):
+            yield slice(start, start + length)
+
+    def to(self, device: torch.device | str) -> "Lengths":
+        offsets, positions = self.offsets.to(device), self.positions.to(device)
+        return Lengths(self.each, self.starts, offsets, positions, self.longest, self.tight)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
+    """Many sequences in one tensor: `values` holds their tokens end to end.
+
+    >>> batch = Ragged.from_list([torch.tensor([7, 8, 9]), torch.tensor([5])])
+    >>> batch.values.tolist(), batch.lengths.each
+    ([7, 8, 9, 5], (3, 1))
+    >>> batch.to_padded().tolist()
+    [[7, 8, 9], [5, 0, 0]]
+    """
+
+    values: Shaped[Tensor, "n *rest"]
+    lengths: Lengths
+
+    def __post_init__(self) -> None:
+        if not self.lengths.tight:
+            raise ShapeError("these lengths leave room between sequences", "use Lengths.of(each)")
+        if self.values.shape[0] != self.lengths.positions.shape[0]:
+            raise ShapeError(
+                f"values hold {self.values.shape[0]} tokens and lengths {self.lengths.each} "
+                f"ask for {self.lengths.total}",
+                "give lengths that sum to the number of tokens",
+            )
+
+    @classmethod
+    def from_list(cls, sequences: Sequence[Shaped[Tensor, "_ *rest"]]) -> "Ragged":
+        """Lay tensors that differ only in their first axis end to end."""
+        if not sequences:
+            raise InputError("an empty list says nothing of shape or type", "give one sequence")
+        tails = {tuple(sequence.shape[1:]) for sequence in sequences}
+        if len(tails) > 1:
+            raise ShapeError(
+                f"sequences end in shapes {sorted(tails)}", "make all axes but the first agree"
+            )
+        lengths = Lengths.of([sequence.shape[0] for sequence in sequences], sequences[0].device)
+        return cls(torch.cat(list(sequences)), lengths)
+
+    @classmethod
+    def from_padded(
+        cls, values: Shaped[Tensor, "b t *rest"], mask: Shaped[Tensor, "b t"] | None = None
+    ) -> "Ragged":
+        """Drop the padding of a padded batch: tokens where `mask` is 0, left, right or between."""
+        if mask is None:
+            batch, length = values.shape[:2]
+            return cls(values.flatten(0, 1), Lengths.of([length] * batch, values.device))
+        kept = _checked_mask(values, mask)
+        return cls(values[kept], Lengths.of(kept.sum(1).tolist(), values.device))
+
+    @classmethod
+    def concatenate(cls, batches: Sequence["Ragged"]) -> "Ragged":
+        """One batch that holds the sequences of all, in order."""
+        if not batches:
+            raise InputError("there is nothing to concatenate", "give at least one batch")
+        each = [length for batch in batches for length in batch.lengths.each]
+        values = torch.cat([batch.values for batch in batches])
+        return cls(values, Lengths.of(each, values.device))
+
+    def to_list(self) -> list[Shaped[Tensor, "_ *rest"]]:
+        return [self.values[place] for place in self.lengths.slices()]
+
+    def to_padded(
+        self,
+        mask: Shaped[Tensor, "b t"] | None = None,
+        *,
+        fill: float = 0,
+        side: Literal["left", "right"] = "right",
+    ) -> Shaped[Tensor, "b t *rest"]:
+        """Back to a rectangle: where `mask` has its ones, or with the padding on one side."""
+        if mask is None:
+            mask = self._side_mask(side)
+        kept = mask.to(self.values.device) != 0
+        if tuple(kept.sum(1).tolist()) != self.lengths.each:
+            raise ShapeError(
+                f"mask keeps {tuple(kept.sum(1).tolist())} tokens a row",
+                f"give one that keeps {self.lengths.each}",
+            )
+        padded = self.values.new_full((*kept.shape, *self.values.shape[1:]), fill)
+        return padded.masked_scatter(
+            kept.view(*kept.shape, *[1] * (self.values.dim() - 1)), self.values
+        )
+
+    def _side_mask(self, side: Literal["left", "right"]) -> Bool[Tensor, "b t"]:
+        device = self.values.device
+        places = torch.arange(self.lengths.longest, device=device)
+        each = torch.tensor(self.lengths.each, device=device).unsqueeze(1)
+        return places < each if side == "right" else places >= self.lengths.longest - each
+
+    def of(self, sequence: int) -> Shaped[Tensor, "_ *rest"]:
+        """The tokens of one sequence."""
+        if not -len(self) <= sequence < len(self):
+            raise InputError(f"there is no sequence {sequence}", f"use 0 to {len(self) - 1}")
+        start = self.lengths.starts[sequence]
+        return self.values[start : start + self.lengths.each[sequence]]
+
+    def select(self, sequences: Sequence[int]) -> "Ragged":
+        """The named sequences, in the given order; one may be named twice."""
+        chosen = [self.of(sequence) for sequence in sequences]
+        if not chosen:
+            return Ragged(self.values[:0], Lengths.of([], self.values.device))
+        return Ragged.from_list(chosen)
+
+    def split(self, counts: Sequence[int]) -> list["Ragged"]:
+        """Batches of `counts` sequences each; `concatenate` puts them together again."""
+        if sum(counts) != len(self) or any(count < 0 for count in counts):
+            raise InputError(
+                f"counts {tuple(counts)} do not split {len(self)} sequences",
+                f"give counts that sum to {len(self)}",
+            )
+        bounds = [0, *accumulate(counts)]
+        return [self.select(range(start, end)) for start, end in pairwise(bounds)]
+
+    def with_values(self, values: Shaped[Tensor, "n *rest"]) -> "Ragged":
+        """The same sequences carrying other values."""
+        return Ragged(values, self.lengths)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Ragged":
+        return self.with_values(function(self.values))
+
+    def to(self, device: torch.device | str) -> "Ragged":
+        return Ragged(self.values.to(device), self.lengths.to(device))
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+def _checked_mask(
+    values: Shaped[Tensor, "b t *rest"], mask: Shaped[Tensor, "..."]
+) -> Bool[Tensor, "b t"]:
+    expected = tuple(values.shape[:2])
+    if tuple(mask.shape) != expected:
+        raise ShapeError(
+            f"mask has shape {tuple(mask.shape)} and the batch {expected}",
+            f"give a mask of shape {expected}, 1 for a token and 0 for padding",
+        )
+    if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+        raise InputError("mask holds values other than 0 and 1", "use 1 for a token, 0 for padding")
+    return mask.to(values.device) != 0

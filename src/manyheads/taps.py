@@ -1,0 +1,202 @@
+"""Where one may look inside a model, and who looks."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Protocol, TypeVar, runtime_checkable
+
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.errors import ConfigError, InputError
+from manyheads.ragged import Ragged
+
+__all__ = ["Head", "Look", "Patterns", "Record", "Site", "Sublayer", "Tap", "Watcher", "seen"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Head:
+    """The address of an attention head, zero-based.
+
+    >>> str(Head(layer=5, head=1)), Head.parse("L5H1")
+    ('L5H1', Head(layer=5, head=1))
+    """
+
+    layer: int
+    head: int
+
+    def __str__(self) -> str:
+        return f"L{self.layer}H{self.head}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Head":
+        match = re.fullmatch(r"L(\d+)H(\d+)", text.strip(), flags=re.IGNORECASE)
+        if match is None:
+            raise InputError(f"{text!r} is not the address of a head", "write it as L5H1")
+        return cls(int(match[1]), int(match[2]))
+
+
+class Sublayer(Enum):
+    """The part of a layer that a site belongs to."""
+
+    ATTENTION = "attention"
+    CROSS = "cross"
+    FEEDFORWARD = "feedforward"
+
+
+class Tap(Enum):
+    """What can be seen at a site; letters as in the design's legend."""
+
+    EMBEDDINGS = "embeddings"  # n c, what enters the first layer
+    BEFORE = "before"  # n c, the residual stream as the sublayer finds it
+    QUERY = "query"  # n h d, as the kernel gets it: gated, normed, rotated
+    KEY = "key"  # n g d, likewise
+    VALUE = "value"  # n g d, likewise
+    SCORES = "scores"  # h t s a sequence, scaled, with bias, -inf where masked
+    PATTERN = "pattern"  # h t s a sequence
+    HEAD_OUTPUT = "head_output"  # n h d, as the output projection gets it
+    GATE_QUERY = "gate_query"  # the gates' values after their activation
+    GATE_KEY = "gate_key"
+    GATE_VALUE = "gate_value"
+    GATE_OUTPUT = "gate_output"
+    GATE_FINAL = "gate_final"
+    INSIDE = "inside"  # n f, the feed-forward's hidden layer after its activation
+    OUTPUT = "output"  # n c, what the sublayer adds to the residual stream
+    AFTER = "after"  # n c, the residual stream as the sublayer leaves it
+    FINAL = "final"  # n c, what the readout gets
+
+
+_WHOLE_MODEL = {Tap.EMBEDDINGS, Tap.FINAL}
+_ANY_SUBLAYER = {Tap.BEFORE, Tap.OUTPUT, Tap.AFTER}
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One place to look: a tap of one sublayer of one layer.
+
+    A model with an encoder and a decoder names the stack too; others have only "main".
+    `Tap.EMBEDDINGS` and `Tap.FINAL` belong to no layer: they stand at layer -1.
+
+    >>> Site(5, Tap.PATTERN)
+    Site(5, PATTERN)
+    >>> Site(2, Tap.OUTPUT, Sublayer.FEEDFORWARD, stack="decoder")
+    Site(2, OUTPUT, FEEDFORWARD, stack='decoder')
+    """
+
+    layer: int
+    tap: Tap
+    sublayer: Sublayer = Sublayer.ATTENTION
+    stack: str = "main"
+
+    def __post_init__(self) -> None:
+        feeds = self.sublayer is Sublayer.FEEDFORWARD
+        if self.tap in _WHOLE_MODEL and self.layer != -1:
+            raise ConfigError(f"{self.tap.name} belongs to no layer", "use layer=-1")
+        if self.tap is Tap.INSIDE and not feeds:
+            raise ConfigError("INSIDE is inside the feed-forward", "add Sublayer.FEEDFORWARD")
+        if feeds and self.tap not in _ANY_SUBLAYER and self.tap is not Tap.INSIDE:
+            raise ConfigError(
+                f"a feed-forward has no {self.tap.name}", "use BEFORE, INSIDE, OUTPUT or AFTER"
+            )
+
+    def __repr__(self) -> str:
+        parts = [str(self.layer), self.tap.name]
+        if self.sublayer is not Sublayer.ATTENTION:
+            parts.append(self.sublayer.name)
+        if self.stack != "main":
+            parts.append(f"stack={self.stack!r}")
+        return f"Site({', '.join(parts)})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Patterns:
+    """One h x t x s tensor a sequence: attention patterns, or the scores they come from."""
+
+    each: tuple[Float[Tensor, "h _ _"], ...]
+
+    def of(self, sequence: int) -> Float[Tensor, "h t s"]:
+        return self.each[sequence]
+
+
+Seen = TypeVar("Seen", Ragged, Patterns)
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """Somebody who looks: `see` may hand back another value, which the model then uses."""
+
+    def wants(self, site: Site) -> bool: ...
+
+    def see(self, site: Site, value: Ragged | Patterns) -> Ragged | Patterns | None: ...
+
+
+class Record:
+    """A watcher that keeps what it saw and changes nothing.
+
+    >>> record = Record([Site(0, Tap.PATTERN)])
+    >>> record.wants(Site(0, Tap.PATTERN)), record.wants(Site(1, Tap.PATTERN))
+    (True, False)
+    """
+
+    def __init__(self, sites: Iterable[Site]) -> None:
+        self.sites = frozenset(sites)
+        self._values: dict[Site, Ragged | Patterns] = {}
+
+    def wants(self, site: Site) -> bool:
+        return site in self.sites
+
+    def see(self, site: Site, value: Ragged | Patterns) -> None:
+        self._values[site] = value
+
+    def __contains__(self, site: Site) -> bool:
+        return site in self._values
+
+    def __getitem__(self, site: Site) -> Ragged | Patterns:
+        if site in self._values:
+            return self._values[site]
+        if site in self.sites:
+            raise InputError(
+                f"{site} was asked for and never seen",
+                "run a model that has this site with watch=record",
+            )
+        known = ", ".join(sorted(map(str, self.sites)))
+        raise InputError(f"{site} was not asked for", f"add it to Record([...]), which has {known}")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A watcher on its way through the model: it knows which sublayer it stands in."""
+
+    watcher: Watcher
+    stack: str = "main"
+    layer: int = -1
+    sublayer: Sublayer = Sublayer.ATTENTION
+
+    def within(self, *, layer: int, sublayer: Sublayer) -> "Look":
+        return replace(self, layer=layer, sublayer=sublayer)
+
+    def wants(self, tap: Tap) -> bool:
+        return self.watcher.wants(Site(self.layer, tap, self.sublayer, self.stack))
+
+    def at(self, tap: Tap, value: Seen) -> Seen:
+        """Show the value if it is wanted; what comes back is what the model goes on with."""
+        site = Site(self.layer, tap, self.sublayer, self.stack)
+        if not self.watcher.wants(site):
+            return value
+        answer = self.watcher.see(site, value)
+        if answer is None:
+            return value
+        if not isinstance(answer, type(value)):
+            raise InputError(
+                f"the watcher answered {type(answer).__name__} at {site}",
+                f"hand back a {type(value).__name__}, or None to change nothing",
+            )
+        return answer
+
+
+def seen(look: Look | None, tap: Tap, value: Tensor, like: Ragged) -> Tensor:
+    """`value` as the watcher leaves it, laid out as the sequences of `like`."""
+    if look is None:
+        return value
+    return look.at(tap, like.with_values(value)).values

@@ -1,0 +1,121 @@
+"""The house of the design as data, and the imports of a source tree read without running it."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "manyheads"
+
+FLOORS = {
+    "errors.py": 0,
+    "ragged.py": 0,
+    "taps.py": 0,
+    "parts/": 1,
+    "kernels/": 2,
+    "cache.py": 2,
+    "attention.py": 3,
+    "mixers/": 3,
+    "models/": 4,
+    "checkpoints/": 5,
+    "generate.py": 5,
+    "encode.py": 5,
+    "data/": 5,
+    "train/": 6,
+    "lens/": 6,
+    "surgery/": 7,
+    "tasks/": 7,
+    "pictures/": 7,
+    "studio/": 8,
+    "cli/": 9,
+    "__init__.py": 10,
+}
+
+CORE = {room for room, floor in FLOORS.items() if floor <= 4} | {"lens/", "train/", "__init__.py"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """One name that a file imports: `module` as written, and `name` where it says `from`."""
+
+    module: str
+    name: str | None
+    line: int
+    type_checking: bool
+    inside_function: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One Python file of the package that lies in the folder `package`."""
+
+    path: Path
+    package: Path
+
+    @property
+    def place(self) -> str:
+        """The path below the package, as in `parts/masks/rules.py`."""
+        return self.path.relative_to(self.package).as_posix()
+
+    @property
+    def module(self) -> str:
+        """The dotted name, as in `manyheads.parts.masks.rules`."""
+        parts = self.path.relative_to(self.package.parent).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    @property
+    def text(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    def imports(self) -> list[Import]:
+        return list(self._read(ast.parse(self.text, filename=str(self.path)), False, False))
+
+    def _read(self, node: ast.AST, checking: bool, inside: bool) -> Iterator[Import]:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = self._absolute(node) if isinstance(node, ast.ImportFrom) else None
+            for alias in node.names:
+                yield Import(
+                    module=module or alias.name,
+                    name=alias.name if module else None,
+                    line=node.lineno,
+                    type_checking=checking,
+                    inside_function=inside,
+                )
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for child in node.body:
+                yield from self._read(child, True, inside)
+            for child in node.orelse:
+                yield from self._read(child, checking, inside)
+        else:
+            inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            for child in ast.iter_child_nodes(node):
+                yield from self._read(child, checking, inside)
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        package = self.module.split(".")
+        if self.path.name == "__init__.py":
+            package.append("__init__")
+        above = package[: -node.level]
+        return ".".join([*above, node.module] if node.module else above)
+
+
+def sources(package: Path = PACKAGE) -> dict[str, Source]:
+    """Every Python file of the package, by dotted name."""
+    found = [Source(path, package) for path in sorted(package.rglob("*.py"))]
+    return {source.module: source for source in found}
+
+
+def target(imported: Import, known: dict[str, Source]) -> Source | None:
+    """The file of ours that an import reaches; None where it reaches another package."""
+    if imported.name and f"{imported.module}.{imported.name}" in known:
+        return known[f"{imported.module}.{imported.name}"]
+    return known.get(imported.module)
+
+
+def room(place: str) -> str | None:
+    """The entry of FLOORS that a path below the package belongs to, if any."""
+    top, slash, _ = place.partition("/")
+    return top + slash if top + slash in FLOORS else None

@@ -1,0 +1,55 @@
+"""What a module says it offers is what it has."""
+
+import __future__
+
+from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
+
+import pytest
+
+import manyheads
+from tests.architecture.house import sources
+
+
+def modules_with_a_list() -> Iterator[ModuleType]:
+    for source in sources().values():
+        if source.path.stem != "__main__":
+            module = import_module(source.module)
+            if hasattr(module, "__all__"):
+                yield module
+
+
+def test_every_listed_name_is_there_and_listed_once() -> None:
+    faults = [
+        f"{module.__name__}.__all__ lists {name!r}, which "
+        + ("is listed twice" if hasattr(module, name) else "the module does not define")
+        for module in modules_with_a_list()
+        for index, name in enumerate(module.__all__)
+        if not hasattr(module, name) or name in module.__all__[:index]
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def test_public_names_are_sorted() -> None:
+    assert list(manyheads.__all__) == sorted(manyheads.__all__)
+
+
+def test_every_public_name_can_be_imported() -> None:
+    namespace: dict[str, object] = {}
+    exec("from manyheads import *", namespace)
+    assert set(manyheads.__all__) <= set(namespace)
+
+
+def test_every_public_name_is_listed() -> None:
+    public = {
+        name
+        for name, value in vars(manyheads).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType | __future__._Feature)
+    }
+    assert public <= set(manyheads.__all__)
+
+
+def test_a_name_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(AttributeError):
+        _ = manyheads.no_such_name

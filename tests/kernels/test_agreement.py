@@ -26,13 +26,14 @@ from tests.kernels.oracle import (
 
 KERNELS: dict[str, ModuleType] = {"reference": reference, "fused": fused, "banded": banded}
 DTYPES = list(TOLERANCE)
-LENGTHS = (7, 0, 1, 13, 7)
+LENGTHS = (5, 0, 1, 11, 5)
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of a few queries and blocks of five, so that small inputs cross their borders."""
-    monkeypatch.setattr(reference, "LARGEST_CHUNK", 150)
+    """Chunks of six queries and blocks of five, so that small inputs cross their borders."""
+    for module in (reference, fused):
+        monkeypatch.setattr(module, "rows_a_chunk", lambda heads, keys: 6)  # noqa: ARG005
     monkeypatch.setattr(banded, "block_size", lambda width: 5)  # noqa: ARG005
 
 

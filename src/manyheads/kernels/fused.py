@@ -1,7 +1,8 @@
 """PyTorch's fused attention, one call for all sequences of the same length.
 
 On the CPU the flash kernel also takes a rendered mask or bias, in chunks of queries, so that memory
-stays linear. On CUDA it takes full and causal masks and picks cuDNN, flash or memory-efficient attention.
+stays linear. On CUDA it takes full and causal masks and picks cuDNN, flash or memory-efficient
+attention.
 """
 
 from collections import defaultdict

@@ -26,7 +26,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NTK:
-    """The base is raised: the slowest frequency is stretched by `factor`, the fastest not at all."""
+    """The base is raised: the slowest frequency is stretched by `factor`, the fastest not."""
 
     factor: float
 

@@ -373,7 +373,7 @@ class Attention(nn.Module):
         kept = torch.rand(len(lengths), self.config.heads, device=read.device)
         kept = (kept >= self.config.drop_heads).to(read.dtype)
         kept = kept * (self.config.heads / kept.sum(1, keepdim=True).clamp(min=1))
-        return read * kept[lengths.sequence_of_token()].unsqueeze(-1)
+        return read * kept[lengths.sequence_of_token].unsqueeze(-1)
 
 
 def _nearest(choices: list[int], wanted: int) -> list[int]:

@@ -40,14 +40,14 @@ class Plan:
         self.new = new
         self.after = tuple(old + more for old, more in zip(before, new.each, strict=True))
         shift = torch.tensor(before, device=new.positions.device, dtype=new.positions.dtype)
-        self.positions = new.positions + shift[new.sequence_of_token()]
+        self.positions = new.positions + shift[new.sequence_of_token]
         self._tables: dict[tuple[str, int], Tensor] = {}
         self._lengths: dict[tuple[tuple[int, ...], int], Lengths] = {}
 
     def slots(self, room: int) -> Int[Tensor, " n"]:
         """Where each new token goes in a store with this much room a sequence."""
         if ("slots", room) not in self._tables:
-            first = self.new.sequence_of_token() * room
+            first = self.new.sequence_of_token * room
             self._tables["slots", room] = first + self.positions % room
         return self._tables["slots", room]
 
@@ -152,7 +152,7 @@ class Ring(Store):
         if plan.new.longest <= self.room:
             self._write(k, v, plan.slots(self.room))
             return
-        ends = torch.tensor(plan.after, device=k.device)[plan.new.sequence_of_token()]
+        ends = torch.tensor(plan.after, device=k.device)[plan.new.sequence_of_token]
         last = plan.positions >= ends - self.room
         self._write(k[last], v[last], plan.slots(self.room)[last])
 

@@ -1,7 +1,7 @@
 """Ragged: many sequences of different lengths laid end to end in one tensor, without padding."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Literal
 
@@ -30,6 +30,7 @@ class Lengths:
     starts: tuple[int, ...]
     offsets: Int[Tensor, "b_plus_1"]
     positions: Int[Tensor, " n"]
+    sequence_of_token: Int[Tensor, " n"]
     longest: int
     tight: bool
 
@@ -40,13 +41,15 @@ class Lengths:
         if any(length < 0 for length in each):
             raise InputError(f"lengths {each} hold a negative one", "give lengths of 0 or more")
         offsets = (0, *accumulate(each))
-        parts = [torch.arange(length) for length in each]
-        positions = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
+        counts = torch.tensor(each, dtype=torch.long)
+        owner = torch.arange(len(each)).repeat_interleave(counts, output_size=offsets[-1])
+        positions = torch.arange(offsets[-1]) - torch.tensor(offsets)[owner]
         return cls(
             each=each,
             starts=offsets[:-1],
             offsets=torch.tensor(offsets, dtype=torch.int32).to(device),
             positions=positions.to(device),
+            sequence_of_token=owner.to(device),
             longest=max(each, default=0),
             tight=True,
         )
@@ -57,7 +60,7 @@ class Lengths:
         packed = cls.of(each, device)
         starts = tuple(room * index for index in range(len(packed.each)))
         tight = starts == packed.starts
-        return cls(packed.each, starts, packed.offsets, packed.positions, packed.longest, tight)
+        return replace(packed, starts=starts, tight=tight)
 
     @property
     def total(self) -> int:
@@ -70,18 +73,17 @@ class Lengths:
         """Whether both describe the same sequences at the same places."""
         return self is other or (self.each == other.each and self.starts == other.starts)
 
-    def sequence_of_token(self) -> Int[Tensor, " n"]:
-        """The index of the sequence that each packed token belongs to."""
-        tokens = torch.arange(self.positions.shape[0], device=self.offsets.device)
-        return torch.searchsorted(self.offsets[1:], tokens.int(), right=True)
-
     def slices(self) -> Iterator[slice]:
         for start, length in zip(self.starts, self.each, strict=True):
             yield slice(start, start + length)
 
     def to(self, device: torch.device | str) -> "Lengths":
-        offsets, positions = self.offsets.to(device), self.positions.to(device)
-        return Lengths(self.each, self.starts, offsets, positions, self.longest, self.tight)
+        return replace(
+            self,
+            offsets=self.offsets.to(device),
+            positions=self.positions.to(device),
+            sequence_of_token=self.sequence_of_token.to(device),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -87,7 +87,7 @@ def _table(
     column = start + torch.arange(-before, block + after)
     inside = (column >= 0) & (column < tokens)
     row, column = row.clamp(max=tokens - 1), column.clamp(0, tokens - 1)
-    sequence, position = request.queries.sequence_of_token(), request.queries.positions
+    sequence, position = request.queries.sequence_of_token, request.queries.positions
     each = torch.tensor(request.queries.each)
     allowed = request.mask.allows(
         position[row][:, :, None], position[column][:, None, :], each[sequence[row]][:, :, None]

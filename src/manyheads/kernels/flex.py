@@ -1,12 +1,12 @@
 """CUDA flex attention: biases, global tokens, blocks and trainable sinks in one compiled kernel."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.attention.flex_attention import (
     AuxRequest,
@@ -17,6 +17,7 @@ from torch.nn.attention.flex_attention import (
 
 from manyheads.kernels.contract import Attended, Facts, Request
 from manyheads.kernels.fused import scale_by_sink
+from manyheads.parts.masks.rules import Mask
 from manyheads.parts.positions.relative import ShawBias
 from manyheads.ragged import Lengths
 
@@ -25,6 +26,10 @@ __all__ = ["attend", "cannot"]
 SMALLEST_HEAD = 16
 # Up to this many pairs the block mask is made by looking at every pair.
 LARGEST_TABLE = 2**26
+# Each kind of mask, bias and type is compiled once; past the limit torch would run n x n instead.
+MOST_VARIANTS = 256
+# A bias read from a table takes shared memory that larger tiles would need.
+SMALL_TILES = {"BLOCK_M": 64, "BLOCK_N": 64, "num_stages": 2}
 
 
 def cannot(request: Request, facts: Facts) -> str | None:
@@ -52,10 +57,7 @@ def attend(
     request: Request,
 ) -> Attended:
     query, key, value = (rearrange(x, "n h d -> 1 h n d") for x in (q, k, v))
-    run: Callable[..., Any] = flex_attention
-    if not torch.compiler.is_compiling():
-        run = _compiled(flex_attention)
-    output, aux = run(
+    output, aux = _flex(
         query,
         key,
         value,
@@ -63,6 +65,7 @@ def attend(
         block_mask=_block_mask(request),
         scale=request.scale,
         enable_gqa=q.shape[1] != k.shape[1],
+        kernel_options=SMALL_TILES if request.bias is not None else None,
         return_aux=AuxRequest(lse=True),
     )
     output, lse = rearrange(output, "1 h n e -> n h e"), rearrange(aux.lse, "1 h n -> n h")
@@ -71,32 +74,53 @@ def attend(
     return Attended(output, lse if request.want.lse else None)
 
 
+def _flex(*tensors: Tensor, **settings: Any) -> Any:
+    run: Callable[..., Any] = flex_attention
+    if torch.compiler.is_compiling():
+        return run(*tensors, **settings)
+    with torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS):
+        return _compiled(run)(*tensors, **settings)
+
+
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=False)
+    return torch.compile(function, dynamic=True, fullgraph=True)
 
 
-def _query_places(queries: Lengths, keys: Lengths) -> Tensor:
+def _query_places(queries: Lengths, keys: Lengths) -> Int[Tensor, " n"]:
     """Where each packed query stands among its keys."""
     shift = keys.offsets.diff() - queries.offsets.diff()
-    return queries.positions + shift[queries.sequence_of_token()]
+    return queries.positions + shift[queries.sequence_of_token]
 
 
 def _block_mask(request: Request) -> BlockMask:
-    query_sequence = request.queries.sequence_of_token()
-    key_sequence = request.keys.sequence_of_token()
-    query_place, key_place = _query_places(request.queries, request.keys), request.keys.positions
-    lengths = request.keys.offsets.diff().long()
-    mask = request.mask
+    """Made once for all layers that ask the same of the same lengths."""
+    if torch.compiler.is_compiling():
+        return _make_block_mask(request.mask, request.queries, request.keys)
+    queries, keys = request.queries, request.keys
+    return _remembered_block_mask(request.mask, queries.each, keys.each, keys.offsets.device)
+
+
+@lru_cache(maxsize=16)
+def _remembered_block_mask(
+    mask: Mask, queries: tuple[int, ...], keys: tuple[int, ...], device: torch.device
+) -> BlockMask:
+    return _make_block_mask(mask, Lengths.of(queries, device), Lengths.of(keys, device))
+
+
+def _make_block_mask(mask: Mask, queries: Lengths, keys: Lengths) -> BlockMask:
+    query_sequence, key_sequence = queries.sequence_of_token, keys.sequence_of_token
+    query_place, key_place = _query_places(queries, keys), keys.positions
+    lengths = keys.offsets.diff().long()
 
     def may_see(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001
         sequence = query_sequence[query]
         allowed = mask.allows(query_place[query], key_place[key], lengths[sequence])
         return allowed & (sequence == key_sequence[key])
 
-    tokens, keys = query_sequence.shape[0], key_sequence.shape[0]
-    make = create_block_mask if tokens * keys <= LARGEST_TABLE else _compiled(create_block_mask)
-    return make(may_see, None, None, tokens, keys, device=query_sequence.device)
+    tokens, others = query_sequence.shape[0], key_sequence.shape[0]
+    make = create_block_mask if tokens * others <= LARGEST_TABLE else _compiled(create_block_mask)
+    return make(may_see, None, None, tokens, others, device=query_sequence.device)
 
 
 def _score_mod(request: Request) -> Callable[..., Tensor] | None:

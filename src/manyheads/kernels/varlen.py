@@ -1,7 +1,11 @@
 """CUDA flash attention over packed sequences: full, causal and sliding windows, no padding."""
 
+from inspect import signature
+from typing import Any
+
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 from manyheads.kernels.contract import Attended, Facts, Request
 from manyheads.kernels.fused import HALF, scale_by_sink
@@ -10,6 +14,10 @@ from manyheads.parts.masks.render import exact_band
 __all__ = ["attend", "cannot"]
 
 LARGEST_HEAD = 256
+# Older torch shares key heads without being asked, newer torch wants to be asked.
+SHARING: dict[str, Any] = (
+    {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+)
 
 
 def cannot(request: Request, facts: Facts) -> str | None:
@@ -40,8 +48,6 @@ def attend(
     v: Float[Tensor, "m g d"],
     request: Request,
 ) -> Attended:
-    from torch.nn.attention.varlen import AuxRequest, varlen_attn
-
     band = exact_band(request.mask)
     assert band is not None
     longest = max(request.queries.longest, request.keys.longest)
@@ -57,7 +63,7 @@ def attend(
         return_aux=AuxRequest(lse=True),
         scale=request.scale,
         window_size=(before, after),
-        enable_gqa=q.shape[1] != k.shape[1],
+        **SHARING,
     )
     output, lse = answer[0], answer[1].T
     if request.sink is not None:

@@ -77,7 +77,7 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, images: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b n c"]:
         self._check(images)
-        patches = self.convolution(images)
+        patches = self.convolution(images.to(self.convolution.weight.dtype))
         rows, columns = patches.shape[2:]
         tokens = rearrange(patches, "b c y x -> b (y x) c")
         first = self.class_token.expand(images.shape[0], 1, -1)

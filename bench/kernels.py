@@ -1,7 +1,7 @@
 """Time every kernel beside its peers and print the ratios: `python bench/kernels.py`.
 
-On a machine with CUDA the CUDA kernels, elsewhere the CPU's. Answers are compared before anything is
-timed, and a disagreement ends the run.
+With CUDA at hand the CUDA kernels, elsewhere those of the CPU. Answers are compared before anything
+is timed, and a disagreement ends the run.
 """
 
 import argparse

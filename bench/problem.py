@@ -35,7 +35,9 @@ class Problem:
     grad: bool = False
 
     @cached_property
-    def tokens(self) -> tuple[Float[Tensor, "n h d"], Float[Tensor, "n h d"], Float[Tensor, "n h d"]]:
+    def tokens(
+        self,
+    ) -> tuple[Float[Tensor, "n h d"], Float[Tensor, "n h d"], Float[Tensor, "n h d"]]:
         """Queries, keys and values."""
         generator = torch.Generator(self.device).manual_seed(0)
         q, k, v = (
@@ -57,7 +59,9 @@ class Problem:
         return torch.randn_like(self.tokens[0].detach())
 
     @cached_property
-    def padded(self) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t d"], Float[Tensor, "b h t d"]]:
+    def padded(
+        self,
+    ) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t d"], Float[Tensor, "b h t d"]]:
         """The same tokens as PyTorch's attention wants them, zeros behind shorter sequences."""
         q, k, v = (self.to_padded(x).detach().requires_grad_(self.grad) for x in self.tokens)
         return q, k, v

@@ -4,28 +4,31 @@ All run in turn in one process, round after round, so that a busy moment of the 
 of them. A ratio is the median over rounds of the ratios within a round.
 """
 
-import ctypes
 import gc
 import math
+import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-__all__ = ["Race", "Work", "check_agreement", "count", "peak_extra", "race", "say", "show"]
+__all__ = ["Race", "Work", "alone", "check_agreement", "count", "peak_extra", "race", "say", "show"]
 
 Work = Callable[[], Tensor]
+Result = TypeVar("Result")
 
 CONSOLE = Console(width=118, highlight=False, emoji=False)
 # Enough for the host to queue a few calls behind it: events then time the device, not the queueing.
-HEAD_START_CYCLES = 4_000_000
+HEAD_START_CYCLES = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,18 @@ class Race:
 
     def ratio(self, slow: str, fast: str) -> float:
         """How many times longer `slow` takes than `fast`."""
-        pairs = zip(self.elapsed[slow], self.elapsed[fast], strict=True)
-        return median(one / other for one, other in pairs)
+        return _paired(self.elapsed[slow], self.elapsed[fast])
+
+    def host_ratio(self, slow: str, fast: str) -> float:
+        """The same by the processor's time, which other work on the machine does not stretch."""
+        return _paired(self.host[slow], self.host[fast])
 
     def fastest(self, names: Sequence[str]) -> str:
         return min(names, key=self.seconds)
+
+
+def _paired(slow: Sequence[float], fast: Sequence[float]) -> float:
+    return median(one / other for one, other in zip(slow, fast, strict=True))
 
 
 def race(
@@ -61,8 +71,8 @@ def race(
     elapsed: dict[str, list[float]] = {name: [] for name in entrants}
     host: dict[str, list[float]] = {name: [] for name in entrants}
     for number in range(-warmups, rounds):
+        gc.collect()
         for name, work in entrants.items():
-            gc.collect()
             one = _time_on_cuda(work, calls) if device == "cuda" else _time_on_cpu(work, calls)
             if number >= 0:
                 elapsed[name].append(one[0] / calls)
@@ -119,7 +129,11 @@ def check_agreement(
 
 
 def peak_extra(work: Work, device: str) -> int:
-    """Bytes in use at the highest point of a call, beyond those in use before it."""
+    """Bytes in use at the highest point of a call, beyond those in use before it.
+
+    On the CPU ask for it in a process of its own, by `alone`: what the allocator kept of earlier
+    work counts as in use before the call, and would serve it unseen.
+    """
     gc.collect()
     if device == "cuda":
         torch.cuda.synchronize()
@@ -128,13 +142,18 @@ def peak_extra(work: Work, device: str) -> int:
         work()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    # What was freed but kept by the allocator would hide in the level before the call.
-    ctypes.CDLL(None).malloc_trim(0)
     # 5 sets the high-water mark back to what is resident now.
     Path("/proc/self/clear_refs").write_text("5")
     before = _resident("VmRSS")
     work()
     return _resident("VmHWM") - before
+
+
+def alone(function: Callable[..., Result], *arguments: object) -> Result:
+    """The function's answer from a fresh process."""
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=fresh) as process:
+        return process.submit(function, *arguments).result()
 
 
 def _resident(field: str) -> int:
@@ -162,10 +181,11 @@ def say(text: str) -> None:
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+    table = Table(*columns, box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:
         table.add_row(*row)
+    say(title)
     CONSOLE.print(table)
     CONSOLE.print()

@@ -137,10 +137,12 @@ class AttentionConfig:
 
     def rows(self) -> dict[str, int]:
         """The rows of the input projection by name, queries' side first, then the keys' side."""
-        rows = {"query": self.heads * self.size}
-        rows |= self._gate_rows("query", "output", "final")
-        rows |= dict.fromkeys(("key", "value"), self.key_heads * self.size)
-        return rows | self._gate_rows("key", "value")
+        keys = dict.fromkeys(("key", "value"), self.key_heads * self.size)
+        return self.query_rows() | keys | self._gate_rows("key", "value")
+
+    def query_rows(self) -> dict[str, int]:
+        """The rows that read the tokens themselves, also where keys come from memory."""
+        return {"query": self.heads * self.size} | self._gate_rows("query", "output", "final")
 
     def _gate_rows(self, *places: GatePlace) -> dict[str, int]:
         return {
@@ -170,17 +172,16 @@ class Attention(nn.Module):
     def __init__(self, config: AttentionConfig, *, owns_table: bool = True) -> None:
         super().__init__()
         self.config = config
-        self.row_names = tuple(config.rows())
-        rows, keys_at = config.rows(), self.row_names.index("key")
-        biased = config.bias != "none"
-        if config.keys_from == "itself":
-            self.project = nn.Linear(config.width, sum(rows.values()), bias=biased)
-            self.project_memory = None
-        else:
-            ours = sum(rows[name] for name in self.row_names[:keys_at])
-            theirs = sum(rows.values()) - ours
-            self.project = nn.Linear(config.width, ours, bias=biased)
-            self.project_memory = nn.Linear(config.width, theirs, bias=biased)
+        rows, biased = config.rows(), config.bias != "none"
+        reads_memory = config.keys_from == "memory"
+        self.our_rows = config.query_rows() if reads_memory else rows
+        self.memory_rows = {name: rows[name] for name in rows if name not in self.our_rows}
+        self.project = nn.Linear(config.width, sum(self.our_rows.values()), bias=biased)
+        self.project_memory = (
+            nn.Linear(config.width, sum(self.memory_rows.values()), bias=biased)
+            if reads_memory
+            else None
+        )
         inner = config.heads * config.size
         self.output = nn.Linear(inner, config.width, bias=config.bias == "all")
         self.query_norm = make_norm(config.query_norm, config.size)
@@ -225,7 +226,7 @@ class Attention(nn.Module):
         if place == "own":
             positions = x.lengths.positions if cache is None else cache.plan.positions
             place = self.place(positions)
-        parts = self._split(self.project(x.values), start="query")
+        parts = _split(self.project(x.values), self.our_rows)
         query = self._query(parts, x, place, look)
         kept = self._keys(parts, x, memory, place, cache, look)
         read = self._mix(query, kept, x, place, look)
@@ -245,7 +246,7 @@ class Attention(nn.Module):
         """The keys and values of a memory, to be kept while decoding."""
         if self.project_memory is None:
             raise InputError("this layer attends to itself", "give memory to cross-attention only")
-        parts = self._split(self.project_memory(memory.values), start="key")
+        parts = _split(self.project_memory(memory.values), self.memory_rows)
         return Kept(*self._key_value(parts, memory, None, look), memory.lengths)
 
     def explain(self, queries: Lengths, keys: Lengths, place: Place) -> Choice:
@@ -261,17 +262,10 @@ class Attention(nn.Module):
 
     def projections(self) -> dict[str, Float[Tensor, "rows c"]]:
         """The rows of each part of the input projections, as views of their weight."""
-        ours = self._split(self.project.weight.T, start="query")
+        columns = _split(self.project.weight.T, self.our_rows)
         if self.project_memory is not None:
-            ours |= self._split(self.project_memory.weight.T, start="key")
-        return {name: columns.T for name, columns in ours.items()}
-
-    def _split(self, joined: Float[Tensor, "n rows"], start: str) -> dict[str, Tensor]:
-        rows = self.config.rows()
-        names = self.row_names[self.row_names.index(start) :]
-        if self.project_memory is not None and start == "query":
-            names = self.row_names[: self.row_names.index("key")]
-        return dict(zip(names, joined.split([rows[name] for name in names], dim=-1), strict=True))
+            columns |= _split(self.project_memory.weight.T, self.memory_rows)
+        return {name: each.T for name, each in columns.items()}
 
     def _heads(self, x: Float[Tensor, "n hd"]) -> Float[Tensor, "n h d"]:
         return rearrange(x, "n (h d) -> n h d", d=self.config.size)
@@ -280,7 +274,8 @@ class Attention(nn.Module):
         self, parts: dict[str, Tensor], x: Ragged, place: Place, look: Look | None
     ) -> Float[Tensor, "n h d"]:
         query = self._gated("query", self._heads(parts["query"]), parts, x, look)
-        query = self.query_norm(query)
+        # Autocast norms in float32, and the kernel wants one type for all three.
+        query = self.query_norm(query).to(query.dtype)
         if isinstance(place, Turn):
             query = place(query)
         return seen(look, Tap.QUERY, query, x)
@@ -289,7 +284,7 @@ class Attention(nn.Module):
         self, parts: dict[str, Tensor], source: Ragged, place: Place, look: Look | None
     ) -> tuple[Float[Tensor, "m g d"], Float[Tensor, "m g d"]]:
         key = self._gated("key", self._heads(parts["key"]), parts, source, look)
-        key = self.key_norm(key)
+        key = self.key_norm(key).to(key.dtype)
         if isinstance(place, Turn):
             key = place(key)
         value = self._gated("value", self._heads(parts["value"]), parts, source, look)
@@ -324,9 +319,9 @@ class Attention(nn.Module):
         place: Place,
         look: Look | None,
     ) -> Float[Tensor, "n h d"]:
-        if len(kept.lengths) != len(x.lengths):
+        if kept.lengths.count != x.lengths.count:
             raise ShapeError(
-                f"{len(x.lengths)} sequences cannot read {len(kept.lengths)} memories",
+                f"{x.lengths.count} sequences cannot read {kept.lengths.count} memories",
                 "give one memory a sequence",
             )
         request = self._request(x.lengths, kept.lengths, self._bias(query, place))
@@ -370,10 +365,14 @@ class Attention(nn.Module):
 
     def _drop_heads(self, read: Float[Tensor, "n h d"], lengths: Lengths) -> Float[Tensor, "n h d"]:
         """Each sequence loses some heads; the others are scaled up to make good for them."""
-        kept = torch.rand(len(lengths), self.config.heads, device=read.device)
+        kept = torch.rand(lengths.count, self.config.heads, device=read.device)
         kept = (kept >= self.config.drop_heads).to(read.dtype)
         kept = kept * (self.config.heads / kept.sum(1, keepdim=True).clamp(min=1))
         return read * kept[lengths.sequence_of_token].unsqueeze(-1)
+
+
+def _split(joined: Float[Tensor, "n rows"], rows: dict[str, int]) -> dict[str, Tensor]:
+    return dict(zip(rows, joined.split(list(rows.values()), dim=-1), strict=True))
 
 
 def _nearest(choices: list[int], wanted: int) -> list[int]:

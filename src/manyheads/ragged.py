@@ -19,6 +19,7 @@ class Lengths:
     """How long each sequence is and where it starts in the packed tensor.
 
     `each` and `starts` live on the host, so that no kernel waits for the device to learn a shape.
+    Code that reads only `longest`, `uniform` and the tensors compiles once for all batches.
     Sequences lie end to end (`tight`) everywhere but in a cache, which keeps room behind each.
 
     >>> lengths = Lengths.of([2, 0, 3])
@@ -32,6 +33,7 @@ class Lengths:
     positions: Int[Tensor, " n"]
     sequence_of_token: Int[Tensor, " n"]
     longest: int
+    uniform: bool
     tight: bool
 
     @classmethod
@@ -51,6 +53,7 @@ class Lengths:
             positions=positions.to(device),
             sequence_of_token=owner.to(device),
             longest=max(each, default=0),
+            uniform=len(set(each)) <= 1,
             tight=True,
         )
 
@@ -59,19 +62,21 @@ class Lengths:
         """Sequences that each own `room` places of the packed tensor and fill the first of them."""
         packed = cls.of(each, device)
         starts = tuple(room * index for index in range(len(packed.each)))
-        tight = starts == packed.starts
+        # The room behind the last sequence counts too: the packed tensor holds it.
+        tight = all(length == room for length in packed.each)
         return replace(packed, starts=starts, tight=tight)
 
     @property
     def total(self) -> int:
         return sum(self.each)
 
+    @property
+    def count(self) -> int:
+        """How many sequences there are, read off a tensor so that compiled code may see any."""
+        return self.offsets.shape[0] - 1
+
     def __len__(self) -> int:
         return len(self.each)
-
-    def same_as(self, other: "Lengths") -> bool:
-        """Whether both describe the same sequences at the same places."""
-        return self is other or (self.each == other.each and self.starts == other.starts)
 
     def slices(self) -> Iterator[slice]:
         for start, length in zip(self.starts, self.each, strict=True):
@@ -125,7 +130,7 @@ class Ragged:
 
     @classmethod
     def from_padded(
-        cls, values: Shaped[Tensor, "b t *rest"], mask: Shaped[Tensor, "b t"] | None = None
+        cls, values: Shaped[Tensor, "b t *rest"], mask: Shaped[Tensor, "..."] | None = None
     ) -> "Ragged":
         """Drop the padding of a padded batch: tokens where `mask` is 0, left, right or between."""
         if mask is None:
@@ -150,7 +155,7 @@ class Ragged:
         self,
         mask: Shaped[Tensor, "b t"] | None = None,
         *,
-        fill: float = 0,
+        fill: int | float = 0,
         side: Literal["left", "right"] = "right",
     ) -> Shaped[Tensor, "b t *rest"]:
         """Back to a rectangle: where `mask` has its ones, or with the padding on one side."""

@@ -61,7 +61,7 @@ class Tap(Enum):
     GATE_VALUE = "gate_value"
     GATE_OUTPUT = "gate_output"
     GATE_FINAL = "gate_final"
-    INSIDE = "inside"  # n f, the feed-forward's hidden layer after its activation
+    INSIDE = "inside"  # n f, the feed-forward's hidden layer; of experts, the shared one's
     OUTPUT = "output"  # n c, what the sublayer adds to the residual stream
     AFTER = "after"  # n c, the residual stream as the sublayer leaves it
     FINAL = "final"  # n c, what the readout gets

@@ -29,6 +29,7 @@ FLOORS = {
     "pictures/": 7,
     "studio/": 8,
     "cli/": 9,
+    "__main__.py": 10,
     "__init__.py": 10,
 }
 

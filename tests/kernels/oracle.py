@@ -1,7 +1,9 @@
 """Attention by its definition, in float64 and one head at a time: what every kernel must give.
 
 Nothing of manyheads computes anything here: masks are plain predicates, biases plain formulas.
+All are asked with one signature and read what they need of it.
 """
+# ruff: noqa: ARG001, ARG002, ARG005
 
 import math
 from collections.abc import Callable, Sequence
@@ -198,28 +200,28 @@ class Biased:
     learned = False
     needs_pattern = False
 
-    def prepare(self, heads: int, size: int) -> list[Tensor]:  # noqa: ARG002
+    def prepare(self, heads: int, size: int) -> list[Tensor]:
         return []
 
-    def bias(self, weights: list[Tensor], q: Tensor, scale: float) -> Bias | None:  # noqa: ARG002
+    def bias(self, weights: list[Tensor], q: Tensor, scale: float) -> Bias | None:
         return None
 
-    def added(self, weights: list[Tensor], scale: float) -> Added | None:  # noqa: ARG002
+    def added(self, weights: list[Tensor], scale: float) -> Added | None:
         return None
 
-    def read_by_distance(self, weights: list[Tensor]) -> Callable[[Tensor], Tensor] | None:  # noqa: ARG002
+    def read_by_distance(self, weights: list[Tensor]) -> Callable[[Tensor], Tensor] | None:
         return None
 
 
 class Sloped(Biased):
-    def prepare(self, heads: int, size: int) -> list[Tensor]:  # noqa: ARG002
+    def prepare(self, heads: int, size: int) -> list[Tensor]:
         return [torch.tensor([2 ** (-8 * (head + 1) / heads) for head in range(heads)])]
 
-    def bias(self, weights: list[Tensor], q: Tensor, scale: float) -> Bias:  # noqa: ARG002
+    def bias(self, weights: list[Tensor], q: Tensor, scale: float) -> Bias:
         return AlibiBias(weights[0])
 
-    def added(self, weights: list[Tensor], scale: float) -> Added:  # noqa: ARG002
-        return lambda head, query, distance: -weights[0][head] * distance.abs()  # noqa: ARG005
+    def added(self, weights: list[Tensor], scale: float) -> Added:
+        return lambda head, query, distance: -weights[0][head] * distance.abs()
 
 
 class Bucketed(Biased):
@@ -227,14 +229,14 @@ class Bucketed(Biased):
         self.config = T5Buckets(buckets=8, reach=9, bidirectional=bidirectional)
         self.learned = learned
 
-    def prepare(self, heads: int, size: int) -> list[Tensor]:  # noqa: ARG002
+    def prepare(self, heads: int, size: int) -> list[Tensor]:
         return [torch.randn(8, heads)]
 
-    def bias(self, weights: list[Tensor], q: Tensor, scale: float) -> Bias:  # noqa: ARG002
+    def bias(self, weights: list[Tensor], q: Tensor, scale: float) -> Bias:
         return BucketBias(self.config, weights[0])
 
-    def added(self, weights: list[Tensor], scale: float) -> Added:  # noqa: ARG002
-        def add(head: int, query: Tensor, distance: Tensor) -> Tensor:  # noqa: ARG001
+    def added(self, weights: list[Tensor], scale: float) -> Added:
+        def add(head: int, query: Tensor, distance: Tensor) -> Tensor:
             buckets = [
                 t5_bucket(each, 8, 9, self.config.bidirectional)
                 for each in distance.flatten().tolist()
@@ -251,7 +253,7 @@ class Shawed(Biased):
     def __init__(self, values: bool) -> None:
         self.needs_pattern = values
 
-    def prepare(self, heads: int, size: int) -> list[Tensor]:  # noqa: ARG002
+    def prepare(self, heads: int, size: int) -> list[Tensor]:
         count = 2 if self.needs_pattern else 1
         return [torch.randn(2 * self.reach + 1, size) for _ in range(count)]
 
@@ -260,7 +262,7 @@ class Shawed(Biased):
         return ShawBias(self.reach, products, weights[1] if self.needs_pattern else None)
 
     def added(self, weights: list[Tensor], scale: float) -> Added:
-        def add(head: int, query: Tensor, distance: Tensor) -> Tensor:  # noqa: ARG001
+        def add(head: int, query: Tensor, distance: Tensor) -> Tensor:
             vectors = weights[0][distance.clamp(-self.reach, self.reach) + self.reach]
             return scale * (query[:, None] * vectors).sum(-1)
 
@@ -294,15 +296,16 @@ class Problem:
     size: int = 8
     value_size: int = 8
     dtype: torch.dtype = torch.float32
-    biased: Biased = BIASES["no bias"]  # noqa: RUF009
+    biased: Biased = BIASES["no bias"]
     sink: bool = False
     grad: bool = True
     seed: int = 0
+    spare: int = 0  # rows behind the last key, as a cache has them
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.seed)
         heads, kv_heads = self.heads
-        tokens = max((place.stop for place in self.keys.slices()), default=0)
+        tokens = self.spare + max((place.stop for place in self.keys.slices()), default=0)
         self.scale = self.size**-0.5
         self.qkv = [
             torch.randn(self.queries.total, heads, self.size).to(self.dtype),
@@ -343,8 +346,8 @@ class Problem:
 
     def gradients(self, output: Tensor, leaves: list[Tensor]) -> list[Tensor]:
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        if not wanted:
-            return []
+        if not output.requires_grad:
+            return [torch.zeros_like(leaf) for leaf in wanted]
         pulled = (output * self.pull.to(output.dtype)).sum()
         found = torch.autograd.grad(pulled, wanted, allow_unused=True)
         return [

@@ -37,7 +37,7 @@ def choose(request: Request, facts: Facts) -> Choice:
     """The first of the device's kernels, fastest first, that can do what is asked."""
     passed_over: list[tuple[str, str]] = []
     for name in _order(request, facts):
-        reason = _not_worth(name, request) or KERNELS[name].cannot(request, facts)
+        reason = KERNELS[name].cannot(request, facts) or _not_worth(name, request)
         if reason is None:
             return Choice(name, tuple(passed_over))
         passed_over.append((name, reason))
@@ -65,7 +65,7 @@ def attend(
 
 def _order(request: Request, facts: Facts) -> tuple[str, ...]:
     """Kernels of a device, fastest first."""
-    if facts.device == "cuda" and fused.uniform(request):
+    if facts.device == "cuda" and request.uniform:
         return ("fused", "varlen", "flex", "reference")
     if facts.device == "cuda":
         return ("varlen", "flex", "fused", "reference")

@@ -40,6 +40,18 @@ class Request:
     dropout: float = 0.0
     want: Want = Want()
 
+    @property
+    def uniform(self) -> bool:
+        """Whether all sequences have as many queries as each other, and as many keys."""
+        return self.queries.uniform and self.keys.uniform
+
+    @property
+    def shapes(self) -> set[tuple[int, int]]:
+        """The distinct pairs of query and key lengths."""
+        if self.uniform:
+            return {(self.queries.longest, self.keys.longest)}
+        return set(zip(self.queries.each, self.keys.each, strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:

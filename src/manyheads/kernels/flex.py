@@ -5,8 +5,9 @@ from functools import cache, lru_cache
 from typing import Any
 
 import torch
-from einops import rearrange
-from jaxtyping import Float, Int
+import torch.nn.functional as F
+from einops import rearrange, reduce
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.attention.flex_attention import (
     AuxRequest,
@@ -23,9 +24,12 @@ from manyheads.ragged import Lengths
 
 __all__ = ["attend", "cannot"]
 
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
 SMALLEST_HEAD = 16
-# Up to this many pairs the block mask is made by looking at every pair.
-LARGEST_TABLE = 2**26
+BLOCK = 128
+# So many pairs of tokens are looked at in one go while a block mask is made.
+LARGEST_STRIP = 2**23
 # Each kind of mask, bias and type is compiled once; past the limit torch would run n x n instead.
 MOST_VARIANTS = 256
 # A bias read from a table takes shared memory that larger tiles would need.
@@ -78,7 +82,8 @@ def _flex(*tensors: Tensor, **settings: Any) -> Any:
     run: Callable[..., Any] = flex_attention
     if torch.compiler.is_compiling():
         return run(*tensors, **settings)
-    with torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS):
+    # Numbers of a mask or bias are part of the kernel; only lengths may change without a new one.
+    with torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS, specialize_int=True):
         return _compiled(run)(*tensors, **settings)
 
 
@@ -105,10 +110,50 @@ def _block_mask(request: Request) -> BlockMask:
 def _remembered_block_mask(
     mask: Mask, queries: tuple[int, ...], keys: tuple[int, ...], device: torch.device
 ) -> BlockMask:
-    return _make_block_mask(mask, Lengths.of(queries, device), Lengths.of(keys, device))
+    # Kept for batches to come, of which some may be trained on.
+    with torch.inference_mode(False):
+        return _make_block_mask(mask, Lengths.of(queries, device), Lengths.of(keys, device))
 
 
 def _make_block_mask(mask: Mask, queries: Lengths, keys: Lengths) -> BlockMask:
+    tokens, others = queries.positions.shape[0], keys.positions.shape[0]
+    may_see = _mask_mod(mask, queries, keys)
+    if torch.compiler.is_compiling():
+        return create_block_mask(may_see, None, None, tokens, others, device=keys.offsets.device)
+    met = _pairs_a_block(may_see, tokens, others, keys.offsets.device)
+    full = met == BLOCK * BLOCK
+    return BlockMask.from_kv_blocks(
+        *_listed((met > 0) & ~full),
+        *_listed(full),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=may_see,
+        seq_lengths=(tokens, others),
+    )
+
+
+def _pairs_a_block(
+    may_see: MaskMod, tokens: int, others: int, device: torch.device
+) -> Int[Tensor, "query_blocks key_blocks"]:
+    """How many pairs meet in each block, looked at in strips so that memory stays linear."""
+    nothing = torch.zeros((), dtype=torch.long, device=device)
+    key = torch.arange(others, device=device)
+    step = max(1, LARGEST_STRIP // (others * BLOCK)) * BLOCK
+    strips = []
+    for start in range(0, tokens, step):
+        query = torch.arange(start, min(start + step, tokens), device=device)
+        met = may_see(nothing, nothing, query[:, None], key[None, :])
+        met = F.pad(met, (0, -others % BLOCK, 0, -len(query) % BLOCK))
+        strips.append(reduce(met.int(), "(t i) (s j) -> t s", "sum", i=BLOCK, j=BLOCK))
+    return torch.cat(strips)
+
+
+def _listed(blocks: Bool[Tensor, "t s"]) -> tuple[Int[Tensor, "1 1 t"], Int[Tensor, "1 1 t s"]]:
+    """For each row of blocks how many are set, and which, the set ones first."""
+    order = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int)[None, None], order.int()[None, None]
+
+
+def _mask_mod(mask: Mask, queries: Lengths, keys: Lengths) -> MaskMod:
     query_sequence, key_sequence = queries.sequence_of_token, keys.sequence_of_token
     query_place, key_place = _query_places(queries, keys), keys.positions
     lengths = keys.offsets.diff().long()
@@ -118,9 +163,7 @@ def _make_block_mask(mask: Mask, queries: Lengths, keys: Lengths) -> BlockMask:
         allowed = mask.allows(query_place[query], key_place[key], lengths[sequence])
         return allowed & (sequence == key_sequence[key])
 
-    tokens, others = query_sequence.shape[0], key_sequence.shape[0]
-    make = create_block_mask if tokens * others <= LARGEST_TABLE else _compiled(create_block_mask)
-    return make(may_see, None, None, tokens, others, device=query_sequence.device)
+    return may_see
 
 
 def _score_mod(request: Request) -> Callable[..., Tensor] | None:

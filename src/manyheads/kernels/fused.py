@@ -6,6 +6,7 @@ attention.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -20,11 +21,12 @@ from manyheads.kernels.reference import rows_a_chunk
 from manyheads.parts.masks.render import simple_form, visible
 from manyheads.parts.positions.relative import ShawBias
 
-__all__ = ["attend", "cannot", "flash_cpu", "scale_by_sink", "uniform"]
+__all__ = ["attend", "cannot", "flash_cpu", "scale_by_sink"]
 
 HALF = (torch.float16, torch.bfloat16)
-# cuDNN plans every new shape anew, which only longer sequences pay back.
-CUDNN_FROM = 1024
+LARGEST_HEAD = 256
+# cuDNN is fastest, and plans every new shape anew: single steps of decoding would not pay it back.
+CUDNN_FROM = 128
 
 
 def cannot(request: Request, facts: Facts) -> str | None:
@@ -42,16 +44,13 @@ def cannot(request: Request, facts: Facts) -> str | None:
         return "the CPU's fused kernel has no dropout" if request.dropout else None
     if request.bias is not None:
         return "on CUDA the fused kernels take no bias here"
-    if any(form == "other" for form in _forms(request)):
+    if any(simple_form(request.mask, *shape) == "other" for shape in request.shapes):
         return "on CUDA the fused kernels take only full and causal masks here"
+    if facts.dtype in HALF and max(facts.size, facts.value_size) > LARGEST_HEAD:
+        return f"flash attention knows heads of at most {LARGEST_HEAD} channels"
     if request.dropout and (request.want.lse or request.sink is not None):
         return "dropout leaves no log-sum-exp to speak of"
     return None
-
-
-def uniform(request: Request) -> bool:
-    """Whether one call serves the whole batch."""
-    return len(set(zip(request.queries.each, request.keys.each, strict=True))) <= 1
 
 
 def attend(
@@ -61,6 +60,8 @@ def attend(
     request: Request,
 ) -> Attended:
     size = max(q.shape[2], v.shape[2])
+    if q.is_cuda:
+        size += -size % 8
     query, key, value = (_widen(tensor, size) for tensor in (q, k, v))
     output, lse = _by_length(query, key, value, request)
     output = output[..., : v.shape[2]]
@@ -86,19 +87,19 @@ def _by_length(
     v: Float[Tensor, "m g d"],
     request: Request,
 ) -> tuple[Float[Tensor, "n h d"], Float[Tensor, "n h"]]:
-    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for sequence, shape in enumerate(zip(request.queries.each, request.keys.each, strict=True)):
-        groups[shape].append(sequence)
-    if len(groups) == 1 and request.keys.tight:
-        ((queries, keys),) = groups
-        batch = len(request.queries)
+    batch = request.queries.count
+    if request.uniform and request.keys.tight and batch:
+        queries, keys = request.queries.longest, request.keys.longest
         together = (
             q.unflatten(0, (batch, queries)),
             k.unflatten(0, (batch, keys)),
             v.unflatten(0, (batch, keys)),
         )
-        output, lse = _equal(*together, request, list(range(batch)))
+        output, lse = _equal(*together, request, range(batch))
         return output.flatten(0, 1), lse.flatten(0, 1)
+    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for sequence, shape in enumerate(zip(request.queries.each, request.keys.each, strict=True)):
+        groups[shape].append(sequence)
     outputs: list[Tensor] = [q[:0]] * len(request.queries)
     lses: list[Tensor] = [q.new_zeros(0, q.shape[1]).float()] * len(request.queries)
     for (queries, keys), sequences in groups.items():
@@ -131,7 +132,7 @@ def _equal(
     k: Float[Tensor, "b s g d"],
     v: Float[Tensor, "b s g d"],
     request: Request,
-    sequences: list[int],
+    sequences: Sequence[int],
 ) -> tuple[Float[Tensor, "b t h d"], Float[Tensor, "b t h"]]:
     """Attention of sequences that all have t queries and s keys."""
     if q.shape[0] == 0 or q.shape[1] == 0 or k.shape[1] == 0:
@@ -154,7 +155,7 @@ def _rendered(
     k: Float[Tensor, "b g s d"],
     v: Float[Tensor, "b g s d"],
     request: Request,
-    sequences: list[int],
+    sequences: Sequence[int],
 ) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t"]]:
     """With the mask and bias of a few queries at a time written out."""
     queries, keys = q.shape[2], k.shape[2]
@@ -180,7 +181,7 @@ def _rendered_rows(
     k: Float[Tensor, "b g s d"],
     v: Float[Tensor, "b g s d"],
     request: Request,
-    sequences: list[int],
+    sequences: Sequence[int],
     rows: range,
 ) -> tuple[Float[Tensor, "b h rows d"], Float[Tensor, "b h rows"]]:
     queries, keys = q.shape[2], k.shape[2]
@@ -193,7 +194,7 @@ def _rendered_rows(
 
 
 def _render_bias(
-    request: Request, sequences: list[int], rows: range, queries: int, keys: int, like: Tensor
+    request: Request, sequences: Sequence[int], rows: range, queries: int, keys: int, like: Tensor
 ) -> Float[Tensor, "b h t s"]:
     assert request.bias is not None
     row = torch.arange(rows.start, rows.stop, device=like.device)[:, None]
@@ -232,18 +233,22 @@ def _cuda(
 ) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t"]]:
     ops = torch.ops.aten
     drop, scale = request.dropout, request.scale
+    # The backward pass needs the log-sum-exp, and so may the caller.
+    lse_too = torch.is_grad_enabled() or request.want.lse or request.sink is not None
     if q.dtype in HALF and q.shape[2] >= CUDNN_FROM and q.shape[3] <= 128 and not drop:
         found = ops._scaled_dot_product_cudnn_attention(
-            q, k, v, None, True, drop, causal, False, scale=scale
+            q, k, v, None, lse_too, drop, causal, False, scale=scale
         )
     elif q.dtype in HALF:
         found = ops._scaled_dot_product_flash_attention(q, k, v, drop, causal, False, scale=scale)
     else:
         key, value = _spread(k, q.shape[1]), _spread(v, q.shape[1])
         found = ops._scaled_dot_product_efficient_attention(
-            q, key, value, None, True, drop, causal, scale=scale
+            q, key, value, None, lse_too, drop, causal, scale=scale
         )
     output, lse = found[0], found[1]
+    if not lse_too:
+        return output, q.new_zeros(()).expand(q.shape[:3]).float()
     return output, lse.reshape(*q.shape[:2], -1)[..., : q.shape[2]]
 
 
@@ -253,12 +258,5 @@ def _spread(x: Float[Tensor, "b g s d"], heads: int) -> Float[Tensor, "b h s d"]
 
 
 def _widen(x: Float[Tensor, "n h d"], size: int) -> Float[Tensor, "n h size"]:
-    """Fused kernels want keys and values of one size; zeros change neither."""
+    """Fused kernels want one size for all three, on CUDA a multiple of 8; zeros add nothing."""
     return x if x.shape[2] == size else F.pad(x, (0, size - x.shape[2]))
-
-
-def _forms(request: Request) -> list[str]:
-    return [
-        simple_form(request.mask, queries, keys)
-        for queries, keys in zip(request.queries.each, request.keys.each, strict=True)
-    ]

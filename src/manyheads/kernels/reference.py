@@ -103,9 +103,10 @@ def _scores(
     query = q[first + rows.start : first + rows.stop].float()
     key = k[start : start + keys].float()
     # Query heads that share a key head stand side by side; the key is never repeated.
-    query = rearrange(query, "t (g r) d -> g (t r) d", g=key.shape[1])
+    share = q.shape[1] // key.shape[1]
+    query = rearrange(query, "t (g r) d -> g (t r) d", r=share)
     product = query @ rearrange(key, "s g d -> g d s")
-    scored = rearrange(product, "g (t r) s -> (g r) t s", t=len(rows)) * request.scale
+    scored = rearrange(product, "g (t r) s -> (g r) t s", r=share) * request.scale
     if request.bias is not None:
         scored = scored + _bias(request, sequence, rows, scored)
     hidden = ~visible(request.mask, rows, queries, keys, q.device)
@@ -151,10 +152,10 @@ def _mix(
     start = request.keys.starts[sequence]
     value = v[start : start + request.keys.each[sequence]].float()
     dropped = F.dropout(pattern, request.dropout) if request.dropout else pattern
-    grouped = rearrange(dropped, "(g r) t s -> g (t r) s", g=value.shape[1])
-    mixed = rearrange(
-        grouped @ rearrange(value, "s g e -> g s e"), "g (t r) e -> t (g r) e", t=len(rows)
-    )
+    share = pattern.shape[0] // value.shape[1]
+    grouped = rearrange(dropped, "(g r) t s -> g (t r) s", r=share)
+    read = grouped @ rearrange(value, "s g e -> g s e")
+    mixed = rearrange(read, "g (t r) e -> t (g r) e", r=share)
     if isinstance(request.bias, ShawBias) and request.bias.values is not None:
         mixed = mixed + _by_distance(dropped, request.bias, request, sequence, rows)
     return mixed.to(v.dtype)

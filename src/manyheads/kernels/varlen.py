@@ -1,23 +1,15 @@
 """CUDA flash attention over packed sequences: full, causal and sliding windows, no padding."""
 
-from inspect import signature
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 from manyheads.kernels.contract import Attended, Facts, Request
-from manyheads.kernels.fused import HALF, scale_by_sink
+from manyheads.kernels.fused import HALF, LARGEST_HEAD, scale_by_sink
 from manyheads.parts.masks.render import exact_band
 
 __all__ = ["attend", "cannot"]
-
-LARGEST_HEAD = 256
-# Older torch shares key heads without being asked, newer torch wants to be asked.
-SHARING: dict[str, Any] = (
-    {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
-)
 
 
 def cannot(request: Request, facts: Facts) -> str | None:
@@ -48,8 +40,14 @@ def attend(
     v: Float[Tensor, "m g d"],
     request: Request,
 ) -> Attended:
+    # Importing it loads the whole compiler, which takes seconds: only those who run it wait.
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn
+
     band = exact_band(request.mask)
     assert band is not None
+    # Older torch shares key heads without being asked, newer torch wants to be asked.
+    asks = "enable_gqa" in (varlen_attn.__kwdefaults__ or {})
+    sharing: dict[str, Any] = {"enable_gqa": True} if asks else {}
     longest = max(request.queries.longest, request.keys.longest)
     before, after = (-1 if side >= longest - 1 else int(side) for side in (band.before, band.after))
     answer = varlen_attn(
@@ -63,7 +61,7 @@ def attend(
         return_aux=AuxRequest(lse=True),
         scale=request.scale,
         window_size=(before, after),
-        **SHARING,
+        **sharing,
     )
     output, lse = answer[0], answer[1].T
     if request.sink is not None:

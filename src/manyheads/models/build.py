@@ -1,6 +1,8 @@
 """From a name or a config to a model."""
 
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from typing import Any, overload
@@ -77,11 +79,27 @@ def build(
         config = named(config, **changes)
     elif changes:
         raise ConfigError(f"{sorted(changes)} change a known shape", "change the config itself")
-    with torch.random.fork_rng(devices=[], enabled=seed is not None), torch.device(device):
-        if seed is not None:
-            torch.manual_seed(seed)
+    with _seeded(seed, device), torch.device(device):
         model = _make(config)
     return model.to(dtype=dtype).eval()
+
+
+@contextmanager
+def _seeded(seed: int | None, device: str) -> Iterator[None]:
+    """Seed the generators that draw the weights, and put them back afterwards.
+
+    `torch.manual_seed` would reach every generator of the machine and leave the others seeded.
+    """
+    if seed is None:
+        yield
+        return
+    drawing = [torch.device(device)] if torch.device(device).type == "cuda" else []
+    with torch.random.fork_rng(devices=drawing):
+        torch.default_generator.manual_seed(seed)
+        for each in drawing:
+            with torch.cuda.device(each):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 def _make(config: ModelConfig) -> Model:

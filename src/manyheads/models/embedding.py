@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyheads.errors import ConfigError, InputError
+from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.parts.norms import NoNorm, Norm, make_norm
 from manyheads.parts.positions import EmbeddingPosition, Learned, NoPosition, Sinusoidal
 from manyheads.ragged import Ragged
@@ -71,6 +71,11 @@ class TokenEmbedding(nn.Module):
                 return x
 
     def _check(self, ids: Ragged, positions: Int[Tensor, " n"], types: Ragged | None) -> None:
+        if types is not None and types.lengths.each != ids.lengths.each:
+            raise ShapeError(
+                f"types come in lengths {types.lengths.each} and ids in {ids.lengths.each}",
+                "give every token one type",
+            )
         if not ids.values.numel() or ids.values.is_meta:
             return
         _check_range("token id", ids.values, self.config.vocabulary, "vocabulary")

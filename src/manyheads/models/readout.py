@@ -117,11 +117,11 @@ def pooled(
     """One vector a sequence; an empty sequence gives zeros."""
     each = lengths.offsets.diff().unsqueeze(1)
     if pool == "mean":
-        summed = x.new_zeros(len(lengths), x.shape[1]).index_add(0, lengths.sequence_of_token, x)
+        summed = x.new_zeros(lengths.count, x.shape[1]).index_add(0, lengths.sequence_of_token, x)
         return summed / each.clamp(min=1)
     index = lengths.offsets[:-1] if pool == "first" else lengths.offsets[1:] - 1
     if x.shape[0] == 0:
-        return x.new_zeros(len(lengths), x.shape[1])
+        return x.new_zeros(lengths.count, x.shape[1])
     return torch.where(each > 0, x[index.clamp(0, x.shape[0] - 1).long()], 0.0)
 
 

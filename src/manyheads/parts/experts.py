@@ -84,7 +84,7 @@ class MixtureOfExperts(nn.Module):
         if self.config.renormalise:
             weights = weights / weights.sum(-1, keepdim=True)
         visits = torch.zeros_like(logits, dtype=torch.int).scatter(1, experts, 1).sum(0)
-        output = self._visit(x, weights.to(x.dtype), experts, visits)
+        output = self._visit(x, weights, experts, visits)
         if self.shared is not None:
             output = output + self.shared(x, like, look)
         return output, self._losses(logits, probabilities, visits)
@@ -97,12 +97,14 @@ class MixtureOfExperts(nn.Module):
         visits: Int[Tensor, " e"],
     ) -> Float[Tensor, "n c"]:
         """Sort the tokens by expert, let each expert work on its own, and put them back."""
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         order = experts.flatten().argsort(stable=True)
         token = order // self.config.chosen
         ends = visits.cumsum(0).int()
         gate, passed = grouped_matmul(x[token], self.expand.to(x.dtype), ends).chunk(2, -1)
         written = grouped_matmul(F.silu(gate) * passed, self.contract.to(x.dtype), ends)
-        written = written * weights.flatten()[order].unsqueeze(-1)
+        written = written * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
         return torch.zeros_like(x).index_add(0, token, written)
 
     def _losses(

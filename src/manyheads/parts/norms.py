@@ -86,7 +86,8 @@ class Normalise(nn.Module):
         weight = 1 + self.weight if self.config.centred else self.weight
         if isinstance(self.config, LayerNorm):
             return F.layer_norm(x, weight.shape, weight, self.bias, self.config.eps)
-        normed = F.rms_norm(x, weight.shape, weight, self.config.eps)
+        # The fused kernel wants one type for both, and autocast brings two.
+        normed = F.rms_norm(x, weight.shape, weight.to(x.dtype), self.config.eps)
         return normed if self.bias is None else normed + self.bias
 
 

@@ -145,6 +145,10 @@ class Prefix(Mask):
 
     length: int
 
+    def __post_init__(self) -> None:
+        if self.length < 0:
+            raise ConfigError(f"Prefix({self.length}) has no length", "use 0 or more")
+
     def allows(
         self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
     ) -> Bool[Tensor, "*#at"]:

@@ -1,0 +1,84 @@
+"""The command line: `manyheads COMMAND ...`."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import tyro
+
+from manyheads.cli.explain import Explain
+from manyheads.errors import ManyheadsError
+
+__all__ = ["main"]
+
+
+class Command(Protocol):
+    """Arguments that were read, and can be acted on."""
+
+    def run(self) -> int: ...
+
+
+COMMANDS: dict[str, Callable[..., Command]] = {"explain": Explain}
+
+ABOUT = """See, measure and reshape every attention head, at full speed.
+
+Start with: manyheads explain "The cat sat on the mat."
+
+Also: manyheads explain --help, manyheads --version"""
+
+FIRST = """manyheads: see, measure and reshape every attention head, at full speed.
+
+Start here: watch one sentence pass through one attention layer, number by number.
+
+    manyheads explain "The cat sat on the mat."
+
+All commands: manyheads --help"""
+
+DONE, FAILED, WRONG_USE = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; 0 where it is done, 1 where it failed, 2 where it was asked wrongly."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    _never_fail_to_print()
+    if not given:
+        print(FIRST)
+        return DONE
+    if given == ["--version"]:
+        print(f"manyheads {_version()}")
+        return DONE
+    command = tyro.extras.subcommand_cli_from_dict(
+        COMMANDS, prog="manyheads", description=ABOUT, args=given
+    )
+    try:
+        return command.run()
+    except ManyheadsError as error:
+        return _fail(str(error), WRONG_USE)
+    except OSError as error:
+        return _fail(
+            f"{error.filename}: {error.strerror}." if error.filename else str(error), FAILED
+        )
+    except KeyboardInterrupt:
+        return _fail("stopped.", FAILED)
+
+
+def _fail(reason: str, code: int) -> int:
+    print(f"error: {reason}", file=sys.stderr)
+    return code
+
+
+def _never_fail_to_print() -> None:
+    """Where the terminal cannot show a letter it shows a question mark."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _version() -> str:
+    # A tenth of a second to load, and only this needs it.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("manyheads")
+    except PackageNotFoundError:
+        return "run from its source"

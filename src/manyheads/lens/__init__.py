@@ -1,0 +1,1 @@
+"""Look: what the heads of a model do."""

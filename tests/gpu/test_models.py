@@ -1,0 +1,178 @@
+"""Whole models on CUDA: compiled without graph breaks, cached, in two precisions."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from manyheads import (
+    Alibi,
+    AttentionConfig,
+    Branch,
+    Causal,
+    DecoderConfig,
+    Embedding,
+    EncoderConfig,
+    GlobalTokens,
+    LanguageHead,
+    LayerConfig,
+    NoPosition,
+    Ragged,
+    StackConfig,
+    SwiGLU,
+    T5Buckets,
+    Window,
+    build,
+    named,
+)
+from manyheads.attention import Attention
+
+SMALL = {"layers": 2, "vocabulary": 1000}
+LENGTHS = (700, 1, 0, 300, 1100)
+
+
+def tokens(*lengths: int, seed: int = 0) -> Ragged:
+    generator = torch.Generator().manual_seed(seed)
+    each = [torch.randint(0, 1000, (length,), generator=generator) for length in lengths]
+    return Ragged.from_list(each).to("cuda")
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    found, expected = found.double(), expected.double()
+    return float((found - expected).norm() / expected.norm())
+
+
+def with_position(position: object, mask: object) -> DecoderConfig | EncoderConfig:
+    attention = AttentionConfig(width=256, heads=4, kv_heads=2, position=position, mask=mask)
+    layer = LayerConfig(
+        attention=Branch(attention), feedforward=Branch(SwiGLU(width=256, hidden=512))
+    )
+    config = DecoderConfig if mask == Causal() else EncoderConfig
+    return config(
+        embedding=Embedding(vocabulary=1000, width=256),
+        stack=StackConfig(width=256, layers=(layer, layer)),
+        readout=LanguageHead(),
+    )
+
+
+MODELS = {
+    "modernbert": named("modernbert-base", **SMALL),
+    "llama": named("llama-1b-shape", **SMALL),
+    "gated": named("gated-1.7b", **SMALL),
+    "alibi": with_position(Alibi(), Causal()),
+    "t5": with_position(T5Buckets(), Window(2000, 2000)),
+    "longformer": with_position(NoPosition(), Window(64, 64) | GlobalTokens((0,))),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_compiled_model_equals_the_eager_one_without_graph_breaks(name: str) -> None:
+    model = build(MODELS[name], seed=0, device="cuda")
+    batch = tokens(*LENGTHS)
+    with torch.no_grad():
+        expected = model(batch).logits.values
+        found = torch.compile(model, fullgraph=True)(batch).logits.values
+    assert difference(found, expected) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_compiled_model_has_the_gradients_of_the_eager_one(name: str) -> None:
+    model = build(MODELS[name], seed=0, device="cuda")
+    batch = tokens(*LENGTHS)
+    gradients = []
+    for function in (model, torch.compile(model, fullgraph=True)):
+        loss = function(batch).logits.values.square().mean()
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+    for expected, found in zip(*gradients, strict=True):
+        assert difference(found, expected) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["modernbert", "llama", "gated"])
+def test_half_precision_stays_near_single(name: str) -> None:
+    batch = tokens(*LENGTHS)
+    single = build(MODELS[name], seed=0, device="cuda")
+    half = build(MODELS[name], seed=0, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        error = difference(half(batch).logits.values, single(batch).logits.values)
+    assert error < 3e-2
+    assert "varlen" in str(half.explain_kernels(batch))
+
+
+def test_a_model_compiles_once_for_batches_of_all_lengths() -> None:
+    model = build(MODELS["modernbert"], seed=0, device="cuda", dtype=torch.bfloat16)
+    counter = CompileCounterWithBackend("inductor")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    with torch.no_grad():
+        for seed, lengths in enumerate(
+            [
+                (300, 40),
+                (7, 500, 260),
+                (900, 900, 33),
+                (64, 65, 66, 400),
+                (70,) * 9 + (80,),
+                (1, 2000),
+            ]
+        ):
+            batch = tokens(*lengths, seed=seed)
+            error = difference(compiled(batch).logits.values, model(batch).logits.values)
+            assert error < 2e-2
+    # The first batch is compiled as it is; the next ones show which numbers change.
+    assert counter.frame_count <= 3
+
+
+def test_experts_agree_compiled_and_eager() -> None:
+    config = named("moe-15b-a2.5b", layers=1, vocabulary=1000)
+    model = build(config, seed=0, device="cuda", dtype=torch.bfloat16)
+    batch = tokens(300, 20)
+    with torch.no_grad():
+        expected = model(batch).logits.values
+        found = torch.compile(model, fullgraph=True)(batch).logits.values
+        single = model.float()(batch).logits.values
+    assert difference(found, expected) < 5e-2
+    assert difference(expected, single) < 5e-2
+
+
+def test_images_of_several_sizes_agree_with_single_precision() -> None:
+    config = named("vit-b16", layers=2)
+    config = replace(config, init=replace(config.init, zero_readout=False))
+    model = build(config, seed=0, device="cuda")
+    images = [torch.randn(3, *size, device="cuda") for size in ((224, 224), (384, 224), (32, 48))]
+    with torch.no_grad():
+        together = model(images).logits
+        alone = torch.cat([model(image[None]).logits for image in images])
+        compiled = torch.compile(model, fullgraph=True)(torch.stack(images[:1])).logits
+    assert difference(together, alone) < 1e-5
+    assert difference(compiled, alone[:1]) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["llama", "gated", "alibi"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_with_the_cache_equals_the_whole_forward(name: str, dtype: torch.dtype) -> None:
+    model = build(MODELS[name], seed=0, device="cuda", dtype=dtype)
+    whole = tokens(40, 17)
+    with torch.no_grad():
+        expected = model(whole).logits
+        cache = model.new_cache()
+        model(tokens_until(whole, (30, 9)), cache=cache)
+        for step in range(8):
+            ends = (30 + step, 9 + step)
+            ids = torch.stack([whole.of(each)[end] for each, end in enumerate(ends)])
+            found = model(ids[:, None], cache=cache).logits[:, 0]
+            wanted = torch.stack([expected.of(each)[end] for each, end in enumerate(ends)])
+            assert difference(found, wanted) < (1e-5 if dtype == torch.float32 else 3e-2)
+
+
+def tokens_until(batch: Ragged, ends: tuple[int, ...]) -> Ragged:
+    return Ragged.from_list([batch.of(each)[:end] for each, end in enumerate(ends)])
+
+
+def test_dropped_attention_keeps_its_mean() -> None:
+    config = AttentionConfig(width=256, heads=4, mask=Causal(), dropout=0.3)
+    layer = Attention(config).to("cuda", torch.bfloat16)
+    x = Ragged.from_list([torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)])
+    with torch.no_grad():
+        expected = layer.eval()(x).values.float()
+        layer.train()
+        found = torch.stack([layer(x).values.float() for _ in range(400)]).mean(0)
+    assert difference(found, expected) < 0.1

@@ -1,0 +1,180 @@
+"""Which kernel runs, and why not a faster one."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from manyheads.errors import KernelError
+from manyheads.kernels.choose import KERNELS, Choice, attend, choose
+from manyheads.kernels.contract import Facts, Request, Want
+from manyheads.parts.masks import All, Blocks, Causal, GlobalTokens, Mask, RandomBlocks, Window
+from manyheads.parts.positions.alibi import Alibi
+from manyheads.parts.positions.bias import Bias
+from manyheads.parts.positions.relative import BucketBias, ShawBias, T5Buckets
+from manyheads.ragged import Lengths
+from tests.messages import refuses
+
+CPU = Facts(
+    device="cpu",
+    dtype=torch.float32,
+    heads=8,
+    kv_heads=8,
+    size=64,
+    value_size=64,
+    grad=True,
+)
+CUDA = replace(CPU, device="cuda", dtype=torch.bfloat16)
+
+MIXED = Lengths.of([1000, 17, 300])
+EQUAL = Lengths.of([300, 300])
+
+ALIBI = Alibi().bias(8, torch.device("cpu"))
+T5 = BucketBias(T5Buckets(), torch.zeros(32, 8, requires_grad=True))
+T5_FIXED = BucketBias(T5Buckets(), torch.zeros(32, 8))
+SHAW_VALUES = ShawBias(1, torch.zeros(1317, 8, 3), torch.zeros(3, 64))
+
+
+def asked(
+    mask: Mask,
+    lengths: Lengths = MIXED,
+    *,
+    bias: Bias | None = None,
+    sink: bool = False,
+    dropout: float = 0.0,
+    pattern: bool = False,
+) -> Request:
+    return Request(
+        queries=lengths,
+        keys=lengths,
+        mask=mask,
+        scale=0.125,
+        bias=bias,
+        sink=torch.zeros(8) if sink else None,
+        dropout=dropout,
+        want=Want(pattern=pattern),
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "facts", "kernel"),
+    [
+        (asked(All()), CPU, "fused"),
+        (asked(Causal()), CPU, "fused"),
+        (asked(Blocks(64) | RandomBlocks(64) | GlobalTokens()), CPU, "fused"),
+        (asked(Window(64, 64)), CPU, "banded"),
+        (asked(Window(128) & Blocks(16)), CPU, "banded"),
+        (asked(Window(64, 64), bias=ALIBI), CPU, "banded"),
+        (asked(Window(600)), CPU, "fused"),
+        (asked(Window(64, 64), EQUAL, sink=True), replace(CPU, grad=False), "banded"),
+        (asked(Window(64, 64), sink=True), CPU, "reference"),
+        (asked(All(), bias=T5), CPU, "reference"),
+        (asked(All(), bias=T5), replace(CPU, grad=False), "fused"),
+        (asked(All(), bias=T5_FIXED), CPU, "fused"),
+        (asked(All(), bias=SHAW_VALUES), replace(CPU, grad=False), "reference"),
+        (asked(Causal(), dropout=0.1), CPU, "reference"),
+        (asked(Window(64), pattern=True), CPU, "reference"),
+        (asked(Window(64)), replace(CPU, value_size=32), "fused"),
+        (asked(Causal()), CUDA, "varlen"),
+        (asked(Window(64, 64)), CUDA, "varlen"),
+        (asked(Causal(), EQUAL), CUDA, "fused"),
+        (asked(Window(64), EQUAL), CUDA, "varlen"),
+        (asked(Causal(), bias=ALIBI), CUDA, "flex"),
+        (asked(Causal(), sink=True), CUDA, "flex"),
+        (asked(Window(64) | GlobalTokens()), CUDA, "flex"),
+        (asked(Causal(), dropout=0.1), CUDA, "fused"),
+        (asked(All(), bias=SHAW_VALUES), CUDA, "reference"),
+        (asked(Causal(), pattern=True), CUDA, "reference"),
+        (asked(All()), replace(CPU, device="mps"), "reference"),
+    ],
+)
+def test_the_fastest_kernel_that_can_is_chosen(
+    request_: Request, facts: Facts, kernel: str
+) -> None:
+    choice = choose(request_, facts)
+    assert choice.kernel == kernel
+    assert kernel not in dict(choice.passed_over)
+
+
+def test_a_choice_says_why_it_passed_over_the_others() -> None:
+    assert str(choose(asked(Causal(), dropout=0.1), CPU)) == (
+        "reference (not banded: the mask has no limit on both sides; "
+        "not fused: the CPU's fused kernel has no dropout)"
+    )
+    assert str(choose(asked(Window(400)), CPU)) == "banded"
+    assert str(Choice("varlen", ())) == "varlen"
+
+
+def test_a_window_that_saves_nothing_is_no_reason_for_bands() -> None:
+    lengths = Lengths.of([257])
+    assert choose(asked(Window(64, 63), lengths), CPU).kernel == "banded"
+    choice = choose(asked(Window(64, 64), lengths), CPU)
+    assert choice.kernel == "fused"
+    assert dict(choice.passed_over)["banded"] == (
+        "the window saves nothing on sequences of at most 257 tokens"
+    )
+
+
+def test_auto_and_every_able_kernel_by_name_give_one_answer() -> None:
+    lengths = Lengths.of([40, 0, 1])
+    q, k, v = torch.randn(3, 41, 4, 8).unbind()
+    request = Request(queries=lengths, keys=lengths, mask=Window(5, 2), scale=0.3)
+    expected = attend(q, k, v, request, "reference").output
+    for kernel in ("auto", "fused", "banded"):
+        torch.testing.assert_close(attend(q, k, v, request, kernel).output, expected)
+
+
+def test_a_kernel_asked_by_name_for_what_it_cannot_do_says_who_can() -> None:
+    q = torch.randn(5, 2, 8)
+    request = asked(All(), Lengths.of([5]))
+    with refuses(
+        KernelError,
+        "banded cannot do this, the mask has no limit on both sides: use auto, reference, fused.",
+    ):
+        attend(q, q, q, request, "banded")
+
+
+def test_an_unknown_kernel_is_an_error_that_lists_the_known() -> None:
+    q = torch.randn(5, 2, 8)
+    with refuses(
+        KernelError,
+        "there is no kernel 'flash': use auto, reference, fused, banded, varlen, flex.",
+    ):
+        attend(q, q, q, asked(All(), Lengths.of([5])), "flash")
+
+
+def test_facts_need_gradients_where_anything_learns() -> None:
+    q = torch.randn(5, 2, 8)
+    learns = q.clone().requires_grad_()
+    lengths = Lengths.of([5])
+    plain = asked(All(), lengths)
+    assert not Facts.of(q, q, q, plain).grad
+    assert Facts.of(q, q, learns, plain).grad
+    assert Facts.of(q, q, q, asked(All(), lengths, bias=T5)).grad
+    assert Facts.of(q, q, q, replace(plain, sink=torch.zeros(2, requires_grad=True))).grad
+    with torch.no_grad():
+        assert not Facts.of(learns, learns, learns, plain).grad
+
+
+@pytest.mark.parametrize("kernel", ["varlen", "flex"])
+def test_kernels_of_the_gpu_refuse_the_cpu(kernel: str) -> None:
+    assert KERNELS[kernel].cannot(asked(Causal()), CPU) == (
+        f"{kernel} runs on CUDA and this is cpu"
+    )
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "shapes"),
+    [
+        ([4], [9], {(4, 9)}),
+        ([4, 4], [9, 9], {(4, 9)}),
+        ([4, 4], [9, 8], {(4, 9), (4, 8)}),
+        ([4, 0, 4], [9, 9, 9], {(4, 9), (0, 9)}),
+    ],
+)
+def test_a_batch_is_uniform_where_one_call_serves_it(
+    queries: list[int], keys: list[int], shapes: set[tuple[int, int]]
+) -> None:
+    request = Request(queries=Lengths.of(queries), keys=Lengths.of(keys), mask=All(), scale=1.0)
+    assert request.shapes == shapes
+    assert request.uniform == (len(shapes) == 1)

@@ -1,0 +1,84 @@
+"""Compiled whole, without a graph break, a model gives what it gives uncompiled."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from manyheads.models.build import build
+from manyheads.models.readout import ClassHead
+from manyheads.models.recipes import ModelConfig
+from manyheads.parts.feedforward import GeGLU
+from manyheads.parts.masks import Causal, GlobalTokens, Window
+from manyheads.parts.norms import Both, Post, RMSNorm
+from manyheads.parts.positions import Alibi, Learned, Rotary, Shaw, Sinusoidal, T5Buckets
+from tests.models.zoo import (
+    EVERY_GATE,
+    EXPERTS,
+    WIDTH,
+    decoder,
+    encoder,
+    ids,
+    images,
+    layer,
+    own,
+    seq2seq,
+    values,
+    vision,
+)
+
+pytestmark = pytest.mark.shapes_unchecked
+
+
+def assert_compiles(config: ModelConfig, *inputs: Any) -> None:
+    """The same hidden states, logits and gradients, to the last few bits."""
+    torch._dynamo.reset()
+    found = []
+    for compiled in (True, False):
+        model = build(config, seed=0)
+        run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+        output = run(*inputs)
+        hidden, logits = values(output.hidden), values(output.logits)
+        extra = [term for losses in output.router for term in (losses.balance, losses.z)]
+        (logits.square().sum() + sum(extra)).backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        found.append([hidden, logits, *extra, *gradients])
+    assert len(found[0]) > 4
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(
+            one, other, rtol=1e-4, atol=1e-4 * float(other.detach().abs().max())
+        )
+
+
+# A process of its own and a compiler to start make each test dear, so that there are two.
+def test_ragged_batches() -> None:
+    batch = ids((9, 2))
+    reads = encoder(
+        layer(own(position=Rotary(), mask=Window(1, 1)), GeGLU(width=WIDTH, hidden=24)),
+        layer(own(mask=Window(1, 1) | GlobalTokens((0,))), None, norm=Post()),
+        layer(own(position=T5Buckets(buckets=8, reach=9), scale=1.0), None),
+        position=Learned(count=9),
+        types=2,
+    )
+    kernels = {choice.kernel for _, choice in build(reads).explain_kernels(batch).choices}
+    assert kernels == {"banded", "fused", "reference"}
+    assert_compiles(reads, batch)
+    writes = decoder(
+        layer(own(mask=Window(2), position=Rotary(), kv_heads=2, gates=EVERY_GATE), EXPERTS),
+        layer(own(mask=Causal(), position=Alibi(), query_norm=RMSNorm()), norm=Both(RMSNorm())),
+        layer(own(mask=Causal(), position=Shaw(reach=2), sink="learned"), None),
+    )
+    assert_compiles(writes, batch)
+    cross = layer(None, None, cross=own(keys_from="memory", kv_heads=1))
+    assert_compiles(seq2seq([layer(None)], [cross]), batch, ids((1, 3), seed=1))
+    sees = vision(layer(own(kv_heads=2), None), readout=ClassHead(classes=3, pool="mean"))
+    assert_compiles(sees, images(((8, 8), (4, 12))))
+
+
+def test_rectangular_batches() -> None:
+    batch = torch.stack(ids((4, 4)).to_list())
+    assert_compiles(encoder(layer(own(position=Rotary()))), batch)
+    assert_compiles(decoder(layer(own(mask=Causal(), kv_heads=1), None)), batch)
+    writes = layer(own(mask=Causal()), None, cross=own(keys_from="memory"))
+    assert_compiles(seq2seq([layer(None)], [writes], position=Sinusoidal()), batch, batch)
+    assert_compiles(vision(layer(feedforward=None)), torch.stack(images(((8, 8), (8, 8)))))

@@ -1,0 +1,100 @@
+"""Mixtures of experts give the logits, and share the work, as in `transformers`."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+from manyheads.models.build import build
+from manyheads.models.recipes import llama
+from manyheads.ragged import Ragged
+from tests.parity import copying
+from tests.parity.comparing import VOCABULARY, assert_same, each_alone, texts
+
+THEIRS: dict[str, Any] = {
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "vocab_size": VOCABULARY,
+    "num_experts_per_tok": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "attn_implementation": "eager",
+}
+OURS: dict[str, Any] = {
+    "width": 48,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_size": 12,
+    "hidden": 40,
+    "layers": 2,
+    "vocabulary": VOCABULARY,
+    "theta": 10_000.0,
+    "tied": False,
+    "experts": 6,
+    "chosen": 2,
+}
+
+
+def mixtral() -> MixtralForCausalLM:
+    theirs = MixtralForCausalLM(MixtralConfig(**THEIRS, intermediate_size=40, num_local_experts=6))
+    copying.scramble(theirs)
+    return theirs.eval()
+
+
+def test_mixtral_gives_the_same_logits() -> None:
+    theirs, ours = mixtral(), build(llama(**OURS))
+    copying.llama(theirs, ours)
+    with torch.no_grad():
+        found = ours(Ragged.from_list(texts())).logits
+    assert_same(found, each_alone(theirs, texts()))
+
+
+def test_the_balance_loss_is_theirs_for_one_choice_a_token() -> None:
+    theirs, ours = mixtral(), build(llama(**OURS))
+    copying.llama(theirs, ours)
+    text = texts((23,))[0]
+    with torch.no_grad():
+        logits = theirs(text[None], output_router_logits=True).router_logits
+        losses = ours(text[None]).router
+    assert len(losses) == len(logits) == 2
+    for loss, layer in zip(losses, logits, strict=True):
+        expected = load_balancing_loss_func((layer,), num_experts=6, top_k=2)
+        torch.testing.assert_close(loss.balance, expected / 2, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_qwen3_with_experts_gives_the_same_logits(renormalise: bool) -> None:
+    theirs = Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **THEIRS, moe_intermediate_size=40, num_experts=6, norm_topk_prob=renormalise
+        )
+    ).eval()
+    copying.scramble(theirs)
+    config = llama(**OURS, norm_heads=True)
+    layers = tuple(
+        replace(
+            layer,
+            feedforward=replace(
+                layer.feedforward, inner=replace(layer.feedforward.inner, renormalise=renormalise)
+            ),
+        )
+        for layer in config.stack.layers
+    )
+    ours = build(replace(config, stack=replace(config.stack, layers=layers)))
+    copying.llama(theirs, ours)
+    with torch.no_grad():
+        found = ours(Ragged.from_list(texts())).logits
+    assert_same(found, each_alone(theirs, texts()))

@@ -1,0 +1,86 @@
+"""Norms are PyTorch's, with or without bias, the weight as it is or as its distance from one."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from manyheads.parts.norms import LayerNorm, NoNorm, Norm, RMSNorm, make_norm
+
+CONFIGS: list[LayerNorm | RMSNorm] = [
+    kind(bias=bias, centred=centred, eps=eps)
+    for kind in (LayerNorm, RMSNorm)
+    for bias in (True, False)
+    for centred in (True, False)
+    for eps in (1e-12, 1e-1)
+]
+
+
+def by_hand(config: LayerNorm | RMSNorm, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    if isinstance(config, LayerNorm):
+        x = x - x.mean(-1, keepdim=True)
+    normed = x / (x.square().mean(-1, keepdim=True) + config.eps).sqrt()
+    return normed * (1 + weight if config.centred else weight) + bias
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_every_norm_is_its_formula(config: LayerNorm | RMSNorm) -> None:
+    norm = make_norm(config, 6)
+    weight, bias = torch.randn(6), torch.randn(6) if config.bias else torch.zeros(6)
+    with torch.no_grad():
+        norm.weight.copy_(weight)
+        if config.bias:
+            norm.bias.copy_(bias)
+    x = 3 * torch.randn(4, 5, 6) + 1
+    torch.testing.assert_close(norm(x), by_hand(config, x, weight, bias))
+
+
+@pytest.mark.parametrize(
+    ("config", "theirs"),
+    [
+        (LayerNorm(), nn.LayerNorm(6)),
+        (LayerNorm(bias=False), nn.LayerNorm(6, bias=False)),
+        (LayerNorm(eps=1e-12), nn.LayerNorm(6, eps=1e-12)),
+        (RMSNorm(), nn.RMSNorm(6, eps=1e-6)),
+    ],
+)
+def test_a_new_norm_is_pytorchs(config: Norm, theirs: nn.Module) -> None:
+    x = torch.randn(7, 6)
+    ours = make_norm(config, 6)
+    assert torch.equal(ours(x), theirs(x))
+    assert {name: p.shape for name, p in ours.named_parameters()} == {
+        name: p.shape for name, p in theirs.named_parameters()
+    }
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_a_new_norm_scales_by_one_and_shifts_by_nothing(config: LayerNorm | RMSNorm) -> None:
+    norm = make_norm(config, 6)
+    assert torch.equal(norm.weight, torch.zeros(6) if config.centred else torch.ones(6))
+    assert (norm.bias is None) == (not config.bias)
+    x = torch.randn(4, 6)
+    plain = by_hand(config, x, norm.weight, torch.zeros(6))
+    torch.testing.assert_close(norm(x), plain)
+
+
+@given(factor=st.floats(0.1, 100))
+def test_a_norm_forgets_the_size_of_its_input(factor: float) -> None:
+    x = torch.randn(3, 8)
+    for config in (LayerNorm(eps=1e-12), RMSNorm(eps=1e-12)):
+        norm = make_norm(config, 8)
+        torch.testing.assert_close(norm(factor * x), norm(x), rtol=1e-4, atol=1e-5)
+
+
+def test_half_precision_is_normed_in_single() -> None:
+    x = (100 * torch.randn(3, 512) + 1000).to(torch.bfloat16)
+    norm = make_norm(LayerNorm(), 512).to(torch.bfloat16)
+    expected = make_norm(LayerNorm(), 512)(x.float())
+    torch.testing.assert_close(norm(x).float(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_no_norm_is_no_norm() -> None:
+    x = torch.randn(3, 4)
+    norm = make_norm(NoNorm(), 4)
+    assert torch.equal(norm(x), x)
+    assert not list(norm.parameters())

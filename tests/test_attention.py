@@ -1,0 +1,371 @@
+"""The layer gives what PyTorch's and plain einsums give, for every choice of its parts."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from manyheads.attention import Attention, AttentionConfig
+from manyheads.errors import ConfigError, InputError, KernelError, ShapeError
+from manyheads.parts.masks import All, Causal, Mask, Window
+from manyheads.parts.norms import LayerNorm, RMSNorm
+from manyheads.parts.positions import Alibi, AttentionPosition, Rotary, Shaw, T5Buckets
+from manyheads.ragged import Lengths, Ragged
+from manyheads.taps import Look, Record, Site, Tap
+from tests.kernels.oracle import t5_bucket
+from tests.messages import refuses
+
+POSITIONS: dict[str, AttentionPosition] = {
+    "rotary": Rotary(),
+    "part rotary": Rotary(share=0.5, theta=100.0),
+    "alibi": Alibi(),
+    "t5": T5Buckets(buckets=8, reach=10),
+    "shaw": Shaw(reach=2),
+    "shaw with values": Shaw(reach=2, values=True),
+}
+
+
+def made(**choices: Any) -> Attention:
+    """A layer whose every parameter is drawn, so that none of them can be forgotten."""
+    layer = Attention(AttentionConfig(**{"width": 12, "heads": 4, "head_size": 8} | choices))
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return layer.eval()
+
+
+def drawn(*each: int, width: int = 12) -> Ragged:
+    return Ragged.from_list([torch.randn(length, width) for length in each])
+
+
+def spread(x: Tensor, heads: int) -> Tensor:
+    return x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def turned(x: Tensor, rotary: Rotary) -> Tensor:
+    """Channels i and i + half as one complex number, turned by position times frequency."""
+    half = int(x.shape[-1] * rotary.share) // 2
+    pairs = torch.complex(x[..., :half], x[..., half : 2 * half])
+    frequency = rotary.theta ** (-torch.arange(half) / half)
+    angle = torch.arange(x.shape[0])[:, None, None] * frequency
+    pairs = pairs * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat((pairs.real, pairs.imag, x[..., 2 * half :]), -1)
+
+
+def naive(layer: Attention, x: Tensor, memory: Tensor | None = None) -> Tensor:
+    """One sequence through the layer, written out."""
+    config, source = layer.config, x if memory is None else memory
+    heads, size = config.heads, config.size
+    rows = layer.projections()
+    bias = dict.fromkeys(rows, 0.0)
+    if layer.project.bias is not None:
+        biases = [layer.project.bias]
+        biases += [layer.project_memory.bias] if layer.project_memory is not None else []
+        joined = torch.cat(biases).split([len(each) for each in rows.values()])
+        bias = dict(zip(rows, joined, strict=True))
+    q, k, v = (
+        (y @ rows[name].T + bias[name]).unflatten(1, (-1, size))
+        for name, y in (("query", x), ("key", source), ("value", source))
+    )
+    q, k = layer.query_norm(q), layer.key_norm(k)
+    if isinstance(config.position, Rotary):
+        q, k = turned(q, config.position), turned(k, config.position)
+    k, v = spread(k, heads), spread(v, heads)
+    scores = torch.einsum("thd,shd->hts", q, k)
+    place = torch.arange(max(len(x), len(source)))
+    distance = place[None, : len(source)] - place[: len(x), None]
+    near = distance.clamp(-2, 2) + 2
+    if isinstance(config.position, Shaw):
+        scores = scores + torch.einsum("thd,tsd->hts", q, layer.table.keys[near])
+    scores = scores * (size**-0.5 if config.scale == "root" else config.scale)
+    if isinstance(config.position, Alibi):
+        slopes = torch.tensor([2.0 ** (-8 * (head + 1) / heads) for head in range(heads)])
+        scores = scores - slopes[:, None, None] * distance.abs()
+    if isinstance(config.position, T5Buckets):
+        buckets = [[t5_bucket(int(d), 8, 10, True) for d in row] for row in distance]
+        scores = scores + layer.table.table[torch.tensor(buckets)].permute(2, 0, 1)
+    length = torch.full((1, 1), len(source))
+    seen = config.mask.allows(place[: len(x), None], place[None, : len(source)], length)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if layer.sink is not None:
+        sink = layer.sink[:, None, None].expand(-1, len(x), 1)
+        pattern = torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
+    else:
+        pattern = scores.softmax(-1)
+    read = torch.einsum("hts,shd->thd", pattern, v)
+    if isinstance(config.position, Shaw) and config.position.values:
+        read = read + torch.einsum("hts,tsd->thd", pattern, layer.table.values[near])
+    if layer.head_scale is not None:
+        read = read * layer.head_scale[:, None]
+    return layer.output(read.flatten(1))
+
+
+def agrees(layer: Attention, *each: int) -> None:
+    """Output and every gradient of a ragged batch are those of its sequences written out."""
+    batch = drawn(*each)
+    leaves = [batch.values.requires_grad_(), *layer.parameters()]
+    found = layer(batch).values
+    expected = torch.cat([naive(layer, sequence) for sequence in batch.to_list()])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    pull = torch.randn_like(found)
+    gradients, others = (torch.autograd.grad((y * pull).sum(), leaves) for y in (found, expected))
+    for one, other in zip(gradients, others, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("mask", [All(), Causal()])
+@pytest.mark.parametrize("bias", ["none", "all"])
+def test_multi_head_attention_is_pytorchs(mask: Mask, bias: str) -> None:
+    theirs = nn.MultiheadAttention(12, 4, bias=bias == "all", batch_first=True)
+    ours = Attention(AttentionConfig(width=12, heads=4, mask=mask, bias=bias))
+    with torch.no_grad():
+        ours.project.weight.copy_(theirs.in_proj_weight)
+        ours.output.weight.copy_(theirs.out_proj.weight)
+        if bias == "all":
+            ours.project.bias.copy_(theirs.in_proj_bias.normal_())
+            ours.output.bias.copy_(theirs.out_proj.bias.normal_())
+    batch = drawn(5, 2, 7)
+    x = batch.to_padded()
+    padding = torch.arange(7) >= torch.tensor([[5], [2], [7]])
+    future = torch.ones(7, 7).triu(1).bool() if mask == Causal() else None
+    expected, _ = theirs(x, x, x, key_padding_mask=padding, attn_mask=future, need_weights=False)
+    expected = Ragged.from_padded(expected, ~padding)
+    torch.testing.assert_close(ours(batch).values, expected.values)
+
+
+@given(
+    kv_heads=st.integers(1, 3),
+    share=st.integers(1, 3),
+    size=st.sampled_from([2, 5, 8]),
+    each=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    bias=st.sampled_from(["none", "inputs", "all"]),
+)
+def test_any_number_of_heads_of_any_size_is_a_plain_einsum(
+    kv_heads: int, share: int, size: int, each: list[int], bias: str
+) -> None:
+    layer = made(heads=kv_heads * share, kv_heads=kv_heads, head_size=size, bias=bias)
+    agrees(layer, *each)
+
+
+@pytest.mark.parametrize("mask", [All(), Causal(), Window(2, 1)], ids=str)
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_every_position_is_its_formula(position: str, kv_heads: int, mask: Mask) -> None:
+    agrees(made(position=POSITIONS[position], kv_heads=kv_heads, mask=mask), 5, 1, 3)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"scale": 1.0},
+        {"sink": "learned"},
+        {"head_scale": "learned"},
+        {"query_norm": RMSNorm(), "key_norm": RMSNorm()},
+        {"query_norm": LayerNorm(), "position": Rotary()},
+        {"key_norm": RMSNorm(centred=True), "bias": "inputs"},
+        {"sink": "learned", "head_scale": "learned", "position": Alibi(), "bias": "all"},
+    ],
+    ids=str,
+)
+def test_every_choice_is_its_formula(choices: dict[str, Any]) -> None:
+    agrees(made(kv_heads=2, mask=Causal(), **choices), 4, 1, 6)
+
+
+@pytest.mark.parametrize("kernel", ["reference", "fused", "banded"])
+def test_the_kernel_named_is_the_kernel_that_runs(kernel: str) -> None:
+    layer = made(mask=Window(2, 2), position=Rotary(), kernel=kernel)
+    agrees(layer, 7, 0, 3)
+    with refuses(
+        KernelError, "there is no kernel 'fast': use auto, reference, fused, banded, varlen, flex."
+    ):
+        made(kernel="fast")(drawn(3))
+
+
+@pytest.mark.parametrize(
+    ("bias", "count"), [("none", 0), ("inputs", 32 + 2 * 16), ("all", 32 + 2 * 16 + 12)]
+)
+def test_parameters_are_as_many_as_the_shape_says(bias: str, count: int) -> None:
+    layer = made(kv_heads=2, bias=bias)
+    weights = 12 * (32 + 2 * 16) + 32 * 12
+    assert sum(p.numel() for p in layer.parameters()) == weights + count
+
+
+def test_projections_are_views_of_their_rows() -> None:
+    layer = made(kv_heads=2)
+    with torch.no_grad():
+        layer.projections()["value"].zero_()
+    assert [bool(rows.any()) for rows in layer.project.weight.split([32, 16, 16])] == [1, 1, 0]
+
+
+def test_a_batch_of_nothing_gives_nothing() -> None:
+    layer = made(mask=Causal())
+    assert layer(drawn(0, 0)).lengths.each == (0, 0)
+    empty = Ragged(torch.zeros(0, 12), Lengths.of([]))
+    assert layer(empty).values.shape == (0, 12)
+
+
+def test_a_layer_without_a_table_uses_the_one_handed_in() -> None:
+    config = AttentionConfig(width=12, heads=4, position=T5Buckets(buckets=8, reach=10))
+    owner, guest = Attention(config), Attention(config, owns_table=False)
+    guest.load_state_dict(owner.state_dict(), strict=False)
+    assert "table.table" not in guest.state_dict()
+    batch = drawn(4, 2)
+    place = owner.place(batch.lengths.positions)
+    assert torch.equal(guest(batch, place=place).values, owner(batch).values)
+
+
+# Said once by PyTorch on a CPU without bfloat16.
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_close(dtype: torch.dtype) -> None:
+    layer = made(mask=Causal(), position=Rotary(), kv_heads=2, query_norm=RMSNorm())
+    batch = drawn(9, 4)
+    expected = layer(batch).values
+    found = layer.to(dtype)(batch.map(lambda values: values.to(dtype))).values
+    assert found.dtype == dtype
+    scale = expected.abs().max()
+    torch.testing.assert_close(found.float() / scale, expected / scale, rtol=0, atol=4e-2)
+
+
+def test_cross_attention_reads_a_memory_of_another_length() -> None:
+    layer = made(keys_from="memory", kv_heads=2, bias="all")
+    batch, memory = drawn(3, 5, 0), drawn(4, 2, 3)
+    found = layer(batch, memory=memory)
+    for index in range(2):
+        expected = naive(layer, batch.of(index), memory.of(index))
+        torch.testing.assert_close(found.of(index), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_memory_kept_is_a_memory_read() -> None:
+    layer = made(keys_from="memory")
+    batch, memory = drawn(3, 5), drawn(4, 2)
+    kept = layer.remember(memory)
+    assert torch.equal(layer(batch, memory=kept).values, layer(batch, memory=memory).values)
+
+
+def test_an_empty_memory_leaves_the_bias_alone() -> None:
+    layer = made(keys_from="memory", bias="all")
+    batch = drawn(3, 2)
+    values = batch.values.requires_grad_()
+    found = layer(batch, memory=drawn(0, 4))
+    torch.testing.assert_close(found.of(0), layer.output.bias.expand(3, 12))
+    found.values.sum().backward()
+    assert not values.grad.isnan().any()
+    assert not values.grad[:3].any()
+
+
+def head_output(layer: Attention, batch: Ragged) -> Tensor:
+    record = Record([Site(0, Tap.HEAD_OUTPUT)])
+    layer(batch, look=Look(record, layer=0))
+    return record[Site(0, Tap.HEAD_OUTPUT)].values
+
+
+def test_drop_head_drops_whole_heads_of_a_sequence_and_scales_up_the_rest() -> None:
+    layer = made(drop_heads=0.5)
+    batch = drawn(6, 3, 1)
+    full = head_output(layer, batch)
+    layer.train()
+    for _ in range(20):
+        ratio = head_output(layer, batch) / full
+        for sequence in batch.with_values(ratio).to_list():
+            factors = sequence[0, :, 0]
+            torch.testing.assert_close(sequence, factors[:, None].expand_as(sequence))
+            kept = int((factors != 0).sum())
+            expected = torch.full((kept,), 4 / max(kept, 1))
+            torch.testing.assert_close(factors[factors != 0], expected)
+
+
+def test_drop_head_keeps_the_mean_and_its_share() -> None:
+    torch.manual_seed(0)
+    layer = made(drop_heads=0.25).train()
+    batch = drawn(*[1] * 4000)
+    ratio = head_output(layer, batch) / head_output(layer.eval(), batch)
+    dropped = (ratio[..., 0] == 0).float()
+    assert dropped.mean().item() == pytest.approx(0.25, abs=0.01)
+    # All four heads are lost once in 256 sequences; of the rest the mean is one.
+    torch.testing.assert_close(ratio.mean((0, 2)), torch.full((4,), 1 - 0.25**4), rtol=0, atol=0.04)
+
+
+def test_dropout_acts_in_training_alone() -> None:
+    torch.manual_seed(0)
+    plain = made(mask=Causal())
+    layer = made(mask=Causal(), dropout=0.3)
+    layer.load_state_dict(plain.state_dict())
+    batch = drawn(5, 3)
+    expected = plain(batch).values
+    assert torch.equal(layer(batch).values, expected)
+    layer.train()
+    draws = torch.stack([layer(batch).values.detach() for _ in range(150)])
+    assert draws.std(0).min() > 0
+    error = (draws.mean(0) - expected).abs() / draws.std(0)
+    assert error.max() < 0.45
+
+
+def test_explain_names_the_kernel_and_the_reasons() -> None:
+    lengths = Lengths.of([400])
+    layer = made(mask=Window(8), position=Alibi())
+    place = layer.place(lengths.positions)
+    assert layer.explain(lengths, lengths, place).kernel == "banded"
+    learned = made(mask=Window(8), sink="learned")
+    choice = learned.explain(lengths, lengths, None)
+    assert choice.kernel == "reference"
+    assert [name for name, _ in choice.passed_over] == ["banded", "fused"]
+
+
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    with refuses(ShapeError, "tokens have 8 channels: give 12, the layer's width."):
+        made()(drawn(3, width=8))
+    cross = made(keys_from="memory")
+    with refuses(InputError, "cross-attention got no memory: pass memory=, what it reads."):
+        cross(drawn(3))
+    with refuses(ShapeError, "2 sequences cannot read 1 memories: give one memory a sequence."):
+        cross(drawn(3, 2), memory=drawn(4))
+    with refuses(InputError, "this layer attends to itself: give memory to cross-attention only."):
+        made().remember(drawn(3))
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        (
+            {"width": 768, "heads": 12, "kv_heads": 5},
+            "heads=12 cannot share kv_heads=5 evenly: use 1, 2, 3, 4, 6 or 12.",
+        ),
+        (
+            {"width": 768, "heads": 7},
+            "width=768 cannot be divided among heads=7: use 3, 4, 6 or 8 heads, or give head_size.",
+        ),
+        ({"width": 8, "heads": 0}, "heads=0 leaves nothing to attend: use 1 or more."),
+        (
+            {"width": 12, "heads": 4, "dropout": 1.0},
+            "dropout=1.0 is no share: use 0 <= share < 1.",
+        ),
+        (
+            {"width": 12, "heads": 4, "drop_heads": -0.1},
+            "drop_heads=-0.1 is no share: use 0 <= share < 1.",
+        ),
+        (
+            {"width": 12, "heads": 4, "position": Rotary()},
+            "rotary turns pairs and head size 3 x share 1 gives 3 channels: "
+            "choose an even number of channels.",
+        ),
+        (
+            {"width": 12, "heads": 4, "position": Alibi(), "keys_from": "memory"},
+            "Alibi knows distances within one sequence and memory is another: "
+            "use NoPosition() in cross-attention.",
+        ),
+    ],
+)
+def test_configs_that_contradict_themselves_are_refused(
+    choices: dict[str, Any], message: str
+) -> None:
+    with refuses(ConfigError, message):
+        AttentionConfig(**choices)
+
+
+def test_a_config_is_a_value() -> None:
+    choices = {"width": 16, "heads": 4, "mask": Causal() & Window(3), "position": Rotary()}
+    assert AttentionConfig(**choices) == AttentionConfig(**choices)
+    assert len({AttentionConfig(**choices), AttentionConfig(**choices)}) == 1

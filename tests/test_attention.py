@@ -217,7 +217,6 @@ def test_a_layer_without_a_table_uses_the_one_handed_in() -> None:
 
 
 # Said once by PyTorch on a CPU without bfloat16.
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_close(dtype: torch.dtype) -> None:
     layer = made(mask=Causal(), position=Rotary(), kv_heads=2, query_norm=RMSNorm())

@@ -76,8 +76,10 @@ class AttentionConfig:
     kernel: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.heads < 1:
-            raise ConfigError(f"heads={self.heads} leaves nothing to attend", "use 1 or more")
+        counts = {"width": self.width, "heads": self.heads, "kv_heads": self.kv_heads}
+        for name, number in (counts | {"head_size": self.head_size}).items():
+            if isinstance(number, int) and number < 1:
+                raise ConfigError(f"{name}={number} leaves nothing to attend", "use 1 or more")
         if self.head_size == "even" and self.width % self.heads:
             fitting = [n for n in range(1, self.width + 1) if self.width % n == 0]
             raise ConfigError(
@@ -252,6 +254,8 @@ class Attention(nn.Module):
     def explain(self, queries: Lengths, keys: Lengths, place: Place) -> Choice:
         """Which kernel would serve these lengths, and why."""
         config, weight = self.config, self.project.weight
+        if config.kernel != "auto":
+            return Choice(config.kernel, (("auto", "this kernel was asked for by name"),))
         shapes = [(queries, config.heads), (keys, config.key_heads), (keys, config.key_heads)]
         q, k, v = (
             weight.new_zeros(each.total, heads, config.size, requires_grad=weight.requires_grad)
@@ -299,16 +303,17 @@ class Attention(nn.Module):
         cache: CacheSlot | None,
         look: Look | None,
     ) -> Kept:
-        if isinstance(memory, Kept):
-            return memory
         if self.project_memory is not None:
             if memory is None:
                 raise InputError("cross-attention got no memory", "pass memory=, what it reads")
-            return self.remember(memory, look)
+            return memory if isinstance(memory, Kept) else self.remember(memory, look)
+        if memory is not None:
+            raise InputError("this layer reads itself and got a memory", "leave memory out")
         key, value = self._key_value(parts, x, place, look)
         if cache is None:
             return Kept(key, value, x.lengths)
-        ordered = not isinstance(self.config.position, NoPosition | Rotary)
+        # Biases read distances off the order of the keys, and so do people.
+        ordered = _opens(look) or not isinstance(self.config.position, NoPosition | Rotary)
         return cache.store.append(key, value, cache.plan, ordered=ordered)
 
     def _mix(
@@ -325,10 +330,10 @@ class Attention(nn.Module):
                 "give one memory a sequence",
             )
         request = self._request(x.lengths, kept.lengths, self._bias(query, place))
-        if look is not None and (look.wants(Tap.SCORES) or look.wants(Tap.PATTERN)):
+        if look is not None and _opens(look):
             scores = look.at(Tap.SCORES, reference.scores(query, kept.k, request))
             pattern = look.at(Tap.PATTERN, reference.patterns(scores, request))
-            return reference.mix(pattern, kept.v, request)
+            return reference.mix(pattern, kept.v, request).reshape(query.shape)
         return attend(query, kept.k, kept.v, request, self.config.kernel).output
 
     def _request(self, queries: Lengths, keys: Lengths, bias: Bias | None) -> Request:
@@ -369,6 +374,11 @@ class Attention(nn.Module):
         kept = (kept >= self.config.drop_heads).to(read.dtype)
         kept = kept * (self.config.heads / kept.sum(1, keepdim=True).clamp(min=1))
         return read * kept[lengths.sequence_of_token].unsqueeze(-1)
+
+
+def _opens(look: Look | None) -> bool:
+    """Whether somebody wants to see what only the reference kernel forms."""
+    return look is not None and (look.wants(Tap.SCORES) or look.wants(Tap.PATTERN))
 
 
 def _split(joined: Float[Tensor, "n rows"], rows: dict[str, int]) -> dict[str, Tensor]:

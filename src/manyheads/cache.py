@@ -98,8 +98,11 @@ class Store(ABC):
         self.k.flatten(0, 1).index_copy_(0, slots, k)
         self.v.flatten(0, 1).index_copy_(0, slots, v)
 
-    def _all(self, lengths: Lengths) -> Kept:
-        return Kept(self.k.flatten(0, 1), self.v.flatten(0, 1), lengths)
+    def _filled(self, each: tuple[int, ...], plan: Plan) -> Kept:
+        """The first places of every sequence; of a single one just those, as every kernel likes."""
+        if len(each) == 1:
+            return Kept(self.k[0, : each[0]], self.v[0, : each[0]], plan.lengths(each, each[0]))
+        return Kept(self.k.flatten(0, 1), self.v.flatten(0, 1), plan.lengths(each, self.room))
 
 
 class Slots(Store):
@@ -125,7 +128,7 @@ class Slots(Store):
         self._write(k, v, plan.slots(self.room))
         if not any(plan.before):
             return Kept(k, v, plan.new)
-        return self._all(plan.lengths(plan.after, self.room))
+        return self._filled(plan.after, plan)
 
 
 class Ring(Store):
@@ -145,7 +148,7 @@ class Ring(Store):
         self._write_last(k, v, plan)
         if not any(plan.before):
             return Kept(k, v, plan.new)
-        return self._all(plan.lengths(tuple(min(n, self.room) for n in plan.after), self.room))
+        return self._filled(tuple(min(length, self.room) for length in plan.after), plan)
 
     def _write_last(self, k: Tensor, v: Tensor, plan: Plan) -> None:
         """Of more new tokens than the ring holds, only the last are written."""
@@ -178,6 +181,8 @@ class Cache:
     def __init__(self, masks: list[Mask | None], config: Growing | Fixed) -> None:
         if isinstance(config, Fixed) and config.size < 1:
             raise ConfigError(f"Fixed(size={config.size}) holds nothing", "use size=1 or more")
+        if isinstance(config, Growing) and config.first < 1:
+            raise ConfigError(f"Growing(first={config.first}) cannot double", "use first=1 or more")
         self.stores: list[Store | None] = [
             None if mask is None else _store_for(mask, config) for mask in masks
         ]

@@ -178,7 +178,6 @@ def test_a_fresh_model_is_ready_to_run() -> None:
     assert not build(ENCODERS["bert"]).training
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed, switching to BLAS:UserWarning")
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kind_runs_and_learns_in_bfloat16(name: str) -> None:
     half, whole = (build(MODELS[name], seed=0, dtype=dtype) for dtype in (torch.bfloat16, None))

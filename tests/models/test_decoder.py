@@ -229,7 +229,6 @@ def test_another_number_of_sequences_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed, switching to BLAS:UserWarning")
 def test_a_cache_takes_the_memory_that_arithmetic_says(kv_heads: int, dtype: torch.dtype) -> None:
     config = decoder(
         *[layer(own(mask=Causal(), kv_heads=kv_heads, position=Rotary()))] * 2,

@@ -153,7 +153,6 @@ def test_a_token_is_computed_without_regard_to_the_others() -> None:
 
 
 # Said once by PyTorch on a CPU without bfloat16.
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_routes_in_single(dtype: torch.dtype) -> None:
     layer = made(count=3, chosen=3)

@@ -1,5 +1,8 @@
 """Windows on the CPU in O(n * window): blocks of queries against the strip of keys they can see."""
 
+from dataclasses import dataclass
+from itertools import accumulate
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
@@ -9,6 +12,7 @@ from torch import Tensor
 from manyheads.kernels.contract import Attended, Facts, Request
 from manyheads.kernels.fused import cannot as fused_cannot
 from manyheads.kernels.fused import flash_cpu, scale_by_sink
+from manyheads.ragged import Lengths
 
 __all__ = ["attend", "cannot"]
 
@@ -34,32 +38,23 @@ def attend(
     v: Float[Tensor, "n g d"],
     request: Request,
 ) -> Attended:
-    """The whole packed batch at once: a block may hold several sequences, the mask parts them."""
-    tokens = q.shape[0]
-    if tokens == 0:
+    """All sequences at once, laid out with gaps, so that no strip reaches from one into another."""
+    lengths = request.queries
+    if q.shape[0] == 0:
         return Attended(q, q.new_zeros(0, q.shape[1]).float() if request.want.lse else None)
-    before, after = int(request.mask.reach.before), int(request.mask.reach.after)
-    before, after = min(before, tokens), min(after, tokens)
-    block = block_size(before + after)
-    blocks = -(-tokens // block)
-    spare = blocks * block - tokens
-    queries = rearrange(F.pad(q, (0, 0, 0, 0, 0, spare)), "(b t) h d -> b h t d", t=block)
-    keys, values = (_strips(x, block, before, after + spare, before + after) for x in (k, v))
-    row, column, seen = _table(request, tokens, blocks, block, before, after)
+    reach = request.mask.reach
+    before, after = (min(int(side), lengths.longest) for side in (reach.before, reach.after))
+    layout = _Layout.of(lengths, before, after)
+    queries = rearrange(layout.spread(q), "(b t) h d -> b h t d", t=layout.block)
+    keys, values = layout.strips(layout.spread(k)), layout.strips(layout.spread(v))
+    seen = layout.visible(request)
     added = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
     if request.bias is not None:
-        positions = request.queries.positions
-        bias = request.bias.score(
-            torch.arange(q.shape[1])[:, None, None],
-            row[:, None, :, None],
-            positions[row][:, None, :, None],
-            positions[column][:, None, None, :],
-        )
-        added = added + bias
+        added = added + layout.bias(request, q.shape[1])
     output, lse = flash_cpu(queries, keys, values, False, added, request.scale)
     lse = lse.masked_fill(~seen.any(-1), -torch.inf)
-    output = rearrange(output, "b h t d -> (b t) h d")[:tokens]
-    lse = rearrange(lse, "b h t -> (b t) h")[:tokens]
+    output = rearrange(output, "b h t d -> (b t) h d")[layout.places]
+    lse = rearrange(lse, "b h t -> (b t) h")[layout.places]
     if request.sink is not None:
         output, lse = scale_by_sink(output, lse, request.sink)
     return Attended(output, lse if request.want.lse else None)
@@ -70,27 +65,55 @@ def block_size(width: int) -> int:
     return max(SMALLEST_BLOCK, -(-width // 128) * 64)
 
 
-def _strips(
-    x: Float[Tensor, "n g d"], block: int, before: int, after: int, width: int
-) -> Float[Tensor, "b g s d"]:
-    """Overlapping views of the keys each block can see; nothing but the ends is copied."""
-    padded = F.pad(x, (0, 0, 0, 0, before, after))
-    return rearrange(padded.unfold(0, block + width, block), "b g d s -> b g s d")
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layout:
+    """Sequences cut into blocks, with empty blocks between them as wide as the window's side."""
 
+    block: int
+    before: int
+    after: int
+    places: Int[Tensor, " n"]
+    sequence: Int[Tensor, " b"]
+    start: Int[Tensor, " b"]
 
-def _table(
-    request: Request, tokens: int, blocks: int, block: int, before: int, after: int
-) -> tuple[Int[Tensor, "b t"], Int[Tensor, "b s"], Bool[Tensor, "b 1 t s"]]:
-    """Packed index of every query and key of every block, and which of them meet."""
-    start = torch.arange(blocks)[:, None] * block
-    row = start + torch.arange(block)
-    column = start + torch.arange(-before, block + after)
-    inside = (column >= 0) & (column < tokens)
-    row, column = row.clamp(max=tokens - 1), column.clamp(0, tokens - 1)
-    sequence, position = request.queries.sequence_of_token, request.queries.positions
-    each = torch.tensor(request.queries.each)
-    allowed = request.mask.allows(
-        position[row][:, :, None], position[column][:, None, :], each[sequence[row]][:, :, None]
-    )
-    same = sequence[row][:, :, None] == sequence[column][:, None, :]
-    return row, column, (allowed & same & inside[:, None, :]).unsqueeze(1)
+    @classmethod
+    def of(cls, lengths: Lengths, before: int, after: int) -> "_Layout":
+        block = block_size(before + after)
+        gap = -(-max(before, after) // block)
+        rooms = [-(-length // block) + gap for length in lengths.each]
+        first = torch.tensor([0, *accumulate(rooms)])
+        sequence = torch.arange(len(rooms)).repeat_interleave(first.diff(), output_size=sum(rooms))
+        start = (torch.arange(sum(rooms)) - first[sequence]) * block
+        places = first[lengths.sequence_of_token] * block + lengths.positions
+        return cls(block, before, after, places, sequence, start)
+
+    def spread(self, x: Float[Tensor, "n h d"]) -> Float[Tensor, "m h d"]:
+        """The tokens at their places, zeros in the gaps."""
+        room = x.new_zeros(len(self.start) * self.block, *x.shape[1:])
+        return room.index_copy(0, self.places, x)
+
+    def strips(self, x: Float[Tensor, "m g d"]) -> Float[Tensor, "b g s d"]:
+        """Overlapping views of the keys each block can see; nothing is copied but the ends."""
+        padded = F.pad(x, (0, 0, 0, 0, self.before, self.after))
+        width = self.block + self.before + self.after
+        return rearrange(padded.unfold(0, width, self.block), "b g d s -> b g s d")
+
+    def positions(self) -> tuple[Int[Tensor, "b t 1"], Int[Tensor, "b 1 s"]]:
+        """Where every query and key of a block stands, or would stand, in its sequence."""
+        start = self.start[:, None, None]
+        query = start + torch.arange(self.block)[:, None]
+        return query, start + torch.arange(-self.before, self.block + self.after)
+
+    def visible(self, request: Request) -> Bool[Tensor, "b 1 t s"]:
+        query, key = self.positions()
+        length = torch.tensor(request.queries.each)[self.sequence][:, None, None]
+        allowed = request.mask.allows(query, key, length)
+        return (allowed & (query < length) & (key >= 0) & (key < length)).unsqueeze(1)
+
+    def bias(self, request: Request, heads: int) -> Float[Tensor, "b h t s"]:
+        assert request.bias is not None
+        query, key = (place.unsqueeze(1) for place in self.positions())
+        first = torch.tensor(request.queries.starts)[self.sequence][:, None, None, None]
+        # A place behind the last token has no row of its own; what it gets is masked.
+        row = (first + query).clamp(max=request.queries.total - 1)
+        return request.bias.score(torch.arange(heads)[:, None, None], row, query, key)

@@ -84,7 +84,10 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attended:
-    """The output, and what was wanted besides: log-sum-exp in float32, patterns a sequence."""
+    """The output, and what was wanted besides: log-sum-exp in float32, patterns a sequence.
+
+    Gradients flow through the log-sum-exp of reference and flex alone.
+    """
 
     output: Float[Tensor, "n h e"]
     lse: Float[Tensor, "n h"] | None = None

@@ -32,8 +32,10 @@ BLOCK = 128
 LARGEST_STRIP = 2**23
 # Each kind of mask, bias and type is compiled once; past the limit torch would run n x n instead.
 MOST_VARIANTS = 256
+# The kernel for few queries fails on some head counts; the other one does them all.
 # A bias read from a table takes shared memory that larger tiles would need.
-SMALL_TILES = {"BLOCK_M": 64, "BLOCK_N": 64, "num_stages": 2}
+ONE_KERNEL = {"FORCE_USE_FLEX_ATTENTION": True}
+SMALL_TILES = {**ONE_KERNEL, "BLOCK_M": 64, "BLOCK_N": 64, "num_stages": 2}
 
 
 def cannot(request: Request, facts: Facts) -> str | None:
@@ -69,7 +71,7 @@ def attend(
         block_mask=_block_mask(request),
         scale=request.scale,
         enable_gqa=q.shape[1] != k.shape[1],
-        kernel_options=SMALL_TILES if request.bias is not None else None,
+        kernel_options=SMALL_TILES if request.bias is not None else ONE_KERNEL,
         return_aux=AuxRequest(lse=True),
     )
     output, lse = rearrange(output, "1 h n e -> n h e"), rearrange(aux.lse, "1 h n -> n h")
@@ -83,7 +85,9 @@ def _flex(*tensors: Tensor, **settings: Any) -> Any:
     if torch.compiler.is_compiling():
         return run(*tensors, **settings)
     # Numbers of a mask or bias are part of the kernel; only lengths may change without a new one.
-    with torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS, specialize_int=True):
+    many = torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS, specialize_int=True)
+    # Donated buffers would forbid a second backward pass through the same graph.
+    with many, torch._functorch.config.patch(donated_buffer=False):
         return _compiled(run)(*tensors, **settings)
 
 

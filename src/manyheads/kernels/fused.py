@@ -46,6 +46,8 @@ def cannot(request: Request, facts: Facts) -> str | None:
         return "on CUDA the fused kernels take no bias here"
     if any(simple_form(request.mask, *shape) == "other" for shape in request.shapes):
         return "on CUDA the fused kernels take only full and causal masks here"
+    if facts.dtype not in (*HALF, torch.float32):
+        return f"no fused kernel on CUDA knows {facts.dtype}"
     if facts.dtype in HALF and max(facts.size, facts.value_size) > LARGEST_HEAD:
         return f"flash attention knows heads of at most {LARGEST_HEAD} channels"
     if request.dropout and (request.want.lse or request.sink is not None):

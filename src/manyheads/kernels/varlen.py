@@ -1,5 +1,6 @@
 """CUDA flash attention over packed sequences: full, causal and sliding windows, no padding."""
 
+import math
 from typing import Any
 
 from jaxtyping import Float
@@ -31,7 +32,19 @@ def cannot(request: Request, facts: Facts) -> str | None:
         return f"head sizes {facts.size} and {facts.value_size} are not one multiple of 8 up to 256"
     if not request.keys.tight:
         return "the cache keeps room between sequences"
+    if request.queries.longest == 0 or request.keys.longest == 0:
+        return "there is nothing to see"
+    if request.queries.longest == 1 and not request.queries.uniform:
+        return "flash decoding wants a query of every sequence"
+    if 0 < request.mask.reach.after < math.inf and _more_queries(request):
+        return "flash windows go wrong where a sequence has more queries than keys"
     return None
+
+
+def _more_queries(request: Request) -> bool:
+    # The same tokens are as many; asking each length would tie compiled code to this batch.
+    same = request.queries is request.keys
+    return not same and any(queries > keys for queries, keys in request.shapes)
 
 
 def attend(
@@ -63,7 +76,9 @@ def attend(
         window_size=(before, after),
         **sharing,
     )
+    # Flash says +inf of a row that sees nothing.
     output, lse = answer[0], answer[1].T
+    lse = lse.masked_fill(lse == math.inf, -math.inf)
     if request.sink is not None:
         output, lse = scale_by_sink(output, lse, request.sink)
     return Attended(output, lse if request.want.lse else None)

@@ -24,7 +24,14 @@ def check_decodes(stack: StackConfig) -> None:
     """A token that a later one would change cannot be kept in a cache."""
     for index in range(len(stack.layers)):
         attention = stack.attention(index)
-        if attention is not None and attention.mask.reach.after > 0:
+        if attention is None:
+            continue
+        if not attention.mask.settled:
+            raise ConfigError(
+                f"layer {index} sees by the length of the whole text under {attention.mask}",
+                "use rules that do not count from the end, or run without a cache",
+            )
+        if attention.mask.reach.after > 0:
             raise ConfigError(
                 f"layer {index} sees ahead under {attention.mask} and cannot write step by step",
                 "use Causal() or a window without `after`, or run without a cache",

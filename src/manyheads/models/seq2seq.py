@@ -66,9 +66,14 @@ class Seq2Seq(nn.Module):
         watch: Watcher | None = None,
     ) -> Output:
         """`hidden` and `logits` are the decoder's; with a filled cache the source may be None."""
-        memory = None if source is None else self.encode(source, source_mask, watch=watch)
-        if memory is None and (cache is None or not cache.seen):
+        filled = cache is not None and bool(cache.seen)
+        if source is None and not filled:
             raise InputError("there is nothing to look back at", "give a source for the first step")
+        if source is not None and filled:
+            raise InputError(
+                "the cache remembers a source already", "give source=None, or a new cache"
+            )
+        memory = None if source is None else self.encode(source, source_mask, watch=watch)
         batch, door = enter(target, target_mask, "target ids")
         plan = None if cache is None else cache.plan(batch.lengths)
         positions = batch.lengths.positions if plan is None else plan.positions
@@ -94,9 +99,17 @@ class Seq2Seq(nn.Module):
         check_decodes(self.config.decoder)
         return self.decoder.new_cache(config)
 
-    def explain_kernels(self, source: Ragged | Tensor, target: Ragged | Tensor) -> Explained:
+    def explain_kernels(
+        self,
+        source: Ragged | Tensor,
+        target: Ragged | Tensor,
+        *,
+        source_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+    ) -> Explained:
         """Which kernel each layer would use for this batch, and why."""
-        reads, writes = enter(source, None)[0].lengths, enter(target, None)[0].lengths
+        reads = enter(source, source_mask)[0].lengths
+        writes = enter(target, target_mask)[0].lengths
         encoder = self.encoder.explain_kernels(reads)
         return Explained(encoder.choices + self.decoder.explain_kernels(writes, reads).choices)
 

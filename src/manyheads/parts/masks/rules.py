@@ -32,9 +32,6 @@ class Band:
     before: int | float
     after: int | float
 
-    def covers(self, longest: int) -> bool:
-        return min(self.before, self.after) >= longest - 1
-
 
 @dataclass(frozen=True, slots=True)
 class Mask(ABC):
@@ -61,6 +58,11 @@ class Mask(ABC):
     def fills_reach(self) -> bool:
         """Whether every key inside the band is seen."""
         return False
+
+    @property
+    def settled(self) -> bool:
+        """Whether what two tokens see of each other stays so as the sequence grows."""
+        return True
 
     def __and__(self, other: "Mask") -> "Mask":
         return And(self, other)
@@ -179,6 +181,10 @@ class GlobalTokens(Mask):
         return seen
 
     @property
+    def settled(self) -> bool:
+        return all(position >= 0 for position in self.positions)
+
+    @property
     def reach(self) -> Band:
         return Band(math.inf, math.inf)
 
@@ -237,6 +243,10 @@ class RandomBlocks(Mask):
         return seen
 
     @property
+    def settled(self) -> bool:
+        return False
+
+    @property
     def reach(self) -> Band:
         return Band(math.inf, math.inf)
 
@@ -267,6 +277,10 @@ class And(Mask):
         return self.first.allows(query, key, length) & self.second.allows(query, key, length)
 
     @property
+    def settled(self) -> bool:
+        return self.first.settled and self.second.settled
+
+    @property
     def reach(self) -> Band:
         a, b = self.first.reach, self.second.reach
         return Band(min(a.before, b.before), min(a.after, b.after))
@@ -287,6 +301,10 @@ class Or(Mask):
         self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
     ) -> Bool[Tensor, "*#at"]:
         return self.first.allows(query, key, length) | self.second.allows(query, key, length)
+
+    @property
+    def settled(self) -> bool:
+        return self.first.settled and self.second.settled
 
     @property
     def reach(self) -> Band:

@@ -113,7 +113,7 @@ class ShawTable(nn.Module):
         )
 
     def bias(self, query: Float[Tensor, "n h d"], scale: float) -> "ShawBias":
-        products = scale * (query @ self.keys.to(query.dtype).T).float()
+        products = scale * (query.float() @ self.keys.float().T)
         return ShawBias(self.config.reach, products, self.values)
 
 

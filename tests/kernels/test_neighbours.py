@@ -69,8 +69,7 @@ def test_gradients_of_one_sequence_reach_no_other(kernel: str, rule: str) -> Non
     assert reached == [False, False, False, True, False]
 
 
-@pytest.mark.parametrize("kernel", ["reference", "fused"])
-@pytest.mark.parametrize("rule", ["all", "causal", "window"])
+@pytest.mark.parametrize(("kernel", "rule"), CASES)
 def test_a_sequence_of_nan_spoils_no_other(kernel: str, rule: str) -> None:
     batch = drawn([6, 4, 6])
     spoilt = Ragged.from_list([batch.of(0), torch.full_like(batch.of(1), torch.nan), batch.of(2)])

@@ -81,6 +81,7 @@ class _Layout:
         block = block_size(before + after)
         gap = -(-max(before, after) // block)
         rooms = [-(-length // block) + gap for length in lengths.each]
+        rooms[-1] -= gap
         first = torch.tensor([0, *accumulate(rooms)])
         sequence = torch.arange(len(rooms)).repeat_interleave(first.diff(), output_size=sum(rooms))
         start = (torch.arange(sum(rooms)) - first[sequence]) * block

@@ -34,7 +34,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of six queries and blocks of five, so that small inputs cross their borders."""
     for module in (reference, fused):
         monkeypatch.setattr(module, "rows_a_chunk", lambda heads, keys: 6)  # noqa: ARG005
-    monkeypatch.setattr(banded, "block_size", lambda width: 5)  # noqa: ARG005
+    monkeypatch.setattr(banded, "BLOCK", 5)
 
 
 def claims(kernel: str, rule: Rule, biased: Biased, grad: bool) -> bool:

@@ -1,104 +1,55 @@
 """See, measure and reshape every attention head, at full speed."""
 
-from manyheads.attention import Attention, AttentionConfig
-from manyheads.cache import Cache, Fixed, Growing
-from manyheads.errors import ManyheadsError
-from manyheads.models.build import build, named, sizes
-from manyheads.models.decoder import Decoder, DecoderConfig
-from manyheads.models.door import Output
-from manyheads.models.embedding import Embedding
-from manyheads.models.encoder import Encoder, EncoderConfig
-from manyheads.models.init import Init
-from manyheads.models.layer import Branch, LayerConfig
-from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, TokenHead, Transform
-from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from manyheads.models.stack import StackConfig
-from manyheads.models.vision import Patches, Vision, VisionConfig
-from manyheads.parts.experts import Experts
-from manyheads.parts.feedforward import MLP, GeGLU, SwiGLU
-from manyheads.parts.gates import Gate
-from manyheads.parts.masks import All, Blocks, Causal, GlobalTokens, Prefix, RandomBlocks, Window
-from manyheads.parts.norms import Both, LayerNorm, NoNorm, Post, Pre, RMSNorm
-from manyheads.parts.positions import (
-    Alibi,
-    Grid,
-    Learned,
-    NoPosition,
-    Rotary,
-    Shaw,
-    Sinusoidal,
-    T5Buckets,
-)
-from manyheads.parts.positions.rotary import NTK, Linear, Llama3, YaRN
-from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Head, Record, Site, Sublayer, Tap, Watcher
+from importlib import import_module as _import_module
 
-__all__ = [
-    "Alibi",
-    "All",
-    "Attention",
-    "AttentionConfig",
-    "Blocks",
-    "Both",
-    "Branch",
-    "Cache",
-    "Causal",
-    "ClassHead",
-    "Decoder",
-    "DecoderConfig",
-    "Embedding",
-    "Encoder",
-    "EncoderConfig",
-    "Experts",
-    "Fixed",
-    "Gate",
-    "GeGLU",
-    "GlobalTokens",
-    "Grid",
-    "Growing",
-    "Head",
-    "Init",
-    "LanguageHead",
-    "LayerConfig",
-    "LayerNorm",
-    "Learned",
-    "Lengths",
-    "Linear",
-    "Llama3",
-    "MLP",
-    "ManyheadsError",
-    "NTK",
-    "NoNorm",
-    "NoPosition",
-    "NoReadout",
-    "Output",
-    "Patches",
-    "Post",
-    "Pre",
-    "Prefix",
-    "RMSNorm",
-    "Ragged",
-    "RandomBlocks",
-    "Record",
-    "Rotary",
-    "Seq2Seq",
-    "Seq2SeqConfig",
-    "Shaw",
-    "Sinusoidal",
-    "Site",
-    "StackConfig",
-    "Sublayer",
-    "SwiGLU",
-    "T5Buckets",
-    "Tap",
-    "TokenHead",
-    "Transform",
-    "Vision",
-    "VisionConfig",
-    "Watcher",
-    "Window",
-    "YaRN",
-    "build",
-    "named",
-    "sizes",
-]
+# Where each public name lives. It is fetched when first used, so that the command line can answer
+# before torch is loaded. Type checkers read __init__.pyi, and a test holds the two together.
+_HOMES = {
+    "attention": ("Attention", "AttentionConfig"),
+    "cache": ("Cache", "Fixed", "Growing"),
+    "errors": ("ManyheadsError",),
+    "models.build": ("build", "named", "sizes"),
+    "models.decoder": ("Decoder", "DecoderConfig"),
+    "models.door": ("Output",),
+    "models.embedding": ("Embedding",),
+    "models.encoder": ("Encoder", "EncoderConfig"),
+    "models.init": ("Init",),
+    "models.layer": ("Branch", "LayerConfig"),
+    "models.readout": ("ClassHead", "LanguageHead", "NoReadout", "TokenHead", "Transform"),
+    "models.seq2seq": ("Seq2Seq", "Seq2SeqConfig"),
+    "models.stack": ("StackConfig",),
+    "models.vision": ("Patches", "Vision", "VisionConfig"),
+    "parts.experts": ("Experts",),
+    "parts.feedforward": ("MLP", "GeGLU", "SwiGLU"),
+    "parts.gates": ("Gate",),
+    "parts.masks": ("All", "Blocks", "Causal", "GlobalTokens", "Prefix", "RandomBlocks", "Window"),
+    "parts.norms": ("Both", "LayerNorm", "NoNorm", "Post", "Pre", "RMSNorm"),
+    "parts.positions": (
+        "Alibi",
+        "Grid",
+        "Learned",
+        "NoPosition",
+        "Rotary",
+        "Shaw",
+        "Sinusoidal",
+        "T5Buckets",
+    ),
+    "parts.positions.rotary": ("NTK", "Linear", "Llama3", "YaRN"),
+    "ragged": ("Lengths", "Ragged"),
+    "taps": ("Head", "Record", "Site", "Sublayer", "Tap", "Watcher"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'manyheads' has no attribute {name!r}")
+    value = getattr(_import_module(f"manyheads.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -31,6 +31,7 @@ FLOORS = {
     "cli/": 9,
     "__main__.py": 10,
     "__init__.py": 10,
+    "__init__.pyi": 10,
 }
 
 CORE = {room for room, floor in FLOORS.items() if floor <= 4} | {"lens/", "train/", "__init__.py"}

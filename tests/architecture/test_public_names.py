@@ -1,7 +1,8 @@
 """What a module says it offers is what it has."""
 
-import __future__
-
+import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
@@ -9,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import manyheads
-from tests.architecture.house import sources
+from tests.architecture.house import PACKAGE, sources
 
 
 def modules_with_a_list() -> Iterator[ModuleType]:
@@ -41,13 +42,25 @@ def test_every_public_name_can_be_imported() -> None:
     assert set(manyheads.__all__) <= set(namespace)
 
 
-def test_every_public_name_is_listed() -> None:
-    public = {
-        name
-        for name, value in vars(manyheads).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType | __future__._Feature)
+def test_type_checkers_are_told_where_every_name_lives() -> None:
+    stub = ast.parse((PACKAGE / "__init__.pyi").read_text())
+    told = {
+        alias.name: node.module
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
     }
-    assert public <= set(manyheads.__all__)
+    homes = {name: f"manyheads.{home}" for name, home in manyheads._HOME_OF.items()}
+    assert told == homes
+    listed = next(node for node in stub.body if isinstance(node, ast.Assign))
+    assert ast.literal_eval(listed.value) == list(manyheads.__all__)
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    script = (
+        "import sys, manyheads; sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def test_a_name_that_does_not_exist_is_an_error() -> None:

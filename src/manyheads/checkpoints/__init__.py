@@ -1,0 +1,1 @@
+"""Models to folders and back: safetensors, config.json, tokenizer.json."""

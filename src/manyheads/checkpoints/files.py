@@ -1,0 +1,139 @@
+"""Checkpoint folders: read without loading, written whole or not at all."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from manyheads.errors import InputError
+
+__all__ = ["Weights", "read_json", "write_folder"]
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+class Weights:
+    """The tensors of a folder, mapped into memory and read one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._open = ExitStack()
+        self._file_of: dict[str, Any] = {}
+        for file in _weight_files(folder):
+            try:
+                opened = self._open.enter_context(safe_open(file, framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise InputError(
+                    f"{file} is cut short or damaged ({error})", "copy or download it again"
+                ) from None
+            self._file_of |= dict.fromkeys(opened.keys(), opened)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {
+            name: tuple(file.get_slice(name).get_shape()) for name, file in self._file_of.items()
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._file_of[name].get_tensor(name)
+
+    def __enter__(self) -> "Weights":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).exists():
+        named = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
+        missing = [name for name in named if not (folder / name).exists()]
+        if missing or not named:
+            raise InputError(
+                f"{folder / INDEX} names {', '.join(missing) or 'no file'}, which is not there",
+                "copy or download the missing files",
+            )
+        return [folder / name for name in named]
+    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
+    if pickles:
+        raise InputError(
+            f"{folder} has its weights in a pickle ({', '.join(pickles)}), which can run any code",
+            "convert them where you trust them: safetensors.torch.save_file("
+            f"torch.load({pickles[0]!r}, weights_only=True), {WEIGHTS!r})",
+        )
+    raise InputError(f"{folder} has no {WEIGHTS} and no {INDEX}", "name a folder that has one")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file that must be there."""
+    if not file.is_file():
+        raise InputError(f"there is no {file}", "name a folder that a model was saved to")
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise InputError(f"{file} is not JSON ({error})", "mend it or download it again") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{file} holds a {type(found).__name__}", "it must hold an object {...}")
+    return found
+
+
+def write_folder(folder: Path, files: Mapping[str, Callable[[Path], None]]) -> None:
+    """Write files into a folder so that it has all of them or stays as it was.
+
+    They are written to a new folder beside it, which then takes its place; other files that lay in
+    the old folder are carried over.
+    """
+    folder = folder.absolute()
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file", "name a folder to save to")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        if folder.exists():
+            shutil.copytree(folder, fresh, dirs_exist_ok=True, copy_function=_link)
+        for name, write in files.items():
+            (fresh / name).unlink(missing_ok=True)
+            write(fresh / name)
+            _flush(fresh / name)
+        fresh.chmod(0o755)
+        _take_place(fresh, folder)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+
+
+def _take_place(fresh: Path, folder: Path) -> None:
+    if not folder.exists():
+        fresh.rename(folder)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
+    folder.rename(old)
+    try:
+        fresh.rename(folder)
+    except BaseException:
+        old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _link(source: str, target: str) -> str:
+    """Carried-over files are linked, not copied, where the disk can."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return target
+
+
+def _flush(file: Path) -> None:
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())

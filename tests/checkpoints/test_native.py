@@ -1,0 +1,123 @@
+"""Whatever can be built can be saved and comes back bit by bit."""
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from manyheads import build, load, save
+from manyheads.checkpoints.files import WEIGHTS
+from manyheads.errors import InputError
+from tests.models.zoo import MODELS, answer, small, values
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_comes_back_bit_by_bit(name: str, tmp_path: Path) -> None:
+    model = small(MODELS[name])
+    save(model, tmp_path / "model")
+    again = load(tmp_path / "model")
+    assert again.config == model.config
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[key], tensor)
+    assert torch.equal(values(answer(again).hidden), values(answer(model).hidden))
+    assert not again.training
+    assert all(parameter.requires_grad for parameter in again.parameters())
+
+
+def test_saving_again_writes_the_same_bytes(tmp_path: Path) -> None:
+    save(build("council", seed=0), tmp_path / "one")
+    save(load(tmp_path / "one"), tmp_path / "two")
+    for file in (tmp_path / "one").iterdir():
+        assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
+
+
+def test_the_type_asked_for_is_the_type_given(tmp_path: Path) -> None:
+    model = build("council", seed=0, dtype=torch.bfloat16)
+    save(model, tmp_path)
+    kinds = {parameter.dtype for parameter in load(tmp_path).parameters()}
+    assert kinds == {torch.bfloat16}
+    kinds = {parameter.dtype for parameter in load(tmp_path, dtype=torch.float32).parameters()}
+    assert kinds == {torch.float32}
+
+
+def test_tied_weights_stay_tied_and_are_written_once(tmp_path: Path) -> None:
+    model = build("gpt2", layers=1, width=16, heads=2, vocabulary=50, seed=0)
+    save(model, tmp_path)
+    assert len(load_file(tmp_path / WEIGHTS)) == len(list(model.parameters()))
+    assert load(tmp_path).readout.weight is None
+
+
+def test_a_tokenizer_travels_with_its_model(tmp_path: Path) -> None:
+    model = build("council", seed=0)
+    model.tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    save(model, tmp_path)
+    assert load(tmp_path).tokenizer.to_str() == model.tokenizer.to_str()
+
+
+def test_a_model_without_a_tokenizer_says_none(tmp_path: Path) -> None:
+    save(build("council", seed=0), tmp_path)
+    assert load(tmp_path).tokenizer is None
+
+
+def test_the_message_says_who_can_open_it(tmp_path: Path) -> None:
+    assert "which manyheads alone opens" in str(save(build("council", seed=0), tmp_path))
+
+
+def test_every_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    save(build("council", seed=0), tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS)
+    tensors["stack.layers.0.attention.output.weight"] = torch.zeros(3, 4)
+    del tensors["stack.layers.0.attention.output.bias"]
+    tensors["extra"] = torch.zeros(1)
+    save_file(tensors, tmp_path / WEIGHTS)
+    with pytest.raises(InputError) as caught:
+        load(tmp_path)
+    message = str(caught.value)
+    assert "attention.output.weight is (3, 4) and the config asks for (128, 128)" in message
+    assert "attention.output.bias is missing" in message
+    assert "extra belongs to no part of the model" in message
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "llama"}, "model_type='llama'"),
+        ({"model_type": "manyheads", "config": {"type": "Window", "before": 1}}, "no whole model"),
+        ({"model_type": "manyheads"}, "no whole model"),
+        (
+            {
+                "model_type": "manyheads",
+                "config": {"type": "AttentionConfig", "width": 8, "heads": 3},
+            },
+            "cannot be divided among heads=3",
+        ),
+    ],
+)
+def test_a_config_that_is_not_ours_is_refused(
+    config: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    save(build("council", seed=0), tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=reason):
+        load(tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no folder"):
+        load(tmp_path / "nowhere")
+
+
+def test_loading_makes_no_second_copy_in_python(tmp_path: Path) -> None:
+    model = build("council", seed=0)
+    save(model, tmp_path)
+    tracemalloc.start()
+    load(tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    assert peak < size

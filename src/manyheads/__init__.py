@@ -7,7 +7,7 @@ from importlib import import_module as _import_module
 _HOMES = {
     "attention": ("Attention", "AttentionConfig"),
     "cache": ("Cache", "Fixed", "Growing"),
-    "checkpoints.native": ("load", "save"),
+    "checkpoints.folder": ("load", "save"),
     "errors": ("ManyheadsError",),
     "models.build": ("build", "named", "sizes"),
     "models.decoder": ("Decoder", "DecoderConfig"),

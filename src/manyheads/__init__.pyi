@@ -2,7 +2,7 @@
 
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.cache import Cache, Fixed, Growing
-from manyheads.checkpoints.native import load, save
+from manyheads.checkpoints.folder import load, save
 from manyheads.errors import ManyheadsError
 from manyheads.models.build import build, named, sizes
 from manyheads.models.decoder import Decoder, DecoderConfig

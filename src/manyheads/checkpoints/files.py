@@ -5,7 +5,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,37 +17,54 @@ __all__ = ["Weights", "read_json", "write_folder"]
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MOST_MAPPED = 2**24
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 class Weights:
-    """The tensors of a folder, mapped into memory and read one at a time."""
+    """The tensors of a folder, mapped into memory and read one at a time.
+
+    Pages that were read stay with the process until their file is let go, so it is now and then:
+    whoever copies what he gets never holds the weights twice.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._open = ExitStack()
-        self._file_of: dict[str, Any] = {}
+        self._file_of: dict[str, Path] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._open: dict[Path, Any] = {}
+        self._read = 0
         for file in _weight_files(folder):
+            opened = self._opened(file)
+            for name in opened.keys():  # noqa: SIM118, it is no dictionary
+                self._file_of[name] = file
+                self._shapes[name] = tuple(opened.get_slice(name).get_shape())
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._shapes
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self._read > MOST_MAPPED:
+            self._open.clear()
+            self._read = 0
+        tensor: Tensor = self._opened(self._file_of[name]).get_tensor(name)
+        self._read += tensor.nbytes
+        return tensor
+
+    def _opened(self, file: Path) -> Any:
+        if file not in self._open:
             try:
-                opened = self._open.enter_context(safe_open(file, framework="pt"))
+                self._open[file] = safe_open(file, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise InputError(
                     f"{file} is cut short or damaged ({error})", "copy or download it again"
                 ) from None
-            self._file_of |= dict.fromkeys(opened.keys(), opened)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {
-            name: tuple(file.get_slice(name).get_shape()) for name, file in self._file_of.items()
-        }
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._file_of[name].get_tensor(name)
+        return self._open[file]
 
     def __enter__(self) -> "Weights":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open.close()
+        self._open.clear()
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -174,15 +174,22 @@ def gpt2(
     vocabulary: int = 50257,
     positions: int = 1024,
     dropout: float = 0.1,
+    hidden: int | Literal["four"] = "four",
+    eps: float = 1e-5,
 ) -> DecoderConfig:
-    """GPT-2: norms before the sublayers, learned positions, a tied head."""
+    """GPT-2: norms before the sublayers, learned positions, a tied head.
+
+    `hidden="four"` makes the feed-forward four times as wide as the model.
+    """
+    norm = LayerNorm(eps=eps)
     attention = AttentionConfig(
         width=width, heads=heads, mask=Causal(), bias="all", dropout=dropout
     )
-    feedforward = MLP(width=width, hidden=4 * width, activation="gelu_tanh")
+    inside = 4 * width if hidden == "four" else hidden
+    feedforward = MLP(width=width, hidden=inside, activation="gelu_tanh")
     layer = LayerConfig(
-        attention=Branch(attention, Pre(LayerNorm()), dropout),
-        feedforward=Branch(feedforward, Pre(LayerNorm()), dropout),
+        attention=Branch(attention, Pre(norm), dropout),
+        feedforward=Branch(feedforward, Pre(norm), dropout),
     )
     return DecoderConfig(
         embedding=Embedding(
@@ -191,7 +198,7 @@ def gpt2(
             position=Learned(count=positions),
             dropout=dropout,
         ),
-        stack=StackConfig(width=width, layers=(layer,) * layers, final_norm=LayerNorm()),
+        stack=StackConfig(width=width, layers=(layer,) * layers, final_norm=norm),
         readout=LanguageHead(tied=True),
         init=Init(scaled_outputs=True),
     )

@@ -1,0 +1,86 @@
+"""GPT-2: weights stored [in, out], queries, keys and values in one matrix."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from manyheads.checkpoints.names import Entry
+from manyheads.models.decoder import DecoderConfig
+from manyheads.models.recipes import ModelConfig, gpt2
+from manyheads.parts.positions import Learned
+
+__all__ = ["canonical", "config_of", "describe", "entries"]
+
+TIED_COPIES = ("lm_head.weight",)
+# Ours below a layer, theirs below h.N, and whether theirs is stored [in, out].
+LAYER = (
+    ("attention_residual.norm", "ln_1", False),
+    ("attention.project", "attn.c_attn", True),
+    ("attention.output", "attn.c_proj", True),
+    ("feedforward_residual.norm", "ln_2", False),
+    ("feedforward.expand", "mlp.c_fc", True),
+    ("feedforward.contract", "mlp.c_proj", True),
+)
+
+
+def config_of(theirs: Mapping[str, Any]) -> ModelConfig:
+    return gpt2(
+        width=theirs["n_embd"],
+        heads=theirs["n_head"],
+        layers=theirs["n_layer"],
+        vocabulary=theirs["vocab_size"],
+        positions=theirs["n_positions"],
+        dropout=float(theirs.get("resid_pdrop", 0.1)),
+        hidden=theirs.get("n_inner") or 4 * theirs["n_embd"],
+        eps=float(theirs.get("layer_norm_epsilon", 1e-5)),
+    )
+
+
+def describe(config: ModelConfig) -> dict[str, Any] | None:
+    if not isinstance(config, DecoderConfig) or not config.stack.layers:
+        return None
+    position, layer = config.embedding.position, config.stack.layers[0]
+    if not isinstance(position, Learned) or layer.attention is None or layer.feedforward is None:
+        return None
+    drop = config.embedding.dropout
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": config.stack.width,
+        "n_head": layer.attention.inner.heads,
+        "n_layer": len(config.stack.layers),
+        "n_inner": layer.feedforward.inner.hidden,
+        "n_positions": position.count,
+        "vocab_size": config.embedding.vocabulary,
+        "layer_norm_epsilon": getattr(config.stack.final_norm, "eps", 1e-5),
+        "activation_function": "gelu_new",
+        "embd_pdrop": drop,
+        "attn_pdrop": drop,
+        "resid_pdrop": drop,
+    }
+
+
+def entries(config: ModelConfig, ours: Iterable[str]) -> list[Entry]:  # noqa: ARG001
+    assert isinstance(config, DecoderConfig)
+    table = [
+        Entry("embedding.tokens.weight", ("transformer.wte.weight",)),
+        Entry("embedding.positions.weight", ("transformer.wpe.weight",)),
+    ]
+    for kind in ("weight", "bias"):
+        table.append(Entry(f"stack.final_norm.{kind}", (f"transformer.ln_f.{kind}",)))
+        for index in range(len(config.stack.layers)):
+            for mine, theirs, turned in LAYER:
+                table.append(
+                    Entry(
+                        f"stack.layers.{index}.{mine}.{kind}",
+                        (f"transformer.h.{index}.{theirs}.{kind}",),
+                        turned=turned and kind == "weight",
+                    )
+                )
+    return table
+
+
+def canonical(name: str) -> str | None:
+    """Older files lack the prefix and carry the causal mask."""
+    if name.endswith((".attn.bias", ".attn.masked_bias")):
+        return None
+    return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from safetensors.torch import save_file
 
-from manyheads.checkpoints import gpt2, llama, native
+from manyheads.checkpoints import bert, gpt2, llama, marian, modernbert, native, t5, vit
 from manyheads.checkpoints.files import WEIGHTS, Weights, read_json, write_folder
 from manyheads.checkpoints.names import fitting, from_theirs, to_theirs
 from manyheads.errors import ConfigError, InputError, MissingExtraError
@@ -26,10 +26,16 @@ __all__ = ["FAMILIES", "Saved", "load", "save"]
 # `canonical` brings older names up to date or says None of what is no weight.
 FAMILIES: dict[str, ModuleType] = {
     "gpt2": gpt2,
+    "bert": bert,
+    "roberta": bert,
+    "modernbert": modernbert,
     "llama": llama,
     "mistral": llama,
     "qwen2": llama,
     "qwen3": llama,
+    "vit": vit,
+    "t5": t5,
+    "marian": marian,
     "manyheads": native,
 }
 CONFIG = "config.json"
@@ -66,9 +72,7 @@ def load(where: str | Path, *, dtype: torch.dtype | None = None, device: str = "
         found = weights.shapes()
         file_name = {family.canonical(name): name for name in found}
         known = {new: found[name] for new, name in file_name.items() if new is not None}
-        known = {
-            name: shape for name, shape in known.items() if not _tied_copy(name, family, config)
-        }
+        known = {name: shape for name, shape in known.items() if not _unread(name, family, config)}
         fitting(table, shapes, known, str(folder / WEIGHTS))
         placed = {
             name: tensor.to(device=device, dtype=dtype)
@@ -76,6 +80,7 @@ def load(where: str | Path, *, dtype: torch.dtype | None = None, device: str = "
         }
     model.load_state_dict(placed, assign=True)
     model.tokenizer = _tokenizer(folder)
+    model.described = described
     return model.eval()
 
 
@@ -93,7 +98,7 @@ def save(model: Model, folder: str | Path) -> Saved:
     True
     """
     config = cast(ModelConfig, model.config)
-    name, described = _counterpart(config)
+    name, described = _counterpart(config, getattr(model, "described", None))
     state = model.state_dict()
     tensors = to_theirs(FAMILIES[name].entries(config, state), state)
     kind = str(next(iter(state.values())).dtype).removeprefix("torch.")
@@ -109,8 +114,18 @@ def save(model: Model, folder: str | Path) -> Saved:
     return Saved(Path(folder), name)
 
 
-def _counterpart(config: ModelConfig) -> tuple[str, dict[str, Any]]:
-    """The first family whose own config can say all that ours says; the last one is our own."""
+def _counterpart(
+    config: ModelConfig, loaded_from: dict[str, Any] | None
+) -> tuple[str, dict[str, Any]]:
+    """The first family whose own config can say all that ours says; the last one is our own.
+
+    A model that is still what its folder described keeps that description, with label names, token
+    ids and whatever else ours has no place for.
+    """
+    if loaded_from is not None:
+        name = str(loaded_from["model_type"])
+        if _same(FAMILIES[name].config_of(loaded_from), config):
+            return name, loaded_from
     for family in dict.fromkeys(FAMILIES.values()):
         described = family.describe(config)
         if described is not None and _same(family.config_of(described), config):
@@ -123,8 +138,10 @@ def _same(one: ModelConfig, other: ModelConfig) -> bool:
     return type(one) is type(other) and replace(one, init=Init()) == replace(other, init=Init())
 
 
-def _tied_copy(name: str | None, family: ModuleType, config: ModelConfig) -> bool:
-    """Some files repeat a tied table under the name of the head."""
+def _unread(name: str, family: ModuleType, config: ModelConfig) -> bool:
+    """Some files repeat a tied table under the name of the head, or keep what no head reads."""
+    if name in getattr(family, "UNREAD", {}).get(type(config.readout), ()):
+        return True
     return name in getattr(family, "TIED_COPIES", ()) and _is_tied(config)
 
 

@@ -17,12 +17,14 @@ class Entry:
     """One tensor of ours and where it lies in a file of theirs.
 
     Several of theirs are ours laid row under row. `turned` says that theirs is stored [in, out].
+    The prefix is written, and read or not, where `canonical` takes prefixes off.
     """
 
     ours: str
     theirs: tuple[str, ...]
     rows: tuple[int, ...] = ()
     turned: bool = False
+    prefix: str = ""
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Ours in memory of its own, so that the file can be let go."""
@@ -33,9 +35,9 @@ class Entry:
 
     def part(self, ours: Tensor) -> dict[str, Tensor]:
         whole = ours.T.contiguous() if self.turned else ours
-        if len(self.theirs) == 1:
-            return {self.theirs[0]: whole}
-        return dict(zip(self.theirs, whole.split(list(self.rows)), strict=True))
+        pieces = whole.split(list(self.rows)) if len(self.theirs) > 1 else (whole,)
+        names = (self.prefix + name for name in self.theirs)
+        return dict(zip(names, pieces, strict=True))
 
     def shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """The shapes that theirs must have where ours has this one."""
@@ -56,11 +58,15 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """One tensor of theirs that holds some of ours one after another, all of them read flat."""
+    """One tensor of theirs that holds some of ours one after another, all of them read flat.
+
+    The prefix is as an entry's.
+    """
 
     ours: Mapping[str, tuple[int, ...]]
     theirs: str
     shape: tuple[int, ...]
+    prefix: str = ""
 
     def read(self, get: Callable[[str], Tensor]) -> dict[str, Tensor]:
         pieces = get(self.theirs).flatten().split([prod(shape) for shape in self.ours.values()])
@@ -71,7 +77,7 @@ class Packed:
 
     def write(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
         whole = torch.cat([ours[name].flatten() for name in self.ours])
-        return {self.theirs: whole.view(self.shape)}
+        return {self.prefix + self.theirs: whole.view(self.shape)}
 
     def expected(self, ours: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         assert all(ours[name] == shape for name, shape in self.ours.items())

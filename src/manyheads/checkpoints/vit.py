@@ -7,6 +7,7 @@ from typing import Any
 from manyheads.attention import AttentionConfig
 from manyheads.checkpoints.names import Entry, Packed
 from manyheads.errors import ConfigError
+from manyheads.models.init import Init
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import ClassHead, NoReadout, Readout
 from manyheads.models.recipes import ModelConfig
@@ -22,7 +23,7 @@ BARE = "ViTModel"
 # Where a config.json names no labels, transformers takes two.
 FEWEST_LABELS = 2
 ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu"}
-# Ours below a layer, and theirs below vit.encoder.layer.N.
+# Ours below a layer, and theirs below encoder.layer.N.
 LAYER = (
     (
         "attention.project",
@@ -34,7 +35,11 @@ LAYER = (
     ("feedforward.contract", ("output.dense",)),
     ("feedforward_residual.norm", ("layernorm_after",)),
 )
-# The modules of transformers 5 below vit.layers.N; its files still have the names on the right.
+OTHERS = (
+    ("embedding.convolution", "embeddings.patch_embeddings.projection"),
+    ("stack.final_norm", "layernorm"),
+)
+# The modules of transformers 5 below layers.N; its files still have the names on the right.
 RENAMED = {
     "attention.q_proj": "attention.attention.query",
     "attention.k_proj": "attention.attention.key",
@@ -78,6 +83,7 @@ def config_of(theirs: Mapping[str, Any]) -> ModelConfig:
             width=width, layers=(layer,) * theirs["num_hidden_layers"], final_norm=norm
         ),
         readout=_readout(theirs),
+        init=Init(std=float(theirs.get("initializer_range", 0.02))),
     )
 
 
@@ -107,6 +113,7 @@ def describe(config: ModelConfig) -> dict[str, Any] | None:
         "patch_size": config.patches.size,
         "num_channels": config.patches.channels,
         "qkv_bias": True,
+        "initializer_range": config.init.std,
         "hidden_dropout_prob": config.patches.dropout,
         "attention_probs_dropout_prob": attention.dropout,
         **_describe_labels(head),
@@ -115,48 +122,48 @@ def describe(config: ModelConfig) -> dict[str, Any] | None:
 
 def entries(config: ModelConfig, ours: Iterable[str]) -> list[Entry | Packed]:
     assert isinstance(config, VisionConfig)
-    width, grid = config.stack.width, config.patches.grid
+    have, width, grid = set(ours), config.stack.width, config.patches.grid
+    # Files of the bare model are written without the prefix that a classifier's have.
+    prefix = "" if isinstance(config.readout, NoReadout) else "vit."
     classes = {"embedding.class_token": (width,)}
     positions = {
         "embedding.positions.class_token": (width,),
         "embedding.positions.patches": (grid.rows, grid.columns, width),
     }
     table: list[Entry | Packed] = [
-        Packed(classes, "vit.embeddings.cls_token", (1, 1, width)),
+        Packed(classes, "embeddings.cls_token", (1, 1, width), prefix),
         Packed(
             positions,
-            "vit.embeddings.position_embeddings",
+            "embeddings.position_embeddings",
             (1, 1 + grid.rows * grid.columns, width),
+            prefix,
         ),
     ]
     for kind in ("weight", "bias"):
-        patches = f"vit.embeddings.patch_embeddings.projection.{kind}"
-        table.append(Entry(f"embedding.convolution.{kind}", (patches,)))
-        table.append(Entry(f"stack.final_norm.{kind}", (f"vit.layernorm.{kind}",)))
-        if f"readout.{kind}" in ours:
+        for mine, theirs in OTHERS:
+            table.append(Entry(f"{mine}.{kind}", (f"{theirs}.{kind}",), prefix=prefix))
+        if f"readout.{kind}" in have:
             table.append(Entry(f"readout.{kind}", (f"classifier.{kind}",)))
         for index in range(len(config.stack.layers)):
             for mine, parts in LAYER:
-                names = tuple(f"vit.encoder.layer.{index}.{part}.{kind}" for part in parts)
-                rows = (width,) * len(parts)
-                table.append(Entry(f"stack.layers.{index}.{mine}.{kind}", names, rows))
+                names = tuple(f"encoder.layer.{index}.{part}.{kind}" for part in parts)
+                rows, name = (width,) * len(parts), f"stack.layers.{index}.{mine}.{kind}"
+                table.append(Entry(name, names, rows, prefix=prefix))
     return table
 
 
 def canonical(name: str) -> str | None:
-    """Files of the bare model lack the prefix; modules of transformers 5 have names of their own."""
+    """Without the prefix, which the bare model lacks; modules of 5.x as their files name them."""
     bare = name.removeprefix("vit.")
     # The pooler reads the class token after the last norm, and neither the hidden states nor the
     # classifier read the pooler; the mask token is for training with patches hidden.
     if bare.startswith("pooler.") or bare == "embeddings.mask_token":
         return None
-    if bare.startswith("classifier."):
-        return bare
     found = re.fullmatch(r"layers\.(\d+)\.(.+)\.(weight|bias)", bare)
     if found is None:
-        return f"vit.{bare}"
+        return bare
     index, part, kind = found.groups()
-    return f"vit.encoder.layer.{index}.{RENAMED.get(part, part)}.{kind}"
+    return f"encoder.layer.{index}.{RENAMED.get(part, part)}.{kind}"
 
 
 def _activation(theirs: Mapping[str, Any]) -> Activation:

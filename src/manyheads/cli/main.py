@@ -6,6 +6,7 @@ from typing import Protocol
 
 import tyro
 
+from manyheads.cli.convert import Convert
 from manyheads.cli.explain import Explain
 from manyheads.errors import ManyheadsError
 
@@ -18,7 +19,7 @@ class Command(Protocol):
     def run(self) -> int: ...
 
 
-COMMANDS: dict[str, Callable[..., Command]] = {"explain": Explain}
+COMMANDS: dict[str, Callable[..., Command]] = {"explain": Explain, "convert": Convert}
 
 ABOUT = """See, measure and reshape every attention head, at full speed.
 

@@ -72,6 +72,7 @@ def test_same_logits_here_and_back(name: str, tmp_path: Path) -> None:
     with torch.no_grad():
         found = ours(Ragged.from_list(sources), Ragged.from_list(targets)).logits
     assert_same(found, expected)
+    ours.described = None  # our own words must do
     assert save(ours, tmp_path / "ours").family == "t5"
     same_files(tmp_path / "theirs", tmp_path / "ours")
     again = T5ForConditionalGeneration.from_pretrained(tmp_path / "ours").eval()

@@ -1,0 +1,83 @@
+"""What a folder says of a model beyond its weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertForTokenClassification,
+)
+
+from manyheads import build, load, save
+from manyheads.checkpoints.folder import FAMILIES
+from tests.parity.comparing import VOCABULARY, texts
+
+TINY = {"layers": 2, "width": 32, "heads": 4, "vocabulary": VOCABULARY}
+BUILT: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "gpt2": ("gpt2", AutoModelForCausalLM, TINY),
+    "bert-base": ("bert", AutoModelForMaskedLM, TINY | {"hidden": 48}),
+    "modernbert-base": ("modernbert", AutoModelForMaskedLM, TINY | {"hidden": 48}),
+    "llama-1b-shape": (
+        "llama",
+        AutoModelForCausalLM,
+        TINY | {"hidden": 48, "kv_heads": 2, "head_size": 8},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_model_built_here_opens_there_with_the_same_logits(name: str, tmp_path: Path) -> None:
+    family, opener, numbers = BUILT[name]
+    model: Any = build(name, seed=0, **numbers)
+    assert save(model, tmp_path).family == family
+    theirs = opener.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        for text in texts():
+            found, expected = theirs(text[None]).logits, model(text[None]).logits
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_an_image_model_built_here_opens_there(tmp_path: Path) -> None:
+    model: Any = build(
+        "vit-b16", layers=1, width=32, heads=4, hidden=48, image=32, classes=7, seed=0
+    )
+    torch.nn.init.normal_(model.readout.weight)
+    assert save(model, tmp_path).family == "vit"
+    theirs = AutoModelForImageClassification.from_pretrained(tmp_path).eval()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(images).logits, model(images).logits, atol=1e-4, rtol=0)
+
+
+def test_what_ours_has_no_place_for_comes_back_unchanged(tmp_path: Path) -> None:
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=20,
+        id2label={0: "O", 1: "B-PER", 2: "I-PER"},
+        classifier_dropout=0.3,
+    )
+    BertForTokenClassification(config).save_pretrained(tmp_path / "theirs")
+    save(load(tmp_path / "theirs"), tmp_path / "ours")
+    one, other = (
+        json.loads((tmp_path / who / "config.json").read_text()) for who in ("theirs", "ours")
+    )
+    assert one == other
+
+
+def test_every_family_has_the_four_functions() -> None:
+    for family in FAMILIES.values():
+        for name in ("config_of", "describe", "entries", "canonical"):
+            assert callable(getattr(family, name))
+
+
+def test_our_own_layout_is_asked_last() -> None:
+    assert list(FAMILIES)[-1] == "manyheads"

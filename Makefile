@@ -1,6 +1,9 @@
 # Another Python: make PYTHON=python3.12 test
 PYTHON ?= python3
 WORKERS ?= 2
+# How many processes share the GPU tests, and what to tell them, as in GPU_OPTIONS="--on cpu".
+SHARES ?= 6
+GPU_OPTIONS ?=
 
 BIN := .venv/bin
 # The stamp carries the name of the Python asked for, so that asking for another rebuilds .venv.
@@ -28,9 +31,19 @@ bench: $(READY) ## time the kernels side by side
 	$(BIN)/python bench/kernels.py
 
 # No .venv and no network: a machine with an accelerator brings its own torch and pytest, often of
-# other versions than ours, so that their warnings are shown and do not fail the run.
+# other versions than ours, so that their warnings are shown and do not fail the run. Compiling takes
+# most of the time, so the tests run in shares side by side; each leaves its log in build/gpu.
 gpu-test: ## run tests/gpu with the torch and pytest that PYTHON has
-	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -q -p no:cacheprovider -o filterwarnings=default
+	@mkdir -p build/gpu && rm -f build/gpu/*; failed=0; running=""; \
+	for share in $$(seq $(SHARES)); do \
+	  PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -q -p no:cacheprovider -o filterwarnings=default \
+	    --show-capture=no --tb=short --share $$share/$(SHARES) $(GPU_OPTIONS) \
+	    --ledger build/gpu/$$share.json > build/gpu/$$share.log 2>&1 & running="$$running $$!"; \
+	done; \
+	for one in $$running; do wait $$one || failed=1; done; \
+	grep -hE '^(E  |FAILED|ERROR)|(passed|failed|error).* in |^Exit:' build/gpu/*.log | cut -c1-300 | uniq; \
+	test -n "$$(ls build/gpu/*.json 2>/dev/null)" && $(PYTHON) tests/gpu/ledger.py build/gpu/*.json; \
+	exit $$failed
 
 format: $(READY) ## put every file into the house format
 	$(BIN)/ruff format .

@@ -27,7 +27,7 @@ from manyheads.parts.masks import Causal, Mask, Window
 from manyheads.ragged import Lengths, Ragged
 
 if TYPE_CHECKING:
-    from tests.gpu.conftest import Ledger
+    from ledger import Ledger
 
 # Past its limit of recompilations torch would quietly form the n x n pattern.
 pytestmark = pytest.mark.filterwarnings("error:flex_attention called without torch.compile")

@@ -39,6 +39,22 @@ def test_older_files_without_prefix_and_with_masks_load_the_same(tmp_path: Path)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"activation_function": "relu"},
+        {"tie_word_embeddings": False},
+        {"scale_attn_by_inverse_layer_idx": True},
+    ],
+)
+def test_what_would_load_and_be_wrong_is_refused(
+    changes: dict[str, object], tmp_path: Path
+) -> None:
+    theirs(**changes).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=f"{next(iter(changes))}=.*does not know"):
+        load(tmp_path)
+
+
 def test_a_misshapen_tensor_is_named_with_what_the_config_asks_for(tmp_path: Path) -> None:
     theirs().save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")

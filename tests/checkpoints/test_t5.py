@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
-from manyheads import Ragged, load, save
+from manyheads import load, save
 from manyheads.checkpoints.t5 import config_of, describe
 from manyheads.errors import ConfigError
-from tests.checkpoints.theirs import randomised, same_files
-from tests.parity.comparing import VOCABULARY, assert_same, texts
+from tests.checkpoints.theirs import assert_equal, check_seq2seq, randomised
+from tests.parity.comparing import VOCABULARY, texts
 
 SMALL = {
     "vocab_size": VOCABULARY,
@@ -47,38 +47,13 @@ def theirs(**changes: Any) -> Any:
     return randomised(model)
 
 
-def alone(model: Any, sources: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
-    with torch.no_grad():
-        return [
-            model(source[None], decoder_input_ids=target[None]).logits[0]
-            for source, target in zip(sources, targets, strict=True)
-        ]
-
-
-def assert_equal(one: Any, other: Any) -> None:
-    assert one.config == other.config
-    found, expected = one.state_dict(), other.state_dict()
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_same_logits_here_and_back(name: str, tmp_path: Path) -> None:
-    model = theirs(**CONFIGS[name])
-    model.save_pretrained(tmp_path / "theirs")
-    sources, targets = texts(SOURCES), texts(TARGETS, seed=1)
-    expected = alone(model, sources, targets)
-    ours: Any = load(tmp_path / "theirs")
-    with torch.no_grad():
-        found = ours(Ragged.from_list(sources), Ragged.from_list(targets)).logits
-    assert_same(found, expected)
-    ours.described = None  # our own words must do
-    assert save(ours, tmp_path / "ours").family == "t5"
-    same_files(tmp_path / "theirs", tmp_path / "ours")
-    again = T5ForConditionalGeneration.from_pretrained(tmp_path / "ours").eval()
-    for one, other in zip(alone(again, sources, targets), expected, strict=True):
-        assert torch.equal(one, other)
-    assert_equal(load(tmp_path / "ours"), ours)
+    def opener(place: Path) -> Any:
+        return T5ForConditionalGeneration.from_pretrained(place)
+
+    both = texts(SOURCES), texts(TARGETS, seed=1)
+    check_seq2seq(theirs(**CONFIGS[name]), opener, both, tmp_path)
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from manyheads import Ragged, load, save
 from tests.parity.comparing import assert_same, each_alone, texts
 
-__all__ = ["check_decoder", "randomised", "same_files"]
+__all__ = ["alone", "assert_equal", "check_decoder", "check_seq2seq", "randomised", "same_files"]
 
 
 def randomised(model: Any, *, seed: int = 0) -> Any:
@@ -37,12 +38,47 @@ def check_decoder(theirs: Any, opener: Callable[..., Any], place: Path) -> None:
     again = opener(place / "ours").eval()
     assert_same(Ragged.from_list(each_alone(again, sequences)), expected)
     same_files(place / "theirs", place / "ours")
-    second: Any = load(place / "ours")
-    assert second.config == model.config
-    assert all(
-        torch.equal(second.state_dict()[name], tensor)
-        for name, tensor in model.state_dict().items()
-    )
+    assert_equal(load(place / "ours"), model)
+
+
+def alone(model: Any, sources: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+    """Their logits, one pair of texts at a time."""
+    with torch.no_grad():
+        return [
+            model(source[None], decoder_input_ids=target[None]).logits[0]
+            for source, target in zip(sources, targets, strict=True)
+        ]
+
+
+def check_seq2seq(
+    theirs: Any,
+    opener: Callable[..., Any],
+    texts_of: tuple[list[Tensor], list[Tensor]],
+    place: Path,
+) -> None:
+    """As for decoders, with a source and a target; their own class gives the very same bits."""
+    sources, targets = texts_of
+    theirs.save_pretrained(place / "theirs")
+    expected = alone(theirs, sources, targets)
+    ours: Any = load(place / "theirs")
+    with torch.no_grad():
+        found = ours(Ragged.from_list(sources), Ragged.from_list(targets)).logits
+    assert_same(found, expected)
+    ours.described = None  # our own words must do
+    assert save(ours, place / "ours").family == theirs.config.model_type
+    same_files(place / "theirs", place / "ours")
+    again = opener(place / "ours").eval()
+    for one, other in zip(alone(again, sources, targets), expected, strict=True):
+        assert torch.equal(one, other)
+    assert_equal(load(place / "ours"), ours)
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    """Two models of ours with one config and the same bits."""
+    assert one.config == other.config
+    found, expected = one.state_dict(), other.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def same_files(one: Path, other: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from manyheads.checkpoints.names import Entry
+from manyheads.errors import ConfigError
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.recipes import ModelConfig, gpt2
 from manyheads.parts.positions import Learned
@@ -22,7 +23,23 @@ LAYER = (
 )
 
 
+# What other GPT-2s may say and this one cannot: a value besides these would load and be wrong.
+SAYS = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "tie_word_embeddings": (True,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+}
+
+
 def config_of(theirs: Mapping[str, Any]) -> ModelConfig:
+    for name, known in SAYS.items():
+        if theirs.get(name, known[0]) not in known:
+            raise ConfigError(
+                f"{name}={theirs[name]!r} is a GPT-2 manyheads does not know",
+                f"use {' or '.join(map(repr, known))}",
+            )
     return gpt2(
         width=theirs["n_embd"],
         heads=theirs["n_head"],

@@ -27,16 +27,18 @@ test: $(READY) ## check format, lint and types, run tests and doctests
 	$(BIN)/mypy
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-bench: $(READY) ## time the kernels side by side
+bench: $(READY) ## time us and the peers side by side
+	@$(INSTALL) --editable '.[bench]'
 	$(BIN)/python bench/kernels.py
 
 # No .venv and no network: a machine with an accelerator brings its own torch and pytest, often of
 # other versions than ours, so that their warnings are shown and do not fail the run. Compiling takes
-# most of the time, so the tests run in shares side by side; each leaves its log in build/gpu.
+# most of the time, so the tests run in shares side by side, each on two threads; each leaves its log
+# in build/gpu.
 gpu-test: ## run tests/gpu with the torch and pytest that PYTHON has
 	@mkdir -p build/gpu && rm -f build/gpu/*; failed=0; running=""; \
 	for share in $$(seq $(SHARES)); do \
-	  PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -q -p no:cacheprovider -o filterwarnings=default \
+	  OMP_NUM_THREADS=2 PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -q -p no:cacheprovider -o filterwarnings=default \
 	    --show-capture=no --tb=short --share $$share/$(SHARES) $(GPU_OPTIONS) \
 	    --ledger build/gpu/$$share.json > build/gpu/$$share.log 2>&1 & running="$$running $$!"; \
 	done; \

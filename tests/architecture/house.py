@@ -10,6 +10,7 @@ PACKAGE = ROOT / "src" / "manyheads"
 
 FLOORS = {
     "errors.py": 0,
+    "progress.py": 0,
     "ragged.py": 0,
     "taps.py": 0,
     "parts/": 1,
@@ -19,8 +20,8 @@ FLOORS = {
     "mixers/": 3,
     "models/": 4,
     "checkpoints/": 5,
-    "generate.py": 5,
-    "encode.py": 5,
+    "decoding/": 5,
+    "encoding/": 5,
     "data/": 5,
     "train/": 6,
     "lens/": 6,

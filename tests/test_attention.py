@@ -178,7 +178,8 @@ def test_the_kernel_named_is_the_kernel_that_runs(kernel: str) -> None:
     layer = made(mask=Window(2, 2), position=Rotary(), kernel=kernel)
     agrees(layer, 7, 0, 3)
     with refuses(
-        KernelError, "there is no kernel 'fast': use auto, reference, fused, banded, varlen, flex."
+        KernelError,
+        "there is no kernel 'fast': use auto, reference, fused, banded, varlen, flex, step.",
     ):
         made(kernel="fast")(drawn(3))
 

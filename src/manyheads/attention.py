@@ -8,7 +8,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyheads.cache import Kept, Plan, Store
+from manyheads.cache import Kept, Plan, Steady, Store
 from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.kernels import reference
 from manyheads.kernels.choose import Choice, attend, choose
@@ -159,7 +159,7 @@ class CacheSlot:
     """A layer's store, and what this forward adds to it."""
 
     store: Store
-    plan: Plan
+    plan: Plan | Steady
 
 
 class Attention(nn.Module):
@@ -312,6 +312,8 @@ class Attention(nn.Module):
         key, value = self._key_value(parts, x, place, look)
         if cache is None:
             return Kept(key, value, x.lengths)
+        if isinstance(cache.plan, Steady):
+            return cache.store.step(key, value, cache.plan)
         # Biases read distances off the order of the keys, and so do people.
         ordered = _opens(look) or not isinstance(self.config.position, NoPosition | Rotary)
         return cache.store.append(key, value, cache.plan, ordered=ordered)

@@ -1,7 +1,7 @@
 """Keys and values kept while decoding: growing, of fixed size, or a ring for windows."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -13,7 +13,7 @@ from manyheads.parts.masks.render import exact_band
 from manyheads.parts.masks.rules import Mask
 from manyheads.ragged import Lengths
 
-__all__ = ["Cache", "Fixed", "Growing", "Kept", "Plan", "Ring", "Slots", "Store"]
+__all__ = ["Cache", "Fixed", "Growing", "Kept", "Plan", "Ring", "Slots", "Steady", "Store"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,38 @@ class Plan:
         return self._lengths[each, room]
 
 
+class Steady:
+    """A plan of one more token a sequence, whose numbers lie on the device alone.
+
+    So a step is the same program every time: it can be recorded once and replayed.
+    """
+
+    def __init__(self, seen: tuple[int, ...], rooms: set[int], device: torch.device) -> None:
+        self.new = Lengths.of([1] * len(seen), device)
+        self.positions = torch.tensor(seen, device=device)
+        self.rows = torch.arange(len(seen), device=device)
+        self.columns = {room: self.positions % room for room in rooms}
+        self.keys = {room: self._lengths(room) for room in rooms}
+
+    def _lengths(self, room: int) -> Lengths:
+        whole = Lengths.of([room] * len(self.new), self.positions.device)
+        filled = (self.positions + 1).clamp(max=room).int()
+        return replace(whole, filled=filled)
+
+    def advance(self) -> None:
+        """Go to the next token, in place."""
+        self.restore(self.positions + 1)
+
+    def restore(self, positions: Int[Tensor, " b"]) -> None:
+        """Go to these positions, in place."""
+        self.positions.copy_(positions)
+        for room, columns in self.columns.items():
+            columns.copy_(self.positions % room)
+            filled = self.keys[room].filled
+            assert filled is not None
+            filled.copy_((self.positions + 1).clamp(max=room))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
     """Keys and values as a kernel takes them, with the lengths of their sequences."""
@@ -80,6 +112,12 @@ class Store(ABC):
         self, k: Float[Tensor, "n g d"], v: Float[Tensor, "n g e"], plan: Plan, *, ordered: bool
     ) -> Kept:
         """Keep the new tokens and hand out all that they may see, in order where it matters."""
+
+    def step(self, k: Float[Tensor, "b g d"], v: Float[Tensor, "b g e"], plan: Steady) -> Kept:
+        """Keep one new token a sequence and hand out the whole room."""
+        self.k[plan.rows, plan.columns[self.room]] = k
+        self.v[plan.rows, plan.columns[self.room]] = v
+        return Kept(self.k.flatten(0, 1), self.v.flatten(0, 1), plan.keys[self.room])
 
     def select(self, sequences: list[int]) -> None:
         if self.k.numel():
@@ -206,6 +244,11 @@ class Cache:
 
     def finish(self, plan: Plan) -> None:
         self.seen = plan.after
+
+    def steady(self) -> Steady:
+        """Begin steps of fixed shape after what was seen; the cache itself must be `Fixed`."""
+        stores = [store for store in self.stores if store is not None]
+        return Steady(self.seen, {store.room for store in stores}, stores[0].k.device)
 
     def select(self, sequences: list[int]) -> None:
         """Keep only these sequences, in this order; one may be named twice, as beams are."""

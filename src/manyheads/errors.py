@@ -2,6 +2,7 @@
 
 __all__ = [
     "ConfigError",
+    "CutWarning",
     "InputError",
     "KernelError",
     "ManyheadsError",
@@ -41,3 +42,7 @@ class KernelError(ManyheadsError, RuntimeError):
 
 class MissingExtraError(ManyheadsError, ImportError):
     """An optional package is not installed."""
+
+
+class CutWarning(UserWarning):
+    """Some texts were longer than the model reads, and were cut."""

@@ -11,7 +11,20 @@ from torch import Tensor
 
 from manyheads.errors import InputError, ShapeError
 
-__all__ = ["Lengths", "Ragged"]
+__all__ = ["Lengths", "OnHost", "Ragged"]
+
+
+class OnHost:
+    """Lengths and starts as plain numbers.
+
+    No dataclass and no tuple, because compiled code would be tied to whatever such a one holds.
+    """
+
+    __slots__ = ("each", "starts")
+
+    def __init__(self, each: tuple[int, ...], starts: tuple[int, ...]) -> None:
+        self.each = each
+        self.starts = starts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,21 +33,22 @@ class Lengths:
 
     `each` and `starts` live on the host, so that no kernel waits for the device to learn a shape.
     Code that reads only `longest`, `uniform` and the tensors compiles once for all batches.
-    Sequences lie end to end (`tight`) everywhere but in a cache, which keeps room behind each.
+    Sequences lie end to end (`tight`) everywhere but in a cache, which keeps room behind each. In a
+    step of fixed shape only the device knows how much of its room a sequence has `filled`.
 
     >>> lengths = Lengths.of([2, 0, 3])
     >>> lengths.total, lengths.longest, lengths.positions.tolist()
     (5, 3, [0, 1, 0, 1, 2])
     """
 
-    each: tuple[int, ...]
-    starts: tuple[int, ...]
+    host: OnHost
     offsets: Int[Tensor, "b_plus_1"]
     positions: Int[Tensor, " n"]
     sequence_of_token: Int[Tensor, " n"]
     longest: int
     uniform: bool
     tight: bool
+    filled: Int[Tensor, " b"] | None = None
 
     @classmethod
     def of(cls, each: Sequence[int], device: torch.device | str = "cpu") -> "Lengths":
@@ -47,8 +61,7 @@ class Lengths:
         owner = torch.arange(len(each)).repeat_interleave(counts, output_size=offsets[-1])
         positions = torch.arange(offsets[-1]) - torch.tensor(offsets)[owner]
         return cls(
-            each=each,
-            starts=offsets[:-1],
+            host=OnHost(each, offsets[:-1]),
             offsets=torch.tensor(offsets, dtype=torch.int32).to(device),
             positions=positions.to(device),
             sequence_of_token=owner.to(device),
@@ -64,7 +77,15 @@ class Lengths:
         starts = tuple(room * index for index in range(len(packed.each)))
         # The room behind the last sequence counts too: the packed tensor holds it.
         tight = all(length == room for length in packed.each)
-        return replace(packed, starts=starts, tight=tight)
+        return replace(packed, host=OnHost(packed.each, starts), tight=tight)
+
+    @property
+    def each(self) -> tuple[int, ...]:
+        return self.host.each
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        return self.host.starts
 
     @property
     def total(self) -> int:
@@ -88,6 +109,7 @@ class Lengths:
             offsets=self.offsets.to(device),
             positions=self.positions.to(device),
             sequence_of_token=self.sequence_of_token.to(device),
+            filled=None if self.filled is None else self.filled.to(device),
         )
 
 

@@ -40,6 +40,13 @@ def test_other_files_of_an_old_folder_are_carried_over(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_file_may_lie_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    for text in ("old", "new"):
+        write_folder(tmp_path / "model", {"inner/a": write(text), "b": write("2")})
+        assert (tmp_path / "model" / "inner" / "a").read_text() == text
+    assert [file.name for file in tmp_path.iterdir()] == ["model"]
+
+
 def test_a_full_disk_leaves_the_old_folder_whole_and_nothing_beside_it(tmp_path: Path) -> None:
     model = tmp_path / "model"
     write_folder(model, {"a": write("old"), "b": write("old")})

@@ -1,11 +1,11 @@
 """Llama, Mistral, Qwen2 and Qwen3 folders."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -14,13 +14,13 @@ from transformers import (
     Qwen3Config,
 )
 
-from manyheads import load, save
-from manyheads.checkpoints.llama import config_of, describe
+from manyheads import build, load, save
+from manyheads.checkpoints.llama import config_of
 from manyheads.errors import ConfigError, InputError
-from manyheads.models.build import named
+from manyheads.models.layer import Branch
 from manyheads.parts.masks import Causal, Window
 from manyheads.parts.positions.rotary import Llama3
-from tests.checkpoints.theirs import check_decoder, randomised
+from tests.checkpoints.theirs import assert_equal, check_decoder, randomised
 from tests.parity.comparing import VOCABULARY
 
 SMALL = {
@@ -127,18 +127,24 @@ def test_a_config_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_gated_model_has_no_counterpart_and_is_saved_as_our_own(tmp_path: Path) -> None:
-    config = named(
-        "gated-1.7b", layers=1, width=16, heads=2, kv_heads=1, head_size=8, hidden=8, vocabulary=9
-    )
-    described = describe(config)
-    assert described is None or config_of(described) != config
-    from manyheads import build
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
+def test_biases_that_only_llamas_class_reads_are_not_read_elsewhere(family: str) -> None:
+    theirs = {"model_type": family, "rms_norm_eps": 1e-5, **SMALL}
+    said = config_of({**theirs, "mlp_bias": True})
+    assert said == config_of(theirs)
+    assert config_of({**theirs, "model_type": "llama", "mlp_bias": True}) != said
 
-    model = build(config, seed=0)
-    saved = save(model, tmp_path)
-    assert saved.family == "manyheads"
-    assert torch.equal(
-        load(tmp_path).state_dict()["embedding.tokens.weight"],
-        model.state_dict()["embedding.tokens.weight"],
+
+def test_a_decoder_of_windows_with_biases_is_no_mistral(tmp_path: Path) -> None:
+    theirs = {"model_type": "mistral", "rms_norm_eps": 1e-5, "sliding_window": 8, **SMALL}
+    layers = tuple(
+        replace(
+            layer,
+            attention=Branch(replace(layer.attention.inner, bias="all"), layer.attention.norm),
+        )
+        for layer in config_of(theirs).stack.layers
     )
+    plain = config_of(theirs)
+    model = build(replace(plain, stack=replace(plain.stack, layers=layers)), seed=0)
+    assert save(model, tmp_path).family == "manyheads"
+    assert_equal(load(tmp_path), model)

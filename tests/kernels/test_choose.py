@@ -138,7 +138,7 @@ def test_an_unknown_kernel_is_an_error_that_lists_the_known() -> None:
     q = torch.randn(5, 2, 8)
     with refuses(
         KernelError,
-        "there is no kernel 'flash': use auto, reference, fused, banded, varlen, flex.",
+        "there is no kernel 'flash': use auto, reference, fused, banded, varlen, flex, step.",
     ):
         attend(q, q, q, asked(All(), Lengths.of([5])), "flash")
 

@@ -1,5 +1,6 @@
 """Compiled whole, without a graph break, a model gives what it gives uncompiled."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from manyheads.models.readout import ClassHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.parts.feedforward import GeGLU
 from manyheads.parts.masks import Causal, GlobalTokens, Window
-from manyheads.parts.norms import Both, Post, RMSNorm
+from manyheads.parts.norms import Both, Post, Pre, RMSNorm
 from manyheads.parts.positions import Alibi, Learned, Rotary, Shaw, Sinusoidal, T5Buckets
 from tests.models.zoo import (
     EVERY_GATE,
@@ -66,6 +67,11 @@ def test_ragged_batches() -> None:
     writes = decoder(
         layer(own(mask=Window(2), position=Rotary(), kv_heads=2, gates=EVERY_GATE), EXPERTS),
         layer(own(mask=Causal(), position=Alibi(), query_norm=RMSNorm()), norm=Both(RMSNorm())),
+        layer(
+            own(mask=Causal(), key_norm=RMSNorm(centred=True)),
+            replace(EXPERTS, shared=8, shared_gate="sigmoid"),
+            norm=Pre(RMSNorm(centred=True)),
+        ),
         layer(own(mask=Causal(), position=Shaw(reach=2), sink="learned"), None),
     )
     assert_compiles(writes, batch)

@@ -222,13 +222,19 @@ def llama(theirs: Any, ours: Any) -> None:
             put(layer.feedforward.router.weight, block.mlp.gate.weight)
             put(layer.feedforward.expand, block.mlp.experts.gate_up_proj.transpose(1, 2))
             put(layer.feedforward.contract, block.mlp.experts.down_proj.transpose(1, 2))
+            if hasattr(block.mlp, "shared_expert"):
+                _put_swiglu(layer.feedforward.shared, block.mlp.shared_expert)
+                put_dense(layer.feedforward.shared_gate, block.mlp.shared_expert_gate)
         else:
-            gated = torch.cat((block.mlp.gate_proj.weight, block.mlp.up_proj.weight))
-            put_dense(layer.feedforward.expand, Dense(gated))
-            put_dense(layer.feedforward.contract, block.mlp.down_proj)
+            _put_swiglu(layer.feedforward, block.mlp)
     put_norm(ours.stack.final_norm, theirs.model.norm)
     if ours.readout.weight is not None:
         put(ours.readout.weight, theirs.lm_head.weight)
+
+
+def _put_swiglu(ours: Any, theirs: Any) -> None:
+    put_dense(ours.expand, Dense(torch.cat((theirs.gate_proj.weight, theirs.up_proj.weight))))
+    put_dense(ours.contract, theirs.down_proj)
 
 
 @whole

@@ -10,9 +10,12 @@ from transformers import (
     MixtralForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+from manyheads.checkpoints.qwen_next import config_of
 from manyheads.models.build import build
 from manyheads.models.recipes import llama
 from manyheads.ragged import Ragged
@@ -98,3 +101,23 @@ def test_qwen3_with_experts_gives_the_same_logits(renormalise: bool) -> None:
     with torch.no_grad():
         found = ours(Ragged.from_list(texts())).logits
     assert_same(found, each_alone(theirs, texts()))
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_qwen3_next_gates_the_expert_that_all_tokens_share(renormalise: bool) -> None:
+    described = Qwen3NextConfig(
+        **THEIRS,
+        moe_intermediate_size=40,
+        shared_expert_intermediate_size=28,
+        num_experts=6,
+        norm_topk_prob=renormalise,
+        layer_types=["full_attention"] * 2,
+        partial_rotary_factor=0.5,
+    )
+    theirs = Qwen3NextForCausalLM(described).eval()
+    copying.scramble(theirs)
+    ours = build(config_of(described.to_dict()))
+    copying.llama(theirs, ours)
+    with torch.no_grad():
+        found = ours(Ragged.from_list(texts())).logits
+    assert_same(found, each_alone(theirs, texts(), use_cache=False))

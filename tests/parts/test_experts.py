@@ -42,7 +42,10 @@ def naive(layer: MixtureOfExperts, x: Tensor) -> Tensor:
         output = output + weights[:, index, None] * (F.silu(gate) * passed @ layer.contract[index])
     if layer.shared is not None:
         gate, passed = (x @ layer.shared.expand.weight.T).chunk(2, -1)
-        output = output + (F.silu(gate) * passed) @ layer.shared.contract.weight.T
+        written = (F.silu(gate) * passed) @ layer.shared.contract.weight.T
+        if layer.shared_gate is not None:
+            written = written / (1 + (-x @ layer.shared_gate.weight.T).exp())
+        output = output + written
     return output
 
 
@@ -50,13 +53,13 @@ def naive(layer: MixtureOfExperts, x: Tensor) -> Tensor:
     tokens=st.integers(0, 9),
     count=st.integers(1, 6),
     chosen=st.integers(1, 6),
-    shared=st.sampled_from([0, 8]),
+    shared=st.sampled_from([{}, {"shared": 8}, {"shared": 8, "shared_gate": "sigmoid"}]),
     renormalise=st.booleans(),
 )
 def test_output_and_gradients_are_those_of_computing_all_experts(
-    tokens: int, count: int, chosen: int, shared: int, renormalise: bool
+    tokens: int, count: int, chosen: int, shared: dict[str, Any], renormalise: bool
 ) -> None:
-    layer = made(count=count, chosen=min(chosen, count), shared=shared, renormalise=renormalise)
+    layer = made(count=count, chosen=min(chosen, count), renormalise=renormalise, **shared)
     x = torch.randn(tokens, 8, requires_grad=True)
     leaves = [x, *layer.parameters()]
     pull = torch.randn(tokens, 8)
@@ -176,3 +179,8 @@ def test_impossible_mixtures_are_refused() -> None:
         "hidden=12 does not lie on the boundaries that grouped products want: use a multiple of 8.",
     ):
         Experts(width=8, hidden=12, count=8, chosen=2)
+    with refuses(
+        ConfigError,
+        "shared_gate='sigmoid' has no shared expert to gate: give shared=, its hidden width.",
+    ):
+        Experts(width=8, hidden=8, count=8, chosen=2, shared_gate="sigmoid")

@@ -79,6 +79,47 @@ def test_half_precision_is_normed_in_single() -> None:
     torch.testing.assert_close(norm(x).float(), expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("config", [LayerNorm(centred=True), RMSNorm(centred=True)], ids=str)
+def test_half_precision_keeps_a_small_distance_from_one(
+    config: LayerNorm | RMSNorm, dtype: torch.dtype
+) -> None:
+    """One and a thousandth is one in bfloat16, and must scale by more than one all the same."""
+    norm = make_norm(config, 512).to(dtype)
+    with torch.no_grad():
+        norm.weight.fill_(1e-3)
+    x = (3 * torch.randn(64, 512)).to(dtype)
+    exact = by_hand(config, x.float(), norm.weight.float(), torch.zeros(512))
+    found = norm(x)
+    assert found.dtype == dtype
+    ratio = found.float().abs().sum() / exact.abs().sum()
+    assert ratio.item() == pytest.approx(1.0, abs=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_centred_norm_teaches_its_weight_what_a_plain_one_learns(dtype: torch.dtype) -> None:
+    x, pull = torch.randn(2, 9, 16).to(dtype)
+    gradients = []
+    for config, weight in ((RMSNorm(centred=True), 0.25), (RMSNorm(), 1.25)):
+        norm = make_norm(config, 16).to(dtype)
+        with torch.no_grad():
+            norm.weight.fill_(weight)
+        given = x.clone().requires_grad_()
+        (norm(given) * pull).sum().backward()
+        gradients.append((given.grad, norm.weight.grad))
+    near = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.05}
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, **near)
+
+
+def test_double_precision_stays_double() -> None:
+    x = torch.randn(3, 6, dtype=torch.float64)
+    for config in CONFIGS:
+        norm = make_norm(config, 6).double()
+        expected = by_hand(config, x, norm.weight, torch.zeros(6, dtype=torch.float64))
+        torch.testing.assert_close(norm(x), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_no_norm_is_no_norm() -> None:
     x = torch.randn(3, 4)
     norm = make_norm(NoNorm(), 4)

@@ -34,6 +34,7 @@ __all__ = [
     "config_of",
     "describe",
     "entries",
+    "unread",
 ]
 
 TIED_COPIES = (
@@ -43,12 +44,7 @@ TIED_COPIES = (
     "lm_head.decoder.bias",
 )
 POOLED = ("pooler.dense.weight", "pooler.dense.bias")
-# The pooler serves the classes of a sequence; files of other models keep it and nothing reads it.
-UNREAD: dict[type[Readout], tuple[str, ...]] = {
-    NoReadout: POOLED,
-    LanguageHead: POOLED,
-    TokenHead: POOLED,
-}
+NEXT_SENTENCE = ("cls.seq_relationship.weight", "cls.seq_relationship.bias")
 # Where one of ours has several names there, the first is the one we write.
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -184,9 +180,8 @@ def describe(config: ModelConfig) -> dict[str, Any] | None:
 
 def entries(config: ModelConfig, ours: Iterable[str]) -> list[Entry]:
     assert isinstance(config, EncoderConfig)
-    have, family = set(ours), _family(config)
+    have, family, prefix = set(ours), _family(config), _prefix(config)
     kinds, readout = ("weight", "bias"), type(config.readout)
-    prefix = "" if readout is NoReadout else f"{family}."
     table = [
         Entry(f"{mine}.{kind}", (f"{theirs}.{kind}",), prefix=prefix)
         for mine, theirs in _body(config)
@@ -214,11 +209,18 @@ def canonical(name: str) -> str | None:
     """Without the prefix, which some files lack; gamma and beta by their newer names."""
     if name.endswith(("embeddings.position_ids", "embeddings.token_type_ids")):
         return None
-    if name.startswith(("roberta.pooler.", "cls.seq_relationship.")):
-        return None
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
         name = name.removesuffix(old) + new if name.endswith(old) else name
     return name.removeprefix("bert.").removeprefix("roberta.")
+
+
+def unread(config: ModelConfig) -> dict[str, str]:
+    """The pooler serves BERT's classes of a sequence, the next-sentence task nothing here."""
+    assert isinstance(config, EncoderConfig)
+    pooler = () if _pools(config) else POOLED
+    return {name: _prefix(config) + name for name in pooler} | {
+        name: name for name in NEXT_SENTENCE
+    }
 
 
 def class_count(theirs: Mapping[str, Any]) -> int:
@@ -239,8 +241,17 @@ def class_names(readout: Readout) -> dict[str, Any]:
 
 def _body(config: EncoderConfig) -> list[tuple[str, str]]:
     """Ours and theirs outside the layers where theirs bear the prefix: BERT's pooler does."""
-    pools = isinstance(config.readout, ClassHead) and _family(config) == "bert"
-    return [*EMBEDDING, ("readout.transform.dense", "pooler.dense")] if pools else [*EMBEDDING]
+    pooler = [("readout.transform.dense", "pooler.dense")] if _pools(config) else []
+    return [*EMBEDDING, *pooler]
+
+
+def _pools(config: EncoderConfig) -> bool:
+    return isinstance(config.readout, ClassHead) and _family(config) == "bert"
+
+
+def _prefix(config: EncoderConfig) -> str:
+    """Files of the bare model are written without the prefix that the others have."""
+    return "" if isinstance(config.readout, NoReadout) else f"{_family(config)}."
 
 
 def _words(head: LanguageHead, theirs: str) -> list[Entry]:

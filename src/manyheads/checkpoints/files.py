@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 
-__all__ = ["Weights", "read_json", "write_folder"]
+__all__ = ["Weights", "read_json", "read_list", "write_folder"]
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -91,18 +91,30 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object from a file that must be there."""
-    if not file.is_file():
-        raise InputError(f"there is no {file}", "name a folder that a model was saved to")
-    try:
-        found = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise InputError(f"{file} is not JSON ({error})", "mend it or download it again") from None
+    found = _parsed(file)
     if not isinstance(found, dict):
         raise InputError(f"{file} holds a {type(found).__name__}", "it must hold an object {...}")
     return found
 
 
-def write_folder(folder: Path, files: Mapping[str, Callable[[Path], None]]) -> None:
+def read_list(file: Path) -> list[Any]:
+    """A JSON list from a file that must be there."""
+    found = _parsed(file)
+    if not isinstance(found, list):
+        raise InputError(f"{file} holds a {type(found).__name__}", "it must hold a list [...]")
+    return found
+
+
+def _parsed(file: Path) -> Any:
+    if not file.is_file():
+        raise InputError(f"there is no {file}", "name a folder that a model was saved to")
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise InputError(f"{file} is not JSON ({error})", "mend it or download it again") from None
+
+
+def write_folder(folder: Path, files: Mapping[str, Callable[[Path], object]]) -> None:
     """Write files into a folder so that it has all of them or stays as it was.
 
     They are written to a new folder beside it, which then takes its place; other files that lay in
@@ -117,6 +129,7 @@ def write_folder(folder: Path, files: Mapping[str, Callable[[Path], None]]) -> N
         if folder.exists():
             shutil.copytree(folder, fresh, dirs_exist_ok=True, copy_function=_link)
         for name, write in files.items():
+            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
             (fresh / name).unlink(missing_ok=True)
             write(fresh / name)
             _flush(fresh / name)

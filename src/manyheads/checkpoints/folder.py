@@ -1,8 +1,8 @@
 """Load a model from a folder, save one to a folder."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -11,19 +11,40 @@ from typing import Any, cast
 import torch
 from safetensors.torch import save_file
 
-from manyheads.checkpoints import bert, gpt2, llama, marian, modernbert, native, t5, vit
+from manyheads.checkpoints import (
+    bert,
+    gpt2,
+    llama,
+    marian,
+    modernbert,
+    native,
+    qwen_gated,
+    qwen_next,
+    t5,
+    vit,
+)
+from manyheads.checkpoints.companions import (
+    companions,
+    read_companions,
+    read_generation,
+    read_tokenizer,
+)
 from manyheads.checkpoints.files import WEIGHTS, Weights, read_json, write_folder
+from manyheads.checkpoints.hub import folder_of
 from manyheads.checkpoints.names import fitting, from_theirs, to_theirs
-from manyheads.errors import ConfigError, InputError, MissingExtraError
+from manyheads.checkpoints.sentences import modules_of, sentence_files, sentence_of
+from manyheads.checkpoints.stored import Stored, corrected, says, unread_as_stored
+from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model, build
-from manyheads.models.init import Init
 from manyheads.models.recipes import ModelConfig
+from manyheads.models.seq2seq import Seq2SeqConfig
 
 __all__ = ["FAMILIES", "Saved", "load", "save"]
 
 # What config.json calls a family, and the file that knows it. Each has four functions: `config_of`
 # reads their config, `describe` writes it or says None, `entries` is the table of names, and
-# `canonical` brings older names up to date or says None of what is no weight.
+# `canonical` brings older names up to date or says None of what is no weight. Some have more to say
+# of their files, which `stored` reads: `unread`, TIED_COPIES, FILE_TIES.
 FAMILIES: dict[str, ModuleType] = {
     "gpt2": gpt2,
     "bert": bert,
@@ -32,14 +53,14 @@ FAMILIES: dict[str, ModuleType] = {
     "llama": llama,
     "mistral": llama,
     "qwen2": llama,
-    "qwen3": llama,
+    "qwen3": qwen_gated,
+    "qwen3_next": qwen_next,
     "vit": vit,
     "t5": t5,
     "marian": marian,
     "manyheads": native,
 }
 CONFIG = "config.json"
-TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,39 +69,49 @@ class Saved:
 
     folder: Path
     family: str
+    opened_by: str = "transformers"
 
     def __str__(self) -> str:
-        alone = "in our own layout, which manyheads alone opens"
-        layout = (
-            alone if self.family == "manyheads" else f"as {self.family}, as transformers reads it"
-        )
-        return f"saved to {self.folder} {layout}"
+        if self.family == "manyheads":
+            return f"saved to {self.folder} in our own layout, which manyheads alone opens"
+        return f"saved to {self.folder} as {self.family}, as {self.opened_by} reads it"
 
 
-def load(where: str | Path, *, dtype: torch.dtype | None = None, device: str = "cpu") -> Model:
-    """The model of a folder, its weights read straight to their device and type."""
-    folder = Path(where)
-    if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}", "name one that a model was saved to")
+def load(
+    where: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype | None = None,
+    device: str = "cpu",
+) -> Model:
+    """The model of a folder or of a name on the hub, read straight to its device and type.
+
+    A folder goes first. A name is "org/name", of which `revision` or "org/name@revision" is one.
+    """
+    place = folder_of(where, revision)
+    modules = modules_of(place)
+    folder = modules.transformer
     described = read_json(folder / CONFIG)
     family = _family(described, folder)
-    config = _config(family, described, folder)
-    model = build(config, device="meta")
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    table = family.entries(config, shapes)
+    asked = _config(family, described, folder)
+    beside = read_companions(folder) | modules.files(place)
+    sentence = sentence_of(modules, beside, described, asked)
     with Weights(folder) as weights:
-        found = weights.shapes()
-        file_name = {family.canonical(name): name for name in found}
-        known = {new: found[name] for new, name in file_name.items() if new is not None}
-        known = {name: shape for name, shape in known.items() if not _unread(name, family, config)}
-        fitting(table, shapes, known, str(folder / WEIGHTS))
+        stored = Stored(family, weights)
+        config = stored.config(asked)
+        model = build(config, device="meta")
+        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        table = family.entries(config, shapes)
+        fitting(table, shapes, stored.read_by(config), str(folder / WEIGHTS))
         placed = {
             name: tensor.to(device=device, dtype=dtype)
-            for name, tensor in from_theirs(table, lambda name: weights[file_name[name]])
+            for name, tensor in from_theirs(table, stored.__getitem__)
         }
+        model.unread = stored.unread(config)
     model.load_state_dict(placed, assign=True)
-    model.tokenizer = _tokenizer(folder)
-    model.described = described
+    model.described = corrected(family, described, config)
+    model.tokenizer, model.generation = read_tokenizer(beside, folder), read_generation(beside)
+    model.sentence, model.side_files = sentence, beside
     return model.eval()
 
 
@@ -98,20 +129,20 @@ def save(model: Model, folder: str | Path) -> Saved:
     True
     """
     config = cast(ModelConfig, model.config)
-    name, described = _counterpart(config, getattr(model, "described", None))
-    state = model.state_dict()
-    tensors = to_theirs(FAMILIES[name].entries(config, state), state)
-    kind = str(next(iter(state.values())).dtype).removeprefix("torch.")
-    text = json.dumps({**described, "dtype": kind}, indent=1)
-    files = {
-        WEIGHTS: partial(save_file, tensors, metadata={"format": "pt"}),
-        CONFIG: partial(_write_text, text),
+    name, described = _counterpart(config, model.described)
+    family, state = FAMILIES[name], model.state_dict()
+    kind = next(iter(state.values())).dtype
+    tensors = to_theirs(family.entries(config, state), state)
+    tensors |= unread_as_stored(family, config, model.unread, kind)
+    text = json.dumps({**described, "dtype": str(kind).removeprefix("torch.")}, indent=1)
+    beside = {CONFIG: text.encode(), **companions(model, Path(folder))}
+    beside |= sentence_files(model.sentence, _width(config), model.side_files)
+    files: dict[str, Callable[[Path], object]] = {
+        WEIGHTS: partial(save_file, tensors, metadata={"format": "pt"})
     }
-    tokenizer = getattr(model, "tokenizer", None)
-    if tokenizer is not None:
-        files[TOKENIZER] = partial(_write_text, tokenizer.to_str())
+    files |= {name: partial(_write, data) for name, data in beside.items()}
     write_folder(Path(folder), files)
-    return Saved(Path(folder), name)
+    return Saved(Path(folder), name, _opened_by(family, described))
 
 
 def _counterpart(
@@ -124,29 +155,19 @@ def _counterpart(
     """
     if loaded_from is not None:
         name = str(loaded_from["model_type"])
-        if _same(FAMILIES[name].config_of(loaded_from), config):
+        if says(FAMILIES[name], loaded_from, config):
             return name, loaded_from
     for family in dict.fromkeys(FAMILIES.values()):
         described = family.describe(config)
-        if described is not None and _same(family.config_of(described), config):
+        if described is not None and says(family, described, config):
             return str(described["model_type"]), described
     raise AssertionError("our own layout can say everything")
 
 
-def _same(one: ModelConfig, other: ModelConfig) -> bool:
-    # How weights were once drawn is no part of the model that they make.
-    return type(one) is type(other) and replace(one, init=Init()) == replace(other, init=Init())
-
-
-def _unread(name: str, family: ModuleType, config: ModelConfig) -> bool:
-    """Some files repeat a tied table under the name of the head, or keep what no head reads."""
-    if name in getattr(family, "UNREAD", {}).get(type(config.readout), ()):
-        return True
-    return name in getattr(family, "TIED_COPIES", ()) and _is_tied(config)
-
-
-def _is_tied(config: ModelConfig) -> bool:
-    return bool(getattr(config.readout, "tied", False))
+def _opened_by(family: ModuleType, described: Mapping[str, Any]) -> str:
+    """`transformers`, unless the family knows better."""
+    name: str = getattr(family, "opened_by", lambda _: "transformers")(described)
+    return name
 
 
 def _family(described: Mapping[str, Any], folder: Path) -> ModuleType:
@@ -168,17 +189,9 @@ def _config(family: ModuleType, described: Mapping[str, Any], folder: Path) -> A
         raise InputError(f"{folder / CONFIG} lacks {error}", "use a whole config.json") from None
 
 
-def _tokenizer(folder: Path) -> Any:
-    if not (folder / TOKENIZER).exists():
-        return None
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise MissingExtraError(
-            f"{folder / TOKENIZER} needs the package tokenizers", "pip install tokenizers"
-        ) from None
-    return Tokenizer.from_file(str(folder / TOKENIZER))
+def _width(config: ModelConfig) -> int:
+    return config.encoder.width if isinstance(config, Seq2SeqConfig) else config.stack.width
 
 
-def _write_text(text: str, file: Path) -> None:
-    file.write_text(text, "utf-8")
+def _write(data: bytes, file: Path) -> None:
+    file.write_bytes(data)

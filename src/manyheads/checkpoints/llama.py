@@ -57,9 +57,9 @@ def config_of(theirs: Mapping[str, Any]) -> ModelConfig:
             bias=_bias(theirs),
             dropout=float(theirs.get("attention_dropout", 0.0)),
         )
-        feedforward = SwiGLU(
-            width=width, hidden=theirs["intermediate_size"], bias=theirs.get("mlp_bias", False)
-        )
+        # Only Llama's own class reads it.
+        biased = family == "llama" and theirs.get("mlp_bias", False)
+        feedforward = SwiGLU(width=width, hidden=theirs["intermediate_size"], bias=biased)
         return LayerConfig(
             attention=Branch(attention, Pre(norm)), feedforward=Branch(feedforward, Pre(norm))
         )
@@ -154,7 +154,8 @@ def canonical(name: str) -> str | None:
 def _bias(theirs: Mapping[str, Any]) -> Literal["none", "inputs", "all"]:
     if theirs["model_type"] == "qwen2":
         return "inputs"
-    return "all" if theirs.get("attention_bias", False) else "none"
+    reads_it = theirs["model_type"] in ("llama", "qwen3")
+    return "all" if reads_it and theirs.get("attention_bias", False) else "none"
 
 
 def _mask(theirs: Mapping[str, Any], index: int) -> Mask:

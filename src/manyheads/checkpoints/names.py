@@ -1,6 +1,6 @@
 """The table of names between two layouts, read in both directions."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -9,7 +9,17 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 
-__all__ = ["Entry", "Packed", "fitting", "from_theirs", "to_theirs"]
+__all__ = [
+    "Either",
+    "Entry",
+    "Packed",
+    "Stacked",
+    "Table",
+    "Woven",
+    "fitting",
+    "from_theirs",
+    "to_theirs",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +41,17 @@ class Entry:
         whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
         if len(parts) > 1 and not self.turned:
             return whole
-        return (whole.T if self.turned else whole).clone(memory_format=torch.contiguous_format)
+        return (whole.mT if self.turned else whole).clone(memory_format=torch.contiguous_format)
 
     def part(self, ours: Tensor) -> dict[str, Tensor]:
-        whole = ours.T.contiguous() if self.turned else ours
+        whole = ours.mT.contiguous() if self.turned else ours
         pieces = whole.split(list(self.rows)) if len(self.theirs) > 1 else (whole,)
         names = (self.prefix + name for name in self.theirs)
         return dict(zip(names, pieces, strict=True))
 
     def shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """The shapes that theirs must have where ours has this one."""
-        whole = ours[::-1] if self.turned else ours
+        whole = (*ours[:-2], ours[-1], ours[-2]) if self.turned else ours
         if len(self.theirs) == 1:
             return {self.theirs[0]: whole}
         return {name: (rows, *whole[1:]) for name, rows in zip(self.theirs, self.rows, strict=True)}
@@ -54,6 +64,74 @@ class Entry:
 
     def expected(self, ours: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         return self.shapes(ours[self.ours])
+
+
+@dataclass(frozen=True, slots=True)
+class Woven(Entry):
+    """An entry whose first of theirs holds several blocks of our rows, woven group by group.
+
+    Each group has its share of every block: with two groups the blocks q and g lie as q0 g0 q1 g1.
+    """
+
+    blocks: tuple[int, ...] = ()
+    groups: int = 1
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        grouped = parts[0].unflatten(0, (self.groups, -1))
+        shares = grouped.split([rows // self.groups for rows in self.blocks], dim=1)
+        return torch.cat([*(share.flatten(0, 1) for share in shares), *parts[1:]])
+
+    def part(self, ours: Tensor) -> dict[str, Tensor]:
+        pieces = ours.split([*self.blocks, *self.rows[1:]])
+        shares = [piece.unflatten(0, (self.groups, -1)) for piece in pieces[: len(self.blocks)]]
+        woven = torch.cat(shares, dim=1).flatten(0, 1)
+        names = (self.prefix + name for name in self.theirs)
+        return dict(zip(names, (woven, *pieces[len(self.blocks) :]), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked(Entry):
+    """An entry of `count` matrices of ours, each made of as many of theirs, all of them turned."""
+
+    count: int = 1
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts)).unflatten(0, (self.count, -1)).mT.contiguous()
+
+    def part(self, ours: Tensor) -> dict[str, Tensor]:
+        names = (self.prefix + name for name in self.theirs)
+        return dict(zip(names, ours.mT.flatten(0, 1).split(list(self.rows)), strict=True))
+
+    def shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        return {name: (rows, ours[1]) for name, rows in zip(self.theirs, self.rows, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """One tensor of ours that files hold in one of two ways, of which the first is written."""
+
+    usual: Entry
+    other: Entry
+
+    @property
+    def ours(self) -> str:
+        return self.usual.ours
+
+    def found(self, names: Container[str]) -> Entry:
+        """The other way only where a file has some of it and nothing of the usual one."""
+        usual, other = (
+            any(name in names for name in entry.theirs) for entry in (self.usual, self.other)
+        )
+        return self.other if other and not usual else self.usual
+
+    def read(self, get: Callable[[str], Tensor]) -> dict[str, Tensor]:
+        try:
+            return self.usual.read(get)
+        except KeyError:
+            return self.other.read(get)
+
+    def write(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.usual.write(ours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +162,16 @@ class Packed:
         return {self.theirs: self.shape}
 
 
-def from_theirs(
-    entries: Iterable[Entry | Packed], get: Callable[[str], Tensor]
-) -> Iterable[tuple[str, Tensor]]:
+Table = Iterable[Entry | Packed | Either]
+
+
+def from_theirs(entries: Table, get: Callable[[str], Tensor]) -> Iterable[tuple[str, Tensor]]:
     """Our tensors one after another, each made of theirs."""
     for entry in entries:
         yield from entry.read(get).items()
 
 
-def to_theirs(entries: Iterable[Entry | Packed], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_theirs(entries: Table, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Their tensors, each cut out of ours."""
     return {
         name: tensor.contiguous() for entry in entries for name, tensor in entry.write(ours).items()
@@ -100,7 +179,7 @@ def to_theirs(entries: Iterable[Entry | Packed], ours: Mapping[str, Tensor]) -> 
 
 
 def fitting(
-    entries: Iterable[Entry | Packed],
+    entries: Table,
     ours: Mapping[str, tuple[int, ...]],
     found: Mapping[str, tuple[int, ...]],
     where: str,
@@ -108,7 +187,8 @@ def fitting(
     """Refuse a file whose tensors do not fit, naming all that are missing, surplus or misshapen."""
     expected: dict[str, tuple[int, ...]] = {}
     for entry in entries:
-        expected |= entry.expected(ours)
+        lying = entry.found(found) if isinstance(entry, Either) else entry
+        expected |= lying.expected(ours)
     faults = [f"{name} {expected[name]} is missing" for name in expected.keys() - found.keys()]
     faults += [f"{name} belongs to no part of the model" for name in found.keys() - expected.keys()]
     faults += [

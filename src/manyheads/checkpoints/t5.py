@@ -20,6 +20,8 @@ from manyheads.parts.positions.relative import T5Buckets
 __all__ = ["canonical", "config_of", "describe", "entries"]
 
 TIED_COPIES = ("lm_head.weight",)
+# Whatever config.json says, transformers ties the head where the file brings none of its own.
+FILE_TIES = True
 PLAIN: dict[str, Activation] = {"relu": "relu", "gelu": "gelu", "silu": "silu"}
 # Their "gated-gelu" has always meant the GELU by tanh.
 GATED_GELU, GATED_SILU = "gated-gelu", "gated-silu"
@@ -89,7 +91,7 @@ def describe(config: ModelConfig) -> dict[str, Any] | None:
         "relative_attention_max_distance": position.reach,
         "layer_norm_epsilon": norm.eps,
         "dropout_rate": config.embedding.dropout,
-        "tie_word_embeddings": head.tied,
+        **_describe_readout(head),
         # Every T5 has these; decoding starts from the padding.
         "pad_token_id": 0,
         "eos_token_id": 1,
@@ -124,6 +126,13 @@ def _readout(theirs: Mapping[str, Any]) -> LanguageHead:
     if not theirs.get("scale_decoder_outputs", tied):
         return LanguageHead(tied=False)
     return LanguageHead(tied=True, scale=theirs["d_model"] ** -0.5)
+
+
+def _describe_readout(head: LanguageHead) -> dict[str, Any]:
+    scaled = head.scale != 1.0
+    if head.tied and not scaled:
+        return {"tie_word_embeddings": True, "scale_decoder_outputs": False}
+    return {"tie_word_embeddings": scaled}
 
 
 def _feedforward(theirs: Mapping[str, Any], dropout: float) -> FeedForwardConfig:

@@ -16,7 +16,7 @@ from manyheads.models.vision import Patches, VisionConfig
 from manyheads.parts.feedforward import MLP, Activation
 from manyheads.parts.norms import LayerNorm, Pre
 
-__all__ = ["canonical", "config_of", "describe", "entries"]
+__all__ = ["canonical", "config_of", "describe", "entries", "unread"]
 
 CLASSIFIER = "ViTForImageClassification"
 BARE = "ViTModel"
@@ -123,8 +123,7 @@ def describe(config: ModelConfig) -> dict[str, Any] | None:
 def entries(config: ModelConfig, ours: Iterable[str]) -> list[Entry | Packed]:
     assert isinstance(config, VisionConfig)
     have, width, grid = set(ours), config.stack.width, config.patches.grid
-    # Files of the bare model are written without the prefix that a classifier's have.
-    prefix = "" if isinstance(config.readout, NoReadout) else "vit."
+    prefix = _prefix(config)
     classes = {"embedding.class_token": (width,)}
     positions = {
         "embedding.positions.class_token": (width,),
@@ -155,15 +154,22 @@ def entries(config: ModelConfig, ours: Iterable[str]) -> list[Entry | Packed]:
 def canonical(name: str) -> str | None:
     """Without the prefix, which the bare model lacks; modules of 5.x as their files name them."""
     bare = name.removeprefix("vit.")
-    # The pooler reads the class token after the last norm, and neither the hidden states nor the
-    # classifier read the pooler; the mask token is for training with patches hidden.
-    if bare.startswith("pooler.") or bare == "embeddings.mask_token":
-        return None
     found = re.fullmatch(r"layers\.(\d+)\.(.+)\.(weight|bias)", bare)
     if found is None:
         return bare
     index, part, kind = found.groups()
     return f"encoder.layer.{index}.{RENAMED.get(part, part)}.{kind}"
+
+
+def unread(config: ModelConfig) -> dict[str, str]:
+    """Neither hidden states nor classes read the pooler; the mask token is for training alone."""
+    names = ("pooler.dense.weight", "pooler.dense.bias", "embeddings.mask_token")
+    return {name: _prefix(config) + name for name in names}
+
+
+def _prefix(config: ModelConfig) -> str:
+    """Files of the bare model are written without the prefix that a classifier's have."""
+    return "" if isinstance(config.readout, NoReadout) else "vit."
 
 
 def _activation(theirs: Mapping[str, Any]) -> Activation:

@@ -11,13 +11,13 @@ __all__ = ["Convert"]
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """Read a model folder and write it anew, in the layout of its family or in our own.
+    """Read a model and write it anew, in the layout of its family or in our own.
 
     For example: manyheads convert gpt2/ gpt2-half/ --dtype bfloat16
     """
 
-    source: Annotated[Path, tyro.conf.Positional]
-    """The folder to read: config.json, model.safetensors or a sharded index, tokenizer.json."""
+    source: Annotated[str, tyro.conf.Positional]
+    """The folder to read, or a model of the hub: org/name or org/name@revision."""
 
     target: Annotated[Path, tyro.conf.Positional]
     """The folder to write, whole or not at all."""

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.errors import KernelError
-from manyheads.kernels import banded, flex, fused, reference, varlen
+from manyheads.kernels import banded, flex, fused, reference, step, varlen
 from manyheads.kernels.contract import Attended, Facts, Request
 
 __all__ = ["KERNELS", "Choice", "attend", "choose"]
@@ -18,6 +18,7 @@ KERNELS: dict[str, ModuleType] = {
     "banded": banded,
     "varlen": varlen,
     "flex": flex,
+    "step": step,
 }
 
 
@@ -41,7 +42,8 @@ def choose(request: Request, facts: Facts) -> Choice:
         if reason is None:
             return Choice(name, tuple(passed_over))
         passed_over.append((name, reason))
-    raise AssertionError("the reference kernel can do everything")
+    # The reference can do everything but this.
+    raise KernelError(f"no step of fixed shape can do this, {passed_over[-1][1]}", "use Growing()")
 
 
 def attend(
@@ -65,6 +67,8 @@ def attend(
 
 def _order(request: Request, facts: Facts) -> tuple[str, ...]:
     """Kernels of a device, fastest first."""
+    if request.keys.filled is not None:
+        return ("step",)
     if facts.device == "cuda" and request.uniform:
         return ("fused", "varlen", "flex", "reference")
     if facts.device == "cuda":

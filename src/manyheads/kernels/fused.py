@@ -102,8 +102,8 @@ def _by_length(
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for sequence, shape in enumerate(zip(request.queries.each, request.keys.each, strict=True)):
         groups[shape].append(sequence)
-    outputs: list[Tensor] = [q[:0]] * len(request.queries)
-    lses: list[Tensor] = [q.new_zeros(0, q.shape[1]).float()] * len(request.queries)
+    empty = q.new_zeros(0, q.shape[1]).float()
+    pieces: dict[int, tuple[Tensor, Tensor]] = {}
     for (queries, keys), sequences in groups.items():
         if queries == 0:
             continue
@@ -113,20 +113,26 @@ def _by_length(
             _gather(v, request.keys.starts, sequences, keys),
         )
         output, lse = _equal(*group, request, sequences)
-        for place, sequence in enumerate(sequences):
-            outputs[sequence], lses[sequence] = output[place], lse[place]
-    if not outputs:
-        return q[:0], q.new_zeros(0, q.shape[1]).float()
+        if _side_by_side(request.queries.starts, sequences, queries):
+            pieces[sequences[0]] = output.flatten(0, 1), lse.flatten(0, 1)
+        else:
+            pieces |= dict(zip(sequences, zip(output, lse, strict=True), strict=True))
+    outputs, lses = zip((q[:0], empty), *(pieces[each] for each in sorted(pieces)), strict=True)
     return torch.cat(outputs), torch.cat(lses)
 
 
 def _gather(
     x: Float[Tensor, "n h d"], starts: tuple[int, ...], sequences: list[int], length: int
 ) -> Float[Tensor, "b t h d"]:
-    if len(sequences) == 1:
+    if _side_by_side(starts, sequences, length):
         start = starts[sequences[0]]
-        return x[start : start + length].unsqueeze(0)
+        return x[start : start + len(sequences) * length].unflatten(0, (len(sequences), length))
     return torch.stack([x[starts[each] : starts[each] + length] for each in sequences])
+
+
+def _side_by_side(starts: tuple[int, ...], sequences: list[int], length: int) -> bool:
+    """Whether sequences of one length, in rising order, leave no room: batches sorted by length."""
+    return starts[sequences[-1]] - starts[sequences[0]] == (len(sequences) - 1) * length
 
 
 def _equal(

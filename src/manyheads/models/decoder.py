@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 
+from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.cache import Cache, Fixed, Growing
 from manyheads.errors import ConfigError
 from manyheads.models.door import Output, enter
 from manyheads.models.stack import StackConfig
-from manyheads.models.text import TextConfig, TextModel
+from manyheads.models.text import TextConfig, TextModel, last_tokens
+from manyheads.parts.experts import RouterLosses
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
 
@@ -65,15 +67,39 @@ class Decoder(TextModel):
             return super().forward(ids, mask, types=types, watch=watch)
         batch, door = enter(ids, mask)
         kinds = None if types is None else enter(types, mask, "types")[0]
-        plan = cache.plan(batch.lengths)
-        x = self.embedding(batch, plan.positions, kinds)
-        hidden, router = self.stack(
-            x, positions=plan.positions, cache=cache, plan=plan, watch=watch
-        )
-        cache.finish(plan)
+        hidden, router = self._go_on(batch, kinds, cache, watch)
         return door.out(hidden, self._read(hidden), router)
+
+    def next_logits(self, ids: Ragged, cache: Cache) -> Float[Tensor, "b v"]:
+        """The scores of the word after each sequence; no other word is scored.
+
+        The ids are trusted: to look at them would wait for the device at every step.
+        """
+        hidden, _ = self._go_on(ids, None, cache, None, trusted=True)
+        read = self._read(last_tokens(hidden))
+        assert isinstance(read, Ragged), "whoever asks has seen that there is a language head"
+        return read.values
 
     def new_cache(self, config: Growing | Fixed = Growing()) -> Cache:
         """An empty cache for this model; layers with windows keep rings."""
         check_decodes(self.config.stack)
         return self.stack.new_cache(config)
+
+    def _go_on(
+        self,
+        batch: Ragged,
+        kinds: Ragged | None,
+        cache: Cache,
+        watch: Watcher | None,
+        *,
+        trusted: bool = False,
+    ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
+        """The hidden states of new tokens after those in the cache."""
+        plan = cache.plan(batch.lengths)
+        embed = self.embedding.embed if trusted else self.embedding
+        x = embed(batch, plan.positions, kinds)
+        hidden, router = self.stack(
+            x, positions=plan.positions, cache=cache, plan=plan, watch=watch
+        )
+        cache.finish(plan)
+        return hidden, router

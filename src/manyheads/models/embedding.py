@@ -50,6 +50,12 @@ class TokenEmbedding(nn.Module):
     ) -> Ragged:
         if not torch.compiler.is_compiling():
             self._check(ids, positions, types)
+        return self.embed(ids, positions, types)
+
+    def embed(
+        self, ids: Ragged, positions: Int[Tensor, " n"], types: Ragged | None = None
+    ) -> Ragged:
+        """Without a look at the numbers, which would wait for the device."""
         x = self.tokens(ids.values)
         x = x if self.config.scale == 1.0 else x * self.config.scale
         x = self._add_position(x, positions)

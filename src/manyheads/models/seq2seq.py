@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.cache import Cache, Fixed, Growing
@@ -10,9 +11,11 @@ from manyheads.models.decoder import check_decodes
 from manyheads.models.door import Output, enter
 from manyheads.models.embedding import Embedding, TokenEmbedding
 from manyheads.models.init import Init, initialise
+from manyheads.models.origin import Origin
 from manyheads.models.readout import LanguageHead, Readout, make_readout
 from manyheads.models.stack import Explained, Stack, StackConfig
-from manyheads.models.text import check_embedding
+from manyheads.models.text import check_embedding, last_tokens
+from manyheads.parts.experts import RouterLosses
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
 
@@ -37,7 +40,7 @@ class Seq2SeqConfig:
             raise ConfigError("no decoder layer looks at the encoder", "give one a cross branch")
 
 
-class Seq2Seq(nn.Module):
+class Seq2Seq(nn.Module, Origin):
     """A model that reads one text and writes another.
 
     Sites inside it name their stack, "encoder" or "decoder".
@@ -75,16 +78,21 @@ class Seq2Seq(nn.Module):
             )
         memory = None if source is None else self.encode(source, source_mask, watch=watch)
         batch, door = enter(target, target_mask, "target ids")
-        plan = None if cache is None else cache.plan(batch.lengths)
-        positions = batch.lengths.positions if plan is None else plan.positions
-        x = self._embed_target(batch, positions)
-        hidden, router = self.decoder(
-            x, positions=positions, memory=memory, cache=cache, plan=plan, watch=watch
-        )
-        if cache is not None and plan is not None:
-            cache.finish(plan)
-        logits = None if self.readout is None else self.readout(hidden, self._table())
-        return door.out(hidden, logits, router)
+        hidden, router = self._decode(batch, memory, cache, watch)
+        return door.out(hidden, self._read(hidden), router)
+
+    def next_logits(
+        self, source: Ragged | None, target: Ragged, cache: Cache
+    ) -> Float[Tensor, "b v"]:
+        """The scores of the word after each target; no other word is scored.
+
+        The target's ids are trusted: to look at them would wait for the device at every step.
+        """
+        memory = None if source is None else self.encode(source)
+        hidden, _ = self._decode(target, memory, cache, None, trusted=True)
+        read = self._read(last_tokens(hidden))
+        assert isinstance(read, Ragged), "whoever asks has seen that there is a language head"
+        return read.values
 
     def encode(
         self, source: Ragged | Tensor, mask: Tensor | None = None, *, watch: Watcher | None = None
@@ -113,12 +121,31 @@ class Seq2Seq(nn.Module):
         encoder = self.encoder.explain_kernels(reads)
         return Explained(encoder.choices + self.decoder.explain_kernels(writes, reads).choices)
 
+    def _decode(
+        self,
+        batch: Ragged,
+        memory: Ragged | None,
+        cache: Cache | None,
+        watch: Watcher | None,
+        *,
+        trusted: bool = False,
+    ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
+        plan = None if cache is None else cache.plan(batch.lengths)
+        positions = batch.lengths.positions if plan is None else plan.positions
+        side = self._target_side()
+        x = (side.embed if trusted else side)(batch, positions)
+        hidden, router = self.decoder(
+            x, positions=positions, memory=memory, cache=cache, plan=plan, watch=watch
+        )
+        if cache is not None and plan is not None:
+            cache.finish(plan)
+        return hidden, router
+
+    def _read(self, hidden: Ragged) -> Ragged | Tensor | None:
+        return None if self.readout is None else self.readout(hidden, self._table())
+
     def _target_side(self) -> TokenEmbedding:
         return self.embedding if self.target_embedding is None else self.target_embedding
-
-    def _embed_target(self, batch: Ragged, positions: Tensor) -> Ragged:
-        embedded: Ragged = self._target_side()(batch, positions)
-        return embedded
 
     def _table(self) -> Tensor:
         return self._target_side().tokens.weight

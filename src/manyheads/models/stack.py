@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from manyheads.attention import AttentionConfig, CacheSlot, Place
-from manyheads.cache import Cache, Fixed, Growing, Kept, Plan
+from manyheads.cache import Cache, Fixed, Growing, Kept, Plan, Steady
 from manyheads.errors import ConfigError
 from manyheads.kernels.choose import Choice
 from manyheads.models.layer import Layer, LayerConfig
@@ -72,7 +72,7 @@ class Stack(nn.Module):
         positions: Int[Tensor, " n"] | None = None,
         memory: Ragged | None = None,
         cache: Cache | None = None,
-        plan: Plan | None = None,
+        plan: Plan | Steady | None = None,
         watch: Watcher | None = None,
     ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
         look = None if watch is None else Look(watch, stack=self.name)
@@ -155,7 +155,7 @@ def _place_key(attention: AttentionConfig) -> tuple[object, ...]:
     return attention.position, attention.heads, attention.size
 
 
-def _slot(cache: Cache | None, plan: Plan | None, index: int) -> CacheSlot | None:
+def _slot(cache: Cache | None, plan: Plan | Steady | None, index: int) -> CacheSlot | None:
     if cache is None or plan is None:
         return None
     store = cache.stores[index]

@@ -4,17 +4,18 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, InputError
 from manyheads.models.door import Output, enter
 from manyheads.models.embedding import Embedding, TokenEmbedding
 from manyheads.models.init import Init, initialise
+from manyheads.models.origin import Origin
 from manyheads.models.readout import NoReadout, Readout, make_readout
 from manyheads.models.stack import Explained, Stack, StackConfig
 from manyheads.parts.positions import Learned
-from manyheads.ragged import Ragged
+from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Watcher
 
-__all__ = ["TextConfig", "TextModel"]
+__all__ = ["TextConfig", "TextModel", "last_tokens"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,18 @@ def check_embedding(embedding: Embedding, stack: StackConfig) -> None:
                 )
 
 
-class TextModel(nn.Module):
+def last_tokens(batch: Ragged) -> Ragged:
+    """The last token of every sequence, as a batch of sequences of one."""
+    lengths = batch.lengths
+    if lengths.uniform and lengths.longest == 1:
+        return batch
+    if 0 in lengths.each:
+        raise InputError("an empty sequence has no last token", "give each at least one")
+    ends = lengths.offsets[1:].long() - 1
+    return Ragged(batch.values[ends], Lengths.of([1] * len(lengths), batch.device))
+
+
+class TextModel(nn.Module, Origin):
     """Ids in, hidden states and logits out; padded in, padded out, ragged in, ragged out."""
 
     def __init__(self, config: TextConfig) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.models.door import Door, Output
 from manyheads.models.init import Init, initialise
+from manyheads.models.origin import Origin
 from manyheads.models.readout import NoReadout, Readout, make_readout
 from manyheads.models.stack import Explained, Stack, StackConfig
 from manyheads.parts.positions.grid import Grid, GridTable
@@ -99,7 +100,7 @@ class PatchEmbedding(nn.Module):
             )
 
 
-class Vision(nn.Module):
+class Vision(nn.Module, Origin):
     """A model that reads images: one (batch, channels, y, x) tensor, or a list of any sizes.
 
     A list gives ragged hidden states, a tensor rectangular ones; the class token comes first.

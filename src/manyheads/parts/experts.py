@@ -1,6 +1,7 @@
 """Mixture of experts: a router sends each token to a few of many feed-forward layers."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,8 @@ class Experts:
     """`count` SwiGLU experts of which each token visits the `chosen` most likely.
 
     The weights of the chosen are their softmax probabilities, made to sum to one if `renormalise`.
-    `shared` is the hidden width of an expert that every token visits besides; 0 means none.
+    `shared` is the hidden width of an expert that every token visits besides; 0 means none. Its
+    gate, where it has one, is a number a token that scales what it writes.
     """
 
     width: int
@@ -32,6 +34,7 @@ class Experts:
     count: int
     chosen: int
     shared: int = 0
+    shared_gate: Literal["none", "sigmoid"] = "none"
     renormalise: bool = True
 
     def __post_init__(self) -> None:
@@ -39,6 +42,11 @@ class Experts:
             raise ConfigError(
                 f"chosen={self.chosen} of count={self.count} experts",
                 f"choose between 1 and {self.count}",
+            )
+        if self.shared_gate != "none" and not self.shared:
+            raise ConfigError(
+                f"shared_gate={self.shared_gate!r} has no shared expert to gate",
+                "give shared=, its hidden width",
             )
         for name, size in (("width", self.width), ("hidden", self.hidden)):
             if size % ALIGNMENT or size < 1:
@@ -74,6 +82,8 @@ class MixtureOfExperts(nn.Module):
         self.shared = (
             FeedForward(SwiGLU(width=config.width, hidden=config.shared)) if config.shared else None
         )
+        gated = config.shared_gate != "none"
+        self.shared_gate = nn.Linear(config.width, 1, bias=False) if gated else None
 
     def forward(
         self, x: Float[Tensor, "n c"], like: Ragged, look: Look | None = None
@@ -86,8 +96,13 @@ class MixtureOfExperts(nn.Module):
         visits = torch.zeros_like(logits, dtype=torch.int).scatter(1, experts, 1).sum(0)
         output = self._visit(x, weights, experts, visits)
         if self.shared is not None:
-            output = output + self.shared(x, like, look)
+            output = output + self._share(x, like, look)
         return output, self._losses(logits, probabilities, visits)
+
+    def _share(self, x: Float[Tensor, "n c"], like: Ragged, look: Look | None) -> Tensor:
+        assert self.shared is not None
+        written: Tensor = self.shared(x, like, look)
+        return written if self.shared_gate is None else self.shared_gate(x).sigmoid() * written
 
     def _visit(
         self,

@@ -34,7 +34,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RMSNorm:
-    """Divide by the root mean square, scale (arXiv 1910.07467)."""
+    """Divide by the root mean square, scale (arXiv 1910.07467); `centred` is LayerNorm's."""
 
     eps: float = 1e-6
     bias: bool = False
@@ -83,12 +83,21 @@ class Normalise(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if config.bias else None
 
     def forward(self, x: Float[Tensor, "... c"]) -> Float[Tensor, "... c"]:
-        weight = 1 + self.weight if self.config.centred else self.weight
+        if not self.config.centred:
+            return self._normed(x, self.weight, self.bias)
+        # Half precision has too few digits for one and a small distance from it.
+        wide = torch.promote_types(x.dtype, torch.float32)
+        bias = None if self.bias is None else self.bias.to(wide)
+        return self._normed(x.to(wide), 1 + self.weight.to(wide), bias).to(x.dtype)
+
+    def _normed(
+        self, x: Float[Tensor, "... c"], weight: Float[Tensor, " c"], bias: Tensor | None
+    ) -> Float[Tensor, "... c"]:
         if isinstance(self.config, LayerNorm):
-            return F.layer_norm(x, weight.shape, weight, self.bias, self.config.eps)
+            return F.layer_norm(x, weight.shape, weight, bias, self.config.eps)
         # The fused kernel wants one type for both, and autocast brings two.
         normed = F.rms_norm(x, weight.shape, weight.to(x.dtype), self.config.eps)
-        return normed if self.bias is None else normed + self.bias
+        return normed if bias is None else normed + bias
 
 
 def make_norm(config: Norm, width: int) -> nn.Module:

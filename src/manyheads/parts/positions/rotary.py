@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
@@ -126,11 +127,43 @@ class Rotary:
             case Llama3():
                 return _llama3(plain, self.scaling)
 
+    @property
+    def stretch(self) -> float:
+        """What cosine and sine are multiplied by."""
+        return self.scaling.temperature if isinstance(self.scaling, YaRN) else 1.0
+
     def turn(self, positions: Int[Tensor, " n"], size: int) -> Turn:
-        frequencies = self.frequencies(size).to(device=positions.device, dtype=torch.float32)
-        angles = positions.float()[:, None, None] * frequencies
-        stretch = self.scaling.temperature if isinstance(self.scaling, YaRN) else 1.0
-        return Turn(angles.cos() * stretch, angles.sin() * stretch)
+        if torch.compiler.is_compiling():
+            frequencies = self.frequencies(size).to(positions.device, torch.float32)
+            return Turn(*_turn_whole(positions, frequencies, self.stretch))
+        frequencies = self.frequencies_on(size, positions.device)
+        return Turn(*_cos_sin(positions, frequencies, self.stretch))
+
+    def frequencies_on(self, size: int, device: torch.device) -> Float[Tensor, " half"]:
+        """In float32 and kept on the device: a recorded step cannot copy from the host."""
+        return _frequencies_on(self, size, device)
+
+
+def _cos_sin(positions: Tensor, frequencies: Tensor, stretch: float) -> tuple[Tensor, Tensor]:
+    angles = positions.float()[:, None, None] * frequencies
+    return angles.cos() * stretch, angles.sin() * stretch
+
+
+@torch.library.custom_op("manyheads::turn", mutates_args=())
+def _turn_whole(positions: Tensor, frequencies: Tensor, stretch: float) -> tuple[Tensor, Tensor]:
+    """The same, closed to the compiler, which would else work it out again in every layer."""
+    return _cos_sin(positions, frequencies, stretch)
+
+
+@_turn_whole.register_fake
+def _(positions: Tensor, frequencies: Tensor, stretch: float) -> tuple[Tensor, Tensor]:
+    return _cos_sin(positions, frequencies, stretch)
+
+
+@lru_cache(maxsize=64)
+def _frequencies_on(rotary: Rotary, size: int, device: torch.device) -> Float[Tensor, " half"]:
+    with torch.inference_mode(False):
+        return rotary.frequencies(size).to(device, torch.float32)
 
 
 def _yarn(

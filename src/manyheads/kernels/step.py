@@ -1,0 +1,100 @@
+"""One query a sequence over a cache whose filling only the device knows, so that a step of decoding
+has the same shape every time and can be recorded once and replayed."""
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from manyheads.kernels.contract import Attended, Facts, Request
+from manyheads.kernels.fused import HALF, LARGEST_HEAD, scale_by_sink
+from manyheads.parts.masks.render import exact_band
+from manyheads.parts.positions.relative import ShawBias
+
+__all__ = ["attend", "cannot"]
+
+
+def cannot(request: Request, facts: Facts) -> str | None:
+    if request.keys.filled is None:
+        return "the host knows how long the keys are"
+    if request.want.pattern:
+        return "a step never forms the pattern"
+    if facts.grad or request.dropout:
+        return "steps are not trained on"
+    if isinstance(request.bias, ShawBias) and request.bias.values is not None:
+        return "Shaw's value vectors need the pattern"
+    return None
+
+
+def attend(
+    q: Float[Tensor, "b h d"],
+    k: Float[Tensor, "m g d"],
+    v: Float[Tensor, "m g e"],
+    request: Request,
+) -> Attended:
+    flash = q.is_cuda and q.dtype in HALF and request.bias is None
+    sizes = q.shape[2] == v.shape[2] and q.shape[2] <= LARGEST_HEAD and q.shape[2] % 8 == 0
+    by_band = exact_band(request.mask) is not None
+    output, lse = (_flash if flash and sizes and by_band else _plain)(q, k, v, request)
+    if request.sink is not None:
+        output, lse = scale_by_sink(output, lse, request.sink)
+    return Attended(output, lse if request.want.lse else None)
+
+
+def _flash(
+    q: Float[Tensor, "b h d"],
+    k: Float[Tensor, "m g d"],
+    v: Float[Tensor, "m g d"],
+    request: Request,
+) -> tuple[Float[Tensor, "b h d"], Float[Tensor, "b h"]]:
+    band, keys = exact_band(request.mask), request.keys
+    assert band is not None
+    before = -1 if band.before >= keys.longest - 1 else int(band.before)
+    output, lse, *_ = torch.ops.aten._flash_attention_forward(
+        q,
+        k,
+        v,
+        request.queries.offsets,
+        keys.offsets,
+        1,
+        keys.longest,
+        0.0,
+        False,
+        False,
+        scale=request.scale,
+        window_size_left=before,
+        window_size_right=-1 if before < 0 else 0,
+        seqused_k=keys.filled,
+    )
+    return output, lse.T
+
+
+def _plain(
+    q: Float[Tensor, "b h d"],
+    k: Float[Tensor, "m g d"],
+    v: Float[Tensor, "m g e"],
+    request: Request,
+) -> tuple[Float[Tensor, "b h e"], Float[Tensor, "b h"]]:
+    """By the formula: with one query a sequence the pattern is no larger than the keys."""
+    batch, heads = q.shape[0], k.shape[1]
+    query = rearrange(q, "b (g r) d -> b g r d", g=heads)
+    key, value = (rearrange(x, "(b s) g d -> b s g d", b=batch) for x in (k, v))
+    scores = einsum(query.float() * request.scale, key.float(), "b g r d, b s g d -> b g r s")
+    scores = rearrange(scores, "b g r s -> b (g r) s")
+    place = torch.arange(key.shape[1], device=q.device)
+    assert request.keys.filled is not None
+    last = request.keys.filled.long()[:, None] - 1
+    if request.bias is not None:
+        row = torch.arange(batch, device=q.device)[:, None, None]
+        head = torch.arange(q.shape[1], device=q.device)[:, None]
+        scores = scores + request.bias.score(head, row, last[:, None], place)
+    scores = scores.masked_fill(~_seen(request, last, place)[:, None], -torch.inf)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)).exp()
+    weights = rearrange(weights, "b (g r) s -> b g r s", g=heads)
+    read = einsum(weights, value.float(), "b g r s, b s g e -> b g r e")
+    return rearrange(read, "b g r e -> b (g r) e").to(q.dtype), lse
+
+
+def _seen(request: Request, last: Tensor, place: Tensor) -> Bool[Tensor, "b s"]:
+    return (place <= last) & request.mask.allows(last, place[None], last + 1)

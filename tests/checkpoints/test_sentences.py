@@ -1,0 +1,274 @@
+"""Folders of sentence-transformers, read and written back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    Qwen3Config,
+    Qwen3Model,
+)
+
+from manyheads import build, load, save
+from manyheads.errors import InputError
+from manyheads.models.sentence import Sentence
+from tests.checkpoints.sentence_folders import (
+    TEXTS,
+    flags,
+    opened,
+    sentence_folder,
+    vectors,
+    write_json,
+)
+from tests.checkpoints.theirs import randomised
+
+POOLINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "mean": (flags("mean_tokens"), "mean"),
+    "cls": (flags("cls_token"), "cls"),
+    "last": (flags("lasttoken"), "last"),
+    "named mean": ({"embedding_dimension": 24, "pooling_mode": "mean"}, "mean"),
+    "named last": ({"embedding_dimension": 24, "pooling_mode": ["lasttoken"]}, "last"),
+    "unnamed": ({"word_embedding_dimension": 24}, "mean"),
+}
+
+
+@pytest.mark.parametrize("name", POOLINGS)
+@pytest.mark.parametrize("inner", ["", "0_Transformer"])
+def test_a_folder_says_how_its_vectors_are_made_and_gives_them_when_saved(
+    inner: str, name: str, tmp_path: Path
+) -> None:
+    config, pooling = POOLINGS[name]
+    place = sentence_folder(tmp_path / "theirs", inner=inner, pooling=config)
+    model = load(place)
+    assert model.sentence == Sentence(pooling=pooling, normalise=True, longest=16)
+    save(model, tmp_path / "ours")
+    assert np.array_equal(vectors(tmp_path / "ours"), vectors(place))
+    assert load(tmp_path / "ours").sentence == model.sentence
+
+
+def test_vectors_may_be_left_as_long_as_they_are(tmp_path: Path) -> None:
+    place = sentence_folder(tmp_path / "theirs", norm=False)
+    model = load(place)
+    assert model.sentence == Sentence(pooling="mean", normalise=False, longest=16)
+    save(model, tmp_path / "ours")
+    assert np.array_equal(vectors(tmp_path / "ours"), vectors(place))
+    assert not np.allclose(np.linalg.norm(vectors(place), axis=1), 1.0)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+def test_a_changed_sentence_is_the_one_that_is_written(pooling: Any, tmp_path: Path) -> None:
+    config = flags("cls_token") | {"include_prompt": False}
+    place = sentence_folder(tmp_path / "theirs", pooling=config)
+    model: Any = load(place)
+    model.sentence = Sentence(pooling=pooling, normalise=False, longest=9)
+    save(model, tmp_path / "ours")
+    theirs = opened(tmp_path / "ours")
+    assert theirs.max_seq_length == 9
+    assert len(theirs) == 2
+    assert theirs[1].pooling_mode == {"last": "lasttoken"}.get(pooling, pooling)
+    assert not theirs[1].include_prompt
+    assert load(tmp_path / "ours").sentence == model.sentence
+
+
+def test_a_model_built_here_becomes_theirs_when_it_is_told_how(tmp_path: Path) -> None:
+    place = sentence_folder(tmp_path / "theirs")
+    model: Any = build(load(place).config, seed=0)
+    assert model.sentence is None
+    model.tokenizer = load(place).tokenizer
+    model.sentence = Sentence(pooling="cls", normalise=True)
+    save(model, tmp_path / "ours")
+    assert opened(tmp_path / "ours").encode(TEXTS).shape == (len(TEXTS), 24)
+    assert load(tmp_path / "ours").sentence == Sentence(pooling="cls", normalise=True, longest=32)
+
+
+def test_what_the_newest_version_writes_is_read(tmp_path: Path) -> None:
+    place = sentence_folder(tmp_path / "old")
+    modules = [Transformer(str(place)), Pooling(24, "lasttoken")]
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "new"))
+    listed = json.loads((tmp_path / "new" / "modules.json").read_text())
+    assert "base.modules" in listed[0]["type"]
+    settings = json.loads((tmp_path / "new" / "sentence_bert_config.json").read_text())
+    assert "max_seq_length" not in settings
+    model = load(tmp_path / "new")
+    longest = opened(tmp_path / "new").max_seq_length
+    assert model.sentence == Sentence(pooling="last", normalise=False, longest=longest)
+    save(model, tmp_path / "ours")
+    assert np.array_equal(vectors(tmp_path / "ours"), vectors(tmp_path / "new"))
+
+
+def test_without_a_length_the_tokenizer_or_the_positions_say_where_a_text_is_cut(
+    tmp_path: Path,
+) -> None:
+    place = sentence_folder(tmp_path)
+    write_json(place / "sentence_bert_config.json", {"max_seq_length": None})
+    assert load(place).sentence == Sentence(normalise=True, longest=24)
+    assert opened(place).max_seq_length == 24
+    (place / "tokenizer_config.json").unlink()
+    assert load(place).sentence == Sentence(normalise=True, longest=32)
+
+
+def test_a_length_beyond_the_positions_is_cut_to_them(tmp_path: Path) -> None:
+    place = sentence_folder(tmp_path)
+    write_json(place / "sentence_bert_config.json", {"max_seq_length": 4000})
+    assert load(place).sentence == Sentence(normalise=True, longest=32)
+
+
+def test_the_settings_may_be_named_after_the_family(tmp_path: Path) -> None:
+    place = sentence_folder(tmp_path)
+    (place / "sentence_bert_config.json").rename(place / "sentence_roberta_config.json")
+    assert load(place).sentence == Sentence(normalise=True, longest=16)
+
+
+def test_texts_are_lowered_where_the_folder_asks_for_it(tmp_path: Path) -> None:
+    place = sentence_folder(tmp_path / "theirs")
+    assert load(place).tokenizer.encode("A Words").ids == [2, 8, 9, 3]
+    write_json(place / "sentence_bert_config.json", {"max_seq_length": 16, "do_lower_case": True})
+    model = load(place)
+    assert model.tokenizer.encode("A Words").ids == [2, 4, 7, 3]
+    assert opened(place).tokenizer("A Words")["input_ids"] == [2, 4, 7, 3]
+    save(model, tmp_path / "ours")
+    assert np.array_equal(vectors(tmp_path / "ours"), vectors(place))
+    before, after = (load(each).tokenizer.to_str() for each in (place, tmp_path / "ours"))
+    assert before == after
+
+
+def test_prompts_and_what_else_they_know_travel(tmp_path: Path) -> None:
+    place = sentence_folder(tmp_path / "theirs")
+    known = {"prompts": {"query": "a words"}, "similarity_fn_name": "dot"}
+    write_json(place / "config_sentence_transformers.json", known)
+    save(load(place), tmp_path / "ours")
+    theirs = opened(tmp_path / "ours")
+    assert theirs.prompts["query"] == "a words"
+    assert theirs.similarity_fn_name == "dot"
+
+
+def test_hidden_states_do_not_change_for_what_stands_behind_them(tmp_path: Path) -> None:
+    place = sentence_folder(tmp_path)
+    with_modules: Any = load(place)
+    (place / "modules.json").unlink()
+    plain: Any = load(place)
+    assert plain.sentence is None
+    ids = torch.tensor([[2, 4, 5, 3]])
+    with torch.no_grad():
+        assert torch.equal(with_modules(ids).hidden, plain(ids).hidden)
+    assert with_modules(ids).logits is None
+
+
+def test_a_transformer_alone_is_a_plain_model(tmp_path: Path) -> None:
+    place = sentence_folder(tmp_path, inner="0_Transformer")
+    listed = json.loads((place / "modules.json").read_text())
+    write_json(place / "modules.json", listed[:1])
+    model = load(place)
+    assert model.sentence is None
+    assert model.tokenizer is not None
+
+
+def test_a_cross_encoder_is_a_classifier_and_scores_as_before_when_saved(tmp_path: Path) -> None:
+    place = sentence_folder(tmp_path / "base")
+    config = BertConfig.from_pretrained(place, num_labels=1)
+    randomised(BertForSequenceClassification(config)).save_pretrained(tmp_path / "plain")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (place / name).rename(tmp_path / "plain" / name)
+    theirs = CrossEncoder(
+        str(tmp_path / "plain"), device="cpu", activation_fn=torch.nn.Tanh(), local_files_only=True
+    )
+    theirs.save_pretrained(str(tmp_path / "theirs"))
+    model = load(tmp_path / "theirs")
+    assert model.sentence is None
+    assert model.config.readout.classes == 1
+    save(model, tmp_path / "ours")
+    again = CrossEncoder(str(tmp_path / "ours"), device="cpu", local_files_only=True)
+    pairs = [("a model", "of words"), ("words", "a")]
+    assert isinstance(again.activation_fn, torch.nn.Tanh)
+    assert np.array_equal(again.predict(pairs), theirs.predict(pairs))
+
+
+def test_a_decoder_gives_the_vector_of_its_last_token(tmp_path: Path) -> None:
+    place = sentence_folder(tmp_path / "theirs", pooling=flags("lasttoken"))
+    config = Qwen3Config(
+        vocab_size=10,
+        hidden_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=8,
+        intermediate_size=32,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+    )
+    randomised(Qwen3Model(config)).save_pretrained(place)
+    model = load(place)
+    assert model.sentence == Sentence(pooling="last", normalise=True, longest=16)
+    save(model, tmp_path / "ours")
+    assert np.array_equal(vectors(tmp_path / "ours"), vectors(place))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (flags("max_tokens"), "pools by max: use one of mean, cls, lasttoken"),
+        (flags("mean_tokens") | {"pooling_mode_cls_token": True}, "pools by cls and mean"),
+        ({"pooling_mode": "weightedmean"}, "pools by weightedmean"),
+        ({"pooling_mode": ["mean", "max"]}, "pools by mean and max"),
+    ],
+)
+def test_other_poolings_are_refused_by_name(
+    config: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    place = sentence_folder(tmp_path, pooling=config)
+    with pytest.raises(InputError, match=reason):
+        load(place)
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        ({"path": "3_Dense", "type": "sentence_transformers.models.Dense"}, r"models\.Dense'"),
+        ({"path": "", "type": "custom_code.Transformer"}, "module 'custom_code.Transformer'"),
+        ({"path": ""}, "module None"),
+        ("Dense", "module None"),
+        ({"path": "", "type": "sentence_transformers.models.Normalize"}, "Normalize in a row"),
+        ({"path": "../x", "type": "sentence_transformers.models.Pooling"}, "leads out of its"),
+    ],
+)
+def test_other_modules_are_refused_by_name(module: Any, reason: str, tmp_path: Path) -> None:
+    place = sentence_folder(tmp_path)
+    listed = json.loads((place / "modules.json").read_text())
+    write_json(place / "modules.json", [*listed, module])
+    with pytest.raises(InputError, match=reason):
+        load(place)
+
+
+def test_a_folder_without_its_pooling_says_which_file_it_lacks(tmp_path: Path) -> None:
+    place = sentence_folder(tmp_path)
+    (place / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(InputError, match=r"there is no .*1_Pooling/config\.json"):
+        load(place)
+
+
+def test_modules_that_are_no_list_are_refused(tmp_path: Path) -> None:
+    place = sentence_folder(tmp_path)
+    write_json(place / "modules.json", {})
+    with pytest.raises(InputError, match=r"modules\.json holds a dict: it must hold a list"):
+        load(place)
+    write_json(place / "modules.json", [])
+    with pytest.raises(InputError, match="puts nothing in a row"):
+        load(place)
+
+
+def test_errors_name_the_inner_folder(tmp_path: Path) -> None:
+    place = sentence_folder(tmp_path, inner="0_Transformer")
+    weights = place / "0_Transformer" / "model.safetensors"
+    weights.rename(weights.with_name("pytorch_model.bin"))
+    with pytest.raises(InputError, match=r"0_Transformer has its weights in a pickle"):
+        load(place)
+    write_json(place / "0_Transformer" / "config.json", {"model_type": "llm"})
+    with pytest.raises(InputError, match=r"0_Transformer/config\.json says model_type='llm'"):
+        load(place)

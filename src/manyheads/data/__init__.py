@@ -1,0 +1,1 @@
+"""Text and images to ragged batches: read, tokenise, store, pack, mask."""

@@ -1,0 +1,1 @@
+"""Train a model: objectives, optimisers, schedules, the loop, its checkpoints."""

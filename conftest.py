@@ -17,6 +17,9 @@ SHAPES_ARE_CHECKED = (
     and not os.getenv("MANYHEADS_NO_TYPECHECK")
 )
 
+# Its kernels need triton, which comes with CUDA's torch alone.
+collect_ignore = [] if find_spec("triton") else ["src/manyheads/decoding/onetoken.py"]
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Each worker has a core to itself; more threads than cores would only wait for one another.
     # torch reads this once, when it is imported.

@@ -3,6 +3,11 @@
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.cache import Cache, Fixed, Growing
 from manyheads.checkpoints.folder import load, save
+from manyheads.decoding.chat import apply_chat, chat_prompt
+from manyheads.decoding.choosing import Beams, Greedy, Sample
+from manyheads.decoding.loop import generate, stream
+from manyheads.decoding.written import Written
+from manyheads.encoding.encode import encode
 from manyheads.errors import ManyheadsError
 from manyheads.models.build import build, named, sizes
 from manyheads.models.decoder import Decoder, DecoderConfig
@@ -39,6 +44,7 @@ __all__ = [
     "All",
     "Attention",
     "AttentionConfig",
+    "Beams",
     "Blocks",
     "Both",
     "Branch",
@@ -55,6 +61,7 @@ __all__ = [
     "Gate",
     "GeGLU",
     "GlobalTokens",
+    "Greedy",
     "Grid",
     "Growing",
     "Head",
@@ -82,6 +89,7 @@ __all__ = [
     "RandomBlocks",
     "Record",
     "Rotary",
+    "Sample",
     "Seq2Seq",
     "Seq2SeqConfig",
     "Shaw",
@@ -98,10 +106,16 @@ __all__ = [
     "VisionConfig",
     "Watcher",
     "Window",
+    "Written",
     "YaRN",
+    "apply_chat",
     "build",
+    "chat_prompt",
+    "encode",
+    "generate",
     "load",
     "named",
     "save",
     "sizes",
+    "stream",
 ]

@@ -8,6 +8,7 @@ __all__ = [
     "ManyheadsError",
     "MissingExtraError",
     "ShapeError",
+    "TrainingError",
 ]
 
 
@@ -42,6 +43,10 @@ class KernelError(ManyheadsError, RuntimeError):
 
 class MissingExtraError(ManyheadsError, ImportError):
     """An optional package is not installed."""
+
+
+class TrainingError(ManyheadsError, RuntimeError):
+    """A run that cannot go on as it is."""
 
 
 class CutWarning(UserWarning):

@@ -7,7 +7,9 @@ from typing import Protocol
 import tyro
 
 from manyheads.cli.convert import Convert
+from manyheads.cli.encode import Encode
 from manyheads.cli.explain import Explain
+from manyheads.cli.generate import Generate
 from manyheads.errors import ManyheadsError
 
 __all__ = ["main"]
@@ -19,7 +21,12 @@ class Command(Protocol):
     def run(self) -> int: ...
 
 
-COMMANDS: dict[str, Callable[..., Command]] = {"explain": Explain, "convert": Convert}
+COMMANDS: dict[str, Callable[..., Command]] = {
+    "explain": Explain,
+    "generate": Generate,
+    "encode": Encode,
+    "convert": Convert,
+}
 
 ABOUT = """See, measure and reshape every attention head, at full speed.
 

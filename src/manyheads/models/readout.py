@@ -102,13 +102,21 @@ class ReadoutLayer(nn.Module):
         x = hidden.values
         if isinstance(self.config, ClassHead):
             x = pooled(x, hidden.lengths, self.config.pool)
+        logits = F.linear(self.features(x), self.vectors(table), self.bias)
+        return logits if isinstance(self.config, ClassHead) else hidden.with_values(logits)
+
+    def features(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        """What meets the vectors of the words or classes."""
         x = self.transform(x)
         if isinstance(self.config, LanguageHead) and self.config.scale != 1.0:
             x = x * self.config.scale
+        return x
+
+    def vectors(self, table: Float[Tensor, "v c"] | None) -> Float[Tensor, "outputs c"]:
+        """One for each word or class."""
         weight = table if self.weight is None else self.weight
-        assert weight is not None
-        logits = F.linear(x, weight, self.bias)
-        return logits if isinstance(self.config, ClassHead) else hidden.with_values(logits)
+        assert weight is not None, "a tied readout is given the table it is tied to"
+        return weight
 
 
 def pooled(

@@ -76,10 +76,26 @@ class Seq2Seq(nn.Module, Origin):
             raise InputError(
                 "the cache remembers a source already", "give source=None, or a new cache"
             )
-        memory = None if source is None else self.encode(source, source_mask, watch=watch)
         batch, door = enter(target, target_mask, "target ids")
-        hidden, router = self._decode(batch, memory, cache, watch)
+        read = None if source is None else enter(source, source_mask, "source ids")[0]
+        hidden, router = self.hidden(read, batch, cache=cache, watch=watch)
         return door.out(hidden, self._read(hidden), router)
+
+    def hidden(
+        self,
+        source: Ragged | None,
+        target: Ragged,
+        *,
+        cache: Cache | None = None,
+        watch: Watcher | None = None,
+    ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
+        """The decoder's hidden states, for whoever scores only some of them.
+
+        The routers are those of both stacks, the encoder's first.
+        """
+        memory, read = (None, ()) if source is None else self._encode(source, watch)
+        hidden, written = self._decode(target, memory, cache, watch)
+        return hidden, (*read, *written)
 
     def next_logits(
         self, source: Ragged | None, target: Ragged, cache: Cache
@@ -98,10 +114,12 @@ class Seq2Seq(nn.Module, Origin):
         self, source: Ragged | Tensor, mask: Tensor | None = None, *, watch: Watcher | None = None
     ) -> Ragged:
         """What the decoder looks back at."""
-        batch, _ = enter(source, mask, "source ids")
-        x = self.embedding(batch, batch.lengths.positions)
-        memory: Ragged = self.encoder(x, watch=watch)[0]
-        return memory
+        return self._encode(enter(source, mask, "source ids")[0], watch)[0]
+
+    @property
+    def table(self) -> Float[Tensor, "v c"]:
+        """The vectors of the words it writes, with which a tied readout scores."""
+        return self._target_side().tokens.weight
 
     def new_cache(self, config: Growing | Fixed = Growing()) -> Cache:
         check_decodes(self.config.decoder)
@@ -120,6 +138,11 @@ class Seq2Seq(nn.Module, Origin):
         writes = enter(target, target_mask)[0].lengths
         encoder = self.encoder.explain_kernels(reads)
         return Explained(encoder.choices + self.decoder.explain_kernels(writes, reads).choices)
+
+    def _encode(
+        self, source: Ragged, watch: Watcher | None
+    ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
+        return self.encoder(self.embedding(source, source.lengths.positions), watch=watch)
 
     def _decode(
         self,
@@ -142,10 +165,7 @@ class Seq2Seq(nn.Module, Origin):
         return hidden, router
 
     def _read(self, hidden: Ragged) -> Ragged | Tensor | None:
-        return None if self.readout is None else self.readout(hidden, self._table())
+        return None if self.readout is None else self.readout(hidden, self.table)
 
     def _target_side(self) -> TokenEmbedding:
         return self.embedding if self.target_embedding is None else self.target_embedding
-
-    def _table(self) -> Tensor:
-        return self._target_side().tokens.weight

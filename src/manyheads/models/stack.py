@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from manyheads.attention import AttentionConfig, CacheSlot, Place
 from manyheads.cache import Cache, Fixed, Growing, Kept, Plan, Steady
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, InputError
 from manyheads.kernels.choose import Choice
 from manyheads.models.layer import Layer, LayerConfig
 from manyheads.parts.experts import RouterLosses
@@ -77,11 +77,43 @@ class Stack(nn.Module):
     ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
         look = None if watch is None else Look(watch, stack=self.name)
         x = x.with_values(seen(look, Tap.EMBEDDINGS, x.values, x))
+        return self._climb(x, 0, positions, memory, cache, plan, look)
+
+    def resume(
+        self,
+        x: Ragged,
+        layer: int,
+        *,
+        memory: Ragged | None = None,
+        watch: Watcher | None = None,
+    ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
+        """What `forward` answers, from the residual stream that enters a layer.
+
+        Nothing below that layer runs or is watched. After the last one only the final norm is left.
+        """
+        if not 0 <= layer <= len(self.layers):
+            raise InputError(
+                f"layer {layer} is none of a stack of {len(self.layers)}",
+                f"resume at 0 to {len(self.layers)}",
+            )
+        look = None if watch is None else Look(watch, stack=self.name)
+        return self._climb(x, layer, None, memory, None, None, look)
+
+    def _climb(
+        self,
+        x: Ragged,
+        start: int,
+        positions: Int[Tensor, " n"] | None,
+        memory: Ragged | None,
+        cache: Cache | None,
+        plan: Plan | Steady | None,
+        look: Look | None,
+    ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
         places = self._places(x.lengths.positions if positions is None else positions)
         losses = []
-        for index, layer in enumerate(self.layers):
+        for index in range(start, len(self.layers)):
             here = None if look is None else look.within(layer=index, sublayer=Sublayer.ATTENTION)
-            x, routed = layer(
+            x, routed = self.layers[index](
                 x,
                 place=places[self.place_owner[index]],
                 memory=self._memory(index, memory, cache, here),

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, InputError
@@ -11,6 +12,7 @@ from manyheads.models.init import Init, initialise
 from manyheads.models.origin import Origin
 from manyheads.models.readout import NoReadout, Readout, make_readout
 from manyheads.models.stack import Explained, Stack, StackConfig
+from manyheads.parts.experts import RouterLosses
 from manyheads.parts.positions import Learned
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Watcher
@@ -87,13 +89,24 @@ class TextModel(nn.Module, Origin):
     ) -> Output:
         batch, door = enter(ids, mask)
         kinds = None if types is None else enter(types, mask, "types")[0]
-        x = self.embedding(batch, batch.lengths.positions, kinds)
-        hidden, router = self.stack(x, watch=watch)
+        hidden, router = self.hidden(batch, kinds, watch=watch)
         return door.out(hidden, self._read(hidden), router)
+
+    def hidden(
+        self, ids: Ragged, types: Ragged | None = None, *, watch: Watcher | None = None
+    ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
+        """The hidden states that the readout reads, for whoever scores only some of them."""
+        x = self.embedding(ids, ids.lengths.positions, types)
+        return self.stack(x, watch=watch)
+
+    @property
+    def table(self) -> Float[Tensor, "v c"]:
+        """The vectors of the words, with which a tied readout scores."""
+        return self.embedding.tokens.weight
 
     def explain_kernels(self, batch: Ragged | Tensor, mask: Tensor | None = None) -> Explained:
         """Which kernel each layer would use for this batch, and why."""
         return self.stack.explain_kernels(enter(batch, mask)[0].lengths)
 
     def _read(self, hidden: Ragged) -> Ragged | Tensor | None:
-        return None if self.readout is None else self.readout(hidden, self.embedding.tokens.weight)
+        return None if self.readout is None else self.readout(hidden, self.table)

@@ -1,0 +1,139 @@
+"""Reading on CUDA beside transformers: the shape of ModernBERT-base, in bfloat16."""
+
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from side_by_side import Work, count, race, say, show
+from torch import Tensor
+
+from manyheads.checkpoints.folder import load
+from manyheads.ragged import Lengths, Ragged
+
+__all__ = ["run"]
+
+OURS, COMPILED, THEIRS = "manyheads eager", "manyheads", "transformers"
+# The longest text, how many there are, and the goals for equal and for mixed lengths.
+WORK = ((512, 128, 2.3, 4.6), (8192, 16, 2.7, 8.0))
+# Of the length of a text's hidden states; both round to eight bits in every layer.
+LIMIT = 3e-2
+
+
+def run(rounds: int, quick: bool) -> None:
+    theirs, ours = _pair()
+    peak = _matmul_peak()
+    compiled = torch.compile(ours, fullgraph=True, dynamic=True)
+    rows = []
+    for longest, count_of_texts, equal_goal, mixed_goal in WORK[:1] if quick else WORK:
+        for mixed, goal in ((False, equal_goal), (True, mixed_goal)):
+            lengths = _lengths(longest, count_of_texts, mixed)
+            draw = torch.Generator().manual_seed(1)
+            ids = torch.randint(10, 50000, (sum(lengths),), generator=draw).cuda()
+            batch = Ragged(ids, Lengths.of(lengths, "cuda"))
+            entrants: dict[str, Work] = {
+                COMPILED: partial(_read, compiled, batch),
+                OURS: partial(_read, ours, batch),
+                THEIRS: partial(_read_theirs, theirs, *_padded(batch, longest, mixed)),
+            }
+            off = _check(entrants, batch)
+            times = race(entrants, device="cuda", rounds=rounds)
+            useful = _flops(ours, lengths) / times.seconds(COMPILED)
+            rows.append(
+                [
+                    f"{longest}, {'mixed' if mixed else 'equal'}",
+                    *(f"{sum(lengths) / times.seconds(one) / 1e3:,.0f}" for one in entrants),
+                    f"{times.ratio(THEIRS, COMPILED):.2f}",
+                    f"{goal}",
+                    f"{useful / peak:.0%}",
+                    f"{off:.0e}",
+                ]
+            )
+    columns = ["", *entrants, "ratio", "goal", "of limit", "differ"]
+    show("ModernBERT-base, thousand real tokens a second", columns, rows)
+    say("limit: products of weights and of visible pairs at the rate of a large matrix product")
+
+
+def _pair() -> tuple[Any, Any]:
+    """One set of random weights in both."""
+    from transformers import ModernBertConfig, ModernBertModel
+
+    torch.manual_seed(0)
+    make: Any = ModernBertModel
+    theirs = make._from_config(ModernBertConfig(), attn_implementation="sdpa", dtype=torch.bfloat16)
+    with TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        ours = load(folder, device="cuda")
+    return theirs.to("cuda").eval(), ours
+
+
+def _matmul_peak() -> float:
+    size = 8192
+    square = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+    times = race({"product": lambda: square @ square}, device="cuda", rounds=10)
+    peak = 2 * size**3 / times.seconds("product")
+    say(f"{torch.cuda.get_device_name()}, bfloat16, torch {torch.__version__}")
+    say(f"a product of {size} x {size} matrices reaches {count(peak, 'FLOP/s')}\n")
+    return peak
+
+
+def _lengths(longest: int, texts: int, mixed: bool) -> list[int]:
+    """Equal, or normal around half the longest."""
+    if not mixed:
+        return [longest] * texts
+    draw = torch.Generator().manual_seed(longest)
+    drawn = torch.normal(longest / 2, longest / 6, (texts,), generator=draw)
+    return [int(length) for length in drawn.clamp(16, longest)]
+
+
+@torch.inference_mode()
+def _read(model: Any, batch: Ragged) -> Tensor:
+    hidden: Tensor = model(batch).hidden.values
+    return hidden
+
+
+@torch.inference_mode()
+def _read_theirs(model: Any, ids: Tensor, mask: Tensor | None) -> Tensor:
+    hidden: Tensor = model(input_ids=ids, attention_mask=mask).last_hidden_state
+    return hidden
+
+
+def _padded(batch: Ragged, longest: int, mixed: bool) -> tuple[Tensor, Tensor | None]:
+    if not mixed:
+        return batch.values.view(-1, longest), None
+    ids = batch.to_padded()
+    each = torch.tensor(batch.lengths.each, device=ids.device)
+    return ids, (torch.arange(ids.shape[1], device=ids.device) < each[:, None]).long()
+
+
+def _check(entrants: dict[str, Work], batch: Ragged) -> float:
+    """The largest difference of a text from transformers, as a share of its length."""
+    expected = entrants[THEIRS]()
+    worst = 0.0
+    for name in (OURS, COMPILED):
+        found = batch.with_values(entrants[name]())
+        for index, length in enumerate(batch.lengths.each):
+            one, other = found.of(index).float(), expected[index, :length].float()
+            worst = max(worst, float((one - other).norm() / other.norm()))
+    if not worst <= LIMIT:
+        raise SystemExit(f"a text differs by {worst:.1e} of its length, more than {LIMIT}")
+    return worst
+
+
+def _flops(model: Any, lengths: list[int]) -> float:
+    """Two a weight and token, and four a visible pair, head and channel."""
+    stack = model.config.stack
+    products = [parameter.numel() for parameter in model.parameters() if parameter.dim() == 2]
+    products.remove(model.embedding.tokens.weight.numel())
+    pairs = 0
+    for layer in stack.layers:
+        attention = layer.attention.inner
+        reach = attention.mask.reach
+        seen = sum(
+            sum(min(i, reach.before) + min(n - 1 - i, reach.after) + 1 for i in range(n))
+            if reach.before < n
+            else n * n
+            for n in lengths
+        )
+        pairs += seen * attention.heads * attention.size
+    return 2.0 * sum(products) * sum(lengths) + 4.0 * pairs

@@ -1,0 +1,33 @@
+"""Time writing beside transformers and print the ratios: `python bench/generate.py`.
+
+With CUDA at hand on CUDA, elsewhere on the CPU. What is written is compared before anything is
+timed. Weights are random, nothing is fetched.
+"""
+
+import argparse
+import os
+from importlib import import_module
+
+# Threads that spin while they wait would count as work in the seconds of the processor.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="how often each entrant is timed")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="instead of the fastest here")
+    parser.add_argument("--quick", action="store_true", help="less of it, for a first look")
+    arguments = parser.parse_args()
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no CUDA device here, use --device cpu")
+    part = import_module(f"generate_{device}")
+    part.run(rounds=max(1, arguments.rounds), quick=arguments.quick)
+
+
+if __name__ == "__main__":
+    main()

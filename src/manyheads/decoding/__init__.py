@@ -1,0 +1,1 @@
+"""Writing: prompts in, texts out, one token after another."""

@@ -1,0 +1,311 @@
+"""Triton kernels for one new token a sequence, where reading the weights once is all the time.
+
+Importing this file needs triton: import it where a CUDA device is at hand.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+__all__ = ["attend", "product"]
+
+# Up to so many columns a program keeps the whole of x at hand.
+SHORT = 4096
+# Found by trying on an H200: rows at a time, and programs a multiprocessor.
+ROWS, PROGRAMS = 2, 8
+
+
+@triton.jit
+def _some(at, here, EVEN: tl.constexpr, KEEP: tl.constexpr):
+    if EVEN:
+        return tl.load(at, eviction_policy=KEEP).to(tl.float32)
+    return tl.load(at, mask=here, other=0.0, eviction_policy=KEEP).to(tl.float32)
+
+
+@triton.jit
+def _finished(
+    y, bias_at, residual_at, row, rows, start, BIAS: tl.constexpr, RESIDUAL: tl.constexpr
+):
+    inside = row < rows
+    if BIAS:
+        y += tl.load(bias_at + start + row, mask=inside, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        y += tl.load(residual_at + row, mask=inside, other=0.0).to(tl.float32)
+    return y
+
+
+@triton.jit
+def _product_of_short_rows(
+    x_at,
+    weight_at,
+    norm_at,
+    bias_at,
+    residual_at,
+    y_at,
+    rows,
+    columns,
+    eps,
+    shift,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    EVEN: tl.constexpr,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """y = residual + weight @ norm(x) + bias; gated, silu of one half of the rows times the other.
+
+    A program norms x once and goes from row to row with it.
+    """
+    column = tl.arange(0, COLUMNS)
+    here = column < columns
+    x = _some(x_at + column, here, EVEN, "evict_last")
+    if NORM:
+        scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / columns + eps)
+        x *= scale * (_some(norm_at + column, here, EVEN, "evict_last") + shift)
+    for block in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
+        row = block * ROWS + tl.arange(0, ROWS)
+        # Rows past the end read the last one, and nothing is made of it.
+        at = weight_at + tl.minimum(row, rows - 1).to(tl.int64)[:, None] * columns + column[None, :]
+        y = tl.sum(x[None, :] * _some(at, here[None, :], EVEN, "evict_first"), 1)
+        if GATED:
+            at += rows.to(tl.int64) * columns
+            other = tl.sum(x[None, :] * _some(at, here[None, :], EVEN, "evict_first"), 1)
+            y = _finished(y, bias_at, residual_at, row, rows, 0, BIAS, False)
+            other = _finished(other, bias_at, residual_at, row, rows, rows, BIAS, False)
+            y = y / (1.0 + tl.exp(-y)) * other
+        else:
+            y = _finished(y, bias_at, residual_at, row, rows, 0, BIAS, RESIDUAL)
+        tl.store(y_at + row, y.to(y_at.dtype.element_ty), mask=row < rows)
+
+
+@triton.jit
+def _product_of_long_rows(
+    x_at,
+    weight_at,
+    bias_at,
+    residual_at,
+    y_at,
+    rows,
+    columns,
+    COLUMNS: tl.constexpr,
+    EVEN: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+):
+    """y = residual + weight @ x + bias, a program a row."""
+    row = tl.program_id(0) + tl.arange(0, 1)
+    total = tl.zeros((COLUMNS,), tl.float32)
+    weight_row = weight_at + tl.program_id(0).to(tl.int64) * columns
+    for start in range(0, columns, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        x = _some(x_at + column, column < columns, EVEN, "evict_last")
+        total += x * _some(weight_row + column, column < columns, EVEN, "evict_first")
+    y = tl.sum(total, 0) + tl.zeros((1,), tl.float32)
+    y = _finished(y, bias_at, residual_at, row, rows, 0, BIAS, RESIDUAL)
+    tl.store(y_at + row, y.to(y_at.dtype.element_ty))
+
+
+def product(
+    x: Float[Tensor, "1 c"],
+    weight: Float[Tensor, "rows c"],
+    *,
+    norm: tuple[Float[Tensor, " c"], float, float] | None = None,
+    bias: Float[Tensor, " rows"] | None = None,
+    residual: Float[Tensor, "1 out"] | None = None,
+    gated: bool = False,
+) -> Float[Tensor, "1 out"]:
+    """Every row of a weight read once; `norm` is an RMS norm's weight, its shift and its eps."""
+    columns = x.shape[1]
+    rows = weight.shape[0] // 2 if gated else weight.shape[0]
+    y = x.new_empty(1, rows)
+    ends = {"BIAS": bias is not None, "RESIDUAL": residual is not None}
+    added = (x if bias is None else bias, x if residual is None else residual)
+    if norm is None and not gated and columns > SHORT:
+        _product_of_long_rows[(rows,)](
+            x,
+            weight,
+            *added,
+            y,
+            rows,
+            columns,
+            COLUMNS=1024,
+            EVEN=columns % 1024 == 0,
+            num_warps=4,
+            num_stages=3,
+            **ends,
+        )
+        return y
+    scale, shift, eps = norm if norm is not None else (x, 0.0, 0.0)
+    whole = triton.next_power_of_2(columns)
+    programs = PROGRAMS * torch.cuda.get_device_properties(x.device).multi_processor_count
+    _product_of_short_rows[(min(triton.cdiv(rows, ROWS), programs),)](
+        x,
+        weight,
+        scale,
+        *added,
+        y,
+        rows,
+        columns,
+        eps,
+        shift,
+        ROWS=ROWS,
+        COLUMNS=whole,
+        EVEN=columns == whole,
+        NORM=norm is not None,
+        GATED=gated,
+        num_warps=4 if whole <= SHORT else 8,
+        **ends,
+    )
+    return y
+
+
+@triton.jit
+def _half(at, norm_at, squares_scale, row, channel, shift, stride, NORM: tl.constexpr):
+    x = tl.load(at + row[:, None] * stride + channel[None, :]).to(tl.float32)
+    if NORM:
+        x *= squares_scale[:, None]
+        x *= tl.load(norm_at + channel).to(tl.float32)[None, :] + shift
+    return x
+
+
+@triton.jit
+def _attend(
+    joined_at,
+    k_at,
+    v_at,
+    positions_at,
+    frequencies_at,
+    query_norm_at,
+    key_norm_at,
+    y_at,
+    room,
+    heads,
+    kv_heads,
+    scale,
+    stretch,
+    eps,
+    shift,
+    SIZE: tl.constexpr,
+    SHARED: tl.constexpr,
+    PADDED: tl.constexpr,
+    KEYS: tl.constexpr,
+    TURN: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    """Turn query and key, keep key and value, and read the room: one key head of one sequence."""
+    group, sequence = tl.program_id(0), tl.program_id(1)
+    HALF: tl.constexpr = SIZE // 2
+    channel = tl.arange(0, HALF)
+    position = tl.load(positions_at + sequence)
+    column = (position % room).to(tl.int32)
+    filled = tl.minimum(position + 1, room).to(tl.int32)
+    own = joined_at + sequence * (heads + 2 * kv_heads) * SIZE
+    member = tl.arange(0, PADDED)
+    query_row = group * SHARED + tl.minimum(member, SHARED - 1)
+    key_row = heads + group + tl.zeros((1,), tl.int32)
+    query_scale = tl.full((PADDED,), 1.0, tl.float32)
+    key_scale = tl.full((1,), 1.0, tl.float32)
+    if NORM:
+        whole = tl.arange(0, SIZE)
+        q = tl.load(own + query_row[:, None] * SIZE + whole[None, :]).to(tl.float32)
+        k = tl.load(own + key_row[:, None] * SIZE + whole[None, :]).to(tl.float32)
+        query_scale = 1.0 / tl.sqrt(tl.sum(q * q, 1) / SIZE + eps)
+        key_scale = 1.0 / tl.sqrt(tl.sum(k * k, 1) / SIZE + eps)
+    q1 = _half(own, query_norm_at, query_scale, query_row, channel, shift, SIZE, NORM)
+    q2 = _half(own, query_norm_at, query_scale, query_row, channel + HALF, shift, SIZE, NORM)
+    k1 = _half(own, key_norm_at, key_scale, key_row, channel, shift, SIZE, NORM)
+    k2 = _half(own, key_norm_at, key_scale, key_row, channel + HALF, shift, SIZE, NORM)
+    if TURN:
+        angle = position.to(tl.float32) * tl.load(frequencies_at + channel)
+        cos = (tl.cos(angle) * stretch)[None, :]
+        sin = (tl.sin(angle) * stretch)[None, :]
+        q1, q2 = q1 * cos - q2 * sin, q2 * cos + q1 * sin
+        k1, k2 = k1 * cos - k2 * sin, k2 * cos + k1 * sin
+    kind = k_at.dtype.element_ty
+    q1, q2, k1, k2 = q1.to(kind), q2.to(kind), k1.to(kind), k2.to(kind)
+    wide = tl.arange(0, SIZE)
+    value = tl.load(own + (heads + kv_heads + group) * SIZE + wide)
+    cell = ((sequence * room + column) * kv_heads + group).to(tl.int64) * SIZE
+    one = tl.zeros((1,), tl.int32)
+    tl.store(k_at + cell + one[:, None] + channel[None, :], k1)
+    tl.store(k_at + cell + one[:, None] + channel[None, :] + HALF, k2)
+    tl.store(v_at + cell + wide, value)
+    # The new key is met here and passed over below, where the writing may still be on its way.
+    best = tl.sum(q1.to(tl.float32) * k1.to(tl.float32), 1)
+    best = (best + tl.sum(q2.to(tl.float32) * k2.to(tl.float32), 1)) * scale
+    total = tl.full((PADDED,), 1.0, tl.float32)
+    read = tl.zeros((PADDED, SIZE), tl.float32) + value.to(tl.float32)[None, :]
+    first_cell = (sequence * room * kv_heads + group).to(tl.int64) * SIZE
+    for start in range(0, filled, KEYS):
+        place = start + tl.arange(0, KEYS)
+        seen = (place < filled) & (place != column)
+        cells = first_cell + place[:, None].to(tl.int64) * kv_heads * SIZE
+        old1 = tl.load(k_at + cells + channel[None, :], mask=seen[:, None], other=0.0)
+        old2 = tl.load(k_at + cells + channel[None, :] + HALF, mask=seen[:, None], other=0.0)
+        old = tl.load(v_at + cells + wide[None, :], mask=seen[:, None], other=0.0)
+        scores = (tl.dot(q1, tl.trans(old1)) + tl.dot(q2, tl.trans(old2))) * scale
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        better = tl.maximum(best, tl.max(scores, 1))
+        weights = tl.exp(scores - better[:, None])
+        fade = tl.exp(best - better)
+        total = total * fade + tl.sum(weights, 1)
+        read = read * fade[:, None] + tl.dot(weights.to(kind), old)
+        best = better
+    out = (sequence * heads + group * SHARED + member[:, None]) * SIZE + wide[None, :]
+    tl.store(
+        y_at + out,
+        (read / total[:, None]).to(y_at.dtype.element_ty),
+        mask=(member < SHARED)[:, None],
+    )
+
+
+def attend(
+    joined: Float[Tensor, "b rows"],
+    k: Float[Tensor, "b room g d"],
+    v: Float[Tensor, "b room g d"],
+    positions: Int[Tensor, " b"],
+    *,
+    heads: int,
+    scale: float,
+    frequencies: Float[Tensor, " half"] | None,
+    stretch: float = 1.0,
+    norms: tuple[Float[Tensor, " d"], Float[Tensor, " d"], float, float] | None = None,
+) -> Float[Tensor, "b hd"]:
+    """From the joined projection (query, key, value) to what the heads read, the cache written.
+
+    `norms` are the weights of query's and key's RMS norm, their shift and their eps.
+    """
+    batch, room, kv_heads, size = k.shape
+    shared = heads // kv_heads
+    query_norm, key_norm, shift, eps = norms if norms is not None else (k, k, 0.0, 0.0)
+    y = joined.new_empty(batch, heads * size)
+    _attend[(kv_heads, batch)](
+        joined,
+        k,
+        v,
+        positions,
+        k if frequencies is None else frequencies,
+        query_norm,
+        key_norm,
+        y,
+        room,
+        heads,
+        kv_heads,
+        scale,
+        stretch,
+        eps,
+        shift,
+        SIZE=size,
+        SHARED=shared,
+        PADDED=max(16, triton.next_power_of_2(shared)),
+        KEYS=128 if size <= 64 else 64,
+        TURN=frequencies is not None,
+        NORM=norms is not None,
+        num_warps=4,
+        num_stages=2,
+    )
+    return y

@@ -1,0 +1,203 @@
+"""Texts to vectors, one a text, in the order of the texts."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.encoding.batches import fill, on_device, sent
+from manyheads.encoding.pooling import POOLINGS, pool
+from manyheads.encoding.reading import (
+    Ids,
+    Reader,
+    TextReader,
+    Texts,
+    find_longest,
+    open_texts,
+    reads_texts,
+)
+from manyheads.encoding.relaid import relaid
+from manyheads.errors import CutWarning, InputError
+from manyheads.models.build import Model
+from manyheads.models.sentence import Pooling, Sentence
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.stack import Stack
+from manyheads.progress import Progress
+from manyheads.ragged import Ragged
+
+__all__ = ["Encoded", "Options", "encode", "encode_counted"]
+
+# Tokens a batch. On the CPU enough to keep matrix products busy and little enough for its caches.
+BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
+# Texts that are tokenised, sorted by length and encoded together, while the next are tokenised.
+TEXTS_AT_ONCE = {"cpu": 16384, "cuda": 2048}
+
+
+Device = torch.device | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How texts are encoded; None leaves it to the model, or to its device."""
+
+    pooling: Pooling | None = None
+    normalise: bool | None = None
+    batch_tokens: int | None = None
+    longest: int | None = None
+    device: Device = "cpu"
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if self.pooling is not None and self.pooling not in POOLINGS:
+            raise InputError(f"pooling={self.pooling!r} is unknown", f"use {', '.join(POOLINGS)}")
+        if self.batch_tokens is not None and self.batch_tokens < 1:
+            raise InputError(f"batch_tokens={self.batch_tokens} holds no token", "use 1 or more")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """Vectors, and what they were made of: tokens in all, texts cut and where."""
+
+    vectors: Float[Tensor, "b c"]
+    tokens: int
+    cut: int
+    longest: int | None
+
+    @property
+    def told(self) -> str:
+        """How many texts were cut, in words."""
+        return f"{self.cut:,} of {len(self.vectors):,} texts were cut at {self.longest:,} tokens"
+
+
+def encode(
+    model: Model,
+    texts: Texts,
+    *,
+    pooling: Pooling | None = None,
+    normalise: bool | None = None,
+    batch_tokens: int | None = None,
+    longest: int | None = None,
+    device: Device = "cpu",
+    progress: bool = True,
+) -> Float[Tensor, "b c"]:
+    """One vector a text, in the order of the texts; a string alone is a list of one.
+
+    `pooling` takes the mean of a text's tokens, the first ("cls") or the last. It and `normalise`
+    follow the folder the model came from, or else are "mean" and False. Texts of more than
+    `longest` tokens are cut, their special tokens kept, and a `CutWarning` counts them. Texts may
+    also be token ids, in lists or a `Ragged`, which are read as they are. A text without any token
+    gives zeros. An encoder-decoder gives what its encoder reads. `device` is where the vectors go.
+
+    >>> from manyheads.models.build import build
+    >>> encode(build("council", seed=0), [[5, 6, 7], [8]]).shape
+    torch.Size([2, 128])
+    """
+    options = Options(
+        pooling=pooling,
+        normalise=normalise,
+        batch_tokens=batch_tokens,
+        longest=longest,
+        device=device,
+        progress=progress,
+    )
+    done = encode_counted(model, texts, options)
+    if done.cut:
+        warnings.warn(done.told, CutWarning, stacklevel=2)
+    return done.vectors
+
+
+def encode_counted(model: Model, texts: Texts, options: Options) -> Encoded:
+    """The vectors of `encode` with the counts beside them, and no warning."""
+    model = reads_texts(model)
+    stack, home = _stack(model), model.embedding.tokens.weight.device
+    said, kind = model.sentence or Sentence(), "cpu" if home.type == "cpu" else "cuda"
+    longest = find_longest(model, options.longest)
+    reader = open_texts(model, texts, longest)
+    work = partial(
+        _encode_some,
+        model,
+        most=options.batch_tokens or BATCH_TOKENS[kind],
+        pooled=partial(
+            pool,
+            pooling=options.pooling or said.pooling,
+            normalise=said.normalise if options.normalise is None else options.normalise,
+        ),
+    )
+    vectors = [torch.zeros(0, stack.config.width, dtype=_wide(model), device=options.device)]
+    tokens = cut = seen = 0
+    with Progress("encoding", unit="tokens", shown=options.progress) as bar, _evaluating(model):
+        for ids, cut_here in _ahead(reader, TEXTS_AT_ONCE[kind]):
+            tokens, cut, seen = tokens + sum(map(len, ids)), cut + cut_here, seen + len(ids)
+            bar.expect(tokens * len(reader) / seen)
+            vectors.append(work(ids, bar=bar).to(options.device, non_blocking=True))
+    if home.type == "cuda":
+        torch.cuda.synchronize(home)
+    return Encoded(torch.cat(vectors), tokens, cut, longest)
+
+
+def _encode_some(
+    model: TextReader,
+    ids: list[Ids],
+    *,
+    most: int,
+    pooled: Callable[[Ragged], Tensor],
+    bar: Progress,
+) -> Float[Tensor, "b c"]:
+    """Texts of all lengths, on the model's device; nothing here waits for it."""
+    stack, home = _stack(model), model.embedding.tokens.weight.device
+    lengths = [len(each) for each in ids]
+    with relaid(stack, sum(lengths)), torch.inference_mode():
+        without = [place for place, length in enumerate(lengths) if not length]
+        found = [torch.zeros(len(without), stack.config.width, dtype=_wide(model), device=home)]
+        order = without
+        for places in fill(lengths, most):
+            batch = on_device([ids[place] for place in places], home)
+            read: Ragged = stack(model.embedding.embed(batch, batch.lengths.positions))[0]
+            found.append(pooled(read))
+            order = order + places
+            bar.advance(batch.values.shape[0])
+        back = torch.tensor(order).argsort()
+        return torch.cat(found)[sent(back, home)]
+
+
+def _ahead(reader: Reader, step: int) -> Iterator[tuple[list[Ids], int]]:
+    """Texts as ids, some at a time; the next are tokenised while the caller works on these."""
+    starts = range(0, len(reader), step)
+    parts = [range(start, min(start + step, len(reader))) for start in starts]
+    if len(parts) < 2:
+        yield from map(reader.read, parts)
+        return
+    with ThreadPoolExecutor(max_workers=1) as aside:
+        waiting = aside.submit(reader.read, parts[0])
+        for part in [*parts[1:], None]:
+            now = waiting.result()
+            if part is not None:
+                waiting = aside.submit(reader.read, part)
+            yield now
+
+
+def _stack(model: TextReader) -> Stack:
+    return model.encoder if isinstance(model, Seq2Seq) else model.stack
+
+
+def _wide(model: TextReader) -> torch.dtype:
+    return torch.promote_types(model.embedding.tokens.weight.dtype, torch.float32)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Nothing is dropped inside the block; each part is put back into the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,153 @@
+"""manyheads encode as a person at a terminal meets it."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from manyheads import encode, load, save
+from manyheads.cli.main import main
+from tests.encoding.tiny import small
+
+TEXTS = ["the cat sat", "", "on the mat"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save(small(positions=24), tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join(TEXTS) + "\n", "utf-8")
+    return file
+
+
+def test_each_line_becomes_a_row(
+    folder: Path, lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "vectors.npy"
+    assert main(["encode", str(folder), str(lines), "--out", str(out)]) == 0
+    expected = encode(load(folder), TEXTS).numpy()
+    np.testing.assert_allclose(np.load(out), expected, atol=1e-6)
+    assert capsys.readouterr().out.startswith("3 texts, 27 tokens in ")
+
+
+def test_every_kind_of_file_holds_the_same(folder: Path, tmp_path: Path) -> None:
+    for suffix in (".npy", ".safetensors", ".jsonl"):
+        out = str(tmp_path / f"vectors{suffix}")
+        assert main(["encode", str(folder), "--text", *TEXTS, "--out", out]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "vectors.jsonl").read_text().splitlines()]
+    assert [row["text"] for row in rows] == TEXTS
+    vectors = torch.tensor([row["vector"] for row in rows])
+    assert torch.equal(vectors, load_file(tmp_path / "vectors.safetensors")["vectors"])
+    assert torch.equal(vectors, torch.from_numpy(np.load(tmp_path / "vectors.npy")))
+
+
+def test_pooling_and_length_can_be_asked_for(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "vectors.npy"
+    asked = ["--pooling", "cls", "--normalise", "--batch-tokens", "5", "--device", "cpu"]
+    assert main(["encode", str(folder), "--text", *TEXTS, "--out", str(out), *asked]) == 0
+    expected = encode(load(folder), TEXTS, pooling="cls", normalise=True)
+    np.testing.assert_allclose(np.load(out), expected.numpy(), atol=1e-6)
+
+
+def test_weights_may_be_halved_while_encoding(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "vectors.npy"
+    told = ["--out", str(out), "--dtype", "bfloat16", "--no-normalise"]
+    assert main(["encode", str(folder), "--text", "the cat", *told]) == 0
+    assert np.load(out).dtype == np.float32
+
+
+def test_only_line_ends_end_a_text(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\u2028still one\ntwo"))
+    out = tmp_path / "vectors.jsonl"
+    assert main(["encode", str(folder), "-", "--out", str(out)]) == 0
+    assert len(out.read_text("utf-8").splitlines()) >= 2
+    rows = [json.loads(line) for line in out.read_text("utf-8").split("\n")[:-1]]
+    assert [row["text"] for row in rows] == ["one\u2028still one", "two"]
+
+
+def test_cut_texts_are_told_of(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "vectors.npy")
+    assert main(["encode", str(folder), "--text", "a" * 40, "b", "--out", out]) == 0
+    assert "1 of 2 texts were cut at 24 tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--text", "a"], "nothing says where the vectors go: add --out vectors.npy."),
+        (["--out", "x.npy"], "texts come from files or from --text: give one of both, not both."),
+        (["--text", "a", "--out", "x.txt"], "x.txt does not end as a file of vectors"),
+        (["--text", "a", "--out", "no/x.npy"], "there is no folder no: make it, or name another."),
+        (["broken.txt", "--out", "x.npy"], "broken.txt is not UTF-8: invalid start byte at byte 1"),
+        (["--text", "a", "--out", "x.npy", "--normalise", "--no-normalise"], "contradict"),
+        (["--text", "a", "--out", "x.npy", "--batch-tokens", "0"], "batch_tokens=0 holds no token"),
+        (["--text", "a", "--out", "x.npy", "--device", "cuda"], "torch finds no CUDA device here"),
+    ],
+)
+def test_a_wrong_wish_is_one_line_and_writes_nothing(
+    arguments: list[str],
+    said: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    Path("broken.txt").write_bytes(b"a\xff")
+    before = sorted(tmp_path.iterdir())
+    assert main(["encode", str(folder), *arguments]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert said in printed
+    assert printed.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_file_that_is_not_there_is_one_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "vectors.npy")
+    assert main(["encode", str(folder), str(tmp_path / "nothing.txt"), "--out", out]) == 1
+    assert capsys.readouterr().err.endswith("nothing.txt: No such file or directory.\n")
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "vectors.npy"
+    out.write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", str(out))
+
+    monkeypatch.setattr(np, "save", full)
+    before = sorted(tmp_path.iterdir())
+    assert main(["encode", str(folder), "--text", "a", "--out", str(out)]) == 1
+    assert out.read_text() == "old"
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_help_comes_before_torch_is_loaded() -> None:
+    script = (
+        "import sys\nfrom manyheads.cli.main import main\n"
+        "try: main(['encode', '--help'])\nexcept SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.returncode == 0

@@ -1,0 +1,79 @@
+"""manyheads tokenizer as a person at a terminal meets it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from manyheads.cli.main import main
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    (tmp_path / "a.txt").write_text("the cat sat on the mat\n" * 50)
+    (tmp_path / "b.jsonl").write_text('{"text": "the dog"}\n{"text": "the dog"}\n')
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"body": "x"}\n')
+    return tmp_path
+
+
+def test_a_tokenizer_is_learnt_and_written(
+    corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = corpus / "tokenizer.json"
+    files = [str(corpus / "a.txt"), str(corpus / "b.jsonl")]
+    assert main(["tokenizer", *files, "-o", str(out), "--size", "300"]) == 0
+    learnt = Tokenizer.from_file(str(out))
+    size = learnt.get_vocab_size()
+    assert capsys.readouterr().out == f"{size:,} entries learnt from 2 files: {out}\n"
+    assert learnt.decode(learnt.encode("the cat ß").ids) == "the cat ß"
+    assert sorted(file.name for file in corpus.iterdir()) == [
+        "a.txt",
+        "b.jsonl",
+        "bad.jsonl",
+        "tokenizer.json",
+    ]
+
+
+def test_wordpiece_may_keep_capitals(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (corpus / "c.txt").write_text("The The the the")
+    out = corpus / "t.json"
+    asked = [str(corpus / "c.txt"), "-o", str(out), "--kind", "wordpiece", "--cased"]
+    assert main(["tokenizer", *asked]) == 0
+    assert "learnt from 1 file: " in capsys.readouterr().out
+    assert Tokenizer.from_file(str(out)).encode("The").tokens == ["[CLS]", "The", "[SEP]"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no.txt"], "there is no file no.txt: check the name."),
+        (["{}/*.md"], "no file matches {}/*.md: check the folder and the pattern."),
+        (["{}/bad.jsonl"], "{}/bad.jsonl, line 2 has no field 'text': use one of: body."),
+        (["{}/a.txt", "--size", "9"], "size=9 has no room beside 256 bytes and <|end|>: use 257 "),
+        (["{}/a.txt", "-o", "{}/no/t.json"], "there is no folder {}/no: make it, or name another."),
+        (["{}/a.txt", "-o", "{}"], "{} is a folder: name a file in it."),
+    ],
+)
+def test_wrong_use_is_one_line(
+    arguments: list[str], message: str, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [argument.replace("{}", str(corpus)) for argument in arguments]
+    assert main(["tokenizer", *given]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"error: {message.replace('{}', str(corpus))}")
+    assert printed.err.count("\n") == 1
+
+
+def test_help_is_answered_without_torch() -> None:
+    script = (
+        "import sys; from manyheads.cli.main import main\n"
+        "try: main(['tokenizer', '--help'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.returncode == 0
+    assert b"--kind" in done.stdout

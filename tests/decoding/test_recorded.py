@@ -1,0 +1,71 @@
+"""Steps of fixed shape write what steps with any cache write.
+
+Recording itself needs CUDA and is tested there; the program that is recorded runs everywhere.
+"""
+
+import pytest
+import torch
+
+from manyheads import Fixed, Growing, Ragged, build
+from manyheads.cache import Ring
+from manyheads.decoding.recorded import cannot, general, order_is_free
+from manyheads.decoding.steps import Cached
+from manyheads.models.decoder import Decoder
+from tests.models.zoo import DECODERS, SEQ2SEQS, VOCABULARY
+
+PROMPTS = (6, 1, 3)
+NAMES = [name for name in DECODERS if name != "experts"]
+
+
+def made(name: str) -> Decoder:
+    model = build(DECODERS[name], seed=0)
+    assert isinstance(model, Decoder)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_a_step_of_fixed_shape_gives_the_scores_of_any_other(name: str) -> None:
+    model = made(name)
+    draw = torch.Generator().manual_seed(0)
+    prompts = Ragged.from_list(
+        [torch.randint(VOCABULARY, (length,), generator=draw) for length in PROMPTS]
+    )
+    cached = Cached(model, Growing())
+    cached.start(prompts)
+    cache = model.new_cache(Fixed(size=16, rings=order_is_free(model)))
+    model.next_logits(prompts, cache)
+    plan = cache.steady()
+    for _ in range(8):
+        ids = torch.randint(VOCABULARY, (len(PROMPTS),), generator=draw)
+        torch.testing.assert_close(
+            general(model, ids, cache, plan), cached.next(ids), rtol=1e-4, atol=1e-5
+        )
+
+
+@torch.inference_mode()
+def test_going_back_to_a_place_repeats_the_step_bit_by_bit() -> None:
+    model = made("windows and whole")
+    cache = model.new_cache(Fixed(size=16))
+    model.next_logits(Ragged.from_list([torch.arange(5), torch.arange(9)]), cache)
+    plan = cache.steady()
+    ids, begin = torch.tensor([3, 4]), plan.positions.clone()
+    first = general(model, ids, cache, plan)
+    plan.restore(begin)
+    assert torch.equal(first, general(model, ids, cache, plan))
+    assert plan.positions.tolist() == [6, 10]
+
+
+def test_rings_are_kept_only_where_no_bias_asks_for_the_order_of_keys() -> None:
+    for name, rings in (("window", True), ("alibi in a window", False), ("t5 in a window", False)):
+        model = made(name)
+        stores = model.new_cache(Fixed(size=16, rings=order_is_free(model))).stores
+        assert all(isinstance(store, Ring) for store in stores) is rings
+
+
+def test_what_cannot_be_recorded_says_why() -> None:
+    cuda = torch.device("cuda")
+    assert cannot(made("llama"), cuda) is None
+    assert "this is cpu" in str(cannot(made("llama"), torch.device("cpu")))
+    assert "experts" in str(cannot(made("experts"), cuda))
+    assert "Seq2Seq" in str(cannot(build(SEQ2SEQS["t5"], seed=0), cuda))

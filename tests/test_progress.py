@@ -1,0 +1,113 @@
+"""Long work says how far it has come, short work says nothing."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+
+from manyheads.progress import Progress
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def work(stream: io.StringIO, seconds: list[float], total: float | None = 100) -> Progress:
+    """Ten units of work after each pause."""
+    clock = Clock()
+    with Progress("reading", total=total, unit="pages", stream=stream, clock=clock) as bar:
+        for pause in seconds:
+            clock.now += pause
+            bar.advance(10)
+    return bar
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
+def test_nothing_is_said_before_two_seconds(stream: io.StringIO) -> None:
+    bar = work(stream, [0.19] * 10)
+    assert stream.getvalue() == ""
+    assert bar.done == 100
+
+
+def test_lines_tell_share_rate_and_time_left_every_few_seconds() -> None:
+    stream = io.StringIO()
+    work(stream, [1.0] * 10)
+    assert stream.getvalue().splitlines() == [
+        "reading: 20 of 100 pages, 20%, 10 pages/s, 8 s left",
+        "reading: 70 of 100 pages, 70%, 10 pages/s, 3 s left",
+        "reading: 100 pages in 10 s, 10 pages/s",
+    ]
+
+
+def test_without_a_total_there_is_no_time_left() -> None:
+    stream = io.StringIO()
+    work(stream, [3.0], total=None)
+    assert stream.getvalue().splitlines()[0] == "reading: 10 pages, 3.3 pages/s"
+
+
+def test_work_that_ends_as_the_silence_does_is_not_told_to_be_at_its_end() -> None:
+    stream = io.StringIO()
+    work(stream, [3.0], total=10)
+    assert stream.getvalue() == ""
+
+
+def test_a_total_may_become_known_on_the_way() -> None:
+    stream, clock = io.StringIO(), Clock()
+    with Progress("reading", unit="pages", stream=stream, clock=clock) as bar:
+        bar.expect(40)
+        clock.now += 2
+        bar.advance(10)
+    assert "10 of 40 pages, 25%, 5 pages/s, 6 s left" in stream.getvalue()
+
+
+def test_a_terminal_gets_a_bar_that_leaves_one_line_behind() -> None:
+    stream = Terminal()
+    work(stream, [1.0] * 10)
+    drawn = stream.getvalue()
+    assert "━" in drawn
+    assert "50%, 10 pages/s, 5 s left" in drawn
+    assert drawn.endswith("reading: 100 pages in 10 s, 10 pages/s\n")
+
+
+def fail_after_three_seconds(stream: io.StringIO) -> None:
+    clock = Clock()
+    with Progress("reading", total=9, stream=stream, clock=clock) as bar:
+        clock.now += 3
+        bar.advance()
+        raise KeyError
+
+
+def test_work_that_fails_stops_the_bar_and_says_nothing_of_success() -> None:
+    stream = Terminal()
+    with pytest.raises(KeyError):
+        fail_after_three_seconds(stream)
+    assert "11%" in stream.getvalue()
+    assert " in " not in stream.getvalue()
+
+
+def test_it_can_be_told_to_keep_quiet() -> None:
+    stream, clock = io.StringIO(), Clock()
+    with Progress("reading", shown=False, stream=stream, clock=clock) as bar:
+        clock.now += 60
+        bar.advance()
+    assert stream.getvalue() == ""
+
+
+def test_rich_is_loaded_only_where_a_bar_is_drawn() -> None:
+    script = (
+        "import sys\nfrom manyheads.progress import Progress\n"
+        "with Progress('x', total=1) as bar: bar.advance()\nsys.exit('rich' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

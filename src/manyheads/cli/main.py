@@ -10,6 +10,7 @@ from manyheads.cli.convert import Convert
 from manyheads.cli.encode import Encode
 from manyheads.cli.explain import Explain
 from manyheads.cli.generate import Generate
+from manyheads.cli.tokenizer import TrainTokenizer
 from manyheads.errors import ManyheadsError
 
 __all__ = ["main"]
@@ -26,6 +27,7 @@ COMMANDS: dict[str, Callable[..., Command]] = {
     "generate": Generate,
     "encode": Encode,
     "convert": Convert,
+    "tokenizer": TrainTokenizer,
 }
 
 ABOUT = """See, measure and reshape every attention head, at full speed.

@@ -1,0 +1,60 @@
+"""manyheads tokenizer: learn a vocabulary from files of text."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from manyheads.errors import InputError
+
+__all__ = ["TrainTokenizer"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainTokenizer:
+    """Learn a tokenizer from texts and write it as tokenizer.json.
+
+    For example: manyheads tokenizer corpus/ -o tokenizer.json --size 4096
+    """
+
+    files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE ...")]
+    """Files, folders or quoted globs: plain text and code, .jsonl, .parquet, compressed too."""
+
+    out: Annotated[Path, tyro.conf.arg(aliases=("-o",), metavar="FILE")] = Path("tokenizer.json")
+    """Where the tokenizer goes, whole or not at all."""
+
+    size: int = 4096
+    """The most entries it may have."""
+
+    kind: Literal["bytes", "wordpiece"] = "bytes"
+    """Byte-level pairs, which can write any text, or WordPiece as BERT has it."""
+
+    field: str = "text"
+    """The field that holds the text of a .jsonl or .parquet row."""
+
+    format: Literal["as named", "text", "jsonl", "parquet"] = "as named"
+    """How to read the files, whatever their names end in."""
+
+    cased: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Keep capitals apart in wordpiece; bytes always do."""
+
+    def run(self) -> int:
+        """Say how many entries were learnt from how much."""
+        folder = self.out.absolute().parent
+        if not folder.is_dir():
+            raise InputError(f"there is no folder {folder}", "make it, or name another")
+        if self.out.is_dir():
+            raise InputError(f"{self.out} is a folder", "name a file in it")
+        from manyheads.data.texts import TextFiles
+        from manyheads.data.tokenizer import train_tokenizer
+
+        source = TextFiles(self.files, field=self.field, format=self.format)
+        count = len(source.files())
+        tokenizer = train_tokenizer(source, self.size, self.kind, lowercase=not self.cased)
+        beside = folder / f".{self.out.name}.new"
+        tokenizer.save(str(beside))
+        beside.replace(self.out)
+        files = f"{count:,} file{'s' if count != 1 else ''}"
+        print(f"{tokenizer.get_vocab_size():,} entries learnt from {files}: {self.out}")
+        return 0

@@ -1,0 +1,121 @@
+"""Files by name, folder or glob, and their bytes, compressed or not."""
+
+import bz2
+import glob
+import gzip
+import lzma
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from manyheads.errors import InputError, MissingExtraError
+
+__all__ = ["COMPRESSED", "Paths", "find_files", "listed", "opened", "suffix_of"]
+
+# Files, folders and globs.
+Paths = str | Path | Sequence[str | Path]
+
+
+def find_files(paths: Paths, known: Collection[str], *, any_suffix: bool = False) -> list[Path]:
+    """Every file meant, in the order given and by name within a folder or glob, each once.
+
+    Of a folder those with a known suffix are taken, hidden ones left out.
+    """
+    found: dict[Path, None] = {}
+    for path in (paths,) if isinstance(paths, str | Path) else paths:
+        for file in _meant(str(path), known, any_suffix):
+            found[file] = None
+    if not found:
+        raise InputError("there is no file to read", "name a file, a folder or a glob")
+    return list(found)
+
+
+def _meant(path: str, known: Collection[str], any_suffix: bool) -> list[Path]:
+    place = Path(path).expanduser()
+    if place.is_dir():
+        inside = [file for file in sorted(place.rglob("*")) if _is_shown(file, place)]
+        taken = [file for file in inside if any_suffix or (suffix_of(file) or None) in known]
+        if not taken:
+            raise InputError(f"{path} holds no {listed(known)} file", "name another folder")
+        return taken
+    if place.is_file():
+        taken = [place]
+    elif any(mark in path for mark in "*?["):
+        # Path.glob takes no pattern that begins at the root.
+        taken = [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]  # noqa: PTH207
+        taken = [file for file in taken if file.is_file()]
+        if not taken:
+            raise InputError(f"no file matches {path}", "check the folder and the pattern")
+    else:
+        raise InputError(f"there is no file {path}", "check the name")
+    for file in taken:
+        if not any_suffix and suffix_of(file) not in known:
+            raise InputError(
+                f"{file} ends in {suffix_of(file)!r}, which says nothing known of what it holds",
+                f"use {listed(known)}, or say which format it has",
+            )
+    return taken
+
+
+def _is_shown(file: Path, folder: Path) -> bool:
+    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return file.is_file() and not hidden
+
+
+def listed(suffixes: Collection[str]) -> str:
+    """
+    >>> listed([".txt", ".jsonl", ""])
+    '.txt or .jsonl'
+    """
+    named = [suffix for suffix in suffixes if suffix]
+    return " or ".join([", ".join(named[:-1]), named[-1]]) if len(named) > 1 else named[0]
+
+
+def suffix_of(path: Path) -> str:
+    """What the file holds, whatever it is compressed with.
+
+    >>> suffix_of(Path("a/corpus.jsonl.GZ"))
+    '.jsonl'
+    """
+    name = Path(path.name.lower())
+    return name.with_suffix("").suffix if name.suffix in COMPRESSED else name.suffix
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unpacked where its name says that it is packed."""
+    suffix = path.suffix.lower()
+    try:
+        with COMPRESSED.get(suffix, _plain)(path) as file:
+            yield file
+    except (gzip.BadGzipFile, lzma.LZMAError, EOFError) as error:
+        raise InputError(f"{path} is no whole {suffix} file ({error})", "fetch it again") from None
+    except Exception as error:
+        # bz2 has no error of its own: its OSError comes without a number.
+        broken = isinstance(error, OSError) and error.errno is None
+        if not broken and type(error).__name__ != "ZstdError":
+            raise
+        raise InputError(f"{path} is no whole {suffix} file ({error})", "fetch it again") from None
+
+
+def _plain(path: Path) -> IO[bytes]:
+    return path.open("rb")
+
+
+def _zstandard(path: Path) -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise MissingExtraError(
+            f"{path} needs the package zstandard", "pip install 'manyheads[zstd]'"
+        ) from None
+    return zstandard.open(path, "rb")
+
+
+COMPRESSED: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _zstandard,
+}

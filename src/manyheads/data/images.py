@@ -1,0 +1,203 @@
+"""Images with their classes: folders, .npz arrays, and idx files as MNIST has them.
+
+A batch holds float images (channels, height, width): pixels scaled to 0 to 1, less `mean`, by
+`std`. `tokens_each` is what an image counts for in `batch_tokens` of a stream: with 1, images.
+"""
+
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from manyheads.data.batch import Batch
+from manyheads.data.files import opened
+from manyheads.errors import InputError, MissingExtraError
+
+__all__ = ["ImageArrays", "ImageFolder", "images_of_idx", "images_of_npz", "read_idx"]
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+MODES = {1: "L", 3: "RGB"}
+# The third byte of an idx file; numbers are written with the high byte first.
+IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ImageArrays:
+    """Images in memory: (n, height, width) or (n, height, width, channels), and n labels."""
+
+    pixels: NDArray[Any]
+    labels: NDArray[Any] | None = None
+    names: tuple[str, ...] = ()
+    mean: float = 0.5
+    std: float = 0.5
+    tokens_each: int = 1
+
+    def __post_init__(self) -> None:
+        shape = self.pixels.shape
+        if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in MODES):
+            raise InputError(
+                f"images have shape {shape}", "give (n, height, width), or with 1 or 3 channels"
+            )
+        if self.labels is not None and (
+            self.labels.shape != shape[:1] or self.labels.dtype.kind not in "iu"
+        ):
+            raise InputError(
+                f"{shape[0]} images have labels of shape {self.labels.shape}, "
+                f"{self.labels.dtype.name}",
+                f"give {shape[0]} integers",
+            )
+
+    @property
+    def sizes(self) -> int:
+        return self.tokens_each
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        images = tuple(_scaled(self.pixels[number], self.mean, self.std) for number in numbers)
+        labels = None
+        if self.labels is not None:
+            labels = torch.from_numpy(self.labels[list(numbers)].astype(np.int64))
+        return Batch(images=images, labels=labels)
+
+
+class ImageFolder:
+    """A folder a class, named after it; images are read when their batch is, `size` pixels a side.
+
+    Without `size` they stay as large as they are.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        size: int | None = None,
+        channels: int = 3,
+        mean: float = 0.5,
+        std: float = 0.5,
+        tokens_each: int = 1,
+    ) -> None:
+        self.size, self.channels, self.mean, self.std = size, channels, mean, std
+        self.tokens_each = tokens_each
+        root = Path(folder)
+        if not root.is_dir():
+            raise InputError(f"there is no folder {folder}", "name one with a folder a class")
+        if channels not in MODES:
+            raise InputError(f"channels={channels} is no way to see", "use 1 (grey) or 3 (colour)")
+        classes = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+        self.names = tuple(each.name for each in classes)
+        self.files = tuple(
+            (file, number)
+            for number, each in enumerate(classes)
+            for file in sorted(each.rglob("*"))
+            if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
+        )
+        if not self.files:
+            raise InputError(
+                f"{folder} holds no images in folders of classes",
+                f"lay {', '.join(SUFFIXES[:3])} files as {root.name}/cat/one.png",
+            )
+
+    @property
+    def sizes(self) -> int:
+        return self.tokens_each
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        chosen = [self.files[number] for number in numbers]
+        images = tuple(_scaled(self._read(file), self.mean, self.std) for file, _ in chosen)
+        return Batch(images=images, labels=torch.tensor([label for _, label in chosen]))
+
+    def _read(self, file: Path) -> NDArray[np.uint8]:
+        try:
+            from PIL import Image, UnidentifiedImageError
+        except ImportError:
+            raise MissingExtraError(
+                f"{file} needs the package pillow", "pip install pillow"
+            ) from None
+        try:
+            with Image.open(file) as stored:
+                image = stored.convert(MODES[self.channels])
+            if self.size is not None:
+                image = image.resize((self.size, self.size), Image.Resampling.BICUBIC)
+            return np.asarray(image)
+        except (UnidentifiedImageError, OSError) as error:
+            raise InputError(
+                f"{file} is no image that can be read ({error})", "remove it"
+            ) from None
+
+
+def images_of_npz(
+    path: str | Path, *, images: str = "images", labels: str = "labels", **options: Any
+) -> ImageArrays:
+    """The arrays of these names in an .npz file; one without labels may lack them."""
+    path = Path(path)
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            if images not in arrays:
+                there = ", ".join(arrays.files)
+                raise InputError(f"{path} has no array {images!r}", f"use one of: {there}")
+            found = arrays.get(labels)
+            return ImageArrays(pixels=arrays[images], labels=found, **options)
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}", "check the name") from None
+    except InputError:
+        raise
+    except (ValueError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} is no .npz of plain arrays ({error})", "save it anew") from None
+
+
+def images_of_idx(
+    images: str | Path, labels: str | Path | None = None, **options: Any
+) -> ImageArrays:
+    """Images and labels of idx files, compressed or not."""
+    found = None if labels is None else read_idx(labels)
+    return ImageArrays(pixels=read_idx(images), labels=found, **options)
+
+
+def read_idx(path: str | Path) -> NDArray[Any]:
+    """The array of an idx file: two zeros, a type, the number of axes, their sizes, the numbers."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"there is no file {path}", "check the name")
+    with opened(path) as file:
+        magic = file.read(4)
+        if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in IDX_TYPES or not magic[3]:
+            raise InputError(
+                f"{path} begins with {magic.hex(' ') or 'nothing'}, as no idx file does",
+                "give one such as train-images-idx3-ubyte, which begins with 00 00 08 03",
+            )
+        return _idx_array(path, file.read(), np.dtype(IDX_TYPES[magic[2]]), magic[3])
+
+
+def _idx_array(path: Path, rest: bytes, dtype: np.dtype[Any], axes: int) -> NDArray[Any]:
+    header, data = rest[: 4 * axes], rest[4 * axes :]
+    if len(header) < 4 * axes:
+        raise InputError(f"{path} ends within its header", "fetch it again")
+    shape = tuple(np.frombuffer(header, dtype=">u4").tolist())
+    needed = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if len(data) != needed:
+        raise InputError(
+            f"{path} has {len(data)} bytes of numbers, and its shape {shape} asks for {needed}",
+            "fetch it again",
+        )
+    return np.frombuffer(data, dtype=dtype).reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def _scaled(pixels: NDArray[Any], mean: float, std: float) -> Tensor:
+    """Whole numbers are pixels of 0 to 255; others are taken to be scaled already."""
+    image = pixels.astype(np.float32)
+    if pixels.dtype.kind in "iu":
+        image /= 255
+    if image.ndim == 2:
+        image = image[:, :, None]
+    return torch.from_numpy(np.ascontiguousarray((image.transpose(2, 0, 1) - mean) / std))

@@ -1,0 +1,149 @@
+"""Rows with named fields: of .jsonl and .parquet files, or of the Hugging Face hub."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from manyheads.data.files import Paths, find_files, opened, suffix_of
+from manyheads.errors import InputError, MissingExtraError
+
+__all__ = ["ROW_FORMATS", "FileRows", "HubRows", "Row", "Rows"]
+
+# Rows of a Parquet file turned into Python values at a time.
+ROWS_AT_A_TIME = 256
+
+
+class Row(NamedTuple):
+    """Fields by name, and where they stood."""
+
+    fields: Mapping[str, Any]
+    file: str
+    number: int
+    unit: str = "line"
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}, {self.unit} {self.number}"
+
+    def get(self, field: str) -> Any:
+        if field not in self.fields:
+            there = ", ".join(map(str, self.fields)) or "none"
+            raise InputError(f"{self.place} has no field {field!r}", f"use one of: {there}")
+        return self.fields[field]
+
+    def text(self, field: str) -> str:
+        value = self.get(field)
+        if not isinstance(value, str):
+            raise InputError(
+                f"{self.place}: field {field!r} is a {type(value).__name__}", "give a text"
+            )
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{self.place}: field {field!r} holds half a character at {error.start}, "
+                "a lone surrogate",
+                "write it anew, for example with errors='replace'",
+            ) from None
+        return value
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """Where rows come from; reading begins anew with each iteration."""
+
+    def __iter__(self) -> Iterator[Row]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows:
+    """The rows of .jsonl and .parquet files, compressed or not, of folders and of globs."""
+
+    paths: Paths
+
+    def __iter__(self) -> Iterator[Row]:
+        for file in find_files(self.paths, ROW_FORMATS.keys()):
+            yield from ROW_FORMATS[suffix_of(file)](file)
+
+
+@dataclass(frozen=True, slots=True)
+class HubRows:
+    """The rows of a dataset of the Hugging Face hub, streamed: nothing is kept on the disk."""
+
+    name: str
+    subset: str | None = None
+    split: str = "train"
+    revision: str | None = None
+
+    def __iter__(self) -> Iterator[Row]:
+        try:
+            import datasets
+        except ImportError:
+            raise MissingExtraError(
+                f"the dataset {self.name} needs the package datasets",
+                "pip install 'manyheads[datasets]'",
+            ) from None
+        try:
+            rows = datasets.load_dataset(
+                self.name,
+                self.subset,
+                split=self.split,
+                revision=self.revision,
+                streaming=True,
+            )
+            for number, fields in enumerate(rows, 1):
+                yield Row(fields, self.name, number, "row")
+        except (OSError, ValueError) as error:
+            first = str(error).partition("\n")[0]
+            raise InputError(
+                f"the hub did not give {self.name}, split {self.split!r} "
+                f"({type(error).__name__}: {first})",
+                "check name, subset and split, and that the hub can be reached",
+            ) from error
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    with opened(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                fields = json.loads(line)
+            except ValueError as error:
+                raise InputError(
+                    f"{path}, line {number} is no JSON ({error})", "mend or remove it"
+                ) from None
+            if not isinstance(fields, dict):
+                raise InputError(
+                    f"{path}, line {number} is no object", 'write {"text": "..."}, one a line'
+                )
+            yield Row(fields, str(path), number)
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise MissingExtraError(
+            f"{path} needs the package pyarrow", "pip install 'manyheads[parquet]'"
+        ) from None
+    number = 0
+    try:
+        # Row groups are read one by one, each in small batches.
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=ROWS_AT_A_TIME):
+                for fields in batch.to_pylist():
+                    number += 1
+                    yield Row(fields, str(path), number, "row")
+    except ArrowException as error:
+        raise InputError(f"{path} cannot be read as Parquet ({error})", "fetch it again") from None
+
+
+ROW_FORMATS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".parquet": _parquet,
+}

@@ -1,0 +1,215 @@
+"""Texts of any size, read in passages: memory does not grow with the corpus or a document.
+
+A plain text file is one document, or as many as `separator` makes of it; a row of .jsonl or
+.parquet is one. A document longer than a passage comes in several, cut at the end of a line, or
+else before a space. Documents of white space alone are left out.
+"""
+
+import codecs
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+from manyheads.data.files import COMPRESSED, Paths, find_files, opened, suffix_of
+from manyheads.data.rows import ROW_FORMATS, FileRows, HubRows, Row
+from manyheads.errors import InputError
+
+__all__ = ["GivenTexts", "Passage", "RowTexts", "TextFiles", "TextSource"]
+
+# Characters of a passage, and bytes read at a time.
+PASSAGE = 2**16
+
+TEXT_SUFFIXES = (
+    *(".txt", ".text", ".md", ".rst", ".tex", ".html", ".htm", ".xml", ".csv", ".tsv", ".log"),
+    *(".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".java", ".js", ".ts", ".go", ".rs"),
+    *(".rb", ".sh", ".sql", ".r", ".jl", ".hs", ".ml", ".lean", ".toml", ".yaml", ".yml"),
+)
+# A name without a suffix is a text too, as enwik8 is.
+KNOWN = (".txt", *ROW_FORMATS, *TEXT_SUFFIXES[1:], "")
+
+Format = Literal["as named", "text", "jsonl", "parquet"]
+
+
+class Passage(NamedTuple):
+    """Some text of a document, whether the document `ends` with it, and the number of its file."""
+
+    text: str
+    ends: bool
+    file: int = 0
+
+
+@runtime_checkable
+class TextSource(Protocol):
+    """Where texts come from, as a value; reading begins anew with each call."""
+
+    def read(self, first: int = 0) -> Iterator[Passage]:
+        """The passages from file number `first` on."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the texts, in values that JSON can hold."""
+        ...
+
+    def expected_bytes(self) -> int | None:
+        """About how much text there is, if that can be told without reading it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextFiles:
+    """The texts of files, folders and globs: plain, .jsonl or .parquet, compressed or not.
+
+    `field` names the text of a row; `separator` parts the documents of a plain file, such as a
+    blank line; `errors="replace"` reads bytes that are no UTF-8 as question marks.
+    """
+
+    paths: Paths
+    field: str = "text"
+    separator: str | None = None
+    format: Format = "as named"
+    errors: Literal["strict", "replace"] = "strict"
+
+    def __post_init__(self) -> None:
+        if self.separator is not None and not 0 < len(self.separator) < PASSAGE:
+            raise InputError(
+                f"separator={self.separator!r} parts no documents", r"use '\n\n', or None"
+            )
+
+    def read(self, first: int = 0) -> Iterator[Passage]:
+        for number, file in enumerate(self.files()):
+            if number >= first:
+                for text, ends in self._texts(file):
+                    yield Passage(text, ends, number)
+
+    def files(self) -> list[Path]:
+        return find_files(self.paths, KNOWN, any_suffix=self.format != "as named")
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "kind": "files",
+            "field": self.field,
+            "separator": self.separator,
+            "format": self.format,
+            "errors": self.errors,
+            "passage": PASSAGE,
+            "files": [[str(file), file.stat().st_size] for file in self.files()],
+        }
+
+    def expected_bytes(self) -> int | None:
+        files = self.files()
+        if any(file.suffix.lower() in {*COMPRESSED, ".parquet"} for file in files):
+            return None
+        return sum(file.stat().st_size for file in files)
+
+    def _texts(self, file: Path) -> Iterator[tuple[str, bool]]:
+        suffix = suffix_of(file) if self.format == "as named" else f".{self.format}"
+        if suffix in ROW_FORMATS:
+            return _of_rows(ROW_FORMATS[suffix](file), self.field)
+        return _cut(_decoded(file, self.errors), self.separator)
+
+
+@dataclass(frozen=True, slots=True)
+class RowTexts:
+    """One field of rows that come from anywhere, as in `RowTexts(HubRows("org/name"))`."""
+
+    rows: FileRows | HubRows
+    field: str = "text"
+
+    def read(self, first: int = 0) -> Iterator[Passage]:  # noqa: ARG002
+        for text, ends in _of_rows(iter(self.rows), self.field):
+            yield Passage(text, ends)
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "rows", "field": self.field, "passage": PASSAGE, "rows": repr(self.rows)}
+
+    def expected_bytes(self) -> int | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTexts:
+    """Texts that are at hand, one a document.
+
+    >>> [passage.text for passage in GivenTexts(("one", " ", "two")).read()]
+    ['one', 'two']
+    """
+
+    texts: tuple[str, ...]
+
+    def read(self, first: int = 0) -> Iterator[Passage]:  # noqa: ARG002
+        for text in self.texts:
+            for passage, ends in _cut([text], None):
+                yield Passage(passage, ends)
+
+    def identity(self) -> dict[str, Any]:
+        checksum = 0
+        for text in self.texts:
+            checksum = zlib.crc32(f"{text}\0".encode(errors="surrogatepass"), checksum)
+        return {"kind": "given", "documents": len(self.texts), "checksum": checksum}
+
+    def expected_bytes(self) -> int | None:
+        return sum(len(text.encode(errors="surrogatepass")) for text in self.texts)
+
+
+def _of_rows(rows: Iterable[Row], field: str) -> Iterator[tuple[str, bool]]:
+    for row in rows:
+        yield from _cut([row.text(field)], None)
+
+
+def _decoded(path: Path, errors: str) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    before = 0
+    with opened(path) as file:
+        while True:
+            read = file.read(PASSAGE)
+            # Bytes of a character that began in what was read last.
+            begun = len(decoder.getstate()[0])
+            try:
+                yield decoder.decode(read, final=not read)
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f"{path} is not UTF-8: {error.reason} at byte {before - begun + error.start}",
+                    "convert it, or read it with errors='replace'",
+                ) from None
+            if not read:
+                return
+            before += len(read)
+
+
+def _cut(chunks: Iterable[str], separator: str | None) -> Iterator[tuple[str, bool]]:
+    """Passages of the documents that lie end to end in chunks, each with whether it ends one.
+
+    >>> list(_cut(["a;", "b", "c", ";;d"], ";"))
+    [('a', True), ('bc', True), ('d', True)]
+    """
+    waiting, begun = "", False
+    for chunk in chunks:
+        waiting += chunk
+        if separator is not None:
+            *whole, waiting = waiting.split(separator)
+            for text in whole:
+                yield from _document(text, begun)
+                begun = False
+        # A separator that is half read lies at the very end, and is not cut through.
+        while len(waiting) > 2 * PASSAGE:
+            passage, waiting = _first_passage(waiting)
+            yield passage, False
+            begun = True
+    yield from _document(waiting, begun)
+
+
+def _document(text: str, begun: bool) -> Iterator[tuple[str, bool]]:
+    if not begun and not text.strip():
+        return
+    while len(text) > PASSAGE:
+        passage, text = _first_passage(text)
+        yield passage, False
+    yield text, True
+
+
+def _first_passage(text: str) -> tuple[str, str]:
+    line, word = text.rfind("\n", 0, PASSAGE) + 1, text.rfind(" ", 0, PASSAGE)
+    place = line if line > 0 else word if word > 0 else PASSAGE
+    return text[:place], text[place:]

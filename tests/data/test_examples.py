@@ -1,0 +1,100 @@
+"""Examples keep text and label together through any shuffling."""
+
+from itertools import islice
+
+import pytest
+import torch
+
+from manyheads.data.examples import (
+    IGNORED,
+    labelled_examples,
+    paired_examples,
+    tagged_examples,
+)
+from manyheads.data.labelled import LabelledText, Pair, TaggedText
+from manyheads.data.stream import Stream
+from manyheads.errors import InputError
+from tests.data.tiny import tokenizer
+from tests.messages import refuses
+
+BYTES, PIECES = tokenizer("bytes"), tokenizer("wordpiece")
+LABELLED = [
+    LabelledText("cat " * n, ("odd", "even")[n % 2 == 0], f"line {n}") for n in range(1, 30)
+]
+
+
+def test_text_and_label_stay_together() -> None:
+    examples = labelled_examples(LABELLED, PIECES)
+    assert examples.names == ("even", "odd")
+    seen = []
+    for batch in Stream(examples, batch_tokens=50, seed=4).once():
+        assert batch.texts is not None
+        assert batch.labels is not None
+        assert batch.tokens <= 50
+        for length, label in zip(batch.texts.lengths.each, batch.labels.tolist(), strict=True):
+            assert label == length % 2
+            seen.append(length - 2)
+    assert sorted(seen) == list(range(1, 30))
+
+
+def test_steps_are_addressed_as_those_of_a_store() -> None:
+    stream = Stream(labelled_examples(LABELLED, PIECES), batch_tokens=40, micro_batches=3, seed=1)
+    whole = list(islice(stream.steps(), 9))
+    rest = list(islice(stream.steps(whole[3].after), 5))
+    for one, other in zip(whole[4:], rest, strict=True):
+        for left, right in zip(one.batches, other.batches, strict=True):
+            assert left.texts is not None
+            assert right.texts is not None
+            assert torch.equal(left.texts.values, right.texts.values)
+            assert left.labels is not None
+            assert right.labels is not None
+            assert torch.equal(left.labels, right.labels)
+
+
+def test_names_of_training_number_the_labels_of_testing() -> None:
+    given = [LabelledText("cat", "b", "line 1")]
+    assert labelled_examples(given, PIECES, names=("a", "b")).labels.tolist() == [1]  # type: ignore[union-attr]
+    with refuses(InputError, "line 1: the label 'b' is unknown: use one of: a, c."):
+        labelled_examples(given, PIECES, names=("a", "c"))
+    with refuses(InputError, "some labels are names and some are numbers: use one of both."):
+        labelled_examples([*given, LabelledText("dog", 1, "line 2")], PIECES)
+
+
+def test_pairs_are_counted_together_and_cut_apart() -> None:
+    pairs = paired_examples(
+        [Pair("cat", "the cat", "line 1"), Pair("on", "mat " * 50, "line 2")], PIECES, longest=6
+    )
+    assert pairs.sizes.tolist() == [7, 9]
+    batch = pairs.batch([1, 0])
+    assert batch.texts is not None
+    assert batch.others is not None
+    assert (batch.texts.lengths.each, batch.others.lengths.each) == ((3, 3), (6, 4))
+    assert PIECES.decode(batch.others.of(1).tolist()) == "the cat"
+    assert batch.tokens == 16
+
+
+def test_the_first_token_of_a_word_carries_its_tag() -> None:
+    tagged = tagged_examples(
+        [
+            TaggedText(("mat", "thecat"), ("X", "Y"), "line 1"),
+            TaggedText(("on",), ("Y",), "line 2"),
+        ],
+        PIECES,
+    )
+    batch = tagged.batch([0, 1])
+    assert batch.texts is not None
+    assert batch.labels is not None
+    assert batch.labels.shape == batch.texts.values.shape
+    first = batch.labels[: batch.texts.lengths.each[0]].tolist()
+    assert first[:3] == [IGNORED, 0, 1]
+    assert set(first[3:]) == {IGNORED}
+    assert batch.labels[-3:].tolist() == [IGNORED, 1, IGNORED]
+
+
+def test_what_cannot_be_learnt_from_is_refused() -> None:
+    with refuses(InputError, "the source holds no example: give one at least."):
+        labelled_examples([], BYTES)
+    with refuses(InputError, "line 7 has a text without a token: leave empty texts out."):
+        labelled_examples([LabelledText("", 0, "line 7")], BYTES)
+    with pytest.raises(InputError, match="longest=2 leaves no room beside 2 special tokens"):
+        paired_examples([Pair("a", "b", "line 1")], PIECES, longest=2)

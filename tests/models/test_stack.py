@@ -7,11 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from manyheads.errors import InputError
 from manyheads.models.build import build
 from manyheads.models.stack import Stack, StackConfig
 from manyheads.parts.masks import Causal
 from manyheads.parts.positions import Rotary, T5Buckets
 from manyheads.ragged import Lengths, Ragged
+from manyheads.taps import Record, Site, Sublayer, Tap
+from tests.messages import refuses
 from tests.models.zoo import (
     DECODERS,
     WIDTH,
@@ -102,3 +105,35 @@ def test_a_stack_takes_its_positions_from_outside() -> None:
     torch.testing.assert_close(stack(x, positions=x.lengths.positions + 9)[0].values, near)
     stretched = stack(x, positions=2 * x.lengths.positions)[0].values
     assert not torch.allclose(stretched, near, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_resuming_at_any_layer_gives_the_whole_run(name: str) -> None:
+    model = small(DECODERS[name])
+    batch = ids()
+    sites = [Site(-1, Tap.EMBEDDINGS), Site(-1, Tap.FINAL)]
+    for index, config in enumerate(model.config.stack.layers):
+        first = Sublayer.FEEDFORWARD if config.attention is None else Sublayer.ATTENTION
+        sites.append(Site(index, Tap.BEFORE, first))
+    whole = Record(sites)
+    with torch.no_grad():
+        expected = model(batch, watch=whole).hidden.values
+        for site in sites[2:]:
+            again = Record(sites)
+            hidden, _ = model.stack.resume(whole[site], site.layer, watch=again)
+            assert torch.equal(hidden.values, expected)
+            assert [each in again for each in sites[2:]] == [
+                each.layer >= site.layer for each in sites[2:]
+            ]
+            assert sites[0] not in again
+
+
+def test_resuming_after_the_last_layer_norms_and_no_more() -> None:
+    model = small(DECODERS["llama"])
+    x = Ragged(torch.randn(6, WIDTH), Lengths.of([4, 2]))
+    with torch.no_grad():
+        found, losses = model.stack.resume(x, 2)
+        torch.testing.assert_close(found.values, model.stack.final_norm(x.values))
+    assert losses == ()
+    with refuses(InputError, "layer 3 is none of a stack of 2: resume at 0 to 2."):
+        model.stack.resume(x, 3)

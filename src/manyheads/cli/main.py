@@ -11,6 +11,7 @@ from manyheads.cli.encode import Encode
 from manyheads.cli.explain import Explain
 from manyheads.cli.generate import Generate
 from manyheads.cli.tokenizer import TrainTokenizer
+from manyheads.cli.train import Train
 from manyheads.errors import ManyheadsError
 
 __all__ = ["main"]
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Callable[..., Command]] = {
     "encode": Encode,
     "convert": Convert,
     "tokenizer": TrainTokenizer,
+    "train": Train,
 }
 
 ABOUT = """See, measure and reshape every attention head, at full speed.

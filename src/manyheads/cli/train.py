@@ -1,0 +1,57 @@
+"""manyheads train: a run file to a model."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+__all__ = ["Train"]
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Train a model as a run file says; started again, it goes on where it was.
+
+    For example: manyheads train run.toml --set run.steps=100
+
+    On many GPUs: torchrun --nproc-per-node 8 -m manyheads train run.toml
+
+    On several machines, the same on each, with a disk that all of them see: torchrun --nnodes 4
+    --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m manyheads train run.toml
+    """
+
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN.TOML")]
+    """What to train, on what, how."""
+
+    set: Annotated[
+        tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...", help_behavior_hint="")
+    ] = ()
+    """Values in place of the file's, such as run.steps=100."""
+
+    since: Annotated[str, tyro.conf.arg(name="from", metavar="STEP-N", help_behavior_hint="")] = ""
+    """The checkpoint to go on from, by name or path; by default the newest."""
+
+    fresh: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")] = (
+        False
+    )
+    """Begin anew; what is there is set aside."""
+
+    def run(self) -> int:
+        """Say how it ended and where the model is, or how to go on."""
+        from manyheads.train.run import read_run
+        from manyheads.train.session import train
+
+        asked = read_run(self.file, self.set)
+        finished = train(asked, since=self.since, fresh=self.fresh)
+        standing = finished.standing
+        if finished.code and finished.tells:
+            print(
+                f"stopped at step {standing.step:,}, which is saved; "
+                f"go on with: manyheads train {self.file}",
+                file=sys.stderr,
+            )
+        elif finished.tells:
+            print(f"{standing.step:,} steps, {standing.tokens:,} tokens: {finished.saved}")
+        return finished.code

@@ -1,0 +1,161 @@
+"""Cross-entropy from hidden states and the words' vectors, a chunk of tokens at a time.
+
+The scores of all tokens for all words are the largest tensor of a training step, and nobody needs
+them at once: a chunk's scores become its loss and its gradients, and go. So they are neither held
+in float32 nor kept for the way back.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["word_losses"]
+
+# Scores held at once: a thousand tokens for a vocabulary of 50 thousand, 256 MB in float32.
+ROOM = 2**26
+
+
+def word_losses(
+    x: Float[Tensor, "m c"],
+    vectors: Float[Tensor, "v c"],
+    bias: Float[Tensor, " v"] | None,
+    answers: Int[Tensor, " m"],
+    *,
+    smoothing: float = 0.0,
+    squares: bool = False,
+    room: int = ROOM,
+) -> Float[Tensor, " 2"]:
+    """The sums over all tokens of the cross-entropy and of the squared log-sum-exp, in float32.
+
+    `smoothing` gives every word an equal share of the answer, as torch's `label_smoothing` does.
+    With `squares` both sums have a gradient, for which the scores are computed once more on the way
+    back; without, only the first has, and it is made on the way forth.
+    """
+    count = _chunks(x.shape[0], vectors.shape[0], room)
+    learns = torch.is_grad_enabled() and (x.requires_grad or vectors.requires_grad)
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    with torch.autocast(kind, enabled=False):
+        if not learns:
+            return _walk(x, vectors, bias, answers, None, smoothing, count, dtype)[0]
+        losses: Tensor = _WordLosses.apply(  # type: ignore[no-untyped-call]
+            x, vectors, bias, answers, smoothing, squares, count, dtype
+        )
+        return losses
+
+
+def _chunks(tokens: int, words: int, room: int) -> int:
+    """A power of two, so that a compiled step meets few different numbers."""
+    count = 1
+    while tokens * words > room * count:
+        count *= 2
+    return count
+
+
+class _WordLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        vectors: Tensor,
+        bias: Tensor | None,
+        answers: Tensor,
+        smoothing: float,
+        squares: bool,
+        count: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        ctx.squares = squares
+        if squares:
+            ctx.how = (smoothing, count, dtype)
+            ctx.save_for_backward(x, vectors, bias, answers)
+            sums, _ = _walk(x, vectors, bias, answers, None, smoothing, count, dtype)
+            return sums
+        pull = vectors.new_tensor([1.0, 0.0], dtype=_wide(dtype))
+        sums, gradients = _walk(x, vectors, bias, answers, pull, smoothing, count, dtype)
+        ctx.save_for_backward(*gradients)
+        return sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, pull: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.squares:
+            x, vectors, bias, answers = ctx.saved_tensors
+            smoothing, count, dtype = ctx.how
+            _, gradients = _walk(x, vectors, bias, answers, pull, smoothing, count, dtype)
+        else:
+            gradients = tuple(
+                None if each is None else each * pull[0].to(each.dtype)
+                for each in ctx.saved_tensors
+            )
+        return (*gradients, None, None, None, None, None)
+
+
+def _walk(
+    x: Tensor,
+    vectors: Tensor,
+    bias: Tensor | None,
+    answers: Tensor,
+    pull: Tensor | None,
+    smoothing: float,
+    count: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """Both sums, and where `pull` says how much of each is wanted, their gradients."""
+    wide, size = _wide(dtype), -(-x.shape[0] // count)
+    narrow = vectors.to(dtype)
+    sums = vectors.new_zeros(2, dtype=wide)
+    to_x = torch.empty_like(x, dtype=dtype)
+    to_vectors = torch.zeros_like(vectors, dtype=wide) if pull is not None else None
+    to_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
+    for index in range(count):
+        here = slice(index * size, (index + 1) * size)
+        part = x[here].to(dtype)
+        scores = (part @ narrow.T).to(wide)
+        if bias is not None:
+            scores = scores.add_(bias.to(wide))
+        added, push = _chunk(scores, answers[here], pull, smoothing)
+        sums += added
+        if push is None or to_vectors is None:
+            continue
+        if to_bias is not None:
+            to_bias += push.sum(0)
+        push = push.to(dtype)
+        to_x[here] = push @ narrow
+        to_vectors += push.T @ part
+    if to_vectors is None:
+        return sums, (None, None, None)
+    given = None if bias is None or to_bias is None else to_bias.to(bias.dtype)
+    return sums, (to_x.to(x.dtype), to_vectors.to(vectors.dtype), given)
+
+
+def _chunk(
+    scores: Float[Tensor, "m v"],
+    answers: Int[Tensor, " m"],
+    pull: Float[Tensor, " 2"] | None,
+    smoothing: float,
+) -> tuple[Float[Tensor, " 2"], Float[Tensor, "m v"] | None]:
+    """A chunk's sums and the gradient of its scores, which take the place of the scores."""
+    expected = scores.gather(1, answers[:, None]).squeeze(1)
+    if smoothing:
+        expected = (1 - smoothing) * expected + smoothing * scores.mean(1)
+    highest = scores.amax(1, keepdim=True)
+    shares = scores.sub_(highest).exp_()
+    summed = shares.sum(1, keepdim=True)
+    logarithms = (highest + summed.log()).squeeze(1)
+    sums = torch.stack(((logarithms - expected).sum(), logarithms.square().sum()))
+    if pull is None:
+        return sums, None
+    weight = (pull[0] + 2 * pull[1] * logarithms)[:, None] / summed
+    push = shares.mul_(weight)
+    if smoothing:
+        push = push.sub_(pull[0] * smoothing / scores.shape[1])
+    taken = (pull[0] * (smoothing - 1)).expand(answers.shape[0], 1)
+    return sums, push.scatter_add_(1, answers[:, None], taken)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,287 @@
+"""The data section of a run file: what is read, how it is cut, how much of it makes a step."""
+
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from manyheads.data.examples import labelled_examples, paired_examples, tagged_examples
+from manyheads.data.files import find_files
+from manyheads.data.images import ImageFolder, images_of_idx, images_of_npz
+from manyheads.data.labelled import LabelledTexts, TaggedTexts
+from manyheads.data.labelled import Pairs as PairSource
+from manyheads.data.pieces import Documents, Fixed, Pieces
+from manyheads.data.rows import ROW_FORMATS, FileRows
+from manyheads.data.store import Store
+from manyheads.data.texts import TextFiles
+from manyheads.data.writing import END, write_store
+from manyheads.errors import ConfigError, InputError
+from manyheads.train.schedules import BatchGrowth
+
+__all__ = [
+    "Data",
+    "Fed",
+    "Images",
+    "Labelled",
+    "Pairs",
+    "Tagged",
+    "Texts",
+    "without_place",
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Fed:
+    """What a phase trains on and is tested on; `bytes_a_token` is of the latter, 0 if unknown."""
+
+    training: Pieces
+    validation: Pieces | None
+    bytes_a_token: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """How much makes a step: `batch` tokens (of images, images), at most `micro_batch` at a time.
+
+    A batch may grow. 0 takes it whole; gradients of its micro-batches are summed, so that the
+    second number changes memory and speed alone.
+    """
+
+    batch: int | BatchGrowth
+    micro_batch: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.sizes) < 1 or self.micro_batch < 0:
+            raise ConfigError(
+                f"batch={min(self.sizes)} and micro_batch={self.micro_batch}", "use 1 or more"
+            )
+        if isinstance(self.batch, BatchGrowth) and not self.micro_batch:
+            raise ConfigError("a batch that grows is made of micro-batches", "give micro_batch")
+        for size in self.sizes:
+            if size % self.room:
+                raise ConfigError(
+                    f"batch={size} is no multiple of micro_batch={self.room}",
+                    f"use a batch of {-(-size // self.room) * self.room}",
+                )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """All that the batch ever is."""
+        if isinstance(self.batch, BatchGrowth):
+            return (*self.batch.sizes, self.batch.last)
+        return (self.batch,)
+
+    @property
+    def room(self) -> int:
+        """Of one micro-batch."""
+        return self.micro_batch or self.sizes[0]
+
+    def micro_batches(self, step: int) -> int:
+        """Of a step, counted from the start of its phase."""
+        tokens = self.batch.tokens(step) if isinstance(self.batch, BatchGrowth) else self.batch
+        return tokens // self.room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts(Amount):
+    """Plain texts: files, folders or globs, tokenised once into `store`.
+
+    `validation` is other files, or the last share of the training texts. Documents are kept apart
+    and cut to `length`, or all laid end to end and cut every `length` tokens ("fixed"). `end` is
+    the token put behind a document, `opening` and `closing` those around every piece; "" is none.
+    `tokenizer` is a tokenizer.json; "" is the model's own.
+    """
+
+    train: tuple[str, ...]
+    validation: float | tuple[str, ...] = 0.0
+    tokenizer: str = ""
+    length: int
+    layout: Literal["documents", "fixed"] = "documents"
+    field: str = "text"
+    separator: str = ""
+    end: str = END
+    opening: str = ""
+    closing: str = ""
+    store: str = ""
+
+    def __post_init__(self) -> None:
+        Amount.__post_init__(self)
+        if isinstance(self.validation, float) and not 0 <= self.validation < 1:
+            raise ConfigError(f"validation={self.validation:g} is no share", "use 0 <= share < 1")
+        _check_room(self.room, self.length)
+        if self.layout == "fixed" and (self.opening or self.closing):
+            raise ConfigError(
+                'layout="fixed" has no pieces to put tokens around', 'use layout="documents"'
+            )
+
+    def check(self) -> None:
+        self._source(self.train).files()
+        if isinstance(self.validation, tuple):
+            self._source(self.validation).files()
+
+    def feed(self, tokenizer: Any, folder: Path) -> Fed:
+        place = Path(self.store) if self.store else folder
+        training = self._stored(self.train, tokenizer, place)
+        held: Store | None = None
+        if isinstance(self.validation, tuple):
+            held = self._stored(self.validation, tokenizer, place)
+        elif self.validation:
+            training, held = training.split(self.validation)
+        return Fed(
+            training=self._pieces(training, tokenizer),
+            validation=None if held is None else self._pieces(held, tokenizer),
+            bytes_a_token=0.0 if held is None else held.bytes_per_token,
+        )
+
+    def _source(self, paths: tuple[str, ...]) -> TextFiles:
+        return TextFiles(paths, field=self.field, separator=self.separator or None)
+
+    def _stored(self, paths: tuple[str, ...], tokenizer: Any, folder: Path) -> Store:
+        # Phases may read different texts, and each has a place of its own.
+        said = repr((paths, self.field, self.separator, self.end, self.tokenizer))
+        place = folder / f"texts-{zlib.crc32(said.encode()):08x}"
+        return write_store(self._source(paths), tokenizer, place, end=self.end or None)
+
+    def _pieces(self, store: Store, tokenizer: Any) -> Pieces:
+        if self.layout == "fixed":
+            return Fixed(store, length=self.length)
+        return Documents(
+            store,
+            length=self.length,
+            opening=_token(tokenizer, self.opening, "data.opening"),
+            closing=_token(tokenizer, self.closing, "data.closing"),
+        )
+
+
+def _check_room(room: int, length: int) -> None:
+    if room < length:
+        raise ConfigError(
+            f"micro_batch={room} cannot hold length={length}", f"use {length} or more"
+        )
+
+
+def _token(tokenizer: Any, name: str, key: str) -> int | None:
+    if not name:
+        return None
+    number: int | None = tokenizer.token_to_id(name)
+    if number is None:
+        raise ConfigError(f"{key}: the tokenizer has no token {name!r}", "name one that it has")
+    return number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows(Amount):
+    """Rows of .jsonl or .parquet files that are tokenised in memory and cut to `length`."""
+
+    train: tuple[str, ...]
+    validation: tuple[str, ...] = ()
+    tokenizer: str = ""
+    length: int
+
+    def __post_init__(self) -> None:
+        Amount.__post_init__(self)
+        _check_room(self.room, self.length)
+
+    def check(self) -> None:
+        for paths in filter(None, (self.train, self.validation)):
+            find_files(paths, ROW_FORMATS.keys())
+
+    def feed(self, tokenizer: Any, folder: Path) -> Fed:
+        del folder
+        training = self._examples(self.train, tokenizer, ())
+        held = (
+            self._examples(self.validation, tokenizer, training.names) if self.validation else None
+        )
+        return Fed(training=training, validation=held)
+
+    def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labelled(Rows):
+    """A text and a label a row."""
+
+    text: str = "text"
+    label: str = "label"
+
+    def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
+        source = LabelledTexts(FileRows(paths), self.text, self.label)
+        return labelled_examples(source, tokenizer, longest=self.length, names=names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs(Rows):
+    """Two texts a row: for translation, or for sentences that should lie close."""
+
+    first: str = "first"
+    second: str = "second"
+
+    def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
+        del names
+        source = PairSource(FileRows(paths), self.first, self.second)
+        return paired_examples(source, tokenizer, longest=self.length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tagged(Rows):
+    """Words and as many tags a row."""
+
+    words: str = "tokens"
+    tags: str = "tags"
+
+    def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
+        source = TaggedTexts(FileRows(paths), self.words, self.tags)
+        return tagged_examples(source, tokenizer, longest=self.length, names=names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images(Amount):
+    """A folder a class, an .npz, or two idx files, images and labels; a batch counts images."""
+
+    train: tuple[str, ...]
+    validation: tuple[str, ...] = ()
+    size: int | None = None
+    channels: Literal[1, 3] = 3
+    mean: float = 0.5
+    std: float = 0.5
+
+    @property
+    def length(self) -> int:
+        return 1
+
+    @property
+    def tokenizer(self) -> str:
+        return ""
+
+    def check(self) -> None:
+        for path in (*self.train, *self.validation):
+            if not Path(path).exists():
+                raise InputError(f"there is no {path}", "check the name")
+
+    def feed(self, tokenizer: Any, folder: Path) -> Fed:
+        del tokenizer, folder
+        training = self._images(self.train)
+        held = self._images(self.validation) if self.validation else None
+        return Fed(training=training, validation=held)
+
+    def _images(self, paths: tuple[str, ...]) -> Pieces:
+        options: dict[str, Any] = {"mean": self.mean, "std": self.std}
+        first = Path(paths[0])
+        if first.is_dir():
+            return ImageFolder(first, size=self.size, channels=self.channels, **options)
+        if first.suffix == ".npz":
+            return images_of_npz(first, **options)
+        if len(paths) == 2:
+            return images_of_idx(first, paths[1], **options)
+        raise ConfigError(
+            f"{first} is no folder and no .npz", "name these, or two idx files: images, labels"
+        )
+
+
+Data = Texts | Labelled | Pairs | Tagged | Images
+
+
+def without_place(data: Data) -> Data:
+    """The same data wherever they are kept: what a place in them depends on."""
+    return replace(data, store="") if isinstance(data, Texts) else data

@@ -1,0 +1,175 @@
+"""The steps of one phase: update, tell, validate, look at the heads, save."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from manyheads.data.stream import Step
+from manyheads.errors import TrainingError
+from manyheads.models.build import Model
+from manyheads.train.crew import Crew
+from manyheads.train.journal import Board, Journal
+from manyheads.train.report import Display, Speed
+from manyheads.train.state import Checkpoints, Skipped, Standing, tensors_of
+from manyheads.train.stopping import Stop
+from manyheads.train.telemetry import HeadWatcher, Probe
+from manyheads.train.update import Outcome, Updater
+from manyheads.train.validation import Validation
+
+__all__ = ["Habits", "Loop"]
+
+# So many steps in a row without a number for a loss end a run.
+MOST_SKIPPED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """What is done every so many steps; 0 means never."""
+
+    checkpoint_every: int = 0
+    keep_every: int = 0
+    validate_every: int = 0
+    telemetry_every: int = 0
+    log_every: int = 1
+
+    @staticmethod
+    def due(every: int, step: int) -> bool:
+        return every > 0 and step % every == 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Loop:
+    """One phase of a run, from where it stands to its last step.
+
+    `rate` sets the learning rates of a step and gives the one to report. `marked` are steps whose
+    checkpoints are kept for good: the end of the phase, and the last step at the full rate.
+    """
+
+    updater: Updater
+    rate: Callable[[int], float]
+    checkpoints: Checkpoints
+    metrics: Journal
+    telemetry: Journal
+    board: Board | None
+    display: Display
+    validation: Validation | None
+    probe: Probe | None
+    habits: Habits
+    marked: frozenset[int]
+    stop: Stop
+    crew: Crew
+    operations: float
+    peak: float
+
+    def run(self, steps: Iterator[Step], standing: Standing, end: int) -> Standing:
+        """Train up to step `end`, or until somebody asks to stop, and leave a checkpoint."""
+        speed = Speed()
+        speed.add(0)
+        self.updater.entrance.model.train()
+        while standing.step < end:
+            step = next(steps)
+            rate = self.rate(standing.step)
+            outcome = self.updater.run(step, standing.step, stop=self.stop.asked)
+            standing = _after(standing, step, outcome)
+            speed.add(step.tokens)
+            self._tell(standing, outcome, rate, speed)
+            self._check(standing)
+            self._look(standing.step, at_end=standing.step == end)
+            if outcome.stop or standing.step == end or self._saves(standing.step):
+                self.save(standing)
+            if outcome.stop:
+                break
+        self.checkpoints.wait()
+        if self.board is not None:
+            self.board.close()
+        return standing
+
+    def save(self, standing: Standing) -> None:
+        """A snapshot of everything, written while the work goes on."""
+        tensors, numbers = self._state()
+        kept = standing.step in self.marked or Habits.due(self.habits.keep_every, standing.step)
+        self.checkpoints.save(tensors, replace(standing, kept=kept, numbers=numbers))
+
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return tensors_of(self.updater.entrance.model, self.updater.optimiser)
+
+    def _saves(self, step: int) -> bool:
+        habits = self.habits
+        every = (habits.checkpoint_every, habits.keep_every)
+        return step in self.marked or any(Habits.due(each, step) for each in every)
+
+    def _tell(self, standing: Standing, outcome: Outcome, rate: float, speed: Speed) -> None:
+        share = 0.0
+        if self.peak:
+            share = speed.tokens * self.operations / (self.peak * self.crew.world)
+        self.display.step(standing.step, outcome.loss, speed, share)
+        if not outcome.sound:
+            self.display.say(f"no number at {standing.skipped[-1]}: nothing learnt from it")
+        if not outcome.sound or Habits.due(self.habits.log_every, standing.step):
+            line = {
+                "step": standing.step,
+                "tokens": standing.tokens,
+                "loss": outcome.loss,
+                "parts": dict(outcome.parts),
+                "rate": rate,
+                "norm": outcome.norm,
+                "tokens_per_second": round(speed.tokens, 1),
+            }
+            if share:
+                line["share_of_peak"] = round(share, 4)
+            if not outcome.sound:
+                line["skipped"] = list(outcome.broken)
+            self._write(line)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        self.metrics.write(line)
+        if self.board is not None:
+            self.board.write(line)
+
+    def _check(self, standing: Standing) -> None:
+        if standing.in_a_row < MOST_SKIPPED:
+            return
+        self.checkpoints.wait()
+        last = ", ".join(map(str, standing.skipped[-MOST_SKIPPED:]))
+        good = self.checkpoints.newest()
+        remedy = "lower the rate, or look at the data there"
+        if good is not None:
+            remedy += f", and go on with --from {good.name}, which is whole"
+        raise TrainingError(f"{MOST_SKIPPED} steps in a row gave no number: {last}", remedy)
+
+    def _look(self, step: int, *, at_end: bool) -> None:
+        """Validate and watch the heads where it is time to."""
+        entrance = self.updater.entrance
+        asked = Habits.due(self.habits.validate_every, step) or at_end
+        if self.validation is not None and asked:
+            found = self.validation.run(entrance)
+            self._write({"step": step, "validation": found})
+            said = ", ".join(
+                f"{name.replace('_', ' ')} {value:.4f}" for name, value in found.items()
+            )
+            self.display.say(f"step {step:,}, validation {said}")
+        if self.probe is not None and Habits.due(self.habits.telemetry_every, step):
+            probe, watcher = self.probe, HeadWatcher(self.probe)
+
+            def work(model: Model) -> None:
+                probe.run(model, watcher)
+
+            entrance.look(work)
+            for line in watcher.lines():
+                self.telemetry.write({"step": step, **line})
+
+
+def _after(standing: Standing, step: Step, outcome: Outcome) -> Standing:
+    """Where the run stands when a step is done, or skipped."""
+    moved = replace(
+        standing,
+        step=standing.step + 1,
+        tokens=standing.tokens + step.tokens,
+        place=asdict(step.after),
+    )
+    if outcome.sound:
+        return replace(moved, in_a_row=0)
+    skipped = Skipped(moved.step, outcome.broken)
+    return replace(moved, skipped=(*moved.skipped, skipped), in_a_row=moved.in_a_row + 1)

@@ -1,0 +1,65 @@
+"""What an objective makes of a batch: a sum over its targets, and what is added to it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyheads.data.batch import Batch
+
+__all__ = ["Loss", "Task"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Loss:
+    """The main loss and each addition to it, all summed over the targets.
+
+    So micro-batches and processes add up: the loss of a step is the sum of `whole` over all of
+    them, divided by the sum of `targets`. An addition that is no sum by nature, such as a penalty
+    on weights, comes multiplied by the number of targets, and each by its own weight.
+    """
+
+    total: Float[Tensor, ""]
+    targets: int
+    parts: Mapping[str, Float[Tensor, ""]] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> Float[Tensor, ""]:
+        """What training follows."""
+        whole = self.total
+        for part in self.parts.values():
+            whole = whole + part
+        return whole
+
+    def plus(self, parts: Mapping[str, Float[Tensor, ""]]) -> "Loss":
+        """With more additions, given as means over the targets."""
+        return replace(
+            self,
+            parts={**self.parts, **{name: self.targets * part for name, part in parts.items()}},
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Task:
+    """A batch as the model reads it, and what it is asked: `answers` at `places`.
+
+    Places are tokens, or sequences, or images, by the objective. It is made on the host, where its
+    shapes are known without waiting, and then moved.
+    """
+
+    batch: Batch
+    places: Int[Tensor, " m"]
+    answers: Int[Tensor, " m"]
+
+    @property
+    def targets(self) -> int:
+        return self.places.shape[0]
+
+    def to(self, device: torch.device | str) -> "Task":
+        return Task(
+            batch=self.batch.to(device),
+            places=self.places.to(device),
+            answers=self.answers.to(device),
+        )

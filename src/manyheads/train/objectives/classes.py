@@ -1,0 +1,111 @@
+"""Classes to be named: of texts, of tokens, of images."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from manyheads.data.batch import Batch
+from manyheads.errors import InputError
+from manyheads.models.readout import ClassHead, TokenHead
+from manyheads.models.text import TextModel
+from manyheads.models.vision import Vision
+from manyheads.ragged import Ragged
+from manyheads.taps import Watcher
+from manyheads.train.loss import Loss, Task
+from manyheads.train.objectives.objective import (
+    RoutedObjective,
+    check_readout,
+    check_smoothing,
+    texts_of,
+)
+
+__all__ = ["ImageClassification", "SequenceClassification", "TokenClassification"]
+
+# A label that asks nothing, as torch has it.
+UNLABELLED = -100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassObjective(RoutedObjective):
+    """A class is asked for where there is a label; labels below zero ask nothing."""
+
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_smoothing(self.label_smoothing)
+
+    def prepare(self, model: Any, batch: Batch, draw: torch.Generator) -> Task:
+        del draw
+        asked = self._asked(batch)
+        if batch.labels is None or batch.labels.shape[0] != asked:
+            given = "none" if batch.labels is None else batch.labels.shape[0]
+            raise InputError(
+                f"{type(self).__name__} got {given} labels for {asked}", "give one label each"
+            )
+        places = (batch.labels >= 0).nonzero().squeeze(1)
+        answers = batch.labels[places]
+        classes = model.config.readout.classes
+        if answers.numel() and int(answers.max()) >= classes:
+            raise InputError(
+                f"label {int(answers.max())} is outside classes={classes}",
+                f"use 0 to {classes - 1}, or {UNLABELLED} for none",
+            )
+        return Task(batch=batch, places=places, answers=answers)
+
+    @abstractmethod
+    def _asked(self, batch: Batch) -> int:
+        """How many labels there should be."""
+
+    def score(self, model: Any, task: Task, *, watch: Watcher | None = None) -> Loss:
+        output = model(self._read(task.batch), watch=watch)
+        logits = output.logits.values if isinstance(output.logits, Ragged) else output.logits
+        total = F.cross_entropy(
+            logits.index_select(0, task.places).float(),
+            task.answers,
+            label_smoothing=self.label_smoothing,
+            reduction="sum",
+        )
+        return self.summed(total, task, output.router)
+
+    def _read(self, batch: Batch) -> Any:
+        return batch.texts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceClassification(ClassObjective):
+    """The class of each text."""
+
+    def check(self, model: nn.Module) -> None:
+        check_readout(self, model, TextModel, ClassHead)
+
+    def _asked(self, batch: Batch) -> int:
+        return len(texts_of(self, batch))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenClassification(ClassObjective):
+    """The class of each token."""
+
+    def check(self, model: nn.Module) -> None:
+        check_readout(self, model, TextModel, TokenHead)
+
+    def _asked(self, batch: Batch) -> int:
+        return texts_of(self, batch).lengths.total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageClassification(ClassObjective):
+    """The class of each image."""
+
+    def check(self, model: nn.Module) -> None:
+        check_readout(self, model, Vision, ClassHead)
+
+    def _asked(self, batch: Batch) -> int:
+        return len(batch.images)
+
+    def _read(self, batch: Batch) -> Any:
+        return batch.images

@@ -1,0 +1,290 @@
+"""A whole run: checked, started or taken up again, phase after phase, saved as a model."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch.optim import Optimizer
+
+from manyheads.checkpoints.folder import Saved
+from manyheads.data.prefetch import prefetched
+from manyheads.data.stream import Position, Stream
+from manyheads.errors import ConfigError
+from manyheads.models.build import Model
+from manyheads.train.crew import Crew, crew
+from manyheads.train.entrance import Entrance, layers_of
+from manyheads.train.feeding import Data, Fed, without_place
+from manyheads.train.folders import RunFolder, check_same, check_space
+from manyheads.train.groups import set_rate
+from manyheads.train.journal import Board, Journal
+from manyheads.train.loop import Habits, Loop
+from manyheads.train.objectives import CausalLM, Contrastive, Objective
+from manyheads.train.phases import Phases
+from manyheads.train.regularisers import Regularised
+from manyheads.train.report import Display, operations, peak
+from manyheads.train.run import Run
+from manyheads.train.starting import check_fits, export, first_model, tokenizer_of
+from manyheads.train.state import Checkpoints, Standing, read_standing, restore
+from manyheads.train.stopping import Stop
+from manyheads.train.telemetry import SEQUENCES, Probe, make_probe
+from manyheads.train.tiling import raise_rotary
+from manyheads.train.update import Updater
+from manyheads.train.validation import Validation
+
+__all__ = ["Finished", "train"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """How a run ended: at its last step with a model saved, or earlier because it was asked to.
+
+    Of several processes one `tells`.
+    """
+
+    standing: Standing
+    saved: Saved | None
+    code: int = 0
+    tells: bool = True
+
+
+def train(run: Run, *, since: str = "", fresh: bool = False, shown: bool = True) -> Finished:
+    """Start a run, or go on with it where its newest checkpoint is.
+
+    `since` names another checkpoint to go on from, of this run or a path to one of another; `fresh`
+    begins anew. Whatever is in the way is set aside in the run's folder.
+    """
+    device = _device(run.run.device)
+    for data in run.data:
+        data.check()
+    with crew(run.run.distributed, device) as members, Stop() as stop:
+        return _Session(run, members, stop, shown and members.leads).run(since, fresh)
+
+
+def _device(asked: str) -> str:
+    found = asked
+    if asked == "auto":
+        found = "cuda" if torch.cuda.is_available() else "cpu"
+    if found.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"run.device is {asked!r} and torch finds no CUDA device", "use cpu")
+    return found
+
+
+class _Session:
+    """What the phases of a run share."""
+
+    def __init__(self, run: Run, crew: Crew, stop: Stop, shown: bool) -> None:
+        self.asked, self.crew, self.stop = run, crew, stop
+        self.objective = run.whole_objective
+        self.folder = RunFolder(run.run.folder)
+        self.checkpoints = Checkpoints(self.folder.checkpoints, crew, run.run.keep)
+        self.display = Display(run.ends[-1], shown)
+        self.metrics = Journal(self.folder.metrics, writes=crew.leads)
+        self.telemetry = Journal(self.folder.telemetry, writes=crew.leads)
+
+    def run(self, since: str, fresh: bool) -> Finished:
+        model = self._first_model()
+        self._check(model)
+        self.checkpoints.clean()
+        origin = self.folder.origin(since, self.checkpoints, fresh=fresh)
+        standing = self._standing(origin, since)
+        self._prepare(standing, fresh=fresh or bool(since))
+        ends = self.asked.ends
+        first = min(sum(end <= standing.step for end in ends), len(ends) - 1)
+        for index in range(first, len(ends)):
+            if index > first:
+                # What one phase ended with is what the next starts with.
+                model, origin = self._first_model(), self.checkpoints.newest()
+            entrance, standing = self._phase(index, model, origin, standing)
+            if standing.step < ends[index]:
+                code, tells = self.stop.code, self.crew.leads
+                return Finished(standing=standing, saved=None, code=code, tells=tells)
+        saved = export(entrance, self.folder.model)
+        self.crew.meet()
+        return Finished(standing=standing, saved=saved, tells=self.crew.leads)
+
+    def _first_model(self) -> Model:
+        return first_model(self.asked.model, self.asked.run.seed)
+
+    def _check(self, model: Model) -> None:
+        """All that can be known to be wrong before any work."""
+        asked = self.asked
+        for data in asked.data:
+            tokenizer = tokenizer_of(data, model)
+            check_fits(model, data, tokenizer)
+            _check_shares(data, self.crew.world)
+            # What an objective asks of a model may depend on its words.
+            model.tokenizer = tokenizer
+        attach(self.objective, model)
+        self.objective.check(model)
+        _check_layers(asked, model)
+        state = 3 * sum(each.numel() * each.element_size() for each in model.parameters())
+        check_space(self.folder.place, state * (asked.run.keep + 1 + len(asked.data)))
+
+    def _standing(self, origin: Path | None, since: str) -> Standing:
+        """Where the run stands; the weights themselves come with the phase."""
+        if origin is None:
+            return Standing(run=self.asked.tables)
+        standing = read_standing(origin)
+        if not since:
+            begun = sum(end <= standing.step for end in self.asked.ends) + 1
+            check_same(standing, self.asked.tables, begun)
+        return replace(standing, run=self.asked.tables)
+
+    def _prepare(self, standing: Standing, *, fresh: bool) -> None:
+        if self.crew.leads:
+            self.folder.place.mkdir(parents=True, exist_ok=True)
+        self.crew.meet()
+        step = standing.step
+        if fresh:
+            self.folder.set_aside(self.checkpoints, step if step else -1, self.crew)
+        for journal in (self.metrics, self.telemetry):
+            journal.back_to(step)
+        self.display.say(f"step {step:,} of {self.asked.ends[-1]:,}, in {self.folder.place}")
+
+    def _phase(
+        self, index: int, model: Model, origin: Path | None, standing: Standing
+    ) -> tuple[Entrance, Standing]:
+        """Set a phase up, put the state of the checkpoint into it, and train to its end."""
+        asked, data = self.asked, self.asked.data[index]
+        # Kept is what the last phase that changed it has left.
+        for phase in asked.phases.each[: index + 1]:
+            if phase.rotary != "kept":
+                raise_rotary(model, phase.rotary)
+        model.tokenizer = tokenizer_of(data, model)
+        fed = self._fed(data, model)
+        attach(self.objective, model)
+        entrance = Entrance(
+            model.to(self.crew.device),
+            self.crew,
+            distributed=asked.run.distributed,
+            half=asked.run.half,
+            recompute=asked.run.recompute,
+            # Vectors of texts are made without the readout.
+            partly=isinstance(asked.objective, Contrastive),
+        )
+        optimiser = asked.optimiser.build(model)
+        if origin is not None:
+            restore(origin, model, optimiser, self.crew)
+        stream = Stream(
+            fed.training,
+            batch_tokens=data.room,
+            micro_batches=data.micro_batches,
+            seed=asked.run.seed,
+        )
+        described = json.loads(json.dumps(asdict(without_place(data))))
+        place = Position(**standing.place) if standing.data == described else Position()
+        standing = replace(standing, data=described, place=asdict(place))
+        steps = prefetched(stream.steps(place, rank=self.crew.rank, world=self.crew.world))
+        loop = self._loop(index, entrance, optimiser, fed)
+        if origin is not None and origin.parent != self.folder.checkpoints:
+            # Killed before its first checkpoint, the run must not begin from nothing.
+            loop.save(standing)
+        return entrance, loop.run(steps, standing, asked.ends[index])
+
+    def _fed(self, data: Data, model: Model) -> Fed:
+        """The first process tokenises, then all open what it wrote."""
+        if self.crew.leads:
+            fed = data.feed(model.tokenizer, self.folder.data)
+        self.crew.meet()
+        return fed if self.crew.leads else data.feed(model.tokenizer, self.folder.data)
+
+    def _loop(self, index: int, entrance: Entrance, optimiser: Optimizer, fed: Fed) -> Loop:
+        asked, settings = self.asked, self.asked.run
+        score = self.objective.score
+
+        def rate(step: int) -> float:
+            share = asked.phases.at(step).share
+            set_rate(optimiser, share)
+            return asked.optimiser.rate * share
+
+        return Loop(
+            updater=Updater(
+                entrance=entrance,
+                optimiser=optimiser,
+                objective=self.objective,
+                score=torch.compile(score) if settings.compile else score,
+                crew=self.crew,
+                seed=settings.seed,
+                half=settings.half,
+                clip=settings.clip,
+            ),
+            rate=rate,
+            checkpoints=self.checkpoints,
+            metrics=self.metrics,
+            telemetry=self.telemetry,
+            board=Board(self.folder.board) if settings.tensorboard and self.crew.leads else None,
+            display=self.display,
+            validation=self._validation(asked.data[index], fed),
+            probe=self._probe(entrance.model, fed),
+            habits=Habits(
+                checkpoint_every=settings.checkpoint_every,
+                keep_every=settings.keep_every,
+                validate_every=settings.validate_every,
+                telemetry_every=settings.telemetry_every,
+                log_every=settings.log_every,
+            ),
+            marked=frozenset({asked.ends[index], *_plateau_end(asked.phases, index)}),
+            stop=self.stop,
+            crew=self.crew,
+            operations=operations(entrance.model, asked.data[index].length),
+            peak=peak(self.crew.device, half=settings.half),
+        )
+
+    def _validation(self, data: Data, fed: Fed) -> Validation | None:
+        if fed.validation is None:
+            return None
+        asks_all = isinstance(self.asked.objective, CausalLM)
+        return Validation(
+            stream=Stream(fed.validation, batch_tokens=data.room, shuffle=False),
+            objective=self.objective,
+            crew=self.crew,
+            seed=self.asked.run.seed,
+            half=self.asked.run.half,
+            bytes_a_token=fed.bytes_a_token if asks_all else 0.0,
+        )
+
+    def _probe(self, model: Model, fed: Fed) -> Probe | None:
+        if not self.asked.run.telemetry_every:
+            return None
+        pieces = fed.training if fed.validation is None else fed.validation
+        batch = pieces.batch(list(range(min(SEQUENCES, len(pieces)))))
+        return make_probe(model, batch, self.asked.run.seed)
+
+
+def attach(objective: Objective, model: Model) -> None:
+    """Give the model what regularisers train along with it."""
+    if isinstance(objective, Regularised):
+        objective.attach(model)
+
+
+def _check_shares(data: Data, world: int) -> None:
+    """Every process must have equally many micro-batches, since they wait for one another."""
+    for size in data.sizes:
+        count = size // data.room
+        if count % world:
+            raise ConfigError(
+                f"a batch of {count} micro-batches cannot be shared among {world} processes",
+                f"use a data.micro_batch that divides it by {world} or a multiple",
+            )
+
+
+def _check_layers(run: Run, model: Model) -> None:
+    chosen, count = run.run.recompute, len(layers_of(model))
+    wrong = [] if isinstance(chosen, str) else [each for each in chosen if not 0 <= each < count]
+    if wrong:
+        raise ConfigError(f"run.recompute names layer {wrong[0]}", f"use 0 to {count - 1}")
+    held_out = all(data.validation for data in run.data)
+    if run.run.validate_every and not held_out:
+        raise ConfigError(
+            f"run.validate_every={run.run.validate_every} and nothing is held out",
+            "add data.validation, files or a share",
+        )
+
+
+def _plateau_end(phases: Phases, index: int) -> set[int]:
+    """The step after the last one at the full rate, if the rate stays there for a while."""
+    phase, start = phases.each[index], phases.starts[index]
+    rates = [phase.schedule.share(step, phase.steps) for step in range(phase.steps)]
+    full = [step for step, rate in enumerate(rates) if rate == max(rates)]
+    return {start + full[-1] + 1} if len(full) > 1 else set()

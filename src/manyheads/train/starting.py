@@ -1,0 +1,86 @@
+"""The model that a run starts with, and the one that it leaves."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from manyheads.checkpoints.companions import TOKENIZER, read_tokenizer
+from manyheads.checkpoints.folder import Saved, load, save
+from manyheads.errors import ConfigError, InputError
+from manyheads.models.build import Model, build
+from manyheads.models.recipes import ModelConfig
+from manyheads.models.vision import VisionConfig
+from manyheads.parts.positions import Learned
+from manyheads.train.entrance import Entrance
+from manyheads.train.feeding import Data
+from manyheads.train.run import Start
+from manyheads.train.tiling import tile
+
+__all__ = ["check_fits", "export", "first_model", "tokenizer_of"]
+
+
+def first_model(start: Start, seed: int) -> Model:
+    """Fresh weights by seed, a folder's, or a smaller model's laid out over a larger one."""
+    config = start.described()
+    if config is None:
+        return load(start.folder)
+    if not start.tile:
+        return build(config, seed=seed)
+    grown: Model = tile(load(start.tile), config, seed=seed)
+    return grown
+
+
+def tokenizer_of(data: Data, model: Model) -> Any:
+    """The tokenizer that a data section names, or the model's own."""
+    if not data.tokenizer:
+        return model.tokenizer
+    file = Path(data.tokenizer)
+    file = file / TOKENIZER if file.is_dir() else file
+    if not file.is_file():
+        raise InputError(f"data.tokenizer: there is no {file}", "name a tokenizer.json")
+    return read_tokenizer({TOKENIZER: file.read_bytes()}, file.parent)
+
+
+def check_fits(model: Model, data: Data, tokenizer: Any) -> None:
+    """Refuse data that the model has no words or no places for."""
+    if isinstance(model.config, VisionConfig):
+        return
+    if tokenizer is None:
+        raise ConfigError("data.tokenizer is not given and the model has none", "name one")
+    embedding = model.config.embedding
+    words = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    if words > embedding.vocabulary:
+        raise ConfigError(
+            f"the tokenizer has {words} tokens and the model a vocabulary of "
+            f"{embedding.vocabulary}",
+            f"set model.change.vocabulary={words}, or use the model's own tokenizer",
+        )
+    if isinstance(embedding.position, Learned) and data.length > embedding.position.longest:
+        raise ConfigError(
+            f"data.length={data.length} and the model has {embedding.position.longest} positions",
+            f"use {embedding.position.longest} or less",
+        )
+
+
+def _dressed(config: ModelConfig, weights: Mapping[str, Tensor], like: Model) -> Model:
+    """A model with these weights and all else that came with another."""
+    fresh = build(config, device="meta")
+    # Gates that a regulariser trained along are no part of the model.
+    own = {name: weights[name] for name in fresh.state_dict()}
+    fresh.load_state_dict(own, assign=True)
+    for name in ("described", "tokenizer", "sentence", "generation", "side_files", "unread"):
+        setattr(fresh, name, getattr(like, name))
+    return fresh
+
+
+def export(entrance: Entrance, folder: Path) -> Saved | None:
+    """Save the model as others read it; the first process does, and all help to gather it."""
+    weights = entrance.gathered()
+    if not entrance.crew.leads:
+        return None
+    config = cast(ModelConfig, entrance.model.config)
+    with torch.no_grad():
+        return save(_dressed(config, weights, entrance.model), folder)

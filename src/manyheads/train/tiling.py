@@ -1,0 +1,283 @@
+"""A larger model from a smaller one, and a longer reach for rotary positions.
+
+Tiling as for ModernBERT-large (arXiv 2412.13663): each tensor of the small model lies in the centre
+of the large one, and what is left is filled by going round it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor, nn
+
+from manyheads.attention import Attention, AttentionConfig
+from manyheads.errors import ConfigError
+from manyheads.models.build import Model, build
+from manyheads.models.embedding import TokenEmbedding
+from manyheads.models.layer import Layer, LayerConfig
+from manyheads.models.readout import LanguageHead, ReadoutLayer
+from manyheads.models.recipes import ModelConfig
+from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from manyheads.models.stack import Stack, StackConfig
+from manyheads.models.text import TextModel
+from manyheads.parts.experts import MixtureOfExperts
+from manyheads.parts.feedforward import FeedForward
+from manyheads.parts.positions import Rotary
+
+__all__ = ["raise_rotary", "source_layers", "tile", "tiled", "with_rotary"]
+
+Config = TypeVar("Config", bound=ModelConfig)
+
+
+def tiled(x: Shaped[Tensor, "..."], shape: Sequence[int]) -> Shaped[Tensor, "..."]:
+    """The tensor in the centre of a larger one, repeated around itself.
+
+    >>> tiled(torch.tensor([1, 2, 3]), [7]).tolist()
+    [2, 3, 1, 2, 3, 1, 2]
+    """
+    for axis, size in enumerate(shape):
+        x = x.index_select(axis, _round_about(x.shape[axis], size).to(x.device))
+    return x
+
+
+def _round_about(small: int, large: int) -> Int[Tensor, " large"]:
+    return (torch.arange(large) - (large - small) // 2) % small
+
+
+def source_layers(small: StackConfig, large: StackConfig) -> tuple[int, ...]:
+    """For each layer of the large stack, the layer of the small one that it starts from.
+
+    It is the nearest to the same depth, `round(i * small / large)`, of those that see as far: a
+    local layer starts from a local one and a global from a global one.
+    """
+    sources = []
+    for index, layer in enumerate(large.layers):
+        depth = index * len(small.layers) / len(large.layers)
+        fitting = [at for at, each in enumerate(small.layers) if _kind(each) == _kind(layer)]
+        if not fitting:
+            raise ConfigError(
+                f"layer {index} has no layer of its kind to start from",
+                "keep sublayers, and local and global layers, as in the small model",
+            )
+        sources.append(min(fitting, key=lambda at: (abs(at - depth), at != round(depth))))
+    return tuple(sources)
+
+
+def _kind(layer: LayerConfig) -> tuple[object, ...]:
+    reaches = []
+    for branch in (layer.attention, layer.cross):
+        reach = None if branch is None else branch.inner.mask.reach
+        ends = () if reach is None else (reach.before, reach.after)
+        reaches.append(tuple(end == float("inf") for end in ends))
+    feeds = None if layer.feedforward is None else type(layer.feedforward.inner)
+    return (*reaches, feeds)
+
+
+@torch.no_grad()
+def tile(small: Model, config: ModelConfig, *, seed: int | None = None) -> Any:
+    """A model of the larger `config` that starts from the weights of the small one.
+
+    What the small model has no counterpart of, such as a norm more, starts fresh from `seed`.
+    """
+    if type(small.config) is not type(config) or not isinstance(small, TextModel | Seq2Seq):
+        raise ConfigError(
+            f"a {type(small.config).__name__} does not grow into a {type(config).__name__}",
+            "tile encoders, decoders and encoder-decoders of text into their own kind",
+        )
+    weight = small.embedding.tokens.weight
+    large: Any = build(cast(Any, config), seed=seed, device=str(weight.device), dtype=weight.dtype)
+    for name, module in small.named_children():
+        counterpart = getattr(large, name, None)
+        if isinstance(module, Stack):
+            _grow_stack(module, cast(Stack, counterpart))
+        elif counterpart is not None:
+            _grow(module, counterpart)
+    large.tokenizer, large.sentence = small.tokenizer, small.sentence
+    return large
+
+
+def _grow_stack(small: Stack, large: Stack) -> None:
+    for index, source in enumerate(source_layers(small.config, large.config)):
+        one, other = small.layers[source], large.layers[index]
+        assert isinstance(one, Layer)
+        assert isinstance(other, Layer)
+        for name, module in other.named_children():
+            counterpart = getattr(one, name, None)
+            if counterpart is not None:
+                _grow(counterpart, module)
+    _grow(small.final_norm, large.final_norm)
+
+
+def _grow(small: nn.Module, large: nn.Module) -> None:
+    """Fill the large module from the small one, joined matrices each on its own."""
+    match small, large:
+        case Attention(), Attention():
+            _grow_attention(small, large)
+        case FeedForward(), FeedForward():
+            _grow_feedforward(small, large)
+        case MixtureOfExperts(), MixtureOfExperts():
+            _grow_experts(small, large)
+        case TokenEmbedding(), TokenEmbedding():
+            _check_tables(small, large)
+            _grow_each(small, large)
+        case ReadoutLayer(), ReadoutLayer() if _outputs(small) != _outputs(large):
+            # Other classes are another question: only how it is read can be kept.
+            _grow_each(small.transform, large.transform)
+        case _:
+            _grow_each(small, large)
+
+
+def _outputs(readout: ReadoutLayer) -> int | None:
+    config = readout.config
+    return None if isinstance(config, LanguageHead) else config.classes
+
+
+def _grow_each(small: nn.Module, large: nn.Module) -> None:
+    sources = dict(small.named_parameters())
+    for name, parameter in large.named_parameters():
+        if name in sources:
+            _put(parameter, sources[name])
+
+
+def _put(target: Tensor, source: Tensor) -> None:
+    target.copy_(tiled(source, target.shape))
+
+
+def _grow_attention(small: Attention, large: Attention) -> None:
+    _check_heads(small.config, large.config)
+    for kind in ("weight", "bias"):
+        ours, theirs = _rows(small, kind), _rows(large, kind)
+        for name in theirs.keys() & ours.keys():
+            one = ours[name].unflatten(0, _shape(small.config, name, len(ours[name])))
+            shape = _shape(large.config, name, len(theirs[name]))
+            grown = tiled(one, (*shape, *theirs[name].shape[1:]))
+            theirs[name].copy_(grown.flatten(0, len(shape) - 1))
+    columns = _shape(small.config, "query", small.output.in_features)
+    wanted = _shape(large.config, "query", large.output.in_features)
+    grown = tiled(small.output.weight.unflatten(1, columns), (large.config.width, *wanted))
+    large.output.weight.copy_(grown.flatten(1))
+    if small.output.bias is not None and large.output.bias is not None:
+        _put(large.output.bias, small.output.bias)
+    for name in ("query_norm", "key_norm", "table"):
+        one, other = getattr(small, name), getattr(large, name)
+        if one is not None and other is not None:
+            _grow_each(one, other)
+    for name in ("sink", "head_scale"):
+        one, other = getattr(small, name), getattr(large, name)
+        if one is not None and other is not None:
+            _put(other, one)
+
+
+def _rows(attention: Attention, kind: Literal["weight", "bias"]) -> dict[str, Tensor]:
+    """The parts of the input projections by name, as views."""
+    found: dict[str, Tensor] = {}
+    for linear, rows in (
+        (attention.project, attention.our_rows),
+        (attention.project_memory, attention.memory_rows),
+    ):
+        joined = None if linear is None else getattr(linear, kind)
+        if joined is not None:
+            found |= dict(zip(rows, joined.split(list(rows.values())), strict=True))
+    return found
+
+
+def _shape(config: AttentionConfig, name: str, rows: int) -> tuple[int, ...]:
+    """Rows as key heads, query heads to each, channels: so that heads stay whole."""
+    groups = config.key_heads
+    if name in ("query", "gate_query", "gate_output"):
+        each = config.heads // groups
+        if rows % (groups * each) == 0:
+            return groups, each, rows // (groups * each)
+    return (groups, rows // groups) if rows % groups == 0 else (rows,)
+
+
+def _grow_feedforward(small: FeedForward, large: FeedForward) -> None:
+    parts = 2 if large.gated else 1
+    for one, other in zip(small.expand.parameters(), large.expand.parameters(), strict=True):
+        for source, target in zip(one.chunk(parts), other.chunk(parts), strict=True):
+            _put(target, source)
+    _grow_each(small.contract, large.contract)
+
+
+def _grow_experts(small: MixtureOfExperts, large: MixtureOfExperts) -> None:
+    for source, target in zip(small.expand.chunk(2, -1), large.expand.chunk(2, -1), strict=True):
+        _put(target, source)
+    _put(large.contract, small.contract)
+    _put(large.router.weight, small.router.weight)
+    if small.shared is not None and large.shared is not None:
+        _grow_feedforward(small.shared, large.shared)
+    if small.shared_gate is not None and large.shared_gate is not None:
+        _grow_each(small.shared_gate, large.shared_gate)
+
+
+def _check_heads(small: AttentionConfig, large: AttentionConfig) -> None:
+    if isinstance(large.position, Rotary) and small.size != large.size:
+        raise ConfigError(
+            f"heads of {small.size} channels turn at other rates than heads of {large.size}",
+            f"keep heads of {small.size}, and have more of them",
+        )
+
+
+def _check_tables(small: TokenEmbedding, large: TokenEmbedding) -> None:
+    """Words, positions and types are known by their number and cannot move to the centre."""
+    for name in ("tokens", "positions", "types"):
+        one, other = getattr(small, name), getattr(large, name)
+        if one is not None and other is not None and len(one.weight) != len(other.weight):
+            raise ConfigError(
+                f"a table of {len(one.weight)} {name} is no part of one of {len(other.weight)}",
+                f"use {len(one.weight)} {name}, as in the small model",
+            )
+
+
+def with_rotary(config: Config, theta: float) -> Config:
+    """The config with another rotary base in the layers that see the whole text.
+
+    A layer that sees a window needs no longer reach, and keeps its own.
+    """
+    if theta <= 1:
+        raise ConfigError(f"theta={theta:g} turns nothing", "use a base above 1")
+    names = ("encoder", "decoder") if isinstance(config, Seq2SeqConfig) else ("stack",)
+    stacks: dict[str, Any] = {name: getattr(config, name) for name in names}
+    if not any(_turns(layer) for stack in stacks.values() for layer in stack.layers):
+        raise ConfigError("no layer with rotary positions sees the whole text", "leave theta out")
+    changes: dict[str, Any] = {name: _turned(stack, theta) for name, stack in stacks.items()}
+    return replace(config, **changes)
+
+
+def _turns(layer: LayerConfig) -> bool:
+    if layer.attention is None or not isinstance(layer.attention.inner.position, Rotary):
+        return False
+    return layer.attention.inner.mask.reach.before == float("inf")
+
+
+def _turned(stack: StackConfig, theta: float) -> StackConfig:
+    layers = []
+    for layer in stack.layers:
+        if _turns(layer):
+            assert layer.attention is not None
+            inner = layer.attention.inner
+            assert isinstance(inner.position, Rotary)
+            inner = replace(inner, position=replace(inner.position, theta=theta))
+            layer = replace(layer, attention=replace(layer.attention, inner=inner))
+        layers.append(layer)
+    return replace(stack, layers=tuple(layers))
+
+
+def raise_rotary(model: Model, theta: float) -> None:
+    """Give a living model another rotary base, as `with_rotary` gives it to a config.
+
+    Its parameters stay the same objects, so that optimisers and wrappers need not know.
+    """
+    fresh = build(with_rotary(cast(Any, model.config), theta), device="meta")
+    # What was registered beside the model's own modules has no counterpart.
+    counterparts = dict(fresh.named_modules())
+    for name, module in model.named_modules():
+        counterpart = counterparts.get(name)
+        if isinstance(module, Attention | Layer | Stack) or module is model:
+            assert counterpart is not None, f"{name} is no part of its own config"
+            module.config = counterpart.config
+        if isinstance(module, Stack):
+            assert isinstance(counterpart, Stack)
+            module.place_owner = counterpart.place_owner

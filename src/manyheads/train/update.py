@@ -1,0 +1,143 @@
+"""One update of the weights from the micro-batches of a step, or a reason to make none."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from manyheads.data.order import mixed
+from manyheads.data.stream import Step
+from manyheads.models.build import Model
+from manyheads.train.crew import Crew
+from manyheads.train.entrance import Entrance
+from manyheads.train.loss import Loss, Task
+from manyheads.train.objectives import Objective
+
+__all__ = ["Outcome", "Updater", "seeded"]
+
+Score = Callable[[Any, Task], Loss]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a step came to: losses a target, the gradient's norm before clipping.
+
+    `broken` are the micro-batches whose loss is no number. `stop` is set where any process was
+    asked to end.
+    """
+
+    loss: float
+    parts: Mapping[str, float]
+    norm: float
+    targets: int
+    broken: tuple[int, ...]
+    stop: bool
+
+    @property
+    def sound(self) -> bool:
+        return not self.broken and math.isfinite(self.norm)
+
+
+def seeded(seed: int, step: int, place: int) -> torch.Generator:
+    """The random numbers of one micro-batch, dropout's too: the same whoever computes it when.
+
+    So there is no random state to save, and none to share out anew among other processes.
+    """
+    number = mixed(mixed(mixed(seed) + step) + place) >> 1
+    torch.manual_seed(number)
+    return torch.Generator().manual_seed(number)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Updater:
+    """Gradients of all micro-batches, over all processes, divided by all targets.
+
+    `score` is the objective's, perhaps compiled.
+    """
+
+    entrance: Entrance
+    optimiser: Optimizer
+    objective: Objective
+    score: Score
+    crew: Crew
+    seed: int
+    half: bool
+    clip: float
+
+    def run(self, step: Step, number: int, *, stop: bool = False) -> Outcome:
+        """Follow the gradient of a step, which is `number` of the run."""
+        losses = [self._one(step, number, index) for index in range(len(step.batches))]
+        outcome = self._outcome(step, losses, stop)
+        if outcome.sound:
+            self._follow(outcome)
+        self.optimiser.zero_grad(set_to_none=True)
+        return outcome
+
+    def _one(self, step: Step, number: int, index: int) -> Loss:
+        """Add one micro-batch's gradients to those before."""
+        generator = seeded(self.seed, number, step.places[index])
+        last = index == len(step.batches) - 1
+        asked = self.objective.prepare(self.entrance.model, step.batches[index], generator)
+        task = asked.to(self.crew.device)
+
+        def work(model: Model) -> tuple[Tensor, Loss]:
+            loss = self.score(model, task)
+            parts = {name: part.detach() for name, part in loss.parts.items()}
+            told = Loss(total=loss.total.detach(), targets=loss.targets, parts=parts)
+            # Sharding puts a hook on it, which a view could lose.
+            return loss.whole.clone(), told
+
+        with self.entrance.holding(last=last):
+            with torch.autocast(self.crew.device.type, torch.bfloat16, enabled=self.half):
+                whole, loss = self.entrance.train(work)
+            whole.backward()
+        return cast(Loss, loss)
+
+    def _outcome(self, step: Step, losses: list[Loss], stop: bool) -> Outcome:
+        """All that the host must know, fetched at once: the only time it waits for the device."""
+        names = sorted(losses[0].parts)
+        count = len(step.places) * self.crew.world
+        told = torch.zeros(count + 2 + len(names), dtype=torch.float64, device=self.crew.device)
+        for place, loss in zip(step.places, losses, strict=True):
+            told[place] = loss.total
+        told[count] = sum(loss.targets for loss in losses)
+        told[count + 1] = float(stop)
+        for index, name in enumerate(names):
+            told[count + 2 + index] = sum(loss.parts[name].double() for loss in losses)
+        norm = self._norm().to(told)
+        *numbers, raw = torch.cat((self.crew.sum(told), norm[None])).tolist()
+        totals, targets = numbers[:count], max(numbers[count], 1.0)
+        return Outcome(
+            loss=sum(totals) / targets,
+            parts={name: numbers[count + 2 + i] / targets for i, name in enumerate(names)},
+            norm=raw * self.entrance.gradient_share / targets,
+            targets=int(numbers[count]),
+            broken=tuple(place for place, total in enumerate(totals) if not math.isfinite(total)),
+            stop=numbers[count + 1] > 0,
+        )
+
+    def _norm(self) -> Tensor:
+        norm = nn.utils.get_total_norm(self._gradients())
+        # Sharded, each process knows its part of it.
+        whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return whole
+
+    def _follow(self, outcome: Outcome) -> None:
+        scale = self.entrance.gradient_share / max(outcome.targets, 1)
+        if self.clip:
+            scale *= min(1.0, self.clip / (outcome.norm + 1e-6))
+        torch._foreach_mul_(self._gradients(), scale)
+        self.optimiser.step()
+
+    def _gradients(self) -> list[Tensor]:
+        """Of the weights that the optimiser changes."""
+        return [
+            parameter.grad
+            for group in self.optimiser.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]

@@ -1,0 +1,68 @@
+"""How well a model does on texts that it does not train on."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from manyheads.data.stream import Stream
+from manyheads.models.build import Model
+from manyheads.train.crew import Crew
+from manyheads.train.entrance import Entrance
+from manyheads.train.loss import Loss
+from manyheads.train.objectives import Objective
+from manyheads.train.update import seeded
+
+__all__ = ["Validation"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Validation:
+    """One epoch of held-out batches; what is masked in them is the same each time.
+
+    `bytes_a_token` gives bits a byte, where every token is asked for; 0 where that says nothing.
+    """
+
+    stream: Stream
+    objective: Objective
+    crew: Crew
+    seed: int
+    half: bool
+    bytes_a_token: float = 0.0
+
+    def run(self, entrance: Entrance) -> dict[str, float]:
+        """Loss a target in nats, perplexity, bits a byte."""
+        model = entrance.model
+        training = model.training
+        model.eval()
+        epoch = list(self.stream.epoch(0))
+        sums = torch.zeros(2, dtype=torch.float64, device=self.crew.device)
+        # Sharded weights are gathered by all at once, so all take equally many turns.
+        for turn in range(0, len(epoch), self.crew.world):
+            place = turn + self.crew.rank
+            loss = self._loss(entrance, epoch, min(place, len(epoch) - 1))
+            if place < len(epoch):
+                sums += torch.stack((loss.total.double(), sums.new_tensor(float(loss.targets))))
+        model.train(training)
+        total, targets = self.crew.sum(sums).tolist()
+        loss_a_target = total / max(targets, 1.0)
+        found = {"loss": loss_a_target, "perplexity": _exp(loss_a_target)}
+        if self.bytes_a_token:
+            found["bits_a_byte"] = loss_a_target / math.log(2) / self.bytes_a_token
+        return found
+
+    def _loss(self, entrance: Entrance, epoch: list[Sequence[int]], place: int) -> Loss:
+        batch = self.stream.pieces.batch(epoch[place])
+        asked = self.objective.prepare(entrance.model, batch, seeded(self.seed, 0, place))
+        task = asked.to(self.crew.device)
+
+        def work(model: Model) -> Loss:
+            return self.objective.score(model, task)
+
+        with torch.autocast(self.crew.device.type, torch.bfloat16, enabled=self.half):
+            return entrance.look(work)
+
+
+def _exp(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf

@@ -1,0 +1,79 @@
+"""manyheads train as a person at a terminal meets it."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyheads.cli.main import main
+from manyheads.train.update import Updater
+from tests.train.tiny import write_corpus
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path, documents=40)
+    (tmp_path / "run.toml").write_text("""
+[model]
+size = "gpt2"
+change = { layers = 1, width = 16, heads = 2, vocabulary = 300, positions = 16, dropout = 0.0 }
+
+[data]
+train = "corpus.txt"
+separator = '''
+
+'''
+tokenizer = "tokenizer.json"
+length = 16
+batch = 64
+
+[objective]
+kind = "CausalLM"
+
+[run]
+folder = "out"
+steps = 4
+device = "cpu"
+""")
+    return tmp_path / "run.toml"
+
+
+def test_a_file_is_trained_and_the_model_named(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "run.toml", "--set", "run.steps=3", "run.seed=1"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("3 steps, 1")
+    assert said.out.endswith("saved to out/model as gpt2, as transformers reads it\n")
+    assert "step 0 of 3, in out" in said.err
+    assert main(["train", "run.toml", "--set", "run.seed=1"]) == 0
+    assert "step 3 of 4, in out" in capsys.readouterr().err
+    assert main(["train", str(run_file), "--fresh", "--set", "run.steps=1"]) == 0
+    assert main(["train", "run.toml", "--from", "step-1"]) == 0
+
+
+def test_stopped_it_says_how_to_go_on(
+    run_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = Updater.run
+
+    def interrupted(self: Updater, step: Any, number: int, **more: Any) -> Any:
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(self, step, number, **more)
+
+    monkeypatch.setattr(Updater, "run", interrupted)
+    assert main(["train", run_file.name]) == 143
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("stopped at step ")
+    assert said.endswith(", which is saved; go on with: manyheads train run.toml")
+
+
+@pytest.mark.usefixtures("run_file")
+def test_a_mistake_is_one_line_with_its_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "run.toml", "--set", "run.stesp=3"]) == 2
+    assert capsys.readouterr().err == ("error: run.toml: run.stesp is unknown: write run.steps.\n")
+    assert not Path("out").exists()

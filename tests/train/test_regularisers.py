@@ -1,0 +1,205 @@
+"""What is added to the loss for heads: against definitions by hand, and that it works."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from manyheads.data.batch import Batch
+from manyheads.errors import ConfigError
+from manyheads.models.build import build
+from manyheads.taps import Record, Site, Sublayer, Tap
+from manyheads.train.objectives import CausalLM, Seq2SeqLM
+from manyheads.train.optimisers import AdamW
+from manyheads.train.regularisers import (
+    HeadDiversity,
+    HeadGates,
+    L0Gates,
+    L1Scales,
+    Regularised,
+    Together,
+)
+from tests.messages import refuses
+from tests.models.zoo import DECODERS, HEADS, SEQ2SEQS, ids, values
+
+BATCH = Batch(texts=ids())
+NOBODY = torch.Generator()
+
+
+def fresh(name: str = "llama") -> Any:
+    return build(DECODERS[name], seed=0)
+
+
+def pairs_by_hand(x: torch.Tensor) -> torch.Tensor:
+    """For heads first, tokens next."""
+    found = [
+        (x[one] * x[other]).sum(-1)
+        for one in range(HEADS)
+        for other in range(HEADS)
+        if one != other
+    ]
+    return torch.stack(found).mean(0)
+
+
+@pytest.mark.parametrize("of", ["outputs", "patterns"])
+def test_diversity_is_the_mean_product_of_two_heads(of: Any) -> None:
+    model = fresh()
+    objective = Regularised(objective=CausalLM(), regularisers=(HeadDiversity(weight=0.5, of=of),))
+    loss = objective.loss(model, BATCH, NOBODY)
+    tap = Tap.HEAD_OUTPUT if of == "outputs" else Tap.PATTERN
+    record = Record([Site(layer, tap) for layer in range(2)])
+    model(BATCH.texts, watch=record)
+    layers = []
+    for site in record.sites:
+        seen = record[site]
+        if of == "outputs":
+            layers.append(pairs_by_hand(F.normalize(seen.values, dim=-1).transpose(0, 1)).mean())
+        else:
+            layers.append(torch.cat([pairs_by_hand(each) for each in seen.each]).mean())
+    expected = 0.5 * torch.stack(layers).mean() * loss.targets
+    torch.testing.assert_close(loss.parts[f"head {of}"], expected)
+    plain = CausalLM().loss(model, BATCH, NOBODY)
+    torch.testing.assert_close(loss.total, plain.total)
+
+
+def test_following_diversity_makes_heads_differ() -> None:
+    model = fresh()
+    objective = Regularised(objective=CausalLM(), regularisers=(HeadDiversity(weight=1.0),))
+    optimiser = AdamW(rate=0.01).build(model)
+    costs = []
+    for _ in range(8):
+        cost = objective.loss(model, BATCH, NOBODY).parts["head outputs"]
+        cost.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        costs.append(cost.item())
+    assert costs[-1] < costs[0]
+
+
+def test_l1_is_the_sum_of_all_scales() -> None:
+    model = fresh("sinks")
+    with torch.no_grad():
+        model.stack.layers[0].attention.head_scale.copy_(torch.tensor([1.0, -2.0, 0.0, 0.5]))
+    loss = Regularised(objective=CausalLM(), regularisers=(L1Scales(weight=0.1),)).loss(
+        model, BATCH, NOBODY
+    )
+    torch.testing.assert_close(
+        loss.parts["head scales"], torch.tensor(0.1 * (3.5 + HEADS) * loss.targets)
+    )
+
+
+def test_gates_follow_the_published_formulas() -> None:
+    model = fresh()
+    gates = HeadGates(model)
+    site = Site(1, Tap.HEAD_OUTPUT)
+    with torch.no_grad():
+        gates.openness[1].copy_(torch.tensor([-9.0, -1.0, 0.5, 9.0]))
+    torch.manual_seed(3)
+    chance = torch.rand(HEADS).clamp(1e-6, 1 - 1e-6)
+    torch.manual_seed(3)
+    drawn = gates.values(site)
+    soft = torch.sigmoid((chance.logit() + gates.openness[1]) / 0.33)
+    torch.testing.assert_close(drawn, (1.2 * soft - 0.1).clamp(0, 1))
+    gates.eval()
+    still = (1.2 * torch.sigmoid(gates.openness[1]) - 0.1).clamp(0, 1)
+    torch.testing.assert_close(gates.values(site), still)
+    torch.testing.assert_close(gates.settled()[site], still.detach())
+    each = torch.cat(list(gates.openness))
+    expected = torch.sigmoid(each - 0.33 * math.log(0.1 / 1.1)).sum()
+    torch.testing.assert_close(gates.expected_open(), expected)
+
+
+def test_a_gate_is_open_as_often_as_its_cost_says() -> None:
+    gates = HeadGates(fresh(), start=0.7)
+    torch.manual_seed(0)
+    draws = torch.stack([gates.values(Site(0, Tap.HEAD_OUTPUT)) for _ in range(2000)])
+    assert (draws > 0).float().mean().item() == pytest.approx(0.7, abs=0.02)
+    assert gates.expected_open().item() == pytest.approx(0.7 * 2 * HEADS)
+
+
+def test_a_closed_gate_takes_its_head_out() -> None:
+    model, ablated = fresh(), fresh()
+    gates = HeadGates(model).eval()
+    with torch.no_grad():
+        for layer, openness in enumerate(gates.openness):
+            openness.fill_(9.0)
+            openness[layer] = -9.0
+            size = ablated.stack.layers[layer].attention.config.size
+            columns = slice(layer * size, (layer + 1) * size)
+            ablated.stack.layers[layer].attention.output.weight[:, columns] = 0
+        found = values(model(BATCH.texts, watch=gates).hidden)
+        torch.testing.assert_close(found, values(ablated(BATCH.texts).hidden))
+
+
+def test_gates_train_with_the_model_and_close_under_their_cost() -> None:
+    model = fresh().train()
+    objective = Regularised(objective=CausalLM(), regularisers=(L0Gates(weight=1.0),))
+    with refuses(ConfigError, "the model has no gates for its heads: call attach(model) first."):
+        objective.check(model)
+    objective.attach(model)
+    objective.attach(model)
+    optimiser = AdamW(rate=0.3).build(model)
+    (group,) = [
+        group
+        for group in optimiser.param_groups
+        if any(each is model.head_gates.openness[0] for each in group["params"])
+    ]
+    assert group["weight_decay"] == 0
+    before = model.head_gates.expected_open().item()
+    torch.manual_seed(0)
+    for _ in range(5):
+        loss = objective.loss(model, BATCH, NOBODY)
+        loss.whole.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+    assert loss.parts["open heads"].item() / loss.targets < before
+    assert model.head_gates.expected_open().item() < 0.8 * before
+
+
+def test_gates_of_an_encoder_decoder_reach_both_stacks_and_cross_attention() -> None:
+    model = build(SEQ2SEQS["2017"], seed=0)
+    sites = {site for site, _, _ in HeadGates(model).sites}
+    assert len(sites) == 6
+    assert Site(1, Tap.HEAD_OUTPUT, Sublayer.CROSS, "decoder") in sites
+    objective = Regularised(
+        objective=Seq2SeqLM(start=0), regularisers=(L0Gates(weight=1.0), HeadDiversity(weight=1.0))
+    )
+    objective.attach(model)
+    loss = objective.loss(model, Batch(texts=ids((4, 2)), others=ids((3, 1))), NOBODY)
+    loss.whole.backward()
+    assert all(each.grad.abs().sum() > 0 for each in model.head_gates.openness)
+
+
+def test_watchers_together_see_what_those_before_have_left() -> None:
+    model = fresh()
+    gates, record = HeadGates(model).eval(), Record([Site(0, Tap.HEAD_OUTPUT)])
+    with torch.no_grad():
+        gates.openness[0].fill_(-9.0)
+        model(BATCH.texts, watch=Together([gates, record]))
+    assert (record[Site(0, Tap.HEAD_OUTPUT)].values == 0).all()
+
+
+def test_the_users_watcher_still_watches() -> None:
+    model, record = fresh(), Record([Site(0, Tap.QUERY)])
+    objective = Regularised(objective=CausalLM(), regularisers=(HeadDiversity(weight=1.0),))
+    objective.loss(model, BATCH, NOBODY, watch=record)
+    assert Site(0, Tap.QUERY) in record
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with refuses(ConfigError, "weight=-1 rewards what it should cost: use 0 or more."):
+        L1Scales(weight=-1.0)
+    with refuses(
+        ConfigError,
+        'no head of this model has a scale: set head_scale="learned" in AttentionConfig.',
+    ):
+        Regularised(objective=CausalLM(), regularisers=(L1Scales(weight=1.0),)).check(fresh())
+    with refuses(ConfigError, "start=1 is no likelihood of a gate: use a number between 0 and 1."):
+        L0Gates(weight=1.0, start=1.0)
+    with refuses(ConfigError, "2 regularisers work on head outputs: keep one."):
+        Regularised(
+            objective=CausalLM(),
+            regularisers=(HeadDiversity(weight=1.0), HeadDiversity(weight=2.0)),
+        )

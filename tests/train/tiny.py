@@ -1,0 +1,59 @@
+"""A corpus of a few words, its tokenizer, and a run small enough for a test."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+from manyheads.data.texts import TextFiles
+from manyheads.data.tokenizer import train_tokenizer
+from manyheads.train.run import Run, run_of
+
+SENTENCE = "the cat sat on a mat while one dog ran over some hill and sun was low"
+
+
+def write_corpus(folder: Path, *, documents: int = 200, seed: int = 0) -> None:
+    """corpus.txt with documents apart by blank lines, and tokenizer.json."""
+    draw = random.Random(seed)
+    words = SENTENCE.split()
+    texts = [" ".join(draw.choices(words, k=draw.randint(4, 30))) for _ in range(documents)]
+    (folder / "corpus.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    source = TextFiles(str(folder / "corpus.txt"))
+    train_tokenizer(source, 300, shown=False).save(str(folder / "tokenizer.json"))
+
+
+def tables(folder: Path, *, dropout: float = 0.0, **settings: Any) -> dict[str, Any]:
+    """The tables of a run file; settings go to its run section."""
+    return {
+        "model": {
+            "size": "gpt2",
+            "change": {
+                "layers": 2,
+                "width": 16,
+                "heads": 2,
+                "vocabulary": 300,
+                "positions": 32,
+                "dropout": dropout,
+            },
+        },
+        "data": {
+            "train": str(folder / "corpus.txt"),
+            "separator": "\n\n",
+            "tokenizer": str(folder / "tokenizer.json"),
+            "length": 16,
+            "batch": 128,
+            "micro_batch": 64,
+        },
+        "objective": {"kind": "CausalLM"},
+        "optimiser": {"rate": 1e-2},
+        "run": {
+            "folder": str(folder / "out"),
+            "device": "cpu",
+            "steps": 8,
+            "checkpoint_every": 3,
+            **settings,
+        },
+    }
+
+
+def tiny(folder: Path, **settings: Any) -> Run:
+    return run_of(tables(folder, **settings))

@@ -44,7 +44,7 @@ device = "cpu"
 def test_a_file_is_trained_and_the_model_named(
     run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", "run.toml", "--set", "run.steps=3", "run.seed=1"]) == 0
+    assert main(["train", "run.toml", "--set", "run.steps=3", "--set", "run.seed=1"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("3 steps, 1")
     assert said.out.endswith("saved to out/model as gpt2, as transformers reads it\n")

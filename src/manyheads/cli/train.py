@@ -9,6 +9,8 @@ import tyro
 
 __all__ = ["Train"]
 
+Values = tyro.conf.UseAppendAction[tuple[str, ...]]
+
 
 @dataclass(frozen=True, slots=True)
 class Train:
@@ -25,10 +27,8 @@ class Train:
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN.TOML")]
     """What to train, on what, how."""
 
-    set: Annotated[
-        tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...", help_behavior_hint="")
-    ] = ()
-    """Values in place of the file's, such as run.steps=100."""
+    set: Annotated[Values, tyro.conf.arg(metavar="KEY=VALUE")] = ()
+    """A value in place of the file's, such as run.steps=100; may be given several times."""
 
     since: Annotated[str, tyro.conf.arg(name="from", metavar="STEP-N", help_behavior_hint="")] = ""
     """The checkpoint to go on from, by name or path; by default the newest."""

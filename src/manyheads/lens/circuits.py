@@ -1,0 +1,273 @@
+"""Heads from their weights alone: what each writes for what it reads, and how well it copies.
+
+The circuits of "A mathematical framework for transformer circuits" (Elhage et al. 2021). Matrices
+act on columns: OV = W_O W_V turns what is read into what is written, and a query x scores a key y
+by x' QK y with QK = W_Q' W_K. All are kept in factors of the head's size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.errors import InputError
+from manyheads.lens.results import ByHead
+from manyheads.lens.trunk import Part, StackName, part_of
+from manyheads.models.build import Model
+from manyheads.models.layer import Layer
+from manyheads.models.readout import LanguageHead
+from manyheads.models.vision import Vision
+from manyheads.parts.norms import LayerNorm, Normalise, Post
+from manyheads.progress import Progress
+from manyheads.taps import Head, Sublayer
+
+__all__ = [
+    "Circuits",
+    "Factors",
+    "Words",
+    "circuits",
+    "copying_score",
+    "eigenvalue_score",
+    "score_circuits",
+]
+
+# Numbers held at once while tokens are scored against all words.
+ROOM = 2**26
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Factors:
+    """A matrix as left @ right, the inner size being small."""
+
+    left: Float[Tensor, "a d"]
+    right: Float[Tensor, "d b"]
+
+    @property
+    def matrix(self) -> Float[Tensor, "a b"]:
+        return self.left @ self.right
+
+    def singular_values(self) -> Float[Tensor, " d"]:
+        """Those that can differ from zero, largest first."""
+        core = torch.linalg.qr(self.left).R @ torch.linalg.qr(self.right.T).R.T
+        return torch.linalg.svdvals(core)
+
+    def eigenvalues(self) -> Tensor:
+        """Those that can differ from zero: of left @ right they are those of right @ left."""
+        return torch.linalg.eigvals(self.right @ self.left)
+
+    def rank(self) -> int:
+        """How many singular values stand out of float32's rounding."""
+        values = self.singular_values()
+        largest = max(self.left.shape[0], self.right.shape[1])
+        return int((values > values.max() * largest * torch.finfo(torch.float32).eps).sum())
+
+    def stable_rank(self) -> float:
+        """The squared Frobenius norm over the squared largest singular value; 0 of nothing."""
+        squares = self.singular_values().square()
+        return float(squares.sum() / squares[0]) if squares[0] > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Words:
+    """The vectors by which tokens enter the model, and those that score them at its end."""
+
+    enter: Float[Tensor, "v c"]
+    leave: Float[Tensor, "v c"]
+
+    @classmethod
+    def of(cls, model: Model) -> "Words":
+        """In float32; norms that every token meets on its own are folded in."""
+        readout = model.readout
+        if isinstance(model, Vision) or not isinstance(model.config.readout, LanguageHead):
+            raise InputError(
+                f"this {type(model).__name__} has no language head to copy words to",
+                "use a model that scores words",
+            )
+        assert readout is not None
+        stack = part_of(model).stack
+        table = model.embedding.tokens.weight.detach().float()
+        entering = model.embedding.norm(table * model.config.embedding.scale).detach()
+        leaving = readout.vectors(model.table).detach().float()
+        return cls(entering, _folded(leaving, stack.final_norm))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Circuits:
+    """The factors of every head of one attention, in float64.
+
+    A norm in front of the attention is folded into what it reads, and a learned scale of a head
+    into what it writes. Gates count as open, and positions as equal.
+    """
+
+    part: Part
+
+    def ov(self, head: Head) -> Factors:
+        """W_O W_V: what is written where this is read."""
+        return Factors(self.writes(head), self.reads(head, "value"))
+
+    def qk(self, head: Head) -> Factors:
+        """W_Q' W_K: how strongly one token looks at another, before the scale and the softmax."""
+        return Factors(self.reads(head, "query").T, self.reads(head, "key"))
+
+    def writes(self, head: Head) -> Float[Tensor, "c d"]:
+        attention = self.part.attention(head.layer)
+        size = attention.config.size
+        columns = attention.output.weight.detach()[:, head.head * size : (head.head + 1) * size]
+        if attention.head_scale is not None:
+            columns = columns * attention.head_scale.detach()[head.head]
+        return columns.double()
+
+    def reads(self, head: Head, what: str) -> Float[Tensor, "d c"]:
+        """The rows of "query", "key" or "value"; heads that share keys have the same."""
+        attention = self.part.attention(head.layer)
+        config = attention.config
+        place = head.head
+        if what != "query":
+            place = head.head // (config.heads // config.key_heads)
+        rows = attention.projections()[what].detach()
+        mine = rearrange(rows, "(h d) c -> h d c", d=config.size)[place].double()
+        if self.part.sublayer is Sublayer.CROSS and what != "query":
+            return mine
+        return _folded(mine, self._norm(head.layer))
+
+    def _norm(self, layer: int) -> torch.nn.Module:
+        module = self.part.stack.layers[layer]
+        assert isinstance(module, Layer)
+        crosses = self.part.sublayer is Sublayer.CROSS
+        residual = module.cross_residual if crosses else module.attention_residual
+        return torch.nn.Identity() if isinstance(residual.placement, Post) else residual.norm
+
+
+def circuits(
+    model: Model, *, stack: StackName | None = None, sublayer: Sublayer = Sublayer.ATTENTION
+) -> Circuits:
+    """The weights of a model's heads, ready to be multiplied.
+
+    >>> from manyheads.models.build import build
+    >>> found = circuits(build("gpt2", layers=1, width=32, heads=4, vocabulary=50, seed=0))
+    >>> found.ov(Head(0, 3)).matrix.shape, found.ov(Head(0, 3)).rank()
+    (torch.Size([32, 32]), 8)
+    """
+    return Circuits(part_of(model, stack, sublayer))
+
+
+def score_circuits(
+    model: Model,
+    *,
+    top: int = 5,
+    sample: int | None = 2048,
+    seed: int = 0,
+    stack: StackName | None = None,
+    sublayer: Sublayer = Sublayer.ATTENTION,
+    shown: bool = True,
+) -> ByHead:
+    """Rank, stable rank, eigenvalue scores and copying score of every head.
+
+    "ov_rank" and "ov_stable_rank" are of W_O W_V. "ov_eigenvalues" and "qk_eigenvalues" are
+    sum(Re λ) / sum|λ| of the residual circuits; "copying_eigenvalues" is that of W_U W_O W_V W_E, 1
+    where every word raises itself, and "matching_eigenvalues" that of W_E' W_Q' W_K W_E. "copying"
+    is the share of words whose own logit is among the `top` of W_U W_O W_V W_E, over a `sample` of
+    words drawn evenly (None: all). What goes by words is left out for models without any.
+    """
+    part = part_of(model, stack, sublayer)
+    found = Circuits(part)
+    words = Words.of(model) if isinstance(model.config.readout, LanguageHead) else None
+    drawn = None if words is None else _draw(words, sample, seed)
+    products = None if words is None else _products(words)
+    rows = []
+    with Progress("reading weights", total=len(part.heads), unit="heads", shown=shown) as bar:
+        for head in part.heads:
+            rows.append(_alone(found, head))
+            if words is not None and products is not None and drawn is not None:
+                rows[-1] |= _through_words(found, head, words, products, drawn, top)
+            bar.advance()
+    means = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    facts: dict[str, Any] = {"top": top, "words": 0 if drawn is None else len(drawn)}
+    return ByHead(kind="circuits", blocks=part.blocks, means=means, facts=facts)
+
+
+def eigenvalue_score(values: Tensor) -> float:
+    """sum(Re λ) / sum|λ|: 1 where all are positive, 0 where they cancel or there are none."""
+    total = values.abs().sum()
+    return float(values.real.sum() / total) if total > 0 else 0.0
+
+
+def copying_score(ov: Factors, words: Words, drawn: Sequence[int] | Tensor, top: int = 5) -> float:
+    """The share of words among whose `top` logits, when the head reads them, is their own."""
+    drawn = torch.as_tensor(drawn, device=words.enter.device)
+    leaving = (words.leave.double() @ ov.left).float()
+    scale = leaving.norm()
+    if scale == 0:
+        return 0.0
+    hits = 0
+    for chunk in drawn.split(max(1, ROOM // len(words.leave))):
+        read = (words.enter[chunk].double() @ ov.right.T).float()
+        logits = read @ leaving.T
+        own = logits.gather(1, chunk.unsqueeze(1))
+        # A head that writes nothing puts all words level: none of them is copied.
+        beaten_by = (logits >= own).sum(1) - 1
+        hits += int((beaten_by < top).sum())
+    return hits / len(drawn)
+
+
+def _alone(found: Circuits, head: Head) -> dict[str, float]:
+    ov, qk = found.ov(head), found.qk(head)
+    return {
+        "ov_rank": float(ov.rank()),
+        "ov_stable_rank": ov.stable_rank(),
+        "ov_eigenvalues": eigenvalue_score(ov.eigenvalues()),
+        "qk_eigenvalues": eigenvalue_score(qk.eigenvalues()),
+    }
+
+
+def _through_words(
+    found: Circuits,
+    head: Head,
+    words: Words,
+    products: tuple[Float[Tensor, "c c"], Float[Tensor, "c c"]],
+    drawn: Tensor,
+    top: int,
+) -> dict[str, float]:
+    leave_enter, enter_enter = products
+    ov, qk = found.ov(head), found.qk(head)
+    copying = torch.linalg.eigvals(ov.right @ leave_enter.T @ ov.left)
+    matching = torch.linalg.eigvals(qk.right @ enter_enter @ qk.left)
+    return {
+        "copying_eigenvalues": eigenvalue_score(copying),
+        "matching_eigenvalues": eigenvalue_score(matching),
+        "copying": copying_score(ov, words, drawn, top),
+    }
+
+
+def _products(words: Words) -> tuple[Float[Tensor, "c c"], Float[Tensor, "c c"]]:
+    """leave' enter and enter' enter, through which all heads' words meet; c x c, not v x v."""
+    width = words.enter.shape[1]
+    found = [words.enter.new_zeros(width, width, dtype=torch.float64) for _ in range(2)]
+    for enter, leave in zip(words.enter.split(8192), words.leave.split(8192), strict=True):
+        found[0] += leave.double().T @ enter.double()
+        found[1] += enter.double().T @ enter.double()
+    return found[0], found[1]
+
+
+def _draw(words: Words, sample: int | None, seed: int) -> Tensor:
+    count = len(words.enter)
+    if sample is None or sample >= count:
+        return torch.arange(count, device=words.enter.device)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order[:sample].sort().values.to(words.enter.device)
+
+
+def _folded(rows: Float[Tensor, "d c"], norm: torch.nn.Module) -> Float[Tensor, "d c"]:
+    """Rows that read the stream before the norm as they read it after, up to the norm's divisor."""
+    if not isinstance(norm, Normalise):
+        return rows
+    weight = norm.weight.detach().to(rows.dtype)
+    rows = rows * (weight + 1 if norm.config.centred else weight)
+    if isinstance(norm.config, LayerNorm):
+        rows = rows - rows.mean(1, keepdim=True)
+    return rows

@@ -1,0 +1,210 @@
+"""The watcher behind the statistics: it measures each attention as the forward comes past it."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.attention import Attention
+from manyheads.lens.addresses import Block, attention_at
+from manyheads.lens.measures import CLOSED, Scope, repeated, tally_heads
+from manyheads.lens.meeting import meet
+from manyheads.lens.rows import Wanted, sum_rows
+from manyheads.lens.tally import Counted, Tally
+from manyheads.models.stack import Stack
+from manyheads.parts.gates import GATE_TAPS
+from manyheads.ragged import Ragged
+from manyheads.taps import Patterns, Site, Sublayer, Tap
+
+__all__ = ["Activation", "Observer", "Plan"]
+
+GATES = {tap: place for place, tap in GATE_TAPS.items()}
+ATTENTION_TAPS = {Tap.BEFORE, Tap.QUERY, Tap.KEY, Tap.HEAD_OUTPUT, *GATES}
+# Tokens whose writes to the residual stream are measured at once.
+TOKENS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activation:
+    """The largest value of the residual stream after a layer, and where it stood.
+
+    It is massive (arXiv 2402.17762) if it exceeds 100 and a thousand times the median of its text.
+    """
+
+    stack: str
+    layer: int
+    largest: float
+    median: float
+    text: int
+    position: int
+    channel: int
+    token: int | None = None
+
+    @property
+    def massive(self) -> bool:
+        return self.largest > 100 and self.largest > 1000 * self.median
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """What all batches of a model share: classes as columns over the vocabulary, offsets, sizes.
+
+    `writers` are d x d matrices, with which o G o is the squared norm of what a head writes.
+    """
+
+    stacks: dict[str, Stack]
+    classes: dict[str, Float[Tensor, " v"]]
+    offsets: tuple[int, ...]
+    sink_above: float
+    writers: dict[Site, Float[Tensor, "h d d"]] = field(default_factory=dict)
+
+
+class Observer:
+    """Measures one batch; of every attention it keeps the queries and no more until it is past."""
+
+    def __init__(self, plan: Plan, ids: dict[str, Ragged], texts: list[int]) -> None:
+        self.tally = Tally()
+        self.activations: dict[tuple[str, int], Activation] = {}
+        self._plan, self._ids, self._texts = plan, ids, texts
+        self._query: Ragged | None = None
+        self._residual: Float[Tensor, " n"] | None = None
+        # What many layers ask alike: marks and repeats of a stack's tokens, measured once.
+        self._known: dict[str, Any] = {}
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all texts; a patch of an image is none."""
+        return sum(each.lengths.total for each in self._ids.values())
+
+    @property
+    def members(self) -> dict[str, float]:
+        """How many tokens each class has."""
+        return {
+            name: sum(float(column.to(ids.device)[ids.values].sum()) for ids in self._ids.values())
+            for name, column in self._plan.classes.items()
+        }
+
+    def wants(self, site: Site) -> bool:
+        if site.tap is Tap.AFTER:
+            return site.sublayer is self._last(site)
+        return site.tap in ATTENTION_TAPS and site.sublayer is not Sublayer.FEEDFORWARD
+
+    def see(self, site: Site, value: Ragged | Patterns) -> None:
+        assert isinstance(value, Ragged), "no pattern is asked for"
+        match site.tap:
+            case Tap.BEFORE:
+                self._residual = torch.linalg.vector_norm(value.values.float(), dim=-1)
+            case Tap.QUERY:
+                self._query = value
+            case Tap.KEY:
+                self._see_key(site, value)
+            case Tap.HEAD_OUTPUT:
+                self._see_output(site, value)
+            case Tap.AFTER:
+                self._see_residual(site, value)
+            case _:
+                self._see_gate(site, value)
+
+    def _last(self, site: Site) -> Sublayer:
+        layer = self._plan.stacks[site.stack].config.layers[site.layer]
+        if layer.feedforward is not None:
+            return Sublayer.FEEDFORWARD
+        return Sublayer.ATTENTION if layer.cross is None else Sublayer.CROSS
+
+    def _attention(self, site: Site) -> Attention:
+        return attention_at(self._plan.stacks[site.stack], site.layer, site.sublayer)
+
+    def _block(self, site: Site) -> Block:
+        return Block(site.layer, self._attention(site).config.heads, site.stack, site.sublayer)
+
+    def _see_key(self, site: Site, key: Ragged) -> None:
+        assert self._query is not None
+        meeting = meet(self._plan.stacks[site.stack], site, self._query, key)
+        same = site.sublayer is Sublayer.ATTENTION
+        read = site.stack if same else "encoder"
+        wanted, scope = self._wanted(read, key), self._scope(read)
+        if not same:
+            wanted = replace(wanted, offsets=(), ids=None)
+            scope = replace(scope, same=False, repeats=None)
+        sums = sum_rows(meeting, wanted)
+        tally_heads(self.tally, self._block(site), meeting, wanted, sums, scope)
+        self._query = None
+
+    def _wanted(self, stack: str, key: Ragged) -> Wanted:
+        ids = self._ids.get(stack)
+        if ids is None:
+            marks = torch.zeros(key.lengths.total, 0, device=key.device)
+            return Wanted(offsets=self._plan.offsets, marks=marks, ids=None)
+        if f"marks {stack}" not in self._known:
+            columns = [column.to(ids.device)[ids.values] for column in self._plan.classes.values()]
+            none = torch.zeros(ids.lengths.total, 0, device=ids.device)
+            self._known[f"marks {stack}"] = torch.stack(columns, dim=1) if columns else none
+        marks = self._known[f"marks {stack}"]
+        return Wanted(offsets=self._plan.offsets, marks=marks, ids=ids.values)
+
+    def _scope(self, stack: str) -> Scope:
+        ids = self._ids.get(stack)
+        if ids is not None and f"repeats {stack}" not in self._known:
+            self._known[f"repeats {stack}"] = repeated(ids.values, ids.lengths)
+        return Scope(
+            classes=() if ids is None else tuple(self._plan.classes),
+            repeats=self._known.get(f"repeats {stack}"),
+            same=True,
+            sink_above=self._plan.sink_above,
+        )
+
+    def _see_gate(self, site: Site, value: Ragged) -> None:
+        """One number a token and head; heads that share a gate share its number."""
+        block, place = self._block(site), GATES[site.tap]
+        gate = value.values.float()
+        of_head = {"": gate.mean(-1), "_closed": (gate < CLOSED).float().mean(-1)}
+        for ending, values in of_head.items():
+            values = values.repeat_interleave(block.heads // values.shape[1], dim=1)
+            counted = Counted(value.lengths.sequence_of_token, len(value))
+            self.tally.add(block, f"gate_{place}{ending}", values, counted)
+
+    def _see_output(self, site: Site, value: Ragged) -> None:
+        """How much each head writes, itself and beside the residual stream it is added to."""
+        assert self._residual is not None
+        writers = self._writers(site)
+        norms = []
+        for part in value.values.split(TOKENS_AT_ONCE):
+            read = rearrange(part.float(), "n h d -> h n d").contiguous()
+            norms.append((read @ writers.mT).mul_(read).sum(-1).clamp_(min=0).sqrt().T)
+        norm = torch.cat(norms) if norms else value.values.new_zeros(value.values.shape[:2]).float()
+        owner, block = value.lengths.sequence_of_token, self._block(site)
+        residual = self._residual[:, None]
+        self.tally.add(block, "output_norm", norm, Counted(owner, len(value)))
+        counted = Counted(owner, len(value), self._residual > 0)
+        self.tally.add(block, "output_share", norm / residual, counted)
+        self._residual = None
+
+    def _writers(self, site: Site) -> Float[Tensor, "h d d"]:
+        if site not in self._plan.writers:
+            attention = self._attention(site)
+            weight = attention.output.weight.float()
+            slices = rearrange(weight, "c (h d) -> h d c", h=attention.config.heads).contiguous()
+            # |W o|^2 = o W'W o: a small matrix stands for the whole width.
+            self._plan.writers[site] = slices @ slices.mT
+        return self._plan.writers[site]
+
+    def _see_residual(self, site: Site, value: Ragged) -> None:
+        if value.values.numel() == 0:
+            return
+        largest, channels = value.values.abs().max(-1)
+        token = int(largest.argmax())
+        sequence = int(value.lengths.sequence_of_token[token])
+        ids = self._ids.get(site.stack)
+        self.activations[site.stack, site.layer] = Activation(
+            stack=site.stack,
+            layer=site.layer,
+            largest=float(largest[token]),
+            median=float(value.of(sequence).abs().float().median()),
+            text=self._texts[sequence],
+            position=int(value.lengths.positions[token]),
+            channel=int(channels[token]),
+            token=None if ids is None else int(ids.values[token]),
+        )

@@ -1,0 +1,297 @@
+"""Patterns on request: of some heads, texts and queries, whole or only each query's largest."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from manyheads.errors import InputError
+from manyheads.lens.addresses import Address, Block, blocks_of, stacks_of
+from manyheads.lens.given import read, resting
+from manyheads.lens.meeting import FAR, Meeting, meet
+from manyheads.lens.results import frame_of
+from manyheads.lens.statistics import pass_by
+from manyheads.lens.storing import read_result, write_result
+from manyheads.lens.typology import Appearance, typology
+from manyheads.models.build import Model
+from manyheads.models.stack import Stack
+from manyheads.ragged import Ragged
+from manyheads.taps import Head, Site, Sublayer, Tap
+from manyheads.taps import Patterns as Tapped
+
+__all__ = ["Largest", "Pattern", "PatternSet", "patterns", "top_keys"]
+
+KIND = "patterns"
+# Weights that are formed at once while only the largest of them are kept.
+WEIGHTS_AT_ONCE = 2**22
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pattern:
+    """One head on one text: the weights of the queries `rows`, and which keys they may see."""
+
+    address: Address
+    text: int
+    rows: range
+    weights: Float[Tensor, "t s"]
+    visible: Bool[Tensor, "t s"]
+
+    def appearance(self, segments: Sequence[int] | None = None) -> Appearance:
+        """What it looks like, with the score that decided it."""
+        return typology(self.weights, self.visible, segments=segments)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Largest:
+    """One head on one text: the `k` keys that each query looks at most, largest first.
+
+    Where a query sees fewer keys, the rest have weight 0.
+    """
+
+    address: Address
+    text: int
+    rows: range
+    keys: Int[Tensor, "t k"]
+    weights: Float[Tensor, "t k"]
+
+    @property
+    def missing(self) -> Float[Tensor, " t"]:
+        """The weight on all other keys."""
+        return (1 - self.weights.sum(-1)).clamp(min=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PatternSet:
+    """Patterns by head and text."""
+
+    each: tuple[Pattern, ...]
+
+    def of(self, head: Head | Address, text: int = 0) -> Pattern:
+        found = _found(self.each, head, text)
+        assert isinstance(found, Pattern)
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record a pattern: where it is and what it looks like."""
+        return [_record(each) | _looked(each.appearance()) for each in self.each]
+
+    def frame(self) -> Any:
+        """A pandas DataFrame of `rows`."""
+        return frame_of(self.rows())
+
+    def table(self) -> Any:
+        """A rich table of what each pattern looks like."""
+        from rich.table import Table
+
+        table = Table("head", "text", "looks", "score", box=None, pad_edge=False)
+        for each in self.each:
+            found = each.appearance()
+            detail = "" if found.detail is None else f" {found.detail}"
+            name = f"{found.name}{detail}"
+            table.add_row(str(each.address), str(each.text), name, f"{found.score:.2f}")
+        return table
+
+    def save(self, path: Path | str) -> None:
+        """To safetensors, or to JSON where they are few and small."""
+        arrays: dict[str, Any] = {}
+        for place, each in enumerate(self.each):
+            arrays[f"weights/{place}"] = each.weights.cpu().numpy()
+            arrays[f"visible/{place}"] = each.visible.cpu().numpy().astype(np.uint8)
+        described = [_described(each) for each in self.each]
+        write_result(path, KIND, arrays, {"patterns": described})
+
+    @classmethod
+    def load(cls, path: Path | str) -> "PatternSet":
+        arrays, facts = read_result(path, KIND)
+        found = []
+        for place, (stack, sublayer, layer, head, text, start, stop) in enumerate(
+            facts["patterns"]
+        ):
+            address = Address(Head(layer, head), stack, Sublayer(sublayer))
+            weights = torch.from_numpy(np.array(arrays[f"weights/{place}"], dtype=np.float32))
+            visible = torch.from_numpy(np.array(arrays[f"visible/{place}"], dtype=bool))
+            found.append(Pattern(address, text, range(start, stop), weights, visible))
+        return cls(tuple(found))
+
+    def __str__(self) -> str:
+        told = (f"{each.address} on text {each.text}: {each.appearance()}" for each in self.each)
+        return "\n".join(told)
+
+    __repr__ = __str__
+
+
+def patterns(
+    model: Model,
+    texts: Any,
+    heads: Sequence[Head | Address] | None = None,
+    *,
+    rows: range | None = None,
+) -> PatternSet:
+    """The patterns of some heads, or all, on each text; of all its queries, or only of `rows`.
+
+    The model runs on its fast kernels. Only the heads and rows asked for are formed, so that a few
+    queries of a long text take little room.
+
+    >>> from manyheads.models.build import build
+    >>> model = build("gpt2", layers=2, width=32, heads=2, seed=0)
+    >>> patterns(model, [[5, 6, 7]], [Head(1, 0)]).of(Head(1, 0)).weights.shape
+    torch.Size([3, 3])
+    """
+    watcher = _Forming(model, heads, rows, top=None)
+    _pass(model, texts, watcher)
+    return PatternSet(tuple(each for each in watcher.found if isinstance(each, Pattern)))
+
+
+def top_keys(
+    model: Model,
+    texts: Any,
+    heads: Sequence[Head | Address] | None = None,
+    *,
+    count: int = 8,
+    rows: range | None = None,
+) -> tuple[Largest, ...]:
+    """For each query the keys it looks at most: a pattern of `count` weights a query, not n."""
+    if count < 1:
+        raise InputError(f"count={count} keeps no key", "use 1 or more")
+    watcher = _Forming(model, heads, rows, top=count)
+    _pass(model, texts, watcher)
+    return tuple(each for each in watcher.found if isinstance(each, Largest))
+
+
+def _pass(model: Model, texts: Any, watcher: "_Forming") -> None:
+    given = read(model, [texts] if isinstance(texts, str) else texts)
+    with resting(model):
+        pass_by(model, given, watcher)
+
+
+class _Forming:
+    """A watcher that forms what is asked for at the layers that have it."""
+
+    def __init__(
+        self,
+        model: Model,
+        heads: Sequence[Head | Address] | None,
+        rows: range | None,
+        top: int | None,
+    ) -> None:
+        self.found: list[Pattern | Largest] = []
+        self._stacks: Mapping[str, Stack] = stacks_of(model)
+        self._heads = _wanted(blocks_of(model), heads)
+        if rows is not None and (rows.step != 1 or rows.start < 0 or not rows):
+            raise InputError(f"rows={rows} names no run of queries", "use range(start, stop)")
+        self._rows, self._top = rows, top
+        self._query: Ragged | None = None
+
+    def wants(self, site: Site) -> bool:
+        return site.tap in (Tap.QUERY, Tap.KEY) and bool(self._here(site))
+
+    def see(self, site: Site, value: Ragged | Tapped) -> None:
+        assert isinstance(value, Ragged), "no pattern is asked for"
+        if site.tap is Tap.QUERY:
+            self._query = value
+            return
+        assert self._query is not None
+        meeting = meet(self._stacks[site.stack], site, self._query, value)
+        for text, length in enumerate(meeting.request.queries.each):
+            rows = range(length) if self._rows is None else self._rows
+            if rows.stop > length:
+                raise InputError(
+                    f"rows={rows} go beyond text {text}, which has {length} tokens",
+                    f"use rows within range({length})",
+                )
+            for address in self._here(site):
+                self.found.append(self._form(meeting, address, text, rows))
+
+    def _here(self, site: Site) -> list[Address]:
+        return self._heads.get((site.stack, site.sublayer, site.layer), [])
+
+    def _form(
+        self, meeting: Meeting, address: Address, text: int, rows: range
+    ) -> Pattern | Largest:
+        if self._top is None:
+            weights, visible = _weights(meeting, text, rows, address.head.head)
+            return Pattern(address, text, rows, weights, visible)
+        count = meeting.request.keys.each[text]
+        step = max(1, WEIGHTS_AT_ONCE // max(1, count * meeting.share))
+        kept = []
+        for start in range(rows.start, rows.stop, step):
+            some = range(start, min(start + step, rows.stop))
+            weights, _ = _weights(meeting, text, some, address.head.head)
+            kept.append(weights.topk(min(self._top, count), dim=-1))
+        keys = torch.cat([each.indices for each in kept])
+        return Largest(address, text, rows, keys, torch.cat([each.values for each in kept]))
+
+
+def _weights(
+    meeting: Meeting, text: int, rows: range, head: int
+) -> tuple[Float[Tensor, "t s"], Bool[Tensor, "t s"]]:
+    """The weights of one head's rows over all keys, and which of them the mask shows."""
+    count = meeting.request.keys.each[text]
+    weights = torch.zeros(len(rows), count, device=meeting.query.device)
+    strip = meeting.strip(text, rows)
+    if not strip.keys or not rows:
+        return weights, torch.zeros_like(weights, dtype=torch.bool)
+    group = head // meeting.share
+    keys = meeting.keys_of(text)
+    scored = meeting.scores(strip, keys, range(group, group + 1))[0][head % meeting.share]
+    hidden = scored <= FAR / 10
+    scored = scored.masked_fill(hidden, -torch.inf)
+    total = scored.logsumexp(-1, keepdim=True)
+    if meeting.request.sink is not None:
+        total = torch.logaddexp(total, meeting.request.sink[head].float())
+    some = torch.where(total > -torch.inf, (scored - total).exp(), 0.0)
+    weights[:, strip.keys.start : strip.keys.stop] = some
+    visible = torch.zeros_like(weights, dtype=torch.bool)
+    visible[:, strip.keys.start : strip.keys.stop] = ~hidden
+    return weights, visible
+
+
+def _wanted(
+    blocks: tuple[Block, ...], heads: Sequence[Head | Address] | None
+) -> dict[tuple[str, Sublayer, int], list[Address]]:
+    known = [address for block in blocks for address in block.addresses]
+    asked = known if heads is None else [_as_address(head) for head in heads]
+    found: dict[tuple[str, Sublayer, int], list[Address]] = {}
+    for address in asked:
+        if address not in known:
+            raise InputError(f"there is no head {address}", f"use one of {known[0]} to {known[-1]}")
+        found.setdefault((address.stack, address.sublayer, address.head.layer), []).append(address)
+    return found
+
+
+def _as_address(head: Head | Address) -> Address:
+    return Address(head) if isinstance(head, Head) else head
+
+
+def _found(each: Sequence[Pattern | Largest], head: Head | Address, text: int) -> Any:
+    address = _as_address(head)
+    for one in each:
+        if one.address == address and one.text == text:
+            return one
+    raise InputError(f"{address} on text {text} was not asked for", "name it in patterns(...)")
+
+
+def _described(pattern: Pattern) -> list[Any]:
+    address = pattern.address
+    where = [address.stack, address.sublayer.value, address.head.layer, address.head.head]
+    return [*where, pattern.text, pattern.rows.start, pattern.rows.stop]
+
+
+def _record(pattern: Pattern) -> dict[str, Any]:
+    address = pattern.address
+    return {
+        "stack": address.stack,
+        "sublayer": address.sublayer.value,
+        "layer": address.head.layer,
+        "head": address.head.head,
+        "text": pattern.text,
+    }
+
+
+def _looked(found: Appearance) -> dict[str, Any]:
+    return {"looks": found.name, "score": found.score, "detail": found.detail}

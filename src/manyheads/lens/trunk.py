@@ -1,0 +1,213 @@
+"""A model on one batch: its run is kept, and can be taken up again at any layer with changes."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from torch import Tensor
+
+from manyheads.attention import Attention, AttentionConfig
+from manyheads.errors import InputError
+from manyheads.lens.addresses import Block
+from manyheads.lens.given import Given, run
+from manyheads.models.build import Model
+from manyheads.models.layer import Layer
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.stack import Stack
+from manyheads.ragged import Lengths, Ragged
+from manyheads.taps import Head, Patterns, Record, Site, Sublayer, Tap
+
+__all__ = [
+    "Change",
+    "Edits",
+    "Part",
+    "StackName",
+    "Trunk",
+    "entry",
+    "find_heads",
+    "part_of",
+    "repeated",
+]
+
+Change = Callable[[Tensor], Tensor]
+StackName = Literal["main", "encoder", "decoder"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The attention that heads are counted in: of which stack, and to itself or to memory."""
+
+    model: Model
+    stack_name: StackName = "main"
+    sublayer: Sublayer = Sublayer.ATTENTION
+
+    @property
+    def stack(self) -> Stack:
+        if isinstance(self.model, Seq2Seq):
+            return self.model.encoder if self.stack_name == "encoder" else self.model.decoder
+        return self.model.stack
+
+    def config(self, layer: int) -> AttentionConfig | None:
+        config = self.stack.config.layers[layer]
+        branch = config.cross if self.sublayer is Sublayer.CROSS else config.attention
+        return None if branch is None else branch.inner
+
+    def attention(self, layer: int) -> Attention:
+        """The module of a layer that is known to have heads."""
+        module = cast(Layer, self.stack.layers[layer])
+        found = module.cross if self.sublayer is Sublayer.CROSS else module.attention
+        assert found is not None
+        return found
+
+    def site(self, layer: int, tap: Tap) -> Site:
+        return Site(layer, tap, self.sublayer, self.stack_name)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Those that have heads."""
+        every = range(len(self.stack.config.layers))
+        return tuple(layer for layer in every if self.config(layer) is not None)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return tuple(
+            Block(layer, self.attention(layer).config.heads, self.stack_name, self.sublayer)
+            for layer in self.layers
+        )
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        return tuple(address.head for block in self.blocks for address in block.addresses)
+
+
+def part_of(
+    model: Model,
+    stack: StackName | None = None,
+    sublayer: Sublayer = Sublayer.ATTENTION,
+) -> Part:
+    """The named attention; a `Seq2Seq` is looked at in its decoder unless said otherwise."""
+    two = isinstance(model, Seq2Seq)
+    name: StackName = stack or ("decoder" if two else "main")
+    if two == (name == "main"):
+        there = '"encoder" or "decoder"' if two else '"main"'
+        raise InputError(f"a {type(model).__name__} has no stack {name!r}", f"use {there}")
+    if sublayer is Sublayer.FEEDFORWARD:
+        raise InputError("a feed-forward has no heads", "use Sublayer.ATTENTION or Sublayer.CROSS")
+    part = Part(model, name, sublayer)
+    if not part.heads:
+        raise InputError(f"the {name} stack has no {sublayer.value} heads", "look elsewhere")
+    return part
+
+
+def find_heads(part: Part, heads: Literal["all"] | Iterable[Head | str]) -> tuple[Head, ...]:
+    """The named heads, each of which the part has."""
+    if heads == "all":
+        return part.heads
+    known = set(part.heads)
+    found = tuple(Head.parse(each) if isinstance(each, str) else each for each in heads)
+    for head in found:
+        if head not in known:
+            last = part.heads[-1]
+            raise InputError(f"the model has no head {head}", f"use L0H0 to {last}, as it has them")
+    return found
+
+
+def entry(stack: Stack, layer: int) -> Site:
+    """Where the residual stream that enters a layer is seen."""
+    config = stack.config.layers[layer]
+    if config.attention is not None:
+        first = Sublayer.ATTENTION
+    else:
+        first = Sublayer.FEEDFORWARD if config.cross is None else Sublayer.CROSS
+    return Site(layer, Tap.BEFORE, first, stack.name)
+
+
+def repeated(x: Ragged, copies: int) -> Ragged:
+    """The batch `copies` times over, side by side."""
+    if copies == 1:
+        return x
+    values = x.values.repeat(copies, *[1] * (x.values.dim() - 1))
+    return Ragged(values, Lengths.of(x.lengths.each * copies, x.device))
+
+
+class Edits:
+    """A watcher that puts other values in the place of some, and keeps what it was asked to.
+
+    A site that is both changed and kept is kept as changed.
+    """
+
+    def __init__(self, changes: Mapping[Site, Change], keep: Iterable[Site] = ()) -> None:
+        self.changes = dict(changes)
+        self.kept = Record(keep)
+
+    def wants(self, site: Site) -> bool:
+        return site in self.changes or self.kept.wants(site)
+
+    def see(self, site: Site, value: Ragged | Patterns) -> Ragged | Patterns:
+        if site in self.changes:
+            assert isinstance(value, Ragged), "nobody here changes a pattern"
+            value = value.map(self.changes[site])
+        if self.kept.wants(site):
+            self.kept.see(site, value)
+        return value
+
+    def __getitem__(self, site: Site) -> Ragged:
+        kept = self.kept[site]
+        assert isinstance(kept, Ragged), "patterns are not kept here"
+        return kept
+
+
+class Trunk:
+    """One run of a model over one batch, with what is needed to go on from any layer of a part."""
+
+    def __init__(
+        self,
+        part: Part,
+        given: Given,
+        *,
+        layers: Sequence[int] | None = None,
+        keep: Iterable[Site] = (),
+        changes: Mapping[Site, Change] | None = None,
+    ) -> None:
+        self.part, self.given = part, given
+        layers = part.layers if layers is None else layers
+        sites = [*keep, Site(-1, Tap.FINAL, stack=part.stack_name)]
+        sites += [part.site(layer, Tap.HEAD_OUTPUT) for layer in layers if part.config(layer)]
+        sites += [entry(part.stack, layer) for layer in layers]
+        if part.stack_name == "decoder":
+            sites.append(Site(-1, Tap.FINAL, stack="encoder"))
+        if part.stack_name == "encoder":
+            sites.append(Site(-1, Tap.EMBEDDINGS, stack="decoder"))
+            sites.append(Site(-1, Tap.FINAL, stack="decoder"))
+        self._seen = Edits({} if changes is None else changes, sites)
+        run(part.model, given, self._seen)
+
+    def __getitem__(self, site: Site) -> Ragged:
+        return self._seen[site]
+
+    @property
+    def hidden(self) -> Ragged:
+        """What the readout gets."""
+        name = "decoder" if self.part.stack_name == "encoder" else self.part.stack_name
+        return self[Site(-1, Tap.FINAL, stack=name)]
+
+    def head_outputs(self, layer: int) -> Ragged:
+        return self[self.part.site(layer, Tap.HEAD_OUTPUT)]
+
+    def resume(self, layer: int, watch: Edits | None = None, copies: int = 1) -> Ragged:
+        """What the readout gets from copies of the batch that go on at `layer`, watched there."""
+        stack = self.part.stack
+        return self.go_on(repeated(self[entry(stack, layer)], copies), layer, watch, copies)
+
+    def go_on(self, x: Ragged, layer: int, watch: Edits | None = None, copies: int = 1) -> Ragged:
+        """The same from a residual stream of one's own."""
+        name, stack = self.part.stack_name, self.part.stack
+        memory = None
+        if name == "decoder":
+            memory = repeated(self[Site(-1, Tap.FINAL, stack="encoder")], copies)
+        final, _ = stack.resume(x, layer, memory=memory, watch=watch)
+        if name != "encoder":
+            return final
+        model = cast(Seq2Seq, self.part.model)
+        begin = repeated(self[Site(-1, Tap.EMBEDDINGS, stack="decoder")], copies)
+        return model.decoder.resume(begin, 0, memory=final, watch=watch)[0]

@@ -1,0 +1,199 @@
+"""Every measure by its definition, from whole patterns, in plain loops over queries."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from manyheads.lens.addresses import Block, attention_at, blocks_of, stacks_of
+from manyheads.lens.given import Given
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.vision import Vision
+from manyheads.parts.gates import GATE_TAPS
+from manyheads.parts.masks.render import visible
+from manyheads.ragged import Ragged
+from manyheads.taps import Patterns, Record, Site, Sublayer, Tap
+
+Array = NDArray[np.float64]
+Values = dict[tuple[Block, str], list[tuple[int, Array]]]
+
+
+@dataclass
+class Expected:
+    """For each attention and measure the values that count, each with its text."""
+
+    values: Values = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, block: Block, name: str, text: int, value: Any) -> None:
+        self.values[block, name].append((text, np.asarray(value, dtype=np.float64)))
+
+    def mean(self, block: Block, name: str) -> Array:
+        found = self.values.get((block, name))
+        if not found:
+            return np.full(block.heads, np.nan)
+        return np.mean([value for _, value in found], axis=0)
+
+    def error(self, block: Block, name: str) -> Array:
+        """Residuals of the mean, summed by text: the ratio estimator."""
+        found, mean = self.values.get((block, name), []), self.mean(block, name)
+        texts = sorted({text for text, _ in found})
+        if len(texts) < 2:
+            return np.full(block.heads, np.nan)
+        sums = [sum(value - mean for owner, value in found if owner == text) for text in texts]
+        scatter = np.square(sums).sum(0) * len(texts) / (len(texts) - 1)
+        return np.sqrt(scatter) / len(found)
+
+
+def by_definition(
+    model: nn.Module, given: Given, classes: dict[str, Sequence[int]], offsets: Sequence[int]
+) -> Expected:
+    """All measures of a model on one batch, through its patterns."""
+    record = _recorded(model, given)
+    expected = Expected()
+    tokens = _tokens(given)
+    for block in blocks_of(model):
+        site = Site(block.layer, Tap.PATTERN, block.sublayer, block.stack)
+        same = block.sublayer is Sublayer.ATTENTION
+        keys = tokens.get(block.stack if same else "encoder")
+        seen = record[site]
+        assert isinstance(seen, Patterns)
+        attention = attention_at(stacks_of(model)[block.stack], block.layer, block.sublayer)
+        for text, pattern in enumerate(seen.each):
+            ids = None if keys is None else keys.of(text).tolist()
+            shape = (range(pattern.shape[1]), pattern.shape[1], pattern.shape[2])
+            sight = visible(attention.config.mask, *shape, torch.device("cpu")).numpy()
+            one = _Pattern(pattern.double().numpy(), sight, ids, same)
+            for name, value in one.measures(classes, offsets, attention.sink is not None):
+                expected.add(block, name, text, value)
+        _outputs(expected, block, record, attention.output.weight.detach())
+        _gates(expected, block, record)
+    return expected
+
+
+@dataclass
+class _Pattern:
+    """One sequence's patterns: h t s, which keys each query may see, the ids of the keys."""
+
+    weights: Array
+    sight: NDArray[np.bool_]
+    ids: list[int] | None
+    same: bool
+
+    def measures(
+        self, classes: dict[str, Sequence[int]], offsets: Sequence[int], sink: bool
+    ) -> Iterator[tuple[str, Array]]:
+        seen = [row for row in range(len(self.sight)) if self.sight[row].any()]
+        for row in seen:
+            yield from self._row(row, classes, sink)
+            if self.same:
+                yield from self._places(row, offsets)
+        if seen:
+            yield from self._whole(seen)
+
+    def _row(
+        self, row: int, classes: dict[str, Sequence[int]], sink: bool
+    ) -> Iterator[tuple[str, Array]]:
+        a, count = self.weights[:, row], int(self.sight[row].sum())
+        logs = np.where(a > 0, np.log(np.where(a > 0, a, 1.0)), 0.0)
+        entropy = -(a * logs).sum(-1)
+        yield "entropy", entropy
+        if count > 1:
+            yield "entropy_share", entropy / math.log(count)
+        share = a / a.sum(-1, keepdims=True)
+        yield "effective_keys", 1 / np.square(share).sum(-1)
+        yield "confidence", a.max(-1)
+        yield "first_token", a[:, 0]
+        if sink:
+            yield "on_no_key", 1 - a.sum(-1)
+        if self.ids is not None:
+            for name, members in classes.items():
+                marked = np.array([token in members for token in self.ids])
+                yield f"on_{name}", a[:, marked].sum(-1)
+
+    def _places(self, row: int, offsets: Sequence[int]) -> Iterator[tuple[str, Array]]:
+        a, keys = self.weights[:, row], np.arange(self.weights.shape[2])
+        yield "distance", (a * abs(row - keys)).sum(-1)
+        share = a / a.sum(-1, keepdims=True)
+        centre = (share * keys).sum(-1, keepdims=True)
+        yield "spread", np.sqrt((share * np.square(keys - centre)).sum(-1))
+        names = {-1: "previous", 0: "self", 1: "next"}
+        for offset in (-1, 0, 1, *offsets):
+            if 0 <= row + offset < len(keys):
+                yield names.get(offset, f"offset{offset:+d}"), a[:, row + offset]
+        yield "previous_of_all", a[:, row - 1] if row else np.zeros(len(a))
+        if self.ids is not None and self.ids[row] in self.ids[:row]:
+            copies = [key for key in range(row) if self.ids[key] == self.ids[row]]
+            yield "duplicate", a[:, copies].sum(-1)
+            yield "induction", a[:, [copy + 1 for copy in copies]].sum(-1)
+
+    def _whole(self, seen: list[int]) -> Iterator[tuple[str, Array]]:
+        first = self.weights[:, :, 0].sum(-1)
+        yield "sink", (first / len(seen) > 0.3).astype(np.float64)
+        if self.same and self.ids is not None:
+            found = np.zeros(len(self.weights))
+            for row, token in enumerate(self.ids):
+                after = [key + 1 for key in range(row) if self.ids[key] == token]
+                found += self.weights[:, row, after].sum(-1)
+            mass = self.weights.sum((1, 2))
+            yield "induction_mul", found / mass
+            if (mass - first > 1e-6 * mass).all():
+                yield "induction_mul_without_first", found / (mass - first)
+
+
+def _outputs(expected: Expected, block: Block, record: Record, weight: torch.Tensor) -> None:
+    site = Site(block.layer, Tap.HEAD_OUTPUT, block.sublayer, block.stack)
+    before = record[Site(block.layer, Tap.BEFORE, block.sublayer, block.stack)]
+    read = record[site]
+    assert isinstance(before, Ragged)
+    assert isinstance(read, Ragged)
+    slices = weight.double().unflatten(1, (block.heads, -1))
+    written = torch.einsum("nhd,chd->nhc", read.values.double(), slices).norm(dim=-1)
+    residual = before.values.double().norm(dim=-1)
+    for token, text in enumerate(read.lengths.sequence_of_token.tolist()):
+        expected.add(block, "output_norm", text, written[token])
+        expected.add(block, "output_share", text, written[token] / residual[token])
+
+
+def _gates(expected: Expected, block: Block, record: Record) -> None:
+    for place, tap in GATE_TAPS.items():
+        site = Site(block.layer, tap, block.sublayer, block.stack)
+        if site not in record:
+            continue
+        gate = record[site]
+        assert isinstance(gate, Ragged)
+        shared = gate.values.double().repeat_interleave(block.heads // gate.values.shape[1], dim=1)
+        for token, text in enumerate(gate.lengths.sequence_of_token.tolist()):
+            expected.add(block, f"gate_{place}", text, shared[token].mean(-1))
+            closed = (shared[token] < 0.1).double().mean(-1)
+            expected.add(block, f"gate_{place}_closed", text, closed)
+
+
+def _recorded(model: nn.Module, given: Given) -> Record:
+    taps = (Tap.PATTERN, Tap.HEAD_OUTPUT, Tap.BEFORE, *GATE_TAPS.values())
+    record = Record(
+        Site(block.layer, tap, block.sublayer, block.stack)
+        for block in blocks_of(model)
+        for tap in taps
+    )
+    with torch.no_grad():
+        if isinstance(model, Vision):
+            model(list(given.images), watch=record)
+        elif isinstance(model, Seq2Seq):
+            model(given.source, given.ids, watch=record)
+        else:
+            model(given.ids, watch=record)
+    return record
+
+
+def _tokens(given: Given) -> dict[str, Ragged]:
+    if given.ids is None:
+        return {}
+    if given.source is None:
+        return {"main": given.ids}
+    return {"encoder": given.source, "decoder": given.ids}

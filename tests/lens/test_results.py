@@ -1,0 +1,181 @@
+"""Values by head: addressed, ranked, told, framed, saved whole."""
+
+import json
+import sys
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from manyheads.errors import InputError, MissingExtraError, ShapeError
+from manyheads.lens.addresses import Address, Block, blocks_of
+from manyheads.lens.results import ByHead
+from manyheads.taps import Head, Sublayer
+from tests.messages import refuses
+from tests.models.zoo import DECODERS, SEQ2SEQS, small
+
+BLOCKS = (Block(0, 2), Block(2, 1), Block(3, 3))
+
+
+def result(**changes: object) -> ByHead:
+    given: dict[str, object] = {
+        "kind": "example",
+        "blocks": BLOCKS,
+        "means": {
+            "entropy": np.array([3.0, 1.0, np.nan, 2.0, 5.0, 4.0]),
+            "sink": np.arange(6.0) / 8,
+        },
+        "errors": {"entropy": np.array([0.1, 0.2, np.nan, 0.4, 0.5, 0.6])},
+        "facts": {"texts": 7, "note": "Möwe"},
+    }
+    return ByHead(**(given | changes))  # type: ignore[arg-type]
+
+
+def printed(shown: object) -> str:
+    console = Console(file=StringIO(), width=80)
+    console.print(shown)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_head_has_its_value() -> None:
+    column = result()["entropy"]
+    assert (column.of(Head(0, 1)), column.of(Head(3, 2))) == (1.0, 4.0)
+    assert column.error_of(Head(3, 0)) == 0.4
+    assert result().of(Head(3, 1)) == {"entropy": 5.0, "sink": 0.5}
+    assert np.isnan(result()["sink"].error_of(Head(0, 0)))
+
+
+def test_layers_may_differ_in_heads() -> None:
+    layers = result()["sink"].layers()
+    assert {layer: len(means) for layer, means in layers.items()} == {0: 2, 2: 1, 3: 3}
+    assert layers[3].tolist() == [0.375, 0.5, 0.625]
+
+
+def test_heads_without_a_value_have_no_rank() -> None:
+    column = result()["entropy"]
+    assert [str(address) for address, _ in column.ranked()] == [
+        "L3H1",
+        "L3H2",
+        "L0H0",
+        "L3H0",
+        "L0H1",
+    ]
+    assert column.ranked(smallest=True)[0] == (Address(Head(0, 1)), 1.0)
+
+
+def test_blocks_follow_the_model() -> None:
+    uneven = blocks_of(small(DECODERS["uneven"]))
+    assert [(block.layer, block.heads) for block in uneven] == [(0, 8), (2, 3), (3, 2)]
+    both = blocks_of(small(SEQ2SEQS["one layer looks back"]))
+    assert [(each.stack, each.layer, each.sublayer) for each in both] == [
+        ("encoder", 0, Sublayer.ATTENTION),
+        ("decoder", 0, Sublayer.ATTENTION),
+        ("decoder", 1, Sublayer.CROSS),
+        ("decoder", 2, Sublayer.ATTENTION),
+    ]
+
+
+def test_it_reads_well() -> None:
+    told = str(result())
+    assert told.splitlines()[0] == "example of 6 heads in 3 attentions"
+    assert "entropy  mean 3, from 1 (L0H1) to 5 (L3H1)" in told
+
+
+def test_a_table_has_a_row_a_head() -> None:
+    shown = printed(result().table())
+    assert "3 ±0.1" in shown
+    assert "L3H2" in shown
+    by_entropy = printed(result().table(["entropy"], by="entropy", most=2))
+    assert by_entropy.index("L3H1") < by_entropy.index("L3H2")
+    assert "sink" not in by_entropy
+    assert "3 more heads" in by_entropy
+
+
+def test_rows_for_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = result().rows()
+    assert len(rows) == 6
+    assert rows[3] == {
+        "stack": "main",
+        "sublayer": "attention",
+        "layer": 3,
+        "head": 0,
+        "entropy": 2.0,
+        "entropy_error": 0.4,
+        "sink": 0.375,
+    }
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))  # type: ignore[arg-type]
+    assert result().frame()[3] == rows[3]
+
+
+def test_a_frame_without_pandas_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with refuses(MissingExtraError, "a frame needs the package pandas: pip install pandas."):
+        result().frame()
+
+
+@pytest.mark.parametrize("ending", ["json", "safetensors"])
+def test_saved_and_loaded_is_the_same(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / "deeper" / f"result.{ending}"
+    result().save(path)
+    loaded = ByHead.load(path, "example")
+    assert loaded.blocks == BLOCKS
+    assert loaded.names == ("entropy", "sink")
+    assert loaded.facts == result().facts
+    for name in loaded.names:
+        np.testing.assert_array_equal(loaded.means[name], result().means[name])
+    np.testing.assert_array_equal(loaded.errors["entropy"], result().errors["entropy"])
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_json_holds_no_nan(tmp_path: Path) -> None:
+    result().save(tmp_path / "result.json")
+    read = json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)
+    assert read["arrays"]["means/entropy"][2] is None
+
+
+def test_a_save_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "result.json"
+    result().save(path)
+    before = path.read_bytes()
+
+    def fail(_: int) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="full"):
+        result(facts={}).save(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with refuses(InputError, "'entrpy' was not measured: use entropy, sink."):
+        result()["entrpy"]
+    with refuses(InputError, "there is no head L1H0: use one it has."):
+        result().of(Head(1, 0))
+    decoder = result(blocks=(Block(0, 6, "decoder"),))
+    with refuses(
+        InputError,
+        "there is no head L0H0: "
+        "use a head of the stacks decoder, as in Address(Head(0, 0), stack=...).",
+    ):
+        decoder.of(Head(0, 0))
+    with refuses(ShapeError, "sink has shape (2,): give one value for each of 6 heads."):
+        result(means={"sink": np.zeros(2)}, errors={})
+    with refuses(InputError, "x.csv has no known ending: use .json or .safetensors."):
+        result().save("x.csv")
+    path = tmp_path / "result.json"
+    result().save(path)
+    with refuses(InputError, f"{path} holds example: name a file that holds ablation."):
+        ByHead.load(path, "ablation")
+    path.write_text("[1]")
+    with refuses(InputError, f"{path} holds no result: name a file that a result was saved to."):
+        ByHead.load(path)
+    missing = tmp_path / "none.json"
+    with refuses(InputError, f"there is no {missing}: name a file that a result was saved to."):
+        ByHead.load(missing)

@@ -86,5 +86,7 @@ def test_dropout_acts_in_training_alone() -> None:
     assert torch.equal(layer(BATCH.values, BATCH), full)
     layer.train()
     draws = torch.stack([layer(BATCH.values, BATCH) for _ in range(400)])
-    assert draws.std(0).min() > 0
-    torch.testing.assert_close(draws.mean(0), full, rtol=0, atol=0.05)
+    spread = draws.std(0)
+    assert spread.min() > 0
+    # The mean of 400 draws, to within five of its own deviations.
+    assert ((draws.mean(0) - full).abs() < 5 * spread / 400**0.5).all()

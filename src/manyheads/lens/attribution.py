@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from manyheads.attention import Attention
 from manyheads.errors import InputError
 from manyheads.lens.addresses import Block
-from manyheads.lens.given import read, resting, run
+from manyheads.lens.given import read, run
 from manyheads.lens.metrics import weighed
 from manyheads.lens.results import ByHead
 from manyheads.lens.trunk import Edits, Part, part_of
 from manyheads.models.build import Model
 from manyheads.models.layer import Layer, Residual
 from manyheads.models.readout import ClassHead, LanguageHead, ReadoutLayer
+from manyheads.models.resting import resting
 from manyheads.models.vision import Vision
 from manyheads.parts.norms import LayerNorm, Normalise, Post
 from manyheads.ragged import Ragged

@@ -9,11 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.lens.given import Given, Targets, read, resting, shares
+from manyheads.lens.given import Given, Targets, read, shares
 from manyheads.lens.metrics import Metric, judge, weighed
 from manyheads.lens.stand_ins import How, StandIns, stand_ins
 from manyheads.lens.trunk import Change, Edits, Part, StackName, Trunk, part_of
 from manyheads.models.build import Model
+from manyheads.models.resting import resting
 from manyheads.progress import Progress
 from manyheads.taps import Head, Site, Sublayer, Tap
 

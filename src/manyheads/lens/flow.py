@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from manyheads.errors import InputError
-from manyheads.lens.given import read, resting, run
+from manyheads.lens.given import read, run
 from manyheads.lens.trunk import StackName, part_of
 from manyheads.models.build import Model
+from manyheads.models.resting import resting
 from manyheads.progress import Progress
 from manyheads.taps import Patterns, Record, Tap
 

@@ -2,14 +2,13 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyheads.encoding.reading import TextReader, Texts, find_longest, open_texts, reads_texts
 from manyheads.errors import CutWarning, InputError
@@ -22,7 +21,7 @@ from manyheads.models.vision import Vision
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Watcher
 
-__all__ = ["Asked", "Given", "Targets", "ask", "check_asked", "read", "resting", "run", "shares"]
+__all__ = ["Asked", "Given", "Targets", "ask", "check_asked", "read", "run", "shares"]
 
 # For each text the right answer by position; or, for classes of whole texts and images, one each.
 Targets = Sequence[Mapping[int, int]] | Sequence[int]
@@ -123,19 +122,6 @@ def check_asked(given: Given, targets: Targets | None) -> None:
         raise InputError("no text has a second token to be asked for", "give longer texts")
     if targets is not None and not any(isinstance(each, int) or each for each in targets):
         raise InputError("no text is asked anything", "give {position: right id} for some")
-
-
-@contextmanager
-def resting(model: nn.Module) -> Iterator[None]:
-    """Nothing is dropped inside the block; each part is put back into the mode it was in."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def shares(sizes: Sequence[int], room: int) -> Iterator[range]:

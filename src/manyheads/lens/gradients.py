@@ -10,11 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.errors import InputError, ShapeError
-from manyheads.lens.given import Targets, read, resting, run
+from manyheads.lens.given import Targets, read, run
 from manyheads.lens.metrics import Judge, Metric, judge, weighed
 from manyheads.lens.results import ByHead
 from manyheads.lens.trunk import Change, Edits, Part, StackName, Trunk, part_of
 from manyheads.models.build import Model
+from manyheads.models.resting import resting
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Record, Site, Sublayer, Tap

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from manyheads.lens.ablation import Ablation
 from manyheads.lens.effects import ROOM_ON_CPU, ROOM_ON_CUDA
-from manyheads.lens.given import Given, Targets, read, resting, run, shares
+from manyheads.lens.given import Given, Targets, read, run, shares
 from manyheads.lens.metrics import Judge, Metric, judge, named, weighed
 from manyheads.lens.results import ByHead
 from manyheads.lens.trunk import Edits, Part, StackName, part_of
 from manyheads.models.build import Model
+from manyheads.models.resting import resting
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.taps import Site, Sublayer, Tap

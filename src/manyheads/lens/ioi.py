@@ -14,12 +14,13 @@ from jaxtyping import Float
 
 from manyheads.errors import InputError
 from manyheads.lens.attribution import DirectLogits, attribute_logits
-from manyheads.lens.given import read, resting, run
+from manyheads.lens.given import read, run
 from manyheads.lens.metrics import LogitDifference
 from manyheads.lens.paths import patch_paths
 from manyheads.lens.results import ByHead
 from manyheads.lens.trunk import Part, part_of
 from manyheads.models.decoder import Decoder
+from manyheads.models.resting import resting
 from manyheads.taps import Head, Patterns, Record, Tap
 
 __all__ = ["IndirectObjects", "NameHeads", "find_name_heads", "indirect_objects", "tell_roles"]

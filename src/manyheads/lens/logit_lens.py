@@ -9,10 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.errors import InputError
-from manyheads.lens.given import read, resting, run
+from manyheads.lens.given import read, run
 from manyheads.lens.trunk import Edits, entry, part_of
 from manyheads.models.build import Model
 from manyheads.models.readout import ClassHead
+from manyheads.models.resting import resting
 from manyheads.models.vision import Vision
 from manyheads.ragged import Lengths
 from manyheads.taps import Site, Tap

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.effects import ROOM_ON_CPU, ROOM_ON_CUDA
-from manyheads.lens.given import Given, Targets, read, resting
+from manyheads.lens.given import Given, Targets, read
 from manyheads.lens.metrics import Judge, Metric, judge, weighed
 from manyheads.lens.results import ByHead, frame_of
 from manyheads.lens.trunk import Change, Edits, Part, StackName, Trunk, entry, part_of
 from manyheads.models.build import Model
+from manyheads.models.resting import resting
 from manyheads.progress import Progress
 from manyheads.ragged import Lengths
 from manyheads.taps import Head, Site, Sublayer, Tap

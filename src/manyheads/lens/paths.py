@@ -10,12 +10,13 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.ablation import HeadNames
-from manyheads.lens.given import Targets, read, resting
+from manyheads.lens.given import Targets, read
 from manyheads.lens.metrics import Metric
 from manyheads.lens.patching import Runs
 from manyheads.lens.results import ByHead
 from manyheads.lens.trunk import Change, Edits, Part, StackName, find_heads, part_of
 from manyheads.models.build import Model
+from manyheads.models.resting import resting
 from manyheads.progress import Progress
 from manyheads.taps import Head, Site, Sublayer, Tap
 

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.addresses import Address, Block, blocks_of, stacks_of
-from manyheads.lens.given import read, resting
+from manyheads.lens.given import read
 from manyheads.lens.meeting import FAR, Meeting, meet
 from manyheads.lens.results import frame_of
 from manyheads.lens.statistics import pass_by
 from manyheads.lens.storing import read_result, write_result
 from manyheads.lens.typology import Appearance, typology
 from manyheads.models.build import Model
+from manyheads.models.resting import resting
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
 from manyheads.taps import Head, Site, Sublayer, Tap

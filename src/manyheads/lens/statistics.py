@@ -13,12 +13,13 @@ from manyheads.encoding.batches import fill
 from manyheads.errors import InputError
 from manyheads.lens.addresses import blocks_of, stacks_of
 from manyheads.lens.classes import TokenClasses, token_classes
-from manyheads.lens.given import Given, read, resting
+from manyheads.lens.given import Given, read
 from manyheads.lens.measures import NEIGHBOURS, SINK_ABOVE, in_order
 from manyheads.lens.observer import Activation, Observer, Plan
 from manyheads.lens.results import ByHead, fields_from
 from manyheads.lens.tally import Tally
 from manyheads.models.build import Model
+from manyheads.models.resting import resting
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.progress import Progress

@@ -1,6 +1,7 @@
 """The data section of a run file: what is read, how it is cut, how much of it makes a step."""
 
 import zlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -170,7 +171,7 @@ def _token(tokenizer: Any, name: str, key: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows(Amount):
+class Rows(Amount, ABC):
     """Rows of .jsonl or .parquet files that are tokenised in memory and cut to `length`."""
 
     train: tuple[str, ...]
@@ -194,8 +195,9 @@ class Rows(Amount):
         )
         return Fed(training=training, validation=held)
 
+    @abstractmethod
     def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
-        raise NotImplementedError
+        """The rows of these files, their labels numbered as those of the names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

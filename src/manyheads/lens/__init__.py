@@ -1,1 +1,56 @@
-"""Look: what the heads of a model do."""
+"""Look: what the heads of a model do.
+
+>>> from manyheads import lens
+>>> from manyheads.models.build import build
+>>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
+>>> found = lens.statistics(model, [[5, 6, 7, 5, 6], [8, 9]])
+"""
+
+# Some functions are named as the file they live in: here the name means the function.
+from manyheads.lens.ablation import ablate, ablate_greedily, ablate_in_order, ablate_together
+from manyheads.lens.addresses import Address
+from manyheads.lens.attribution import attribute_logits
+from manyheads.lens.circuits import circuits, score_circuits
+from manyheads.lens.composition import compose, resemble
+from manyheads.lens.detectors import detect
+from manyheads.lens.flow import attention_flow, attention_rollout
+from manyheads.lens.gradients import gradient_times_attention, integrate_heads, integrate_inputs
+from manyheads.lens.importance import importance
+from manyheads.lens.ioi import find_name_heads, indirect_objects
+from manyheads.lens.logit_lens import logit_lens
+from manyheads.lens.metrics import LogitDifference
+from manyheads.lens.patching import patch
+from manyheads.lens.paths import patch_paths
+from manyheads.lens.patterns import patterns, top_keys
+from manyheads.lens.statistics import statistics
+from manyheads.lens.typology import typology
+
+__all__ = [
+    "Address",
+    "LogitDifference",
+    "ablate",
+    "ablate_greedily",
+    "ablate_in_order",
+    "ablate_together",
+    "attention_flow",
+    "attention_rollout",
+    "attribute_logits",
+    "circuits",
+    "compose",
+    "detect",
+    "find_name_heads",
+    "gradient_times_attention",
+    "importance",
+    "indirect_objects",
+    "integrate_heads",
+    "integrate_inputs",
+    "logit_lens",
+    "patch",
+    "patch_paths",
+    "patterns",
+    "resemble",
+    "score_circuits",
+    "statistics",
+    "top_keys",
+    "typology",
+]

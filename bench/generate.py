@@ -21,12 +21,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="how often each entrant is timed")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="instead of the fastest here")
     parser.add_argument("--quick", action="store_true", help="less of it, for a first look")
+    parser.add_argument(
+        "--batch", type=int, help="this many texts at once alone, on CUDA; else 1 and then 32"
+    )
     arguments = parser.parse_args()
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no CUDA device here, use --device cpu")
+    if arguments.batch is not None and (device == "cpu" or arguments.batch < 1):
+        parser.error(f"--batch {arguments.batch}: on the CPU it is one text, on CUDA 1 or more")
     part = import_module(f"generate_{device}")
-    part.run(rounds=max(1, arguments.rounds), quick=arguments.quick)
+    chosen = {} if arguments.batch is None else {"batches": (arguments.batch,)}
+    part.run(rounds=max(1, arguments.rounds), quick=arguments.quick, **chosen)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ GOAL = 1000
 LIMIT = 5e-2
 
 
-def run(rounds: int, quick: bool) -> None:
+def run(rounds: int, quick: bool, batches: tuple[int, ...] = (1, 32)) -> None:
     theirs, ours = _pair()
     limit = _reading_limit(ours)
-    for batch in (1, 32):
+    for batch in batches:
         draw = torch.Generator().manual_seed(batch)
         ids = torch.randint(10, 1000, (batch, PROMPT), generator=draw).cuda()
         entrants: dict[str, Work] = {

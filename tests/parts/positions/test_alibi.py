@@ -30,6 +30,12 @@ def test_any_number_of_heads_has_the_slopes_of_bloom(heads: int) -> None:
     torch.testing.assert_close(torch.tensor(Alibi().slopes(heads)), theirs)
 
 
+@given(heads=st.integers(1, 80))
+def test_kernels_read_the_same_slopes_to_the_last_digit(heads: int) -> None:
+    found = Alibi().bias(heads, torch.device("cpu")).slopes
+    torch.testing.assert_close(found, torch.tensor(Alibi().slopes(heads)), rtol=0, atol=0)
+
+
 @given(heads=st.integers(1, 9), query=st.integers(0, 50), key=st.integers(0, 50))
 def test_the_penalty_is_slope_times_distance_on_both_sides(
     heads: int, query: int, key: int

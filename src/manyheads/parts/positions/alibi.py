@@ -26,7 +26,17 @@ class Alibi:
         return tuple(series + finer[0::2][: heads - power])
 
     def bias(self, heads: int, device: torch.device) -> "AlibiBias":
-        return AlibiBias(torch.tensor(self.slopes(heads), device=device))
+        return AlibiBias(self._slopes_on(device, heads))
+
+    def _slopes_on(self, device: torch.device, heads: int) -> Float[Tensor, " h"]:
+        """The slopes worked out where they are used: a recorded step cannot copy from the host."""
+        power = 2 ** math.floor(math.log2(heads))
+        # Only Apple's devices lack float64, which rounds as the published series does.
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        head = torch.arange(heads, device=device, dtype=wide)
+        series = -8 / power * (head + 1)
+        finer = -4 / power * (2 * (head - power) + 1)
+        return torch.where(head < power, series, finer).exp2().float()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -47,7 +47,7 @@ def detect(
 ) -> float:
     """TransformerLens' head detector: "mul" is sum(A D) / sum(A), "abs" is 1 - sum|A - D| / n.
 
-    `first=False` takes what goes to the first token out of the pattern. Scores of different
+    `first=False` takes the first token out of the pattern and out of the ideal. Scores of different
     variants cannot be compared with each other.
     """
     if pattern.shape != ideal.shape:
@@ -57,9 +57,9 @@ def detect(
         )
     if how not in ("mul", "abs"):
         raise InputError(f"there is no detector {how!r}", "use mul or abs")
-    seen = pattern.double().clone()
+    seen, meant = pattern.double().clone(), ideal.double().clone()
     if not first:
-        seen[:, 0] = 0.0
+        seen[:, 0] = meant[:, 0] = 0.0
     if how == "abs":
-        return float(1 - (seen - ideal).abs().sum() / len(pattern))
-    return float((seen * ideal).sum() / seen.sum())
+        return float(1 - (seen - meant).abs().sum() / len(pattern))
+    return float((seen * meant).sum() / seen.sum())

@@ -28,6 +28,7 @@ from manyheads.parts.positions.alibi import AlibiBias
 from manyheads.parts.positions.bias import Bias
 from manyheads.parts.positions.relative import BucketBias, BucketTable, ShawTable
 from manyheads.parts.positions.rotary import Turn
+from manyheads.parts.sharing import KeyHeads, groups_of, listed, nearest, owners_of, settled
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
 
@@ -45,9 +46,10 @@ class AttentionConfig:
     """Everything an attention layer is.
 
     `kv_heads` below `heads` shares keys and values between query heads (GQA, arXiv 2305.13245), one
-    is MQA (arXiv 1911.02150). `keys_from="memory"` makes it cross-attention. `drop_heads` drops
-    whole heads of a sequence in training (DropHead, arXiv 2004.13342). A learned `sink` is one more
-    score in each head's softmax that carries no value.
+    is MQA (arXiv 1911.02150); (4, 3) are two, of which one serves four queries and one three.
+    `keys_from="memory"` makes it cross-attention. `drop_heads` drops whole heads of a sequence in
+    training (DropHead, arXiv 2004.13342). A learned `sink` is one more score in each head's softmax
+    that carries no value.
 
     >>> config = AttentionConfig(width=768, heads=12, kv_heads=4)
     >>> config.size, config.key_heads
@@ -59,14 +61,14 @@ class AttentionConfig:
 
     width: int
     heads: int
-    kv_heads: int | Literal["each"] = "each"
+    kv_heads: KeyHeads = "each"
     head_size: int | Literal["even"] = "even"
     position: AttentionPosition = NoPosition()
     mask: Mask = All()
     gates: tuple[Gate, ...] = ()
     query_norm: Norm = NoNorm()
     key_norm: Norm = NoNorm()
-    bias: Literal["none", "inputs", "all"] = "none"
+    bias: Literal["none", "inputs", "output", "all"] = "none"
     scale: float | Literal["root"] = "root"
     sink: Literal["none", "learned"] = "none"
     head_scale: Literal["none", "learned"] = "none"
@@ -84,19 +86,16 @@ class AttentionConfig:
             fitting = [n for n in range(1, self.width + 1) if self.width % n == 0]
             raise ConfigError(
                 f"width={self.width} cannot be divided among heads={self.heads}",
-                f"use {_listed(_nearest(fitting, self.heads))} heads, or give head_size",
+                f"use {listed(nearest(fitting, self.heads))} heads, or give head_size",
             )
-        if self.heads % self.key_heads:
-            fitting = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
-            raise ConfigError(
-                f"heads={self.heads} cannot share kv_heads={self.key_heads} evenly",
-                f"use {_listed(fitting)}",
-            )
+        object.__setattr__(self, "kv_heads", settled(self.heads, self.kv_heads))
         for name, share in (("dropout", self.dropout), ("drop_heads", self.drop_heads)):
             if not 0 <= share < 1:
                 raise ConfigError(f"{name}={share} is no share", "use 0 <= share < 1")
         if isinstance(self.position, Rotary):
             self.position.turned(self.size)
+        if isinstance(self.position, Alibi):
+            self.position.slopes(self.heads)
         if self.keys_from == "memory" and not isinstance(self.position, NoPosition):
             raise ConfigError(
                 f"{type(self.position).__name__} knows distances within one sequence "
@@ -113,7 +112,17 @@ class AttentionConfig:
     @property
     def key_heads(self) -> int:
         """Heads of keys and values."""
-        return self.heads if self.kv_heads == "each" else self.kv_heads
+        return len(groups_of(self.heads, self.kv_heads))
+
+    @property
+    def groups(self) -> tuple[int, ...] | None:
+        """How many query heads each head of keys serves; None where equally many."""
+        return self.kv_heads if isinstance(self.kv_heads, tuple) else None
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """For every query head the head of keys and values that it reads."""
+        return owners_of(groups_of(self.heads, self.kv_heads))
 
     @property
     def score_scale(self) -> float:
@@ -135,7 +144,9 @@ class AttentionConfig:
             case "query" | "output":
                 return self.heads, self.size
             case "final":
-                return self.heads, self.width // self.heads
+                cut = [gate.cut(self.heads) for gate in self.gates if gate.at == place]
+                slices = cut[0] if cut else self.heads
+                return slices, self.width // slices
 
     def rows(self) -> dict[str, int]:
         """The rows of the input projection by name, queries' side first, then the keys' side."""
@@ -174,7 +185,7 @@ class Attention(nn.Module):
     def __init__(self, config: AttentionConfig, *, owns_table: bool = True) -> None:
         super().__init__()
         self.config = config
-        rows, biased = config.rows(), config.bias != "none"
+        rows, biased = config.rows(), config.bias in ("inputs", "all")
         reads_memory = config.keys_from == "memory"
         self.our_rows = config.query_rows() if reads_memory else rows
         self.memory_rows = {name: rows[name] for name in rows if name not in self.our_rows}
@@ -185,7 +196,7 @@ class Attention(nn.Module):
             else None
         )
         inner = config.heads * config.size
-        self.output = nn.Linear(inner, config.width, bias=config.bias == "all")
+        self.output = nn.Linear(inner, config.width, bias=config.bias in ("output", "all"))
         self.query_norm = make_norm(config.query_norm, config.size)
         self.key_norm = make_norm(config.key_norm, config.size)
         self.sink = nn.Parameter(torch.zeros(config.heads)) if config.sink != "none" else None
@@ -240,7 +251,7 @@ class Attention(nn.Module):
         read = seen(look, Tap.HEAD_OUTPUT, read, x)
         written = self.output(read.flatten(1))
         if "gate_final" in parts:
-            sliced = written.unflatten(-1, (self.config.heads, -1))
+            sliced = written.unflatten(-1, self.config.gate_shape("final"))
             written = self._gated("final", sliced, parts, x, look).flatten(1)
         return x.with_values(written)
 
@@ -347,6 +358,7 @@ class Attention(nn.Module):
             bias=bias,
             sink=self.sink,
             dropout=self.config.dropout if self.training else 0.0,
+            groups=self.config.groups,
             want=OUTPUT_ALONE,
         )
 
@@ -385,16 +397,3 @@ def _opens(look: Look | None) -> bool:
 
 def _split(joined: Float[Tensor, "n rows"], rows: dict[str, int]) -> dict[str, Tensor]:
     return dict(zip(rows, joined.split(list(rows.values()), dim=-1), strict=True))
-
-
-def _nearest(choices: list[int], wanted: int) -> list[int]:
-    return sorted(sorted(choices, key=lambda choice: abs(choice - wanted))[:4])
-
-
-def _listed(numbers: list[int]) -> str:
-    """
-    >>> _listed([1, 2, 3]), _listed([7])
-    ('1, 2 or 3', '7')
-    """
-    *head, last = map(str, numbers)
-    return f"{', '.join(head)} or {last}" if head else last

@@ -18,7 +18,7 @@ from manyheads.models import (
     stack,
     vision,
 )
-from manyheads.parts import experts, feedforward, gates, norms
+from manyheads.parts import constant, experts, feedforward, gates, norms
 from manyheads.parts.masks import rules
 from manyheads.parts.positions import alibi, learned, nowhere, relative, rotary, sinusoidal
 
@@ -44,6 +44,7 @@ TYPES: dict[str, type] = {
         stack.StackConfig,
         vision.Patches,
         vision.VisionConfig,
+        constant.Constant,
         experts.Experts,
         feedforward.GeGLU,
         feedforward.MLP,

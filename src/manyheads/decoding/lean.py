@@ -73,6 +73,8 @@ def _layer_differences(layer: LayerConfig) -> Iterator[str]:
 def _attention_differences(config: AttentionConfig) -> Iterator[str]:
     if config.gates or config.sink != "none" or config.head_scale != "none":
         yield "has gates, a sink or scaled heads"
+    if config.groups is not None:
+        yield "shares keys unevenly"
     position = config.position
     turns = isinstance(position, Rotary) and position.share == 1.0
     if not turns and not isinstance(position, NoPosition):

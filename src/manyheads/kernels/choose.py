@@ -9,6 +9,7 @@ from torch import Tensor
 from manyheads.errors import KernelError
 from manyheads.kernels import banded, flex, fused, reference, step, varlen
 from manyheads.kernels.contract import Attended, Facts, Request
+from manyheads.kernels.uneven import attend_by_group
 
 __all__ = ["KERNELS", "Choice", "attend", "choose"]
 
@@ -62,6 +63,8 @@ def attend(
     elif reason := KERNELS[kernel].cannot(request, facts):
         able = [name for name, one in KERNELS.items() if one.cannot(request, facts) is None]
         raise KernelError(f"{kernel} cannot do this, {reason}", f"use auto, {', '.join(able)}")
+    if request.groups is not None and kernel != "reference":
+        return attend_by_group(KERNELS[kernel].attend, q, k, v, request)
     return KERNELS[kernel].attend(q, k, v, request)
 
 

@@ -29,6 +29,7 @@ class Request:
 
     Query i of a sequence is aligned to the END of its keys, so that a step with a cache is the same
     request. `sink` is one more score a head that takes part in the softmax and carries no value.
+    `groups` are how many query heads each head of keys serves, where they are not equally many.
     """
 
     queries: Lengths
@@ -38,6 +39,7 @@ class Request:
     bias: Bias | None = None
     sink: Float[Tensor, " h"] | None = None
     dropout: float = 0.0
+    groups: tuple[int, ...] | None = None
     want: Want = Want()
 
     @property

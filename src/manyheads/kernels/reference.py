@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from manyheads.kernels.contract import Attended, Facts, Request
 from manyheads.parts.masks.render import visible
 from manyheads.parts.positions.relative import ShawBias
+from manyheads.parts.sharing import owners_of
 from manyheads.taps import Patterns
 
 __all__ = ["attend", "cannot", "mix", "patterns", "rows_a_chunk", "scores"]
@@ -101,7 +102,7 @@ def _scores(
     first = request.queries.starts[sequence]
     start = request.keys.starts[sequence]
     query = q[first + rows.start : first + rows.stop].float()
-    key = k[start : start + keys].float()
+    key = _shared(k[start : start + keys], request).float()
     # Query heads that share a key head stand side by side; the key is never repeated.
     share = q.shape[1] // key.shape[1]
     query = rearrange(query, "t (g r) d -> g (t r) d", r=share)
@@ -111,6 +112,11 @@ def _scores(
         scored = scored + _bias(request, sequence, rows, scored)
     hidden = ~visible(request.mask, rows, queries, keys, q.device)
     return scored.masked_fill(hidden, -torch.inf)
+
+
+def _shared(x: Float[Tensor, "s g d"], request: Request) -> Float[Tensor, "s g_or_h d"]:
+    """Heads of keys that serve different numbers of queries, one for every query."""
+    return x if request.groups is None else x[:, list(owners_of(request.groups))]
 
 
 def _bias(
@@ -150,7 +156,7 @@ def _mix(
     rows: range,
 ) -> Float[Tensor, "t h e"]:
     start = request.keys.starts[sequence]
-    value = v[start : start + request.keys.each[sequence]].float()
+    value = _shared(v[start : start + request.keys.each[sequence]], request).float()
     dropped = F.dropout(pattern, request.dropout) if request.dropout else pattern
     share = pattern.shape[0] // value.shape[1]
     grouped = rearrange(dropped, "(g r) t s -> g (t r) s", r=share)

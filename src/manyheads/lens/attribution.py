@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyheads.attention import Attention
+from manyheads.attention import Attention, AttentionConfig
 from manyheads.errors import InputError
 from manyheads.lens.addresses import Block
 from manyheads.lens.given import read, run
@@ -20,6 +20,7 @@ from manyheads.models.layer import Layer, Residual
 from manyheads.models.readout import ClassHead, LanguageHead, ReadoutLayer
 from manyheads.models.resting import resting
 from manyheads.models.vision import Vision
+from manyheads.parts.constant import ConstantLayer
 from manyheads.parts.norms import LayerNorm, Normalise, Post
 from manyheads.ragged import Ragged
 from manyheads.taps import Site, Sublayer, Tap
@@ -133,7 +134,7 @@ class _Back:
         for layer in range(last, -1, -1):
             module = cast(Layer, stack.layers[layer])
             for sublayer in reversed(SUBLAYERS):
-                inner = getattr(module, sublayer.value)
+                inner = _inner(module, sublayer)
                 if inner is not None:
                     residual = getattr(module, f"{sublayer.value}_residual")
                     self._sublayer(layer, sublayer, inner, residual)
@@ -160,7 +161,7 @@ class _Back:
 
     def _end(self, layer: int) -> tuple[int, Tap, Sublayer]:
         module = self.part.stack.layers[layer]
-        there = [each for each in SUBLAYERS if getattr(module, each.value) is not None]
+        there = [each for each in SUBLAYERS if _inner(module, each) is not None]
         return layer, Tap.AFTER, there[-1]
 
     def _value(self, layer: int, tap: Tap, sublayer: Sublayer) -> Tensor:
@@ -179,6 +180,8 @@ class _Back:
         self.layers[sublayer, layer] = self._along(written, self.towards)
         if isinstance(inner, Attention):
             self._attention(layer, sublayer, inner, residual)
+        elif isinstance(inner, ConstantLayer):
+            self.bias = self.bias + self.layers[sublayer, layer]
 
     def _attention(
         self, layer: int, sublayer: Sublayer, attention: Attention, residual: Residual
@@ -193,7 +196,7 @@ class _Back:
         if residual.second_norm is not None:
             raw = spoken.flatten(1) @ weight.T + (0 if bias is None else bias.double())
             if opened is not None:
-                cut = raw.unflatten(-1, (attention.config.heads, -1))
+                cut = raw.unflatten(-1, attention.config.gate_shape("final"))
                 raw = gates[0].apply(cut, opened).flatten(1)
             self._pull(residual.second_norm, raw)
             towards, self.towards = self.towards, stream
@@ -224,8 +227,14 @@ class _Back:
         self.towards = towards / (at.square().mean(-1, keepdim=True) + norm.config.eps).sqrt()
 
 
+def _inner(layer: Any, sublayer: Sublayer) -> Any:
+    """What stands at a sublayer of a layer, or of its config: itself, or what is left of it."""
+    inner = getattr(layer, sublayer.value)
+    return getattr(layer, f"{sublayer.value}_rest", None) if inner is None else inner
+
+
 def _sliced(towards: Float[Tensor, "m c"], attention: Attention) -> Float[Tensor, "m h e"]:
-    return towards.unflatten(-1, (attention.config.heads, -1))
+    return towards.unflatten(-1, attention.config.gate_shape("final"))
 
 
 def _feeds(sublayer: Sublayer) -> bool:
@@ -237,11 +246,11 @@ def _sites(part: Part) -> list[Site]:
     found = [Site(-1, tap, stack=name) for tap in (Tap.EMBEDDINGS, Tap.FINAL)]
     for layer, config in enumerate(part.stack.config.layers):
         for sublayer in SUBLAYERS:
-            branch = getattr(config, sublayer.value)
+            branch = _inner(config, sublayer)
             if branch is None:
                 continue
             taps = [Tap.BEFORE, Tap.OUTPUT, Tap.AFTER]
-            if not _feeds(sublayer):
+            if isinstance(branch.inner, AttentionConfig):
                 taps.append(Tap.HEAD_OUTPUT)
                 taps += [Tap.GATE_FINAL for gate in branch.inner.gates if gate.at == "final"]
             found += [Site(layer, tap, sublayer, name) for tap in taps]

@@ -128,7 +128,7 @@ class Circuits:
         config = attention.config
         place = head.head
         if what != "query":
-            place = head.head // (config.heads // config.key_heads)
+            place = config.owners[head.head]
         rows = attention.projections()[what].detach()
         mine = rearrange(rows, "(h d) c -> h d c", d=config.size)[place].double()
         if self.part.sublayer is Sublayer.CROSS and what != "query":

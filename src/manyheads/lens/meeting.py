@@ -144,4 +144,5 @@ def meet(stack: Stack, site: Site, query: Ragged, key: Ragged) -> Meeting:
         bias=bias,
         sink=attention.sink,
     )
-    return Meeting(query.values, key.values, request)
+    shared = key.values if config.groups is None else key.values[:, list(config.owners)]
+    return Meeting(query.values, shared, request)

@@ -112,7 +112,8 @@ class Observer:
         layer = self._plan.stacks[site.stack].config.layers[site.layer]
         if layer.feedforward is not None:
             return Sublayer.FEEDFORWARD
-        return Sublayer.ATTENTION if layer.cross is None else Sublayer.CROSS
+        crosses = layer.cross is not None or layer.cross_rest is not None
+        return Sublayer.CROSS if crosses else Sublayer.ATTENTION
 
     def _attention(self, site: Site) -> Attention:
         return attention_at(self._plan.stacks[site.stack], site.layer, site.sublayer)
@@ -162,9 +163,16 @@ class Observer:
         gate = value.values.float()
         of_head = {"": gate.mean(-1), "_closed": (gate < CLOSED).float().mean(-1)}
         for ending, values in of_head.items():
-            values = values.repeat_interleave(block.heads // values.shape[1], dim=1)
+            values = values[:, self._gate_of_head(site, values.shape[1])]
             counted = Counted(value.lengths.sequence_of_token, len(value))
             self.tally.add(block, f"gate_{place}{ending}", values, counted)
+
+    def _gate_of_head(self, site: Site, gates: int) -> list[int]:
+        """Which gate stands before each head; a slice of the width where it would be the head's."""
+        config = self._attention(site).config
+        if gates == config.key_heads and site.tap in (Tap.GATE_KEY, Tap.GATE_VALUE):
+            return list(config.owners)
+        return [head * gates // config.heads for head in range(config.heads)]
 
     def _see_output(self, site: Site, value: Ragged) -> None:
         """How much each head writes, itself and beside the residual stream it is added to."""

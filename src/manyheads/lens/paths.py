@@ -157,8 +157,8 @@ class _Paths:
 
     def _hearing(self, site: Site, receivers: list[Head], heard: Tensor) -> Change:
         config = self.part.attention(site.layer).config
-        shared = 1 if self.through == "query" else config.heads // config.key_heads
-        mine = sorted({head.head // shared for head in receivers if head.layer == site.layer})
+        places = range(config.heads) if self.through == "query" else config.owners
+        mine = sorted({places[head.head] for head in receivers if head.layer == site.layer})
 
         def change(values: Tensor) -> Tensor:
             values = values.clone()

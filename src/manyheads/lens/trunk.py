@@ -115,10 +115,12 @@ def find_heads(part: Part, heads: Literal["all"] | Iterable[Head | str]) -> tupl
 def entry(stack: Stack, layer: int) -> Site:
     """Where the residual stream that enters a layer is seen."""
     config = stack.config.layers[layer]
-    if config.attention is not None:
+    if config.attention is not None or config.attention_rest is not None:
         first = Sublayer.ATTENTION
+    elif config.cross is not None or config.cross_rest is not None:
+        first = Sublayer.CROSS
     else:
-        first = Sublayer.FEEDFORWARD if config.cross is None else Sublayer.CROSS
+        first = Sublayer.FEEDFORWARD
     return Site(layer, Tap.BEFORE, first, stack.name)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from manyheads.attention import Attention, AttentionConfig, CacheSlot, Place
 from manyheads.cache import Kept
 from manyheads.errors import ConfigError
+from manyheads.parts.constant import Constant, ConstantLayer
 from manyheads.parts.experts import Experts, MixtureOfExperts, RouterLosses
 from manyheads.parts.feedforward import MLP, FeedForward, GeGLU, SwiGLU
 from manyheads.parts.norms import Both, Placement, Post, Pre, make_norm
@@ -18,7 +19,7 @@ from manyheads.taps import Look, Sublayer, Tap, seen
 __all__ = ["Branch", "FeedForwardConfig", "Layer", "LayerConfig"]
 
 FeedForwardConfig = MLP | GeGLU | SwiGLU | Experts
-Inner = TypeVar("Inner", bound=AttentionConfig | FeedForwardConfig)
+Inner = TypeVar("Inner", bound=AttentionConfig | Constant | FeedForwardConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,16 @@ class Branch(Generic[Inner]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
-    """The sublayers of a layer, in this order; None where the layer has none."""
+    """The sublayers of a layer, in this order; None where the layer has none.
+
+    `attention_rest` and `cross_rest` stand where an attention stood whose heads are all gone.
+    """
 
     attention: Branch[AttentionConfig] | None
     cross: Branch[AttentionConfig] | None = None
     feedforward: Branch[FeedForwardConfig] | None
+    attention_rest: Branch[Constant] | None = None
+    cross_rest: Branch[Constant] | None = None
 
     def __post_init__(self) -> None:
         if len(self.widths) > 1:
@@ -48,18 +54,24 @@ class LayerConfig:
             raise ConfigError("attention reads memory", 'put keys_from="memory" under cross')
         if self.cross is not None and self.cross.inner.keys_from == "itself":
             raise ConfigError("cross-attention reads itself", 'set keys_from="memory"')
+        for name in ("attention", "cross"):
+            if getattr(self, name) is not None and getattr(self, f"{name}_rest") is not None:
+                raise ConfigError(f"{name} and what is left of it are both there", "keep one")
 
     @property
     def widths(self) -> set[int]:
         branches = (self.attention, self.cross, self.feedforward)
-        return {branch.inner.width for branch in branches if branch is not None}
+        rests = (self.attention_rest, self.cross_rest)
+        return {branch.inner.width for branch in (*branches, *rests) if branch is not None}
 
 
 class Residual(nn.Module):
     """The norms and the dropout around a sublayer."""
 
     def __init__(
-        self, branch: Branch[AttentionConfig] | Branch[FeedForwardConfig], width: int
+        self,
+        branch: Branch[AttentionConfig] | Branch[Constant] | Branch[FeedForwardConfig],
+        width: int,
     ) -> None:
         super().__init__()
         self.placement = branch.norm
@@ -93,12 +105,20 @@ class Layer(nn.Module):
         self.attention: Attention | None = None
         self.cross: Attention | None = None
         self.feedforward: MixtureOfExperts | FeedForward | None = None
+        self.attention_rest: ConstantLayer | None = None
+        self.cross_rest: ConstantLayer | None = None
         if config.attention is not None:
             self.attention = Attention(config.attention.inner, owns_table=owns_table)
             self.attention_residual = Residual(config.attention, width)
+        elif config.attention_rest is not None:
+            self.attention_rest = ConstantLayer(config.attention_rest.inner)
+            self.attention_residual = Residual(config.attention_rest, width)
         if config.cross is not None:
             self.cross = Attention(config.cross.inner)
             self.cross_residual = Residual(config.cross, width)
+        elif config.cross_rest is not None:
+            self.cross_rest = ConstantLayer(config.cross_rest.inner)
+            self.cross_residual = Residual(config.cross_rest, width)
         if config.feedforward is not None:
             inner = config.feedforward.inner
             self.feedforward = (
@@ -120,11 +140,16 @@ class Layer(nn.Module):
             x, entered = _enter(self.attention_residual, x, here)
             written = self.attention(entered, place=place, cache=cache, look=here)
             x = x.with_values(self.attention_residual.leave(x, written.values, here))
+        elif self.attention_rest is not None:
+            here = _within(look, Sublayer.ATTENTION)
+            x = _say(self.attention_rest, self.attention_residual, x, here)
         if self.cross is not None:
             here = _within(look, Sublayer.CROSS)
             x, entered = _enter(self.cross_residual, x, here)
             written = self.cross(entered, memory=memory, look=here)
             x = x.with_values(self.cross_residual.leave(x, written.values, here))
+        elif self.cross_rest is not None:
+            x = _say(self.cross_rest, self.cross_residual, x, _within(look, Sublayer.CROSS))
         losses = None
         if self.feedforward is not None:
             here = _within(look, Sublayer.FEEDFORWARD)
@@ -137,6 +162,11 @@ class Layer(nn.Module):
 
 def _within(look: Look | None, sublayer: Sublayer) -> Look | None:
     return None if look is None else look.within(layer=look.layer, sublayer=sublayer)
+
+
+def _say(rest: ConstantLayer, residual: Residual, x: Ragged, look: Look | None) -> Ragged:
+    x, entered = _enter(residual, x, look)
+    return x.with_values(residual.leave(x, rest(entered.values), look))
 
 
 def _enter(residual: Residual, x: Ragged, look: Look | None) -> tuple[Ragged, Ragged]:

@@ -36,7 +36,10 @@ class Seq2SeqConfig:
     def __post_init__(self) -> None:
         for stack in (self.encoder, self.decoder):
             check_embedding(self.embedding, stack)
-        if all(layer.cross is None for layer in self.decoder.layers):
+        branches = [
+            branch for layer in self.decoder.layers for branch in (layer.cross, layer.cross_rest)
+        ]
+        if all(branch is None for branch in branches):
             raise ConfigError("no decoder layer looks at the encoder", "give one a cross branch")
 
 

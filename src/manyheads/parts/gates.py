@@ -31,7 +31,8 @@ class Gate:
     `at` names the place: "query" (G4), "key" (G3), "value" (G2), "output" of attention (G1), or
     "final", after the output projection (G5). `per` says how finely it acts: one number a head or
     one a channel. `heads` says whether each head has its own or all share one. After the output
-    projection no heads are left: there the width is cut into as many equal slices as heads.
+    projection no heads are left: there the width is cut into equal `slices`, as many as heads
+    unless said otherwise, as after heads were taken away.
 
     >>> Gate(at="output", per="channel").rows(heads=8, size=16), Gate(at="output").rows(8, 16)
     (128, 8)
@@ -42,6 +43,18 @@ class Gate:
     heads: Literal["own", "shared"] = "own"
     how: Literal["times", "plus"] = "times"
     activation: Literal["sigmoid", "silu"] = "sigmoid"
+    slices: int | Literal["heads"] = "heads"
+
+    def __post_init__(self) -> None:
+        if self.slices != "heads" and self.at != "final":
+            raise ConfigError(
+                f"slices={self.slices} of a gate at {self.at!r}, which meets heads",
+                'leave slices to at="final"',
+            )
+
+    def cut(self, heads: int) -> int:
+        """How many slices a final gate cuts the width of a layer with so many heads into."""
+        return heads if self.slices == "heads" else self.slices
 
     def rows(self, heads: int, size: int) -> int:
         """How many numbers a token's gate has."""
@@ -67,8 +80,9 @@ def check_gates(gates: tuple[Gate, ...], width: int, heads: int) -> None:
     for place in set(places):
         if places.count(place) > 1:
             raise ConfigError(f"{places.count(place)} gates stand at {place!r}", "keep one a place")
-    if "final" in places and width % heads:
-        raise ConfigError(
-            f"a final gate cuts width={width} into {heads} slices",
-            f"choose a width that is a multiple of {heads}",
-        )
+    for slices in (gate.cut(heads) for gate in gates if gate.at == "final"):
+        if slices < 1 or width % slices:
+            raise ConfigError(
+                f"a final gate cuts width={width} into {slices} slices",
+                f"choose a width that is a multiple of {slices}",
+            )

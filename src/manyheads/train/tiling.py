@@ -218,6 +218,12 @@ def _check_heads(small: AttentionConfig, large: AttentionConfig) -> None:
             f"heads of {small.size} channels turn at other rates than heads of {large.size}",
             f"keep heads of {small.size}, and have more of them",
         )
+    for config in (small, large):
+        if config.groups is not None:
+            raise ConfigError(
+                f"key heads that serve {config.groups} queries cannot be laid out over others",
+                "tile a model from which no heads were taken",
+            )
 
 
 def _check_tables(small: TokenEmbedding, large: TokenEmbedding) -> None:

@@ -1,11 +1,14 @@
 """ALiBi: scores fall linearly with distance, at a slope of its own for each head."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from manyheads.errors import ConfigError
 
 __all__ = ["Alibi", "AlibiBias"]
 
@@ -14,12 +17,39 @@ __all__ = ["Alibi", "AlibiBias"]
 class Alibi:
     """Attention with linear biases (arXiv 2108.12409); symmetric where a query looks ahead.
 
+    Where heads were taken away, `kept` are the others, as they were counted `among` all: each keeps
+    the slope it had.
+
     >>> Alibi().slopes(4)
     (0.25, 0.0625, 0.015625, 0.00390625)
+    >>> Alibi(kept=(0, 3), among=4).slopes(2)
+    (0.25, 0.00390625)
     """
+
+    kept: tuple[int, ...] = ()
+    among: int = 0
+
+    def __post_init__(self) -> None:
+        if any(not 0 <= head < self.among for head in self.kept):
+            raise ConfigError(
+                f"kept={self.kept} are not all among {self.among} heads",
+                f"use heads below among={self.among}",
+            )
+
+    def keep(self, heads: Sequence[int], among: int) -> "Alibi":
+        """Of a layer of so many heads these alone, with the slopes they have."""
+        kept = tuple(self.kept[head] for head in heads) if self.kept else tuple(heads)
+        return Alibi(kept, self.among if self.kept else among)
 
     def slopes(self, heads: int) -> tuple[float, ...]:
         """The published slopes: a geometric series, filled from the next one for odd counts."""
+        if self.kept:
+            if len(self.kept) != heads:
+                raise ConfigError(
+                    f"{len(self.kept)} slopes are kept and heads={heads}", f"keep {heads} of them"
+                )
+            published = Alibi().slopes(self.among)
+            return tuple(published[head] for head in self.kept)
         power = 2 ** math.floor(math.log2(heads))
         series = [2 ** (-8 * (index + 1) / power) for index in range(power)]
         finer = [2 ** (-4 * (index + 1) / power) for index in range(2 * power)]
@@ -30,6 +60,9 @@ class Alibi:
 
     def _slopes_on(self, device: torch.device, heads: int) -> Float[Tensor, " h"]:
         """The slopes worked out where they are used: a recorded step cannot copy from the host."""
+        if self.kept:
+            published = Alibi()._slopes_on(device, self.among)
+            return torch.stack([published[head] for head in self.kept])
         power = 2 ** math.floor(math.log2(heads))
         # Only Apple's devices lack float64, which rounds as the published series does.
         wide = torch.float32 if device.type == "mps" else torch.float64
@@ -48,6 +81,10 @@ class AlibiBias:
     @property
     def requires_grad(self) -> bool:
         return self.slopes.requires_grad
+
+    def of_heads(self, spans: Sequence[slice]) -> "AlibiBias":
+        """Of these heads alone."""
+        return AlibiBias(torch.cat([self.slopes[span] for span in spans]))
 
     def score(
         self,

@@ -1,6 +1,7 @@
 """Learned biases by distance: T5's buckets, and Shaw's vectors met by the query."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,6 +76,10 @@ class BucketBias:
     def requires_grad(self) -> bool:
         return self.table.requires_grad
 
+    def of_heads(self, spans: Sequence[slice]) -> "BucketBias":
+        """Of these heads alone."""
+        return BucketBias(self.config, torch.cat([self.table[:, span] for span in spans], dim=1))
+
     def score(
         self,
         head: Int[Tensor, "*#at"],
@@ -129,6 +134,11 @@ class ShawBias:
     def requires_grad(self) -> bool:
         values_do = self.values is not None and self.values.requires_grad
         return self.products.requires_grad or values_do
+
+    def of_heads(self, spans: Sequence[slice]) -> "ShawBias":
+        """Of these heads alone."""
+        products = torch.cat([self.products[:, span] for span in spans], dim=1)
+        return ShawBias(self.reach, products, self.values)
 
     def distance(self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"]) -> Int[Tensor, "*#at"]:
         """Which of the 2 * reach + 1 distances lies between query and key."""

@@ -1,0 +1,64 @@
+"""Key heads that serve different numbers of queries: one call of a kernel for each such number."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import accumulate, pairwise
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.kernels.contract import Attended, Request
+
+__all__ = ["attend_by_group"]
+
+
+def attend_by_group(
+    attend: Callable[[Tensor, Tensor, Tensor, Request], Attended],
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "m g d"],
+    v: Float[Tensor, "m g e"],
+    request: Request,
+) -> Attended:
+    """What a kernel that knows equal groups alone makes of unequal ones; no key is repeated.
+
+    Only slices are taken and joined, so that a step of decoding can be recorded.
+    """
+    groups = request.groups
+    assert groups is not None
+    spans = [slice(*ends) for ends in pairwise(accumulate(groups, initial=0))]
+    alike: dict[int, list[int]] = defaultdict(list)
+    for key, size in enumerate(groups):
+        alike[size].append(key)
+    outputs: dict[int, Tensor] = {}
+    lses: dict[int, Tensor] = {}
+    for size, keys in alike.items():
+        queries = [spans[key] for key in keys]
+        mine = [slice(key, key + 1) for key in keys]
+        answer = attend(
+            _taken(q, queries), _taken(k, mine), _taken(v, mine), _part(request, queries)
+        )
+        outputs |= zip(keys, answer.output.split(size, dim=1), strict=True)
+        if answer.lse is not None:
+            lses |= zip(keys, answer.lse.split(size, dim=1), strict=True)
+    order = range(len(groups))
+    lse = torch.cat([lses[key] for key in order], dim=1) if lses else None
+    return Attended(torch.cat([outputs[key] for key in order], dim=1), lse)
+
+
+def _part(request: Request, queries: list[slice]) -> Request:
+    """The same asked of some heads alone."""
+    return Request(
+        queries=request.queries,
+        keys=request.keys,
+        mask=request.mask,
+        scale=request.scale,
+        bias=None if request.bias is None else request.bias.of_heads(queries),
+        sink=None if request.sink is None else torch.cat([request.sink[span] for span in queries]),
+        dropout=request.dropout,
+        want=request.want,
+    )
+
+
+def _taken(x: Float[Tensor, "n h d"], spans: list[slice]) -> Float[Tensor, "n some d"]:
+    return torch.cat([x[:, span] for span in spans], dim=1)

@@ -10,6 +10,7 @@ from manyheads.cli.convert import Convert
 from manyheads.cli.encode import Encode
 from manyheads.cli.explain import Explain
 from manyheads.cli.generate import Generate
+from manyheads.cli.studio import Studio
 from manyheads.cli.tokenizer import TrainTokenizer
 from manyheads.cli.train import Train
 from manyheads.errors import ManyheadsError
@@ -25,6 +26,7 @@ class Command(Protocol):
 
 COMMANDS: dict[str, Callable[..., Command]] = {
     "explain": Explain,
+    "studio": Studio,
     "generate": Generate,
     "encode": Encode,
     "convert": Convert,

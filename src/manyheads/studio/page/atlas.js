@@ -1,0 +1,173 @@
+// The atlas: a row a layer, a square a head, coloured by a measure. Picked heads have a ring of
+// their own colour; heads that are off are crossed out.
+
+import { css, diverging, inkOn, sequential } from "./colour.js";
+import { h, say } from "./dom.js";
+import { inOrder, meaningOf, nameOf, rangeOf } from "./measures.js";
+
+export class Atlas {
+  constructor(side) {
+    this.side = side;
+    this.cells = new Map();
+    this.focused = null;
+    this.select = h("select", { "aria-label": "Measure that colours the heads", on: { change: () => side.measure(this.select.value) } });
+    this.grid = h("div", { class: "atlas", role: "grid", "aria-label": "Heads of the model", "aria-multiselectable": "true" });
+    this.grid.addEventListener("keydown", (event) => this.#key(event));
+    this.bar = h("canvas", { width: 256, height: 1, "aria-hidden": "true" });
+    this.low = h("span", { class: "number" });
+    this.high = h("span", { class: "number" });
+    this.about = h("p", { class: "about" });
+    this.picks = h("ul", { class: "picks", "aria-label": "Picked heads" });
+    this.element = h(
+      "section",
+      { class: "card", "aria-label": "Heads" },
+      h("header", {}, h("h2", {}, "Heads"), this.select),
+      this.grid,
+      h("div", { class: "scale" }, this.low, this.bar, this.high),
+      this.about,
+      this.picks,
+    );
+  }
+
+  build(layers) {
+    this.cells.clear();
+    const rows = layers.map(({ layer, heads }) => {
+      const cells = Array.from({ length: heads }, (_, head) => this.#cell(`L${layer}H${head}`));
+      return h("div", { role: "row" }, h("span", { class: "layer", role: "rowheader", title: `Layer ${layer}` }, String(layer)), cells);
+    });
+    this.grid.replaceChildren(...rows);
+    this.focused = this.cells.keys().next().value;
+  }
+
+  #cell(head) {
+    const toggle = (event) => {
+      event.preventDefault();
+      this.side.toggleOff(head);
+    };
+    const cell = h("button", {
+      type: "button", class: "cell", role: "gridcell", tabindex: -1, "data-head": head,
+      on: {
+        click: (event) => (event.shiftKey ? toggle(event) : this.side.togglePick(head)),
+        contextmenu: toggle,
+        pointerenter: () => this.tell(head),
+        pointerleave: () => this.tell(null),
+        focus: () => this.#focus(head),
+      },
+    });
+    this.cells.set(head, cell);
+    return cell;
+  }
+
+  // Colours, rings and names anew.
+  draw() {
+    const { side } = this;
+    const found = side.statistics;
+    const names = found ? inOrder(found) : [];
+    this.#options(names);
+    const values = found?.[side.statistic] ?? [];
+    const [low, high] = rangeOf(side.statistic, values);
+    const split = side.statistic === "patching";
+    const scale = split ? diverging : sequential;
+    [...this.cells].forEach(([head, cell], place) => {
+      const value = values[place] ?? null;
+      const part = value === null ? 0 : (value - low) / (high - low || 1);
+      const colour = scale(split ? part * 2 - 1 : part);
+      cell.style.setProperty("--fill", value === null ? "var(--well)" : css(colour));
+      cell.style.setProperty("--on", inkOn(colour));
+      cell.style.setProperty("--colour", side.colourOf(head) ?? "transparent");
+      cell.classList.toggle("picked", side.picked.includes(head));
+      cell.classList.toggle("off", side.off.has(head));
+      cell.classList.toggle("patched", side.patched.has(head));
+      cell.setAttribute("aria-selected", String(side.picked.includes(head)));
+      cell.setAttribute("aria-label", this.#described(head, value));
+      cell.tabIndex = head === this.focused ? 0 : -1;
+    });
+    this.#scale(scale, split, low, high);
+    this.#list();
+    this.tell(null);
+  }
+
+  #options(names) {
+    const same = names.length === this.select.options.length && names.every((name, place) => this.select.options[place].value === name);
+    if (!same) this.select.replaceChildren(...names.map((name) => h("option", { value: name }, nameOf(name))));
+    this.select.value = this.side.statistic;
+    this.select.disabled = !names.length;
+  }
+
+  #scale(scale, split, low, high) {
+    const ink = this.bar.getContext("2d");
+    for (let place = 0; place < 256; place += 1) {
+      ink.fillStyle = css(scale(split ? place / 127.5 - 1 : place / 255));
+      ink.fillRect(place, 0, 1, 1);
+    }
+    this.low.textContent = brief(low);
+    this.high.textContent = brief(high);
+  }
+
+  #described(head, value) {
+    const [, layer, number] = head.match(/L(\d+)H(\d+)/);
+    const kind = this.side.kindOf(head);
+    const parts = [`Layer ${layer}, head ${number}`, kind, value === null ? null : `${nameOf(this.side.statistic)} ${brief(value)}`];
+    if (this.side.off.has(head)) parts.push("switched off");
+    return parts.filter(Boolean).join(", ");
+  }
+
+  tell(head) {
+    const { side } = this;
+    const measure = side.statistic;
+    if (head === null) {
+      const over = side.atlasTokens && side.atlasTokens < side.tokens.length ? ` Measured on the first ${side.atlasTokens.toLocaleString("en")} tokens.` : "";
+      this.about.textContent = `${nameOf(measure)}: ${meaningOf(measure) || "a measure of this text"}.${over} Click to pick, right-click to switch off.`;
+      return;
+    }
+    const place = [...this.cells.keys()].indexOf(head);
+    const value = side.statistics?.[measure]?.[place] ?? null;
+    this.about.replaceChildren(h("b", {}, head), ` ${[side.kindOf(head), `${nameOf(measure).toLowerCase()} ${brief(value)}`].filter(Boolean).join(" · ")}`);
+  }
+
+  #list() {
+    const { side } = this;
+    const items = side.picked.map((head) => {
+      const off = side.off.has(head);
+      return h(
+        "li",
+        {},
+        h("span", { class: "swatch", vars: { "--colour": side.colourOf(head) } }),
+        h("b", {}, head),
+        h("span", { class: "kind" }, side.kindOf(head) ?? ""),
+        h("button", { type: "button", "aria-pressed": String(off), "aria-label": `Switch ${head} ${off ? "on" : "off"}`, on: { click: () => side.toggleOff(head) } }, off ? "Off" : "On"),
+        h("button", { type: "button", "aria-label": `Let go of ${head}`, on: { click: () => side.togglePick(head) } }, "✕"),
+      );
+    });
+    if (!items.length) items.push(h("li", { class: "quiet" }, "Pick heads above: each gets a colour of its own."));
+    this.picks.replaceChildren(...items);
+  }
+
+  #focus(head) {
+    this.cells.get(this.focused)?.setAttribute("tabindex", "-1");
+    this.focused = head;
+    this.cells.get(head).tabIndex = 0;
+    this.tell(head);
+  }
+
+  #key(event) {
+    const head = event.target.dataset?.head;
+    if (!head) return;
+    if (event.key === "o" || event.key === "O") {
+      this.side.toggleOff(head);
+      say(`${head} ${this.side.off.has(head) ? "switched off" : "switched on"}`);
+      return;
+    }
+    const [, layer, number] = head.match(/L(\d+)H(\d+)/).map(Number);
+    const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+    if (!(event.key in steps)) return;
+    event.preventDefault();
+    const [down, right] = steps[event.key];
+    this.cells.get(`L${layer + down}H${number + right}`)?.focus();
+  }
+}
+
+export function brief(value) {
+  if (value === null || value === undefined) return "–";
+  return Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 10 ? value.toFixed(1) : value.toFixed(2);
+}

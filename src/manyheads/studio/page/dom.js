@@ -1,0 +1,76 @@
+// Elements made by a call: h("button", { class: "round", on: { click } }, "text").
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function h(tag, props = {}, ...children) {
+  return fill(document.createElement(tag), props, children);
+}
+
+export function s(tag, props = {}, ...children) {
+  return fill(document.createElementNS(SVG, tag), props, children);
+}
+
+function fill(element, props, children) {
+  for (const [name, value] of Object.entries(props)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name === "on") {
+      for (const [event, act] of Object.entries(value)) element.addEventListener(event, act);
+    } else if (name === "vars") {
+      // Set by script: the policy of the page forbids style attributes.
+      for (const [key, one] of Object.entries(value)) element.style.setProperty(key, one);
+    } else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+export function later(milliseconds, act) {
+  let waiting = 0;
+  const call = (...given) => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => act(...given), milliseconds);
+  };
+  call.cancel = () => clearTimeout(waiting);
+  return call;
+}
+
+// What a screen reader says next; sighted readers see it happen.
+export const say = later(350, (sentence) => {
+  document.getElementById("live").textContent = sentence;
+});
+
+let fading = 0;
+
+export function complain(sentence) {
+  const place = document.getElementById("trouble");
+  const close = h("button", { type: "button", class: "plain", on: { click: () => (place.hidden = true) } }, "Close");
+  place.replaceChildren(h("span", {}, sentence), close);
+  place.hidden = false;
+  clearTimeout(fading);
+  fading = setTimeout(() => (place.hidden = true), 12000);
+}
+
+// White space must be seen to be told apart.
+export function shown(token) {
+  const bare = token.replaceAll("\n", "↵").replaceAll("\t", "⇥");
+  return bare === "" ? "∅" : bare.trim() === "" ? bare.replaceAll(" ", "␣") : bare;
+}
+
+export function clipped(token, most = 18) {
+  const text = shown(token).trim();
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+}
+
+export function percent(value) {
+  if (value === null || value === undefined) return "–";
+  const hundred = value * 100;
+  return `${hundred >= 10 ? hundred.toFixed(0) : hundred >= 1 ? hundred.toFixed(1) : hundred.toFixed(2)} %`;
+}
+
+export function download(blob, name) {
+  const link = h("a", { href: URL.createObjectURL(blob), download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}

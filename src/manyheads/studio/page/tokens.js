@@ -1,0 +1,244 @@
+// The tokens of a text on lines, of which only those in sight are there; weights are drawn behind
+// them. Below a token: how much it is looked at from the chosen one. Above: how much it looks there.
+
+import { alpha } from "./colour.js";
+import { h, shown } from "./dom.js";
+
+const GAP = 2;
+const TEXT = 26;
+const BAR = 3;
+const AHEAD = 6;
+const pen = document.createElement("canvas").getContext("2d");
+
+export class Tokens {
+  constructor({ hover, pick }) {
+    this.hover = hover;
+    this.pick = pick;
+    this.tokens = [];
+    this.places = [];
+    this.marks = [];
+    this.at = this.over = null;
+    this.canvas = h("canvas", { "aria-hidden": "true" });
+    this.sheet = h("div", { class: "sheet", role: "presentation" });
+    this.element = h(
+      "div",
+      { class: "strip", role: "listbox", tabindex: 0, "aria-label": "Tokens of the text", "aria-orientation": "horizontal" },
+      this.canvas,
+      this.sheet,
+    );
+    this.element.addEventListener("scroll", () => this.#draw());
+    this.element.addEventListener("pointermove", (event) => this.#point(event));
+    this.element.addEventListener("pointerleave", () => this.#hovered(null));
+    this.element.addEventListener("click", (event) => this.#click(event));
+    this.element.addEventListener("keydown", (event) => this.#key(event));
+    new ResizeObserver(() => this.layout()).observe(this.element);
+  }
+
+  show(tokens, losses, fresh = tokens.length) {
+    Object.assign(this, { tokens, losses: losses ?? [], fresh });
+    this.layout();
+  }
+
+  // The chosen token, and the one under the pointer.
+  choose(at, over = null) {
+    this.at = at;
+    this.over = over;
+    this.#draw();
+  }
+
+  // [{ colour, from: Map, to: Map }], one a picked head.
+  mark(marks) {
+    const before = this.marks.length;
+    this.marks = marks;
+    if (before === marks.length) this.#draw();
+    else this.layout();
+  }
+
+  get lineHeight() {
+    return TEXT + 2 * (BAR + 1) * Math.max(1, this.marks.length) + 8;
+  }
+
+  layout() {
+    const width = this.element.clientWidth - 4;
+    if (width <= 0) return;
+    const style = getComputedStyle(this.element);
+    pen.font = `16px ${style.fontFamily}`;
+    const widths = new Map();
+    let x = 0;
+    let line = 0;
+    this.places = this.tokens.map((token) => {
+      const text = shown(token);
+      if (!widths.has(text)) widths.set(text, Math.ceil(pen.measureText(text).width) + 10);
+      const wide = Math.min(widths.get(text), width);
+      if (x + wide > width) [x, line] = [0, line + 1];
+      const place = { x, line, wide };
+      x += wide + GAP;
+      if (token.endsWith("\n")) [x, line] = [0, line + 1];
+      return place;
+    });
+    this.lines = this.places.length ? this.places.at(-1).line + 1 : 0;
+    this.starts = [];
+    this.places.forEach((place, index) => (this.starts[place.line] ??= index));
+    // A blank line holds no token, and begins where the next one does.
+    for (let each = this.lines - 1; each >= 0; each -= 1) this.starts[each] ??= this.starts[each + 1];
+    this.sheet.style.height = `${this.lines * this.lineHeight}px`;
+    this.sheet.style.width = `${width}px`;
+    this.element.style.height = `${Math.min(420, Math.max(1, this.lines) * this.lineHeight + 4)}px`;
+    this.#draw();
+  }
+
+  reveal(index) {
+    const place = this.places[index];
+    if (!place) return;
+    const top = place.line * this.lineHeight;
+    if (top < this.element.scrollTop) this.element.scrollTop = top;
+    const below = top + this.lineHeight - this.element.clientHeight;
+    if (below > this.element.scrollTop) this.element.scrollTop = below;
+  }
+
+  #draw() {
+    if (!this.places.length) {
+      this.sheet.replaceChildren();
+      return;
+    }
+    const top = this.element.scrollTop;
+    const tall = this.element.clientHeight;
+    const first = Math.max(0, Math.floor(top / this.lineHeight) - AHEAD);
+    const last = Math.min(this.lines - 1, Math.ceil((top + tall) / this.lineHeight) + AHEAD);
+    const start = this.starts[first];
+    const stop = last + 1 < this.lines ? this.starts[last + 1] : this.places.length;
+    this.#write(start, stop);
+    this.#paint(start, stop, top, tall);
+  }
+
+  // Elements that stay in sight are kept, so that focus and screen readers stay with them.
+  #write(start, stop) {
+    const known = new Map([...this.sheet.children].map((each) => [Number(each.dataset.index), each]));
+    const wanted = [];
+    for (let index = start; index < stop; index += 1) {
+      const token = known.get(index) ?? this.#made(index);
+      const text = shown(this.tokens[index]);
+      if (token.textContent !== text) token.textContent = text;
+      const { x, line } = this.places[index];
+      const y = line * this.lineHeight + (BAR + 1) * Math.max(1, this.marks.length) + 3;
+      token.style.transform = `translate(${x}px, ${y}px)`;
+      token.className = this.#names(index);
+      token.setAttribute("aria-selected", String(index === this.at));
+      token.setAttribute("aria-setsize", String(this.tokens.length));
+      wanted.push(token);
+    }
+    const same = wanted.length === this.sheet.children.length && wanted.every((each, place) => each === this.sheet.children[place]);
+    if (!same) this.sheet.replaceChildren(...wanted);
+    const active = this.at === null ? null : wanted[this.at - start];
+    if (active) this.element.setAttribute("aria-activedescendant", active.id);
+    else this.element.removeAttribute("aria-activedescendant");
+  }
+
+  #made(index) {
+    this.#prefix ??= `t${Math.random().toString(36).slice(2, 8)}`;
+    return h("div", { role: "option", "data-index": index, id: `${this.#prefix}-${index}`, "aria-posinset": index + 1 });
+  }
+
+  #prefix = null;
+
+  #names(index) {
+    const names = ["token"];
+    if (/^[<[].*[>\]]$/.test(this.tokens[index].trim())) names.push("special");
+    if ((this.losses[index] ?? 0) > 8) names.push("surprise");
+    if (index === this.at) names.push("at");
+    if (index === this.over) names.push("hover");
+    if (index >= this.fresh) names.push("new");
+    return names.join(" ");
+  }
+
+  #paint(start, stop, top, tall) {
+    const ratio = window.devicePixelRatio || 1;
+    const wide = this.element.clientWidth;
+    this.canvas.style.width = `${wide}px`;
+    this.canvas.style.height = `${tall}px`;
+    this.canvas.width = Math.round(wide * ratio);
+    this.canvas.height = Math.round(tall * ratio);
+    const ink = this.canvas.getContext("2d");
+    ink.scale(ratio, ratio);
+    const heads = Math.max(1, this.marks.length);
+    for (let index = start; index < stop; index += 1) {
+      const { x, line, wide: width } = this.places[index];
+      const y = line * this.lineHeight - top + (BAR + 1) * heads + 3;
+      this.marks.forEach((mark, place) => {
+        const from = mark.from.get(index) ?? 0;
+        const to = mark.to.get(index) ?? 0;
+        if (from > 0.004) {
+          ink.fillStyle = alpha(mark.colour, 0.34 * from);
+          round(ink, x, y, width, TEXT, 6);
+          ink.fillStyle = alpha(mark.colour, 0.12 + 0.88 * Math.sqrt(from));
+          round(ink, x + 2, y + TEXT + 2 + place * (BAR + 1), width - 4, BAR, 1.5);
+        }
+        if (to > 0.004) {
+          ink.fillStyle = alpha(mark.colour, 0.12 + 0.88 * Math.sqrt(to));
+          round(ink, x + 2, y - 2 - (place + 1) * (BAR + 1) + 1, width - 4, BAR, 1.5);
+        }
+      });
+    }
+  }
+
+  #index(event) {
+    const box = this.element.getBoundingClientRect();
+    const x = event.clientX - box.left;
+    const line = Math.floor((event.clientY - box.top + this.element.scrollTop) / this.lineHeight);
+    if (!(line in (this.starts ?? []))) return null;
+    for (let index = this.starts[line]; this.places[index]?.line === line; index += 1) {
+      const place = this.places[index];
+      if (x >= place.x && x < place.x + place.wide + GAP) return index;
+    }
+    return null;
+  }
+
+  #point(event) {
+    this.#hovered(this.#index(event));
+  }
+
+  #hovered(index) {
+    if (index !== this.over) this.hover(index);
+  }
+
+  #click(event) {
+    const index = this.#index(event);
+    if (index !== null) this.pick(index);
+  }
+
+  #key(event) {
+    const here = this.at ?? this.tokens.length - 1;
+    const line = this.places[here]?.line ?? 0;
+    const last = this.tokens.length - 1;
+    const moves = {
+      ArrowLeft: () => here - 1,
+      ArrowRight: () => here + 1,
+      ArrowUp: () => this.#beside(here, line - 1),
+      ArrowDown: () => this.#beside(here, line + 1),
+      Home: () => 0,
+      End: () => last,
+    };
+    if (!(event.key in moves) || !this.tokens.length) return;
+    event.preventDefault();
+    const next = Math.min(last, Math.max(0, moves[event.key]()));
+    this.reveal(next);
+    this.pick(next);
+  }
+
+  // The token of another line that stands nearest.
+  #beside(here, line) {
+    if (line < 0 || line >= this.lines) return here;
+    const middle = this.places[here].x + this.places[here].wide / 2;
+    let best = this.starts[line];
+    for (let index = best; this.places[index]?.line === line; index += 1) {
+      if (this.places[index].x <= middle) best = index;
+    }
+    return best;
+  }
+}
+
+function round(ink, x, y, width, height, radius) {
+  ink.beginPath();
+  ink.roundRect(x, y, Math.max(1, width), height, radius);
+  ink.fill();
+}

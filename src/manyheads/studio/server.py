@@ -1,0 +1,106 @@
+"""The studio as a server: the page's files, the questions, and the guard before both."""
+
+import secrets
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from manyheads.errors import InputError
+from manyheads.models.build import Model
+from manyheads.studio.api import ERRORS, answer_error, routes
+from manyheads.studio.desk import Desk
+from manyheads.studio.guard import Door, Guard, is_loopback
+from manyheads.studio.limits import LIMITS
+from manyheads.studio.shelf import Shelf
+from manyheads.studio.turns import Turns
+
+__all__ = ["make_app", "open_door", "serve"]
+
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+def make_app(models: Sequence[tuple[str, Model]], door: Door) -> Starlette:
+    """The whole studio as an ASGI app."""
+    turns = Turns(LIMITS.waiting)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        turns.close()
+
+    return Starlette(
+        routes=[*_page(), *routes(Desk(Shelf(models)), turns)],
+        middleware=[Middleware(Guard, door=door)],
+        exception_handlers=dict.fromkeys((*ERRORS, Exception), answer_error),
+        lifespan=lifespan,
+    )
+
+
+def open_door(host: str, port: int) -> tuple[Door, socket.socket]:
+    """Listen there; port 0 takes any that is free. Elsewhere than on loopback a token is asked."""
+    token = None if is_loopback(host) else secrets.token_urlsafe(24)
+    try:
+        kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.socket(kind, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"nothing can listen at {host}:{port} ({error})", "try --port 0, which takes a free one"
+        ) from None
+    return Door(host=host, port=listening.getsockname()[1], token=token), listening
+
+
+def serve(
+    models: Sequence[tuple[str, Model]], door: Door, listening: socket.socket, *, browse: bool
+) -> None:
+    """Answer until Ctrl-C."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        make_app(models, door),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+        limit_concurrency=200,
+    )
+    print(f"studio: {door.address}  (Ctrl-C ends it)", file=sys.stderr, flush=True)
+    if browse:
+        threading.Timer(0.5, webbrowser.open, (door.address,)).start()
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _page() -> list[Route]:
+    """The files of the page, read once: a request names one of them or nothing."""
+    folder = files("manyheads.studio").joinpath("page")
+    found = []
+    for file in sorted(folder.iterdir(), key=lambda each: each.name):
+        suffix = "." + file.name.rpartition(".")[2]
+        if suffix in KINDS:
+            path = "/" if file.name == "index.html" else f"/{file.name}"
+            found.append(Route(path, _file(file.read_bytes(), KINDS[suffix]), methods=["GET"]))
+    return found
+
+
+def _file(body: bytes, kind: str) -> Any:
+    async def send(_: Request) -> Response:
+        return Response(body, headers={"content-type": kind})
+
+    return send

@@ -35,6 +35,7 @@ OTHERS = (
     GENERATION,
     "preprocessor_config.json",
     "special_tokens_map.json",
+    "surgery.json",
     TOKENIZER_CONFIG,
 )
 KNOWN = (TOKENIZER, *VOCABULARY, *OTHERS)

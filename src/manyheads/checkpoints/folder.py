@@ -39,7 +39,7 @@ from manyheads.models.build import Model, build
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 
-__all__ = ["FAMILIES", "Saved", "load", "save"]
+__all__ = ["FAMILIES", "Saved", "family_of", "load", "save"]
 
 # What config.json calls a family, and the file that knows it. Each has four functions: `config_of`
 # reads their config, `describe` writes it or says None, `entries` is the table of names, and
@@ -131,6 +131,7 @@ def save(model: Model, folder: str | Path) -> Saved:
     config = cast(ModelConfig, model.config)
     name, described = _counterpart(config, model.described)
     family, state = FAMILIES[name], model.state_dict()
+    _refuse_changed(model, state)
     kind = next(iter(state.values())).dtype
     tensors = to_theirs(family.entries(config, state), state)
     tensors |= unread_as_stored(family, config, model.unread, kind)
@@ -143,6 +144,28 @@ def save(model: Model, folder: str | Path) -> Saved:
     files |= {name: partial(_write, data) for name, data in beside.items()}
     write_folder(Path(folder), files)
     return Saved(Path(folder), name, _opened_by(family, described))
+
+
+def family_of(model: Model) -> ModuleType:
+    """The family whose files and names a model is saved with."""
+    return FAMILIES[_counterpart(cast(ModelConfig, model.config), model.described)[0]]
+
+
+def _refuse_changed(model: Model, state: Mapping[str, Any]) -> None:
+    """What the config does not say would be lost without a word, and what is not there too."""
+    told = build(cast(ModelConfig, model.config), device="meta").state_dict()
+    if any(".adapters." in name for name in state):
+        raise ConfigError(
+            "the model has adapters, which no checkpoint of a model holds",
+            "save them with surgery.save_adapter, or put them into the weights with "
+            "surgery.merge and surgery.detach",
+        )
+    missing = [name for name in told if name not in state]
+    if missing:
+        raise ConfigError(
+            f"the model has no {missing[0]}, as its config says",
+            "bring it back to plain weights, with surgery.dequantise if it has four bits",
+        )
 
 
 def _counterpart(
@@ -160,6 +183,8 @@ def _counterpart(
     for family in dict.fromkeys(FAMILIES.values()):
         described = family.describe(config)
         if described is not None and says(family, described, config):
+            if family is native:
+                described = {**native.facts_of(loaded_from), **described}
             return str(described["model_type"]), described
     raise AssertionError("our own layout can say everything")
 

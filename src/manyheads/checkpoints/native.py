@@ -8,7 +8,11 @@ from manyheads.checkpoints.names import Entry
 from manyheads.errors import InputError
 from manyheads.models.recipes import ModelConfig
 
-__all__ = ["canonical", "config_of", "describe", "entries"]
+__all__ = ["canonical", "config_of", "describe", "entries", "facts_of"]
+
+# What a config.json says of a model that is none of its shape: which tokens begin and end a text,
+# how classes are called, how long the texts were that it learned from.
+FACTS = ("id2label", "label2id", "max_position_embeddings")
 
 
 def config_of(theirs: Mapping[str, Any]) -> ModelConfig:
@@ -28,3 +32,12 @@ def entries(config: ModelConfig, ours: Iterable[str]) -> list[Entry]:  # noqa: A
 
 def canonical(name: str) -> str | None:
     return name
+
+
+def facts_of(described: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What stays true of a model that its own family can no longer describe."""
+    return {
+        name: value
+        for name, value in (described or {}).items()
+        if name in FACTS or name.endswith("_token_id")
+    }

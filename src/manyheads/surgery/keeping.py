@@ -1,0 +1,131 @@
+"""What of a model stays: the layers, their heads and their neurons, as they are counted in it."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from manyheads.errors import InputError
+from manyheads.lens.addresses import Address, stacks_of
+from manyheads.models.build import Model
+from manyheads.models.layer import LayerConfig
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.stack import Stack
+from manyheads.parts.experts import Experts
+from manyheads.taps import Head, Sublayer
+
+__all__ = ["Kept", "find_addresses", "find_stack", "parse", "whole"]
+
+ADDRESS = re.compile(r"(?:(encoder|decoder|main)\s+)?(L\d+H\d+)(?:\s+(attention|cross))?", re.I)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Of one layer, `source` of the model it comes from, the heads and the neurons that stay.
+
+    Empty where the layer has none of them, or loses all.
+    """
+
+    source: int
+    attention: tuple[int, ...]
+    cross: tuple[int, ...]
+    neurons: tuple[int, ...]
+
+    @classmethod
+    def all_of(cls, index: int, layer: LayerConfig) -> "Kept":
+        hidden = 0
+        if layer.feedforward is not None and not isinstance(layer.feedforward.inner, Experts):
+            hidden = layer.feedforward.inner.hidden
+        heads = [0 if each is None else each.inner.heads for each in (layer.attention, layer.cross)]
+        return cls(
+            source=index,
+            attention=tuple(range(heads[0])),
+            cross=tuple(range(heads[1])),
+            neurons=tuple(range(hidden)),
+        )
+
+    def heads(self, sublayer: Sublayer) -> tuple[int, ...]:
+        return self.cross if sublayer is Sublayer.CROSS else self.attention
+
+    def without(self, heads: Iterable[Address]) -> "Kept":
+        """Less these heads, all of this layer."""
+        gone = {(address.sublayer, address.head.head) for address in heads}
+        left = {
+            sublayer: tuple(head for head in self.heads(sublayer) if (sublayer, head) not in gone)
+            for sublayer in (Sublayer.ATTENTION, Sublayer.CROSS)
+        }
+        return replace(self, attention=left[Sublayer.ATTENTION], cross=left[Sublayer.CROSS])
+
+
+def whole(model: Model) -> dict[str, tuple[Kept, ...]]:
+    """Everything, by the name of its stack."""
+    return {
+        name: tuple(Kept.all_of(index, layer) for index, layer in enumerate(stack.config.layers))
+        for name, stack in stacks_of(model).items()
+    }
+
+
+def parse(text: str) -> tuple[str | None, Head, Sublayer]:
+    """The stack, where one is named, the head and the sublayer of an address as it is printed.
+
+    >>> parse("decoder L2H0 cross")
+    ('decoder', Head(layer=2, head=0), <Sublayer.CROSS: 'cross'>)
+    """
+    match = ADDRESS.fullmatch(text.strip())
+    if match is None:
+        raise InputError(
+            f"{text!r} is not the address of a head",
+            "write it as L5H1, or decoder L2H0 cross",
+        )
+    stack = match[1].lower() if match[1] else None
+    return stack, Head.parse(match[2]), Sublayer((match[3] or "attention").lower())
+
+
+def find_addresses(model: Model, heads: Iterable[Head | Address | str]) -> tuple[Address, ...]:
+    """The named heads, each of which the model has; bare ones of a `Seq2Seq` are its decoder's."""
+    stacks = stacks_of(model)
+    usual = "decoder" if isinstance(model, Seq2Seq) else "main"
+    found: dict[Address, None] = {}
+    for given in heads:
+        if isinstance(given, str):
+            stack, head, sublayer = parse(given)
+            address = Address(head, stack or usual, sublayer)
+        else:
+            address = given if isinstance(given, Address) else Address(given, usual)
+        _check(stacks, address)
+        found[address] = None
+    return tuple(found)
+
+
+def find_stack(model: Model, name: str | None) -> Stack:
+    """The named stack; a `Seq2Seq` is changed in its decoder unless said otherwise."""
+    stacks = stacks_of(model)
+    name = name or ("decoder" if isinstance(model, Seq2Seq) else "main")
+    if name not in stacks:
+        raise InputError(
+            f"a {type(model).__name__} has no stack {name!r}", f"use {' or '.join(stacks)}"
+        )
+    return stacks[name]
+
+
+def _check(stacks: Mapping[str, Stack], address: Address) -> None:
+    if address.stack not in stacks:
+        raise InputError(
+            f"there is no stack {address.stack!r} for {address}", f"use {' or '.join(stacks)}"
+        )
+    layers = stacks[address.stack].config.layers
+    head = address.head
+    if not 0 <= head.layer < len(layers):
+        raise InputError(
+            f"the model has no head {address}", f"use layers 0 to {len(layers) - 1}, as it has them"
+        )
+    count = len(Kept.all_of(head.layer, layers[head.layer]).heads(address.sublayer))
+    if not count:
+        raise InputError(
+            f"the model has no head {address}",
+            f"layer {head.layer} has no {address.sublayer.value} heads, choose another layer",
+        )
+    if not 0 <= head.head < count:
+        raise InputError(
+            f"the model has no head {address}",
+            f"use L{head.layer}H0 to L{head.layer}H{count - 1} in that layer",
+        )

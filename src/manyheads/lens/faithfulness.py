@@ -1,0 +1,185 @@
+"""Does attention explain here? Erasure, adversarial weights and gradients, in one report."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.errors import InputError
+from manyheads.lens.adversarial import find_adversary
+from manyheads.lens.decisions import At, Decision, decisions_of
+from manyheads.lens.erasure import Erased, erase, rank_keys
+from manyheads.lens.given import read
+from manyheads.lens.trunk import Part, StackName, part_of
+from manyheads.lens.verdicts import GROUPS, THRESHOLDS, Faithfulness, Task, under
+from manyheads.models.build import Model
+from manyheads.models.readout import ClassHead
+from manyheads.models.resting import resting
+from manyheads.progress import Progress
+from manyheads.taps import Sublayer
+
+__all__ = ["faithfulness", "kendall"]
+
+
+def faithfulness(
+    model: Model,
+    texts: Any,
+    *,
+    at: At | Mapping[str, At] = "last",
+    layers: Sequence[int] | None = None,
+    stack: StackName | None = None,
+    sublayer: Sublayer = Sublayer.ATTENTION,
+    steps: int = 20,
+    draws: int = 3,
+    within: float = 0.01,
+    iterations: int = 100,
+    seed: int = 0,
+    shown: bool = True,
+) -> Faithfulness:
+    """Whether what the deciding queries look at tells why the model answers as it does.
+
+    The answer is the likeliest class of a text or image, or the likeliest token at the position
+    `at`. The queries it is read off decide, and what they look at in `layers`, or in all, is tried:
+
+    - erasure (arXiv 1906.03731): keys lose their weights one after another, the rest shares them,
+      until the answer changes: by attention, gradient, gradient times attention, and at random
+      (`draws` times); `steps` is how often a text is looked at on the way
+    - adversarial weights (arXiv 1902.10186): as far from the model's own as `iterations` of search
+      find, while no more than `within` of the answer's probability moves
+    - agreement (arXiv 1902.10186): Kendall's tau over keys of attention with gradients
+
+    `texts` are texts, pairs or images, or several tasks of them by name. The patterns are formed,
+    one text at a time. Ctrl-C keeps what was measured.
+
+    >>> from manyheads.models.build import build
+    >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
+    >>> report = faithfulness(model, [[5, 6, 7, 8], [9, 5, 6]], iterations=2, shown=False)
+    >>> report.tasks[0].texts
+    2
+    """
+    for name, number in (("steps", steps), ("draws", draws)):
+        if number < 1:
+            raise InputError(f"{name}={number} erases nothing", "use 1 or more")
+    part = part_of(model, stack, sublayer)
+    chosen = part.layers if layers is None else tuple(layers)
+    if not chosen or not set(chosen) <= set(part.layers):
+        raise InputError(f"layers {chosen} do not all have heads", f"use some of {part.layers}")
+    trial = _Trial(steps, draws, within, iterations, torch.Generator().manual_seed(seed))
+    named = texts if isinstance(texts, Mapping) else {"these texts": texts}
+    tasks = []
+    for name, some in named.items():
+        place = at[name] if isinstance(at, Mapping) else at
+        tasks.append(trial.run(name, part, chosen, some, place, shown))
+    options = {"steps": steps, "draws": draws, "within": within, "iterations": iterations}
+    facts = {"layers": list(chosen), "thresholds": THRESHOLDS} | options
+    return Faithfulness(tuple(tasks), facts)
+
+
+def kendall(one: Float[np.ndarray, " k"], other: Float[np.ndarray, " k"]) -> float:
+    """Kendall's tau-b: the pairs in the same order less those in the other, ties accounted for.
+
+    NaN where one of both ranks nothing.
+
+    >>> kendall(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0]))
+    0.3333333333333333
+    """
+    same = first = second = 0.0
+    for place in range(len(one) - 1):
+        by_one = np.sign(one[place + 1 :] - one[place])
+        by_other = np.sign(other[place + 1 :] - other[place])
+        same += float(by_one @ by_other)
+        first += float(np.abs(by_one).sum())
+        second += float(np.abs(by_other).sum())
+    return same / float(np.sqrt(first * second)) if first and second else float("nan")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Trial:
+    """How hard is tried."""
+
+    steps: int
+    draws: int
+    within: float
+    iterations: int
+    generator: torch.Generator
+
+    def run(
+        self, name: str, part: Part, layers: Sequence[int], texts: Any, at: At, shown: bool
+    ) -> Task:
+        given = read(part.model, texts)
+        found: list[dict[str, Any]] = []
+        complete = True
+        openings = decisions_of(part, layers, given, at)
+        with (
+            Progress("erasing", total=len(openings), unit="texts", shown=shown) as bar,
+            resting(part.model),
+        ):
+            try:
+                for opening in openings:
+                    found.append(self._try(opening.open()))
+                    bar.advance()
+            except KeyboardInterrupt:
+                if not found:
+                    raise
+                complete = False
+        return _task(name, _decides(part), found, complete)
+
+    def _try(self, decision: Decision) -> dict[str, Any]:
+        ranks = rank_keys(decision)
+        values: dict[str, Any] = {}
+        for name, scores in ranks.items():
+            order = decision.keys[scores.argsort(descending=True, stable=True)]
+            values |= _erased(name, [erase(decision, order, self.steps)])
+        chances = []
+        for _ in range(self.draws):
+            order = torch.randperm(len(decision.keys), generator=self.generator)
+            mixed = decision.keys[order.to(decision.keys.device)]
+            chances.append(erase(decision, mixed, self.steps))
+        values |= _erased("random", chances)
+        adversary = find_adversary(
+            decision,
+            within=self.within,
+            iterations=self.iterations,
+            seed=int(torch.randint(2**31, (), generator=self.generator)),
+        )
+        looked = _array(ranks["attention"])
+        values |= {"divergence": adversary.divergence, "moved": adversary.moved}
+        values["agreement/gradient"] = kendall(looked, abs(_array(ranks["gradient"])))
+        product = _array(ranks["gradient_times_attention"])
+        return values | {"agreement/gradient_times_attention": kendall(looked, product)}
+
+
+def _erased(name: str, each: Sequence[Erased]) -> dict[str, Any]:
+    return {
+        f"shares/{name}": np.mean([one.share for one in each]),
+        f"flipped/{name}": np.mean([float(one.flipped) for one in each]),
+        f"curves/{name}": np.mean([_array(one.curve) for one in each], axis=0),
+    }
+
+
+def _task(name: str, decides: str, found: Sequence[Mapping[str, Any]], complete: bool) -> Task:
+    columns = {
+        column: np.array([one[column] for one in found], dtype=np.float64) for column in found[0]
+    }
+    groups = {kind: under(f"{kind}/", columns) for kind in GROUPS}
+    groups["curves"] = {order: curve.mean(0) for order, curve in groups["curves"].items()}
+    return Task(
+        name=name,
+        decides=decides,
+        divergence=columns["divergence"],
+        moved=columns["moved"],
+        complete=complete,
+        **groups,
+    )
+
+
+def _decides(part: Part) -> str:
+    return "classes" if isinstance(part.model.config.readout, ClassHead) else "tokens"
+
+
+def _array(values: Tensor) -> Any:
+    return values.detach().double().cpu().numpy()

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from jaxtyping import Float
 
 from manyheads.errors import InputError
 from manyheads.lens.ablation import ablate
-from manyheads.lens.addresses import Address
+from manyheads.lens.addresses import Address, Block
 from manyheads.lens.given import Targets
 from manyheads.lens.passing import gather
 from manyheads.lens.results import ByHead, fields_from
 from manyheads.lens.stand_ins import How
-from manyheads.lens.statistics import Statistics, statistics
+from manyheads.lens.statistics import statistics
 from manyheads.lens.trunk import StackName, part_of
 from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
@@ -40,6 +41,7 @@ ENTROPY_ABOVE = 0.99
 # A head that writes less than this share of the residual stream's norm writes nothing.
 NORM_BELOW = 1e-3
 
+FloatsByHead = Float[np.ndarray, " h"]
 Reason = Literal["ablation", "entropy", "norm"]
 
 
@@ -161,7 +163,7 @@ def dead(
     seen = statistics(model, given, batch_tokens=batch_tokens, progress=progress)
     means, errors = _of_part(seen, part.blocks)
     facts = {name: seen.facts[name] for name in ("texts", "tokens", "complete")}
-    if how != "not" and (targets is not None or _writes_next(model)):
+    if how != "not" and (targets is not None or writes_next(model)):
         found = ablate(
             model,
             given,
@@ -185,28 +187,39 @@ def dead(
 
 
 def dead_by_statistics(
-    seen: Statistics, *, entropy_above: float = ENTROPY_ABOVE, norm_below: float = NORM_BELOW
+    seen: ByHead,
+    *,
+    loss_below: float = LOSS_BELOW,
+    entropy_above: float = ENTROPY_ABOVE,
+    norm_below: float = NORM_BELOW,
 ) -> Dead:
-    """The dead of statistics that were measured already, as far as those can tell."""
-    _check(LOSS_BELOW, entropy_above, norm_below)
+    """The dead of what was measured already; by ablation where it has "loss_change"."""
+    _check(loss_below, entropy_above, norm_below)
     means, errors = _of_part(seen, seen.blocks)
     facts = {name: seen.facts[name] for name in ("texts", "tokens", "complete")}
-    thresholds = {"entropy_above": entropy_above, "norm_below": norm_below, "how": "not"}
+    thresholds = {
+        "loss_below": loss_below,
+        "entropy_above": entropy_above,
+        "norm_below": norm_below,
+    }
     return Dead(kind=KIND, blocks=seen.blocks, means=means, errors=errors, facts=facts | thresholds)
 
 
-def _of_part(seen: Statistics, blocks: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The two measures that tell, of the heads of some attentions."""
+def _of_part(
+    seen: ByHead, blocks: tuple[Block, ...]
+) -> tuple[dict[str, FloatsByHead], dict[str, FloatsByHead]]:
+    """The measures that tell, of the heads of some attentions."""
     wanted = {address for block in blocks for address in block.addresses}
     kept = np.array([address in wanted for address in seen.addresses])
-    names = ("entropy_share", "output_share")
+    names = [name for name in ("loss_change", "entropy_share", "output_share") if name in seen]
     return (
         {name: seen.means[name][kept] for name in names},
-        {name: seen.errors[name][kept] for name in names},
+        {name: seen.errors[name][kept] for name in names if name in seen.errors},
     )
 
 
-def _writes_next(model: Model) -> bool:
+def writes_next(model: Model) -> bool:
+    """Whether a model is asked for each next token where no other answers are given."""
     writes = isinstance(model, Decoder | Seq2Seq)
     return writes and isinstance(model.config.readout, LanguageHead)
 

@@ -26,7 +26,7 @@ from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
 
-__all__ = ["Statistics", "pass_by", "portions", "statistics"]
+__all__ = ["Statistics", "ids_by_stack", "make_plan", "pass_by", "portions", "statistics"]
 
 KIND = "statistics"
 BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
@@ -121,7 +121,7 @@ def statistics(
     most = batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cuda"])
     if most < 1:
         raise InputError(f"batch_tokens={most} holds no token", "use 1 or more")
-    plan = _plan(model, classes, offsets, sink_above)
+    plan = make_plan(model, classes, offsets, sink_above)
     done = _Done()
     total = len(texts) if hasattr(texts, "__len__") and not isinstance(texts, str) else None
     with Progress("measuring", total=total, unit="texts", shown=progress) as bar, resting(model):
@@ -171,7 +171,9 @@ def _observed(model: Model, texts: Any, plan: Plan, most: int) -> Iterator[tuple
         given = read(model, portion)
         for places in fill(given.sizes(model), most):
             some = given.select(places)
-            observer = Observer(plan, _ids(model, some), [first + place for place in places])
+            observer = Observer(
+                plan, ids_by_stack(model, some), [first + place for place in places]
+            )
             pass_by(model, some, observer)
             yield observer, some
         first += len(given)
@@ -179,7 +181,7 @@ def _observed(model: Model, texts: Any, plan: Plan, most: int) -> Iterator[tuple
         raise InputError("there is no text", "give at least one")
 
 
-def _ids(model: Model, given: Given) -> dict[str, Ragged]:
+def ids_by_stack(model: Model, given: Given) -> dict[str, Ragged]:
     """The tokens of each stack."""
     if given.ids is None:
         return {}
@@ -189,7 +191,13 @@ def _ids(model: Model, given: Given) -> dict[str, Ragged]:
     return {"encoder": given.source, "decoder": given.ids}
 
 
-def _plan(model: Model, classes: TokenClasses, offsets: Sequence[int], sink_above: float) -> Plan:
+def make_plan(
+    model: Model,
+    classes: TokenClasses = None,
+    offsets: Sequence[int] = (),
+    sink_above: float = SINK_ABOVE,
+) -> Plan:
+    """What every batch of a model is measured by."""
     columns = {}
     if not isinstance(model, Vision):
         vocabulary = model.config.embedding.vocabulary

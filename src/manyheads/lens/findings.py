@@ -1,0 +1,219 @@
+"""From measures to kinds: which score decides, what it must reach, and how that is said."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from manyheads.lens.addresses import Address
+from manyheads.lens.glancing import Glances
+from manyheads.lens.labels import Label
+from manyheads.lens.measures import offset_name
+from manyheads.lens.pointing import Pointed
+from manyheads.lens.results import ByHead
+from manyheads.lens.statistics import Statistics
+from manyheads.lens.thresholds import Threshold
+
+__all__ = [
+    "FEWEST",
+    "Finding",
+    "label_heads",
+    "of_circuits",
+    "of_entropy",
+    "of_glances",
+    "of_places",
+    "of_pointing",
+    "of_punctuation",
+    "of_repeats",
+]
+
+FloatsByHead = Float[np.ndarray, " h"]
+Table = Mapping[str, Threshold]
+# Words that a relation must have been asked of.
+FEWEST = 20
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Finding:
+    """One kind in all heads: scores (NaN where not measured), the least that counts, and words.
+
+    `told` says of the head at a place what was seen; `details` tell kinds of several forms apart.
+    """
+
+    kind: str
+    scores: FloatsByHead
+    least: FloatsByHead
+    told: Callable[[int], str]
+    details: Sequence[str] | None = None
+    column: str = ""
+
+    @property
+    def name(self) -> str:
+        """By which the scores are kept."""
+        return self.column or self.kind
+
+    def label(self, place: int) -> Label | None:
+        """The label of a head that scores more than the least."""
+        score, least = float(self.scores[place]), float(self.least[place])
+        if not score > least:
+            return None
+        detail = "" if self.details is None else self.details[place]
+        return Label(
+            kind=self.kind, score=score, threshold=least, evidence=self.told(place), detail=detail
+        )
+
+
+def label_heads(
+    findings: Sequence[Finding], addresses: Sequence[Address], silent: Bool[np.ndarray, " h"]
+) -> dict[Address, tuple[Label, ...]]:
+    """All labels of each head, best first; a head that writes nothing has none."""
+    found = {}
+    for place, address in enumerate(addresses):
+        mine = [] if silent[place] else [each.label(place) for each in findings]
+        labels = [label for label in mine if label is not None]
+        found[address] = tuple(sorted(labels, key=lambda label: -label.margin))
+    return found
+
+
+def of_places(
+    found: Statistics, even: Mapping[str, FloatsByHead], table: Table, over: str
+) -> Iterator[Finding]:
+    """Previous, next, self, any other one offset, and sinks."""
+    places = {
+        "previous-token": ("previous", "the previous token"),
+        "next-token": ("next", "the next token"),
+        "self": ("self", "the token itself"),
+    }
+    for kind, (measure, where) in places.items():
+        if measure in found:
+            yield _weight(kind, found.means[measure], even.get(measure), table, where, over)
+    yield from _other_offsets(found, even, table, over)
+    sink, where = found.means["first_token"], "the first token"
+    if "on_special" in found and found.class_shares["special"] > 0:
+        sink, where = found.means["on_special"], "special tokens"
+    yield _weight("sink", sink, even.get("first_token"), table, where, over)
+
+
+def of_entropy(found: Statistics, table: Table, over: str) -> Finding:
+    """Looking at everything alike."""
+    share = found.means["entropy_share"]
+
+    def told(place: int) -> str:
+        return f"spreads its weight: entropy is {share[place]:.2f} of the largest over {over}"
+
+    least = np.full_like(share, table["broad"].above)
+    return Finding(kind="broad", scores=share, least=least, told=told)
+
+
+def _other_offsets(
+    found: Statistics, even: Mapping[str, FloatsByHead], table: Table, over: str
+) -> Iterator[Finding]:
+    offsets = [int(name.removeprefix("offset")) for name in found.names if name[:6] == "offset"]
+    if not offsets:
+        return
+    values = np.stack([found.means[offset_name(offset)] for offset in offsets])
+    best = np.where(np.isnan(values), -1.0, values).argmax(0)
+    every = np.arange(values.shape[1])
+    none = np.full_like(values, np.nan)
+    chance = np.stack(
+        [even.get(offset_name(offset), none[0]) for offset in offsets] if even else list(none)
+    )
+    scores, named = values[best, every], [offsets[place] for place in best]
+
+    def told(place: int) -> str:
+        side = "before" if named[place] < 0 else "after"
+        where = f"the token {abs(named[place])} {side}"
+        return f"puts {scores[place]:.2f} of its weight on {where} over {over}"
+
+    yield Finding(
+        kind="positional",
+        scores=scores,
+        least=table["positional"].beside_even(chance[best, every]),
+        told=told,
+        details=[f"{offset:+d}" for offset in named],
+    )
+
+
+def of_repeats(
+    found: Statistics, even: Mapping[str, FloatsByHead], table: Table, over: str
+) -> Iterator[Finding]:
+    """Duplicate-token and induction heads, on random tokens that are said twice."""
+    places = {
+        "duplicate": "earlier copies of the token",
+        "induction": "the token after an earlier copy",
+    }
+    for kind, where in places.items():
+        if kind in found:
+            yield _weight(kind, found.means[kind], even.get(kind), table, where, over)
+
+
+def of_punctuation(found: Statistics, table: Table, over: str) -> Finding:
+    share = found.class_shares["punctuation"]
+    scores = found.means["on_punctuation"]
+    where = f"punctuation, which is {share:.2f} of the tokens,"
+    return _weight("punctuation", scores, np.full_like(scores, share), table, where, over)
+
+
+def of_circuits(found: ByHead, table: Table) -> Finding:
+    """Copying, from the weights alone; eigenvalues must not say the opposite."""
+    words, top = found.facts["words"], found.facts["top"]
+    chance = np.full_like(found.means["copying"], top / max(1, found.facts["vocabulary"]))
+    eigenvalues = found.means["copying_eigenvalues"]
+    scores = np.where(eigenvalues > 0, found.means["copying"], 0.0)
+    scores = np.where(np.isnan(eigenvalues), np.nan, scores)
+
+    def told(place: int) -> str:
+        return (
+            f"raises the word it reads into its {top} largest logits for {scores[place]:.2f} of "
+            f"{words:,} words, eigenvalue score {eigenvalues[place]:.2f}"
+        )
+
+    least = table["copying"].beside_even(chance)
+    return Finding(kind="copying", scores=scores, least=least, told=told)
+
+
+def of_pointing(kind: str, found: Pointed, table: Table, detail: str = "") -> Finding:
+    """A kind by the share of words that look at the right word most."""
+    known = np.where(found.counts >= FEWEST, found.share, np.nan)
+
+    def told(place: int) -> str:
+        fixed = f"{found.fixed[place]:.2f} by {found.choice[place]}"
+        return (
+            f"looks at the right word most for {found.share[place]:.2f} of "
+            f"{found.counts[place]:,.0f} words ({found.task}) against {fixed}, and gives it "
+            f"{found.weight[place]:.2f} of its weight"
+        )
+
+    return Finding(
+        kind=kind,
+        scores=known,
+        least=table[kind].beside_fixed(found.fixed, found.errors),
+        told=told,
+        details=[detail] * len(known) if detail else None,
+        column=f"{kind} {detail}".rstrip(),
+    )
+
+
+def of_glances(found: Glances, table: Table) -> Iterator[Finding]:
+    places = {
+        "self": "the patch itself",
+        "local": "the eight patches around",
+        "row": "other patches of its row",
+        "column": "other patches of its column",
+        "class-token": "the class token",
+    }
+    for kind, where in places.items():
+        over = f"{found.images:,} images"
+        yield _weight(kind, found.scores[kind], found.even[kind], table, where, over)
+
+
+def _weight(
+    kind: str, scores: FloatsByHead, even: FloatsByHead | None, table: Table, where: str, over: str
+) -> Finding:
+    chance = np.full_like(scores, np.nan) if even is None else even
+
+    def told(place: int) -> str:
+        return f"puts {scores[place]:.2f} of its weight on {where} over {over}"
+
+    return Finding(kind=kind, scores=scores, least=table[kind].beside_even(chance), told=told)

@@ -1,0 +1,111 @@
+"""Where heads of a vision model look on the grid of patches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from manyheads.encoding.batches import fill
+from manyheads.lens.addresses import Block, blocks_of, stacks_of
+from manyheads.lens.forming import Forming
+from manyheads.lens.given import Given
+from manyheads.lens.statistics import pass_by
+from manyheads.models.resting import resting
+from manyheads.models.vision import Vision
+from manyheads.progress import Progress
+
+__all__ = ["Glances", "glance"]
+
+NAMES = ("self", "local", "row", "column", "class-token")
+BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Glances:
+    """By name the mean weight of each head, and that of a head that looks at all alike.
+
+    Over the queries that are patches: on the patch itself, on the eight around it, on others of its
+    row and of its column, on the class token.
+    """
+
+    scores: dict[str, Float[np.ndarray, " h"]]
+    even: dict[str, Float[np.ndarray, " h"]]
+    images: int
+    complete: bool
+
+
+def glance(model: Vision, given: Given, *, shown: bool = True) -> Glances:
+    """Look at images of any sizes; Ctrl-C keeps what was seen."""
+    blocks = blocks_of(model)
+    side = model.config.patches.size
+    sums: dict[Block, Float[Tensor, "names columns"]] = {}
+    seen, complete = 0, True
+    with Progress("looking", total=len(given), unit="images", shown=shown) as bar, resting(model):
+        try:
+            for places in fill(given.sizes(model), BATCH_TOKENS):
+                some = given.select(places)
+                batch = _Batch(
+                    [(each.shape[1] // side, each.shape[2] // side) for each in some.images]
+                )
+                pass_by(model, some, Forming(stacks_of(model), batch.take))
+                for block, found in batch.sums.items():
+                    sums[block] = sums[block] + found if block in sums else found
+                seen += len(some)
+                bar.advance(len(some))
+        except KeyboardInterrupt:
+            if not seen:
+                raise
+            complete = False
+    means = [sums[block][:, 1:] / sums[block][:, :1] for block in blocks]
+    return Glances(
+        scores=_by_name([mean[:, 1:] for mean in means]),
+        even=_by_name([mean[:, :1].expand(-1, mean.shape[1] - 1) for mean in means]),
+        images=seen,
+        complete=complete,
+    )
+
+
+def _by_name(parts: Sequence[Float[Tensor, "names _"]]) -> dict[str, Float[np.ndarray, " h"]]:
+    joined = torch.cat(list(parts), dim=1).double().numpy()
+    return dict(zip(NAMES, joined, strict=True))
+
+
+class _Batch:
+    """Sums by attention over the patches of one batch: patches, an even head, each head."""
+
+    def __init__(self, grids: Sequence[tuple[int, int]]) -> None:
+        self.sums: dict[Block, Float[Tensor, "names columns"]] = {}
+        self._marks = [_marks(*grid) for grid in grids]
+
+    def take(
+        self, block: Block, text: int, weights: Float[Tensor, "h t s"], visible: Bool[Tensor, "t s"]
+    ) -> None:
+        marks = self._marks[text]
+        shown = visible[1:].cpu().float()
+        even = shown / shown.sum(1, keepdim=True).clamp(min=1)
+        rows = torch.cat((even[None], weights[:, 1:].cpu()))
+        found = torch.einsum("hts,mts->mh", rows, marks)
+        patches = torch.full((len(NAMES), 1), float(marks.shape[1]))
+        found = torch.cat((patches, found), dim=1)
+        self.sums[block] = self.sums[block] + found if block in self.sums else found
+
+
+def _marks(rows: int, columns: int) -> Float[Tensor, "names t s"]:
+    """For each patch as a query the keys of each name; the class token is the first key.
+
+    >>> _marks(3, 3).sum(-1)[:, 4].tolist()
+    [1.0, 8.0, 2.0, 2.0, 1.0]
+    """
+    place = torch.arange(rows * columns)
+    down = place[:, None] // columns - place[None] // columns
+    right = place[:, None] % columns - place[None] % columns
+    itself = (down == 0) & (right == 0)
+    near = (down.abs() <= 1) & (right.abs() <= 1) & ~itself
+    patches = torch.stack((itself, near, (down == 0) & ~itself, (right == 0) & ~itself))
+    marks = torch.zeros(len(NAMES), len(place), len(place) + 1)
+    marks[:4, :, 1:] = patches.float()
+    marks[4, :, 0] = 1.0
+    return marks

@@ -1,0 +1,283 @@
+"""The trials that heads are put to: each measures something and says which kinds it speaks for."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from manyheads.encoding.reading import TextReader, find_longest, reads_texts
+from manyheads.lens.addresses import Address, blocks_of
+from manyheads.lens.circuits import score_circuits
+from manyheads.lens.even import even_scores
+from manyheads.lens.findings import (
+    FEWEST,
+    Finding,
+    label_heads,
+    of_circuits,
+    of_entropy,
+    of_glances,
+    of_places,
+    of_pointing,
+    of_punctuation,
+    of_repeats,
+)
+from manyheads.lens.given import Given, read
+from manyheads.lens.glancing import glance
+from manyheads.lens.labels import Kinds, Label
+from manyheads.lens.marked import Written, mark
+from manyheads.lens.partners import find_partners
+from manyheads.lens.pointing import Pointed, point
+from manyheads.lens.probe_texts import (
+    Frame,
+    as_given,
+    bracketed_texts,
+    images,
+    numbered_lists,
+    plain_words,
+    punctuated_texts,
+    repeated_tokens,
+)
+from manyheads.lens.results import ByHead
+from manyheads.lens.statistics import Statistics, statistics
+from manyheads.lens.storing import Facts
+from manyheads.lens.thresholds import Threshold
+from manyheads.lens.trunk import StackName
+from manyheads.models.build import Model
+from manyheads.models.readout import LanguageHead
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.vision import Vision
+from manyheads.taps import Sublayer
+
+__all__ = [
+    "Gathered",
+    "try_copying",
+    "try_coreference",
+    "try_given",
+    "try_images",
+    "try_marks",
+    "try_punctuation",
+    "try_repeats",
+    "try_syntax",
+]
+
+FURTHEST = 16
+# Words whose copying is tried, of models with many.
+WORDS = 512
+# Sentences beyond this are left out: their patterns are formed whole.
+LONGEST_SENTENCE = 512
+
+
+@dataclass(slots=True, eq=False)
+class Gathered:
+    """What the trials have found so far; one that is broken off leaves `complete` false."""
+
+    model: Model
+    table: dict[str, Threshold]
+    shown: bool
+    findings: list[Finding] = field(default_factory=list)
+    facts: Facts = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    written: Float[np.ndarray, " h"] | None = None
+    complete: bool = True
+
+    def measure(self, texts: Any, offsets: Sequence[int] = ()) -> Statistics:
+        found = statistics(self.model, texts, offsets=offsets, progress=self.shown)
+        self.complete &= found.complete
+        if self.written is None:
+            self.written = found.means["output_share"]
+        return found
+
+    def ask(self, kind: str, written: Sequence[Written], label: str) -> dict[str, Pointed]:
+        """What every head looks at most where the texts ask for it."""
+        reader = reads_texts(self.model)
+        longest = find_longest(reader, None)
+        # The token that a Seq2Seq writes after takes a place too.
+        room = LONGEST_SENTENCE if longest is None else min(longest - 1, LONGEST_SENTENCE)
+        marked = mark(reader.tokenizer, written, room, Frame.of(reader).begin)
+        if not marked:
+            self.missing[kind] = "the tokenizer leaves no word to ask"
+            return {}
+        self.facts[f"{kind}_texts"] = len(marked)
+        found, complete = point(self.model, marked, label=label, shown=self.shown)
+        self.complete &= complete
+        return found
+
+    def result(self) -> Kinds:
+        blocks = blocks_of(self.model)
+        addresses = tuple(address for block in blocks for address in block.addresses)
+        quiet = np.zeros(len(addresses), dtype=bool)
+        if self.written is not None:
+            quiet = self.written < self.table["silent"].above
+        labels, partners = _partnered(self.model, label_heads(self.findings, addresses, quiet))
+        told = {kind: asdict(each) for kind, each in self.table.items() if kind != "silent"}
+        facts = self.facts | {
+            "thresholds": told,
+            "missing": self.missing,
+            "partners": partners,
+            "silent": [str(address) for address in np.array(addresses, dtype=object)[quiet]],
+            "complete": self.complete,
+        }
+        means = {finding.name: finding.scores for finding in self.findings}
+        scores = ByHead(kind="scores of kinds", blocks=blocks, means=means)
+        return Kinds(labels=labels, scores=scores, facts=facts)
+
+
+def try_repeats(
+    gathered: Gathered, model: TextReader, sequences: int, seed: int, *, decides: bool
+) -> None:
+    """Random tokens said twice; they decide what goes by place where no texts are given."""
+    made = repeated_tokens(model, sequences, seed)
+    given = as_given(model, Frame.of(model), made)
+    # Beyond the shortest block an offset could be a repetition.
+    shortest = min(len(each) for each in made) // 2
+    offsets = _offsets(min(FURTHEST, shortest - 3)) if decides else []
+    found = gathered.measure(given, offsets)
+    even = even_scores(model, given, found.blocks, offsets)
+    over = f"{found.facts['texts']:,} random sequences"
+    gathered.facts |= {"sequences": found.facts["texts"], "seed": seed}
+    if decides:
+        gathered.findings += of_places(found, even, gathered.table, over)
+        gathered.findings.append(of_entropy(found, gathered.table, over))
+    gathered.findings += of_repeats(found, even, gathered.table, f"{over} said twice")
+
+
+def try_given(gathered: Gathered, texts: Any) -> None:
+    """Texts that somebody brought decide what goes by place, and by punctuation."""
+    found = gathered.measure(texts, _offsets(FURTHEST))
+    over = f"{found.facts['texts']:,} given texts"
+    gathered.facts["texts"] = found.facts["texts"]
+    gathered.findings += of_places(found, {}, gathered.table, over)
+    gathered.findings.append(of_entropy(found, gathered.table, over))
+    _punctuation(gathered, found, over, "the texts have none")
+
+
+def try_punctuation(gathered: Gathered, model: TextReader, seed: int) -> None:
+    """Random words with stops between them."""
+    frame = Frame.of(model)
+    made = punctuated_texts(plain_words(model.tokenizer, seed=seed), seed=seed)
+    longest = find_longest(model, None)
+    room = None if longest is None else longest - 1
+    ids = [[*frame.begin, *model.tokenizer.encode(text).ids][:room] for text in made]
+    found = gathered.measure(as_given(model, frame, ids))
+    _punctuation(
+        gathered, found, f"{found.facts['texts']:,} made texts", "the tokenizer knows none"
+    )
+
+
+def _punctuation(gathered: Gathered, found: Statistics, over: str, why_none: str) -> None:
+    if found.class_shares.get("punctuation"):
+        gathered.findings.append(of_punctuation(found, gathered.table, over))
+    else:
+        gathered.missing.setdefault("punctuation", why_none)
+
+
+def try_copying(gathered: Gathered, model: TextReader) -> None:
+    """From the weights alone: does what a head reads come out as the same word?"""
+    if not isinstance(model.config.readout, LanguageHead):
+        gathered.missing["copying"] = "the model scores no words"
+        return
+    stack: StackName = "main"
+    sublayers = [Sublayer.ATTENTION]
+    if isinstance(model, Seq2Seq):
+        stack, sublayers = "decoder", [Sublayer.CROSS]
+        # The circuits begin with the source's table, which a decoder of its own does not read.
+        if model.config.shared:
+            sublayers.append(Sublayer.ATTENTION)
+    blocks = blocks_of(model)
+    here = {each.sublayer for each in blocks if each.stack == stack}
+    scored: dict[Address, dict[str, float]] = {}
+    facts: Facts = {"vocabulary": model.config.embedding.vocabulary}
+    for sublayer in sublayers:
+        if sublayer in here:
+            found = score_circuits(
+                model, sample=WORDS, stack=stack, sublayer=sublayer, shown=gathered.shown
+            )
+            facts |= found.facts
+            scored |= {address: found.of(address) for address in found.addresses}
+    every = [address for block in blocks for address in block.addresses]
+    means = {
+        name: np.array([scored.get(address, {}).get(name, np.nan) for address in every])
+        for name in ("copying", "copying_eigenvalues")
+    }
+    spread = ByHead(kind="circuits", blocks=blocks, means=means, facts=facts)
+    gathered.findings.append(of_circuits(spread, gathered.table))
+
+
+def try_marks(gathered: Gathered, model: TextReader, seed: int) -> None:
+    """Brackets and quotes, and lists with numbers."""
+    words = plain_words(model.tokenizer, seed=seed)
+    made = {
+        "bracket": bracketed_texts(words, seed=seed),
+        "numbering": numbered_lists(words, seed=seed),
+    }
+    for kind, texts in made.items():
+        if not gathered.complete:
+            return
+        for task, found in gathered.ask(kind, list(texts), f"asking for {kind}").items():
+            gathered.findings.append(of_pointing(kind, found, gathered.table, task))
+
+
+def try_syntax(gathered: Gathered, sentences: Sequence[Written]) -> None:
+    """Every relation of a treebank, both ways; rare ones are left out."""
+    rare = []
+    for task, found in gathered.ask("syntactic", sentences, "reading a treebank").items():
+        if np.nanmax(found.counts) < FEWEST:
+            rare.append(task)
+        else:
+            gathered.findings.append(of_pointing("syntactic", found, gathered.table, task))
+    gathered.facts["rare_relations"] = rare
+
+
+def try_coreference(gathered: Gathered, references: Sequence[Written]) -> None:
+    for found in gathered.ask("coreference", references, "following pronouns").values():
+        gathered.findings.append(of_pointing("coreference", found, gathered.table))
+
+
+def try_images(gathered: Gathered, model: Vision, given: Any, seed: int) -> None:
+    """Images that were given, or soft random colours."""
+    seen: Given = read(model, images(model, seed=seed) if given is None else given)
+    gathered.facts |= {"images": len(seen), "given": given is not None}
+    found = gathered.measure(seen)
+    over = f"{found.facts['texts']:,} images"
+    gathered.findings.append(of_entropy(found, gathered.table, over))
+    if gathered.complete:
+        glances = glance(model, seen, shown=gathered.shown)
+        gathered.complete &= glances.complete
+        gathered.findings += of_glances(glances, gathered.table)
+
+
+def _offsets(furthest: int) -> list[int]:
+    return [sign * offset for offset in range(2, furthest + 1) for sign in (-1, 1)]
+
+
+def _partnered(
+    model: Model, labels: dict[Address, tuple[Label, ...]]
+) -> tuple[dict[Address, tuple[Label, ...]], dict[str, dict[str, Any]]]:
+    """Induction heads told with the previous-token heads that they build on."""
+    of_kind = {
+        kind: [
+            address for address, mine in labels.items() if any(each.kind == kind for each in mine)
+        ]
+        for kind in ("induction", "previous-token")
+    }
+    partners = find_partners(model, of_kind["induction"], of_kind["previous-token"])
+    told = dict(labels)
+    for address in of_kind["induction"]:
+        partner = partners.get(address)
+        said = (
+            "no previous-token head stands below it"
+            if partner is None
+            else f"reads {partner.address} through its keys (composition {partner.composition:.2f})"
+        )
+        told[address] = tuple(
+            replace(label, evidence=f"{label.evidence}; {said}")
+            if label.kind == "induction"
+            else label
+            for label in labels[address]
+        )
+    return told, {
+        str(address): {"head": str(partner.address), "composition": partner.composition}
+        for address, partner in partners.items()
+    }

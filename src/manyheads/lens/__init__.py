@@ -17,6 +17,7 @@ from manyheads.lens.flow import attention_flow, attention_rollout
 from manyheads.lens.gradients import gradient_times_attention, integrate_heads, integrate_inputs
 from manyheads.lens.importance import importance
 from manyheads.lens.ioi import find_name_heads, indirect_objects
+from manyheads.lens.kinds import kinds
 from manyheads.lens.logit_lens import logit_lens
 from manyheads.lens.metrics import LogitDifference
 from manyheads.lens.patching import patch
@@ -44,6 +45,7 @@ __all__ = [
     "indirect_objects",
     "integrate_heads",
     "integrate_inputs",
+    "kinds",
     "logit_lens",
     "patch",
     "patch_paths",

@@ -11,14 +11,27 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from manyheads.encoding.pooling import pool
 from manyheads.errors import InputError
-from manyheads.lens.given import Asked, Given, Targets, ask, check_asked
+from manyheads.lens.given import Asked, Given, Targets, ask, check_asked, run
 from manyheads.models.build import Model
 from manyheads.models.readout import ClassHead, ReadoutLayer, pooled
+from manyheads.models.resting import resting
+from manyheads.models.sentence import Pooling
 from manyheads.models.vision import Vision
 from manyheads.ragged import Lengths, Ragged
 
-__all__ = ["Judge", "LogitDifference", "Measure", "Metric", "better", "judge", "named", "weighed"]
+__all__ = [
+    "Judge",
+    "LogitDifference",
+    "Measure",
+    "Metric",
+    "Similarity",
+    "better",
+    "judge",
+    "named",
+    "weighed",
+]
 
 # Scores of all words held at once: 256 MB in float32.
 ROOM = 2**26
@@ -54,9 +67,20 @@ class Measure:
     better: Literal["lower", "higher"] = "higher"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Similarity:
+    """The cosine of a text's vector with the one that the whole model gives; it needs no readout.
+
+    "own" pools tokens as the model's folder says, and means where it says nothing.
+    """
+
+    pooling: Pooling | Literal["own"] = "own"
+
+
 Metric: TypeAlias = (
     Literal["loss"]
     | LogitDifference
+    | Similarity
     | Measure
     | Callable[[Ragged | Tensor, Sequence[int]], Float[Tensor, " b"]]
 )
@@ -74,13 +98,18 @@ class Judge:
     texts: range
     lengths: Lengths
     asked: Asked | None
-    metric: LogitDifference | Measure | Literal["loss"]
+    metric: LogitDifference | Measure | Similarity | Literal["loss"]
     weights: Float[Tensor, " b"]
+    vectors: Float[Tensor, "b c"] | None = None
 
     def __call__(self, hidden: Ragged, copies: int = 1) -> Float[Tensor, "copies b"]:
         """The value of each text in each copy, in float32 or better."""
         if isinstance(self.metric, Measure):
             return self._measured(self.metric, hidden, copies)
+        if isinstance(self.metric, Similarity):
+            mine = _pooled(self.model, self.metric, hidden).unflatten(0, (copies, -1))
+            assert self.vectors is not None, "judge() has asked the whole model"
+            return (mine * self.vectors).sum(-1)
         rows, asked = self._rows(hidden, copies), self.asked
         assert asked is not None, "every metric but one's own asks at places"
         if self.metric == "loss":
@@ -151,15 +180,20 @@ def judge(
     model: Model, given: Given, texts: range, metric: Metric, targets: Targets | None = None
 ) -> Judge:
     """The metric of the texts of these numbers, of which `given` holds all."""
-    if model.readout is None:
+    known = _known(metric)
+    if model.readout is None and not isinstance(known, Similarity):
         raise InputError(
             f"this {type(model).__name__} has no readout and answers nothing",
-            "use one with a language or class head",
+            "use one with a language or class head, or metric=Similarity()",
         )
     mine = given.select(texts)
     lengths = mine.lengths(model)
-    known = _known(metric)
-    asked = None
+    asked, vectors = None, None
+    if isinstance(known, Similarity):
+        with resting(model), torch.no_grad():
+            hidden = run(model, mine).hidden
+        assert isinstance(hidden, Ragged), "ragged in, ragged out"
+        vectors = _pooled(model, known, hidden)
     if known == "loss":
         chosen = None if targets is None else targets[texts.start : texts.stop]
         asked = ask(model, mine, chosen)
@@ -171,7 +205,13 @@ def judge(
         assert asked is not None
         weights = torch.bincount(asked.owners, minlength=len(texts)).float()
     return Judge(
-        model=model, texts=texts, lengths=lengths, asked=asked, metric=known, weights=weights
+        model=model,
+        texts=texts,
+        lengths=lengths,
+        asked=asked,
+        metric=known,
+        weights=weights,
+        vectors=vectors,
     )
 
 
@@ -188,6 +228,8 @@ def named(metric: Metric) -> str:
     known = _known(metric)
     if isinstance(known, Measure):
         return str(getattr(known.function, "__name__", "measure"))
+    if isinstance(known, Similarity):
+        return "similarity"
     return "loss" if known == "loss" else "logit difference"
 
 
@@ -212,17 +254,22 @@ def weighed(
     return mean, (spread * (count / (count - 1))).sqrt()
 
 
-def _known(metric: Metric) -> LogitDifference | Measure | Literal["loss"]:
-    if isinstance(metric, LogitDifference | Measure):
+def _known(metric: Metric) -> LogitDifference | Measure | Similarity | Literal["loss"]:
+    if isinstance(metric, LogitDifference | Measure | Similarity):
         return metric
     if isinstance(metric, str):
         if metric != "loss":
             raise InputError(
                 f"metric={metric!r} is not known",
-                'use "loss", LogitDifference(...), Measure(...) or a function',
+                'use "loss", LogitDifference(...), Similarity(), Measure(...) or a function',
             )
         return "loss"
     return Measure(metric)
+
+
+def _pooled(model: Model, metric: Similarity, hidden: Ragged) -> Float[Tensor, "b c"]:
+    own = model.sentence.pooling if model.sentence is not None else "mean"
+    return pool(hidden, own if metric.pooling == "own" else metric.pooling, normalise=True)
 
 
 def _cross_entropy(

@@ -1,0 +1,165 @@
+"""In which order heads go, by each measure of what they are worth."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from manyheads.errors import InputError
+from manyheads.lens.ablation import ablate
+from manyheads.lens.addresses import Address
+from manyheads.lens.given import Given, Targets
+from manyheads.lens.importance import importance
+from manyheads.lens.metrics import Metric, Similarity, better
+from manyheads.lens.trunk import StackName
+from manyheads.models.build import Model
+from manyheads.surgery.closing import Closing, close_gates
+from manyheads.surgery.prune import Keep
+from manyheads.taps import Sublayer
+
+__all__ = ["ORDERS", "By", "Goes", "Question"]
+
+By = Literal["ablation", "gradient", "redundancy", "random", "l0"]
+
+
+@dataclass(frozen=True, slots=True)
+class Goes:
+    """A head that may go, the number by which it does, and whether the model is better without."""
+
+    head: Address
+    why: str
+    score: float
+    harmful: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Question:
+    """Which heads of which attention, what they are measured by and on."""
+
+    model: Model
+    given: Given
+    metric: Metric
+    targets: Targets | None
+    keep: Keep
+    stack: StackName | None
+    sublayer: Sublayer
+    seed: int
+    room: int | None
+    shown: bool
+    closing: Closing
+
+    @property
+    def sign(self) -> float:
+        """What makes a change of the metric a harm."""
+        return 1.0 if better(self.metric) == "lower" else -1.0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What every measure of the lens takes."""
+        return {
+            "metric": self.metric,
+            "targets": self.targets,
+            "stack": self.stack,
+            "sublayer": self.sublayer,
+            "room": self.room,
+            "shown": self.shown,
+        }
+
+
+def by_ablation(asked: Question, heads: Sequence[Address]) -> list[Goes]:
+    """The least harm first, measured head by head."""
+    del heads
+    found = ablate(asked.model, asked.given, how=asked.keep, seed=asked.seed, **asked.options)
+    harmful = {address for address, _ in found.harmful()}
+    column = found["change"]
+    rows = zip(found.addresses, column.means.tolist(), column.errors.tolist(), strict=True)
+    listed = [
+        Goes(head, f"alone {change:+.4f} ±{error:.2g}", asked.sign * change, head in harmful)
+        for head, change, error in rows
+        if change == change
+    ]
+    return sorted(listed, key=_first)
+
+
+def by_gradient(asked: Question, heads: Sequence[Address]) -> list[Goes]:
+    """The least |output . gradient| first, after heads that the gradient says do harm."""
+    del heads
+    if isinstance(asked.metric, Similarity):
+        raise InputError(
+            "a model is most like itself, where the gradient of likeness is nothing",
+            'use by="ablation"',
+        )
+    found = importance(asked.model, asked.given, **asked.options)
+    predicted, column = found["predicted"], found["importance"]
+    harms = (asked.sign * predicted.means < -predicted.errors).tolist()
+    rows = zip(found.addresses, column.means.tolist(), predicted.means.tolist(), strict=True)
+    listed = [
+        Goes(
+            head,
+            f"importance {size:.4f}, predicted {change:+.4f}",
+            asked.sign * change if harms[place] else size,
+            harms[place],
+        )
+        for place, (head, size, change) in enumerate(rows)
+    ]
+    return sorted(listed, key=_first)
+
+
+def by_redundancy(asked: Question, heads: Sequence[Address]) -> list[Goes]:
+    """Of each two heads that do the same the less important one, the most alike first."""
+    from manyheads.lens.redundancy import redundancy
+
+    found = redundancy(
+        asked.model,
+        asked.given,
+        stack=asked.stack,
+        sublayer=asked.sublayer,
+        progress=asked.shown,
+    )
+    worth = {head: -place for place, head in enumerate(heads)}
+    if asked.model.readout is not None and not isinstance(asked.metric, Similarity):
+        measured = importance(asked.model, asked.given, **asked.options)
+        ranked = [head for head, _ in measured["importance"].ranked()]
+        worth = {head: -place for place, head in enumerate(ranked)}
+    gone: dict[Address, Goes] = {}
+    for pair in found.doubles:
+        if pair.one in gone or pair.other in gone:
+            continue
+        stays, goes = sorted((pair.one, pair.other), key=lambda head: -worth[head])
+        alike = min(pair.patterns, pair.outputs)
+        gone[goes] = Goes(goes, f"double of {stays}, alike by {alike:.2f}", -alike)
+    return list(gone.values())
+
+
+def by_chance(asked: Question, heads: Sequence[Address]) -> list[Goes]:
+    """Any order, by the seed: what the others have to be better than."""
+    order = random.Random(asked.seed).sample(list(heads), len(heads))
+    return [Goes(head, "by chance", float(place)) for place, head in enumerate(order)]
+
+
+def by_gates(asked: Question, heads: Sequence[Address]) -> list[Goes]:
+    """The gates that closed furthest first, trained on the texts with all weights frozen."""
+    openness = close_gates(
+        asked.model,
+        asked.given,
+        asked.closing,
+        targets=asked.targets,
+        seed=asked.seed,
+        shown=asked.shown,
+    )
+    listed = [Goes(head, f"gate at {openness[head]:+.2f}", openness[head]) for head in heads]
+    return sorted(listed, key=lambda each: each.score)
+
+
+ORDERS: dict[By, Callable[[Question, Sequence[Address]], list[Goes]]] = {
+    "ablation": by_ablation,
+    "gradient": by_gradient,
+    "redundancy": by_redundancy,
+    "random": by_chance,
+    "l0": by_gates,
+}
+
+
+def _first(each: Goes) -> tuple[bool, float]:
+    """Harmful heads before all others."""
+    return not each.harmful, each.score

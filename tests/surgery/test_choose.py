@@ -1,0 +1,230 @@
+"""Which heads go first, what each costs, and when to stop."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from manyheads import lens
+from manyheads.errors import InputError
+from manyheads.models.build import build
+from manyheads.models.decoder import Decoder
+from manyheads.models.readout import NoReadout
+from manyheads.parts.positions import Rotary
+from manyheads.surgery.choose import choose
+from manyheads.surgery.closing import Closing
+from manyheads.surgery.mending import Mending, mend
+from manyheads.surgery.prune import prune
+from manyheads.taps import Head, Sublayer
+from manyheads.train.optimisers import AdamW
+from tests.models import zoo
+
+TEXTS = [[1, 2, 3, 4, 5, 6], [5, 6, 7, 5, 6], [9, 8, 7, 6, 5, 4, 3], [11, 12, 13]]
+SHORT = Closing(steps=8, weight=0.1)
+
+
+def tiny(**changes: Any) -> Decoder:
+    config = zoo.decoder(*[zoo.writes(position=Rotary(), **changes)] * 2)
+    return build(config, seed=0)
+
+
+@pytest.fixture(scope="module")
+def model() -> Decoder:
+    return tiny()
+
+
+def loss(model: Any, texts: Any = TEXTS) -> float:
+    return lens.ablate_together(model, texts, [], shown=False).baseline
+
+
+@pytest.mark.parametrize("by", ["ablation", "gradient", "random", "l0"])
+def test_the_curve_is_what_pruned_models_lose(model: Decoder, by: Any) -> None:
+    chosen = choose(model, TEXTS, by, share=0.5, closing=SHORT, shown=False)
+    assert chosen.met
+    assert len(chosen.heads) == 4
+    for count, step in enumerate(chosen.curve.steps, 1):
+        heads = [each.head for each in chosen.order[:count]]
+        assert step.value == pytest.approx(loss(prune(model, heads)), abs=1e-5)
+        assert step.change == pytest.approx(step.value - loss(model), abs=1e-5)
+        assert step.error > 0
+
+
+def test_heads_stand_in_for_their_mean(model: Decoder) -> None:
+    chosen = choose(model, TEXTS, "random", share=0.4, keep="mean", shown=False)
+    pruned = prune(model, chosen.heads, "mean", TEXTS)
+    assert chosen.curve.steps[-1].value == pytest.approx(loss(pruned), abs=1e-5)
+
+
+def test_the_least_harm_goes_first_and_harmful_heads_before_all(model: Decoder) -> None:
+    chosen = choose(model, TEXTS, share=1.0, shown=False)
+    alone = lens.ablate(model, TEXTS, shown=False)
+    changes = dict(alone["change"].ranked())
+    harmful = [head for head, _ in alone.harmful()]
+    assert set(chosen.harmful) == set(harmful)
+    assert [each.head for each in chosen.order[: len(harmful)]] == sorted(
+        harmful, key=lambda head: changes[head]
+    )
+    rest = [changes[each.head] for each in chosen.order[len(harmful) :]]
+    assert rest == sorted(rest)
+
+
+def test_a_head_that_says_nothing_is_free(model: Decoder) -> None:
+    silent = prune(model, [])
+    attention = silent.stack.layers[1].attention
+    with torch.no_grad():
+        attention.output.weight[:, 16:24] = 0.0
+    for by in ("ablation", "gradient"):
+        chosen = choose(silent, TEXTS, by, share=1.0, shown=False)  # type: ignore[arg-type]
+        unharmful = [each.head.head for each in chosen.order if not each.harmful]
+        if by == "gradient":
+            assert unharmful[0] == Head(1, 2)
+        place = [each.head.head for each in chosen.order].index(Head(1, 2))
+        before = chosen.curve.steps[place - 1].value if place else chosen.curve.baseline
+        assert chosen.curve.steps[place].value == pytest.approx(before, abs=1e-6)
+
+
+def test_of_two_doubles_one_goes() -> None:
+    model = tiny()
+    attention = model.stack.layers[0].attention
+    with torch.no_grad():
+        rows = attention.project.weight.view(3, 4, 8, 32)
+        rows[:, 3] = rows[:, 1]
+        columns = attention.output.weight.view(32, 4, 8)
+        columns[:, 3] = columns[:, 1]
+    chosen = choose(model, TEXTS, "redundancy", share=0.125, shown=False)
+    assert chosen.met
+    assert {chosen.heads[0].head} < {Head(0, 1), Head(0, 3)}
+    assert "double of" in chosen.order[0].why
+    more = choose(model, TEXTS, "redundancy", share=0.9, shown=False)
+    assert not more.met
+    assert "cannot be had" in more.shortfall
+
+
+@pytest.mark.parametrize("by", ["ablation", "gradient"])
+def test_iterating_measures_anew(model: Decoder, by: Any) -> None:
+    chosen = choose(model, TEXTS, by, share=0.5, iterative=True, shown=False)
+    assert len(chosen.heads) == 4
+    assert chosen.curve.steps[-1].value == pytest.approx(loss(prune(model, chosen.heads)), abs=1e-5)
+    if by == "ablation":
+        greedy = lens.ablate_greedily(model, TEXTS, 4, shown=False)
+        assert tuple(each.head for each in chosen.heads) == greedy.order
+
+
+def test_a_budget_takes_all_that_fit_it(model: Decoder) -> None:
+    whole = choose(model, TEXTS, share=1.0, shown=False)
+    budget = sorted(step.change for step in whole.curve.steps)[4]
+    chosen = choose(model, TEXTS, budget=budget, shown=False)
+    assert chosen.met
+    assert chosen.change <= budget
+    later = whole.curve.steps[chosen.count :]
+    assert all(step.change > budget for step in later)
+    spent = choose(model, TEXTS, budget=budget, iterative=True, shown=False)
+    assert spent.change <= budget
+
+
+def test_a_budget_that_cannot_be_met_tells_the_best(model: Decoder) -> None:
+    chosen = choose(model, TEXTS, budget=-100.0, shown=False)
+    assert not chosen.met
+    assert chosen.heads == ()
+    assert "at best" in chosen.shortfall
+    both = choose(model, TEXTS, share=1.0, budget=-100.0, shown=False)
+    assert not both.met
+    assert both.count == 0
+
+
+def test_without_a_wish_only_free_heads_go(model: Decoder) -> None:
+    chosen = choose(model, TEXTS, shown=False)
+    assert chosen.change <= 0
+    assert chosen.met
+
+
+def test_rows_say_what_goes_and_why(model: Decoder) -> None:
+    rows = choose(model, TEXTS, share=0.25, shown=False).rows()
+    assert [row["goes"] for row in rows] == [True, True]
+    assert rows[0]["share"] == pytest.approx(1 / 8)
+    assert "±" in rows[0]["why"]
+
+
+def test_vectors_are_compared_where_nothing_is_answered() -> None:
+    config = zoo.encoder(*[zoo.layer()] * 2, position=zoo.LEARNED, readout=NoReadout())
+    model = build(config, seed=0)
+    chosen = choose(model, TEXTS, share=0.5, metric=lens.Similarity(), shown=False)
+    assert chosen.curve.baseline == pytest.approx(1.0, abs=1e-6)
+    pruned = prune(model, chosen.heads)
+    found = []
+    for text in TEXTS:
+        one, other = (each(torch.tensor([text])).hidden[0].mean(0) for each in (model, pruned))
+        found.append(torch.cosine_similarity(one, other, dim=0))
+    assert chosen.curve.steps[-1].value == pytest.approx(
+        float(torch.stack(found).detach().mean()), abs=1e-5
+    )
+    with pytest.raises(InputError, match="most like itself"):
+        choose(model, TEXTS, "gradient", metric=lens.Similarity(), shown=False)
+
+
+def test_cross_heads_and_masked_words_and_classes() -> None:
+    model = build(zoo.SEQ2SEQS["t5"], seed=0)
+    pairs = [([1, 2, 3], [0, 4, 5]), ([6, 7], [0, 8, 9, 3])]
+    chosen = choose(model, pairs, share=0.5, sublayer=Sublayer.CROSS, shown=False)
+    assert {each.sublayer for each in chosen.heads} == {Sublayer.CROSS}
+    assert chosen.curve.steps[-1].value == pytest.approx(
+        loss(prune(model, chosen.heads), pairs), abs=1e-5
+    )
+    for by in ("ablation", "l0"):
+        masked = build(zoo.ENCODERS["modernbert"], seed=0)
+        targets = [{0: 3}, {1: 2}, {2: 4, 0: 1}, {0: 1}]
+        found = choose(masked, TEXTS, by, share=0.3, targets=targets, closing=SHORT, shown=False)  # type: ignore[arg-type]
+        assert found.met
+        images = build(zoo.VISIONS["vit"], seed=0)
+        found = choose(
+            images,
+            zoo.images(),
+            by,  # type: ignore[arg-type]
+            share=0.3,
+            targets=[0, 1, 2, 3],
+            closing=SHORT,
+            shown=False,
+        )
+        assert found.met
+
+
+def test_gates_close_where_closing_is_cheap(model: Decoder) -> None:
+    silent = prune(model, [])
+    attention = silent.stack.layers[0].attention
+    with torch.no_grad():
+        attention.output.weight[:, :8] = 0.0
+    strong = Closing(steps=30, weight=0.05, rate=0.3)
+    state = torch.get_rng_state()
+    before = {name: each.clone() for name, each in silent.state_dict().items()}
+    chosen = choose(silent, TEXTS, "l0", share=0.5, closing=strong, shown=False)
+    assert Head(0, 0) in [each.head for each in chosen.heads]
+    assert torch.equal(torch.get_rng_state(), state)
+    after = silent.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_mending_lowers_the_loss_and_leaves_the_model_alone(model: Decoder) -> None:
+    pruned = prune(model, ["L0H0", "L1H1", "L1H2"])
+    before = {name: each.clone() for name, each in pruned.state_dict().items()}
+    how = Mending(optimiser=AdamW(rate=3e-3))
+    mended = mend(pruned, TEXTS, steps=20, how=how, shown=False)
+    assert loss(mended) < loss(pruned) - 0.1
+    assert mended.config == pruned.config
+    assert all(torch.equal(before[name], each) for name, each in pruned.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"share": 1.5}, "use 0 to 1"),
+        ({"by": "random", "iterative": True}, "leave iterative out"),
+    ],
+)
+def test_what_cannot_be_asked(model: Decoder, options: Any, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        choose(model, TEXTS, shown=False, **options)
+
+
+def test_no_steps_mend_nothing(model: Decoder) -> None:
+    with pytest.raises(InputError, match="use 1 or more"):
+        mend(model, TEXTS, steps=0, shown=False)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from manyheads.checkpoints.files import Weights
 from manyheads.checkpoints.names import Entry
+from manyheads.errors import ConfigError
 from manyheads.models.init import Init
 from manyheads.models.readout import LanguageHead
 from manyheads.models.recipes import ModelConfig
@@ -85,7 +86,11 @@ def corrected(family: ModuleType, described: dict[str, Any], config: ModelConfig
 
 def says(family: ModuleType, described: Mapping[str, Any], config: ModelConfig) -> bool:
     """Whether their config, read with the weights of ours, is ours."""
-    theirs: ModelConfig = family.config_of(described)
+    try:
+        theirs: ModelConfig = family.config_of(described)
+    except ConfigError:
+        # Guessed from one layer of ours, it may be what no model is.
+        return False
     if _file_ties(family) and isinstance(config.readout, LanguageHead):
         theirs = with_tied(theirs, tied=config.readout.tied)
     # How weights were once drawn is no part of the model that they make.

@@ -33,6 +33,7 @@ __all__ = [
     "circuits",
     "copying_score",
     "eigenvalue_score",
+    "folded",
     "score_circuits",
 ]
 
@@ -93,7 +94,7 @@ class Words:
         table = model.embedding.tokens.weight.detach().float()
         entering = model.embedding.norm(table * model.config.embedding.scale).detach()
         leaving = readout.vectors(model.table).detach().float()
-        return cls(entering, _folded(leaving, stack.final_norm))
+        return cls(entering, folded(leaving, stack.final_norm))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +134,7 @@ class Circuits:
         mine = rearrange(rows, "(h d) c -> h d c", d=config.size)[place].double()
         if self.part.sublayer is Sublayer.CROSS and what != "query":
             return mine
-        return _folded(mine, self._norm(head.layer))
+        return folded(mine, self._norm(head.layer))
 
     def _norm(self, layer: int) -> torch.nn.Module:
         module = self.part.stack.layers[layer]
@@ -262,7 +263,7 @@ def _draw(words: Words, sample: int | None, seed: int) -> Tensor:
     return order[:sample].sort().values.to(words.enter.device)
 
 
-def _folded(rows: Float[Tensor, "d c"], norm: torch.nn.Module) -> Float[Tensor, "d c"]:
+def folded(rows: Float[Tensor, "d c"], norm: torch.nn.Module) -> Float[Tensor, "d c"]:
     """Rows that read the stream before the norm as they read it after, up to the norm's divisor."""
     if not isinstance(norm, Normalise):
         return rows

@@ -1,5 +1,6 @@
 """Keys and values of whole layers in words equal those of single directions."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ import pytest
 import torch
 
 from manyheads.errors import InputError
-from manyheads.lens import memories as module
 from manyheads.lens.feeds import Neuron
 from manyheads.lens.memories import Memories, memories
 from manyheads.models.build import build
@@ -16,6 +16,9 @@ from manyheads.models.readout import LanguageHead, Transform
 from tests.lens.test_neurons import planted
 from tests.messages import refuses
 from tests.models.zoo import DECODERS, ENCODERS, SEQ2SEQS, VISIONS, encoder, layer, small
+
+# In the package the name means the function.
+module = import_module("manyheads.lens.memories")
 
 
 def test_a_planted_word_is_clear() -> None:

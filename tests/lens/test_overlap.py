@@ -2,6 +2,7 @@
 
 import math
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ import torch
 from manyheads.errors import InputError
 from manyheads.kernels.contract import Request, Want
 from manyheads.kernels.reference import attend
-from manyheads.lens import overlap as module
 from manyheads.lens.addresses import Block, attention_at, blocks_of, stacks_of
 from manyheads.lens.given import Given
 from manyheads.lens.overlap import overlap
@@ -29,6 +29,9 @@ from tests.kernels.test_memory import measured
 from tests.lens.test_statistics import EVERY, fresh, texts_for
 from tests.messages import refuses
 from tests.models.zoo import DECODERS, decoder, small, writes
+
+# In the package the name means the function.
+module = import_module("manyheads.lens.overlap")
 
 LIMIT = 1e-4
 CHOSEN = (

@@ -11,7 +11,10 @@ from manyheads.lens.ablation import ablate, ablate_greedily, ablate_in_order, ab
 from manyheads.lens.addresses import Address
 from manyheads.lens.attribution import attribute_logits
 from manyheads.lens.circuits import circuits, score_circuits
+from manyheads.lens.collapse import collapse
+from manyheads.lens.compare import compare
 from manyheads.lens.composition import compose, resemble
+from manyheads.lens.dead import dead
 from manyheads.lens.detectors import detect
 from manyheads.lens.flow import attention_flow, attention_rollout
 from manyheads.lens.gradients import gradient_times_attention, integrate_heads, integrate_inputs
@@ -19,10 +22,15 @@ from manyheads.lens.importance import importance
 from manyheads.lens.ioi import find_name_heads, indirect_objects
 from manyheads.lens.kinds import kinds
 from manyheads.lens.logit_lens import logit_lens
+from manyheads.lens.memories import memories
 from manyheads.lens.metrics import LogitDifference
+from manyheads.lens.neurons import neurons
+from manyheads.lens.overlap import overlap
 from manyheads.lens.patching import patch
 from manyheads.lens.paths import patch_paths
 from manyheads.lens.patterns import patterns, top_keys
+from manyheads.lens.redundancy import redundancy
+from manyheads.lens.resemblance import resemble_outputs
 from manyheads.lens.statistics import statistics
 from manyheads.lens.typology import typology
 
@@ -37,7 +45,10 @@ __all__ = [
     "attention_rollout",
     "attribute_logits",
     "circuits",
+    "collapse",
+    "compare",
     "compose",
+    "dead",
     "detect",
     "find_name_heads",
     "gradient_times_attention",
@@ -47,10 +58,15 @@ __all__ = [
     "integrate_inputs",
     "kinds",
     "logit_lens",
+    "memories",
+    "neurons",
+    "overlap",
     "patch",
     "patch_paths",
     "patterns",
+    "redundancy",
     "resemble",
+    "resemble_outputs",
     "score_circuits",
     "statistics",
     "top_keys",

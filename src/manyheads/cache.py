@@ -122,7 +122,8 @@ class Store(ABC):
     def select(self, sequences: list[int]) -> None:
         if self.k.numel():
             index = torch.tensor(sequences, device=self.k.device, dtype=torch.long)
-            self.k, self.v = self.k[index], self.v[index]
+            # Unlike indexing this lays out anew what somebody laid out otherwise.
+            self.k, self.v = self.k.index_select(0, index), self.v.index_select(0, index)
 
     @property
     def nbytes(self) -> int:

@@ -70,6 +70,26 @@ def test_texts_that_leave_until_one_is_alone_change_nothing_for_it() -> None:
     torch.testing.assert_close(found, whole, atol=1e-4, rtol=1e-4)
 
 
+def test_a_text_alone_may_become_several_and_one_again() -> None:
+    model = zoo.small(zoo.DECODERS["windows and whole"])
+    steps, tokens = Cached(model, Growing(first=4)), zoo.ids((3,)).values
+    steps.start(Ragged.from_list([tokens]))
+    texts = [tokens.tolist()]
+    for number in range(20):
+        # Beams part after some steps, and in the end one of them is left.
+        if number in (3, 14):
+            chosen = [0, 0, 0] if number == 3 else [1]
+            steps.select(chosen)
+            texts = [list(texts[place]) for place in chosen]
+        new = [7 * number % 11 + place for place in range(len(texts))]
+        found = steps.next(torch.tensor(new))
+        for text, token in zip(texts, new, strict=True):
+            text.append(token)
+        with torch.no_grad():
+            whole = model(torch.tensor(texts)).logits[:, -1]
+        torch.testing.assert_close(found, whole, atol=1e-4, rtol=1e-4)
+
+
 def test_hooks_and_other_projections_are_not_passed_over() -> None:
     hooked: Any = build(zoo.DECODERS["gpt2"], seed=0)
     called = []

@@ -10,11 +10,12 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.cache import Cache, Ring, Store
+from manyheads.decoding.alone import Alone
 from manyheads.kernels.fused import flash_cpu
 from manyheads.models.decoder import Decoder
 from manyheads.models.layer import Layer, LayerConfig
@@ -73,6 +74,8 @@ def _layer_differences(layer: LayerConfig) -> Iterator[str]:
     inner = attention.inner
     if inner.gates or inner.sink != "none" or inner.head_scale != "none":
         yield "a layer has gates, a sink or scaled heads"
+    if inner.groups is not None:
+        yield "a layer shares keys unevenly"
     if not isinstance(inner.position, NoPosition | Rotary):
         yield "a layer has a bias by position"
     if exact_band(inner.mask) is None or inner.kernel != "auto":
@@ -198,6 +201,8 @@ class Plain:
     def __init__(self, model: Decoder) -> None:
         self.model = model
         self.layers = [Sublayers.of(cast(Layer, layer)) for layer in model.stack.layers]
+        in_float32 = all(each.dtype == torch.float32 for each in model.parameters())
+        self.alone = Alone(model) if in_float32 else None
 
     def fits(self, cache: Cache) -> bool:
         """Whether every text has room for one token more."""
@@ -211,17 +216,30 @@ class Plain:
         model, seen = self.model, cache.seen
         positions = torch.tensor(seen)
         x = model.embedding.embed(ids, positions).values
-        turns = model.stack._places(positions)
+        turns = self._turns(positions)
+        if self.alone is not None and len(seen) == 1:
+            scores = self.alone.next(x[0], cache, turns)
+        else:
+            scores = self._scores(model.stack.final_norm(self._through(x, cache, turns)))
+        cache.seen = tuple(position + 1 for position in seen)
+        return scores
+
+    def _turns(self, positions: Int[Tensor, " b"]) -> list[Turn | None]:
+        places = self.model.stack._places(positions)
+        each = [places[owner] for owner in self.model.stack.place_owner]
+        return [place if isinstance(place, Turn) else None for place in each]
+
+    def _through(
+        self, x: Float[Tensor, "b c"], cache: Cache, turns: list[Turn | None]
+    ) -> Float[Tensor, "b c"]:
         wheres: dict[tuple[bool, int, float], Where] = {}
-        for index, (layer, store) in enumerate(zip(self.layers, cache.stores, strict=True)):
+        for layer, store, turn in zip(self.layers, cache.stores, turns, strict=True):
             assert store is not None
             kind = (isinstance(store, Ring), store.room, layer.before)
             if kind not in wheres:
-                wheres[kind] = Where.of(store, seen, layer.before)
-            turn = turns[model.stack.place_owner[index]]
-            x = layer(x, store, wheres[kind], turn if isinstance(turn, Turn) else None)
-        cache.seen = tuple(position + 1 for position in seen)
-        return self._scores(model.stack.final_norm(x))
+                wheres[kind] = Where.of(store, cache.seen, layer.before)
+            x = layer(x, store, wheres[kind], turn)
+        return x
 
     def _scores(self, x: Float[Tensor, "b c"]) -> Float[Tensor, "b v"]:
         readout, head = self.model.readout, self.model.config.readout

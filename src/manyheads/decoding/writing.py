@@ -105,7 +105,8 @@ class Writing:
         scores = self.task.rules.apply(scores, self.step)
         choose = self.task.wishes.choose
         if not isinstance(choose, Sample):
-            return scores.argmax(dim=-1)
+            # The first of the largest, as argmax gives it in three times the time.
+            return scores.max(dim=-1).indices
         chances = torch.tensor([draft.chances.random() for draft in self.active])
         return draw(choose.narrow(scores), chances.to(scores.device))
 

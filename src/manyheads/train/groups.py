@@ -76,7 +76,8 @@ def weights_of(model: nn.Module) -> list[Weights]:
             found.append(
                 Weights(
                     parameter=parameter,
-                    decays=_decays(module, parameter),
+                    # Of what learns in part, the rest must not move.
+                    decays=_decays(module, parameter) and name not in getattr(module, "partly", ()),
                     matrix=_is_matrix(module, parameter),
                     axis=axis,
                     parts=parts,

@@ -1,0 +1,143 @@
+"""The metric of changed models beside that of the whole one, text by text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.errors import InputError
+from manyheads.lens.effects import ROOM_ON_CPU, ROOM_ON_CUDA, Effects
+from manyheads.lens.given import Given, Targets, read, run, shares
+from manyheads.lens.metrics import Metric, better, judge, weighed
+from manyheads.lens.trunk import Change, Edits
+from manyheads.models.build import Model
+from manyheads.models.resting import resting
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.progress import Progress
+from manyheads.taps import Site, Tap
+
+__all__ = ["Exam", "Point", "Variant", "affordable", "check_wish"]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The metric when so many parts are gone, how far it changed, and that change's error."""
+
+    taken: int
+    value: float
+    change: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Variant:
+    """A model to be compared: another one, or the same with other values at some sites."""
+
+    model: Model
+    changes: dict[Site, Change] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Exam:
+    """What models are asked: the same texts, by the same metric."""
+
+    model: Model
+    given: Given
+    metric: Metric
+    targets: Targets | None
+    shown: bool
+
+    @classmethod
+    def of(
+        cls, model: Model, texts: Any, metric: Metric, targets: Targets | None, shown: bool
+    ) -> "Exam":
+        given = read(model, texts)
+        return cls(model=model, given=given, metric=metric, targets=targets, shown=shown)
+
+    @property
+    def sign(self) -> float:
+        """What makes a change of the metric a harm."""
+        return 1.0 if better(self.metric) == "lower" else -1.0
+
+    @property
+    def shares(self) -> list[range]:
+        """Texts that run together."""
+        room = ROOM_ON_CUDA if next(self.model.parameters()).is_cuda else ROOM_ON_CPU
+        return list(shares(self.given.sizes(self.model), room))
+
+    def measure(self, variants: Sequence[Variant], label: str = "measuring") -> Effects:
+        """The metric of every text under each variant, all judged as the whole model is."""
+        count = len(self.given)
+        values = torch.full((count, len(variants) + 1), torch.nan, dtype=torch.float64)
+        weights = torch.zeros(count, dtype=torch.float64)
+        parts = self.shares
+        total = len(parts) * (len(variants) + 1)
+        with Progress(label, total=total, unit="runs", shown=self.shown) as bar, torch.no_grad():
+            for texts in parts:
+                rows = slice(texts.start, texts.stop)
+                judged = judge(self.model, self.given, texts, self.metric, self.targets)
+                weights[rows] = judged.weights.double().cpu()
+                for place, variant in enumerate((Variant(self.model), *variants)):
+                    hidden = _hidden(variant, self.given.select(texts))
+                    values[rows, place] = judged(hidden)[0].double().cpu()
+                    bar.advance()
+        return Effects(
+            sets=((),) * len(variants),
+            baseline=values[:, 0],
+            values=values[:, 1:],
+            weights=weights,
+            complete=True,
+        )
+
+    def worth(self, sites: Sequence[Site]) -> list[Float[Tensor, " k"]]:
+        """The mean |value . gradient| of each channel at the sites, summed over a text's tokens."""
+        sums: list[list[Tensor]] = [[] for _ in sites]
+        weights = []
+        for texts in self.shares:
+            judged = judge(self.model, self.given, texts, self.metric, self.targets)
+            with resting(self.model), torch.enable_grad():
+                seen = Edits(dict.fromkeys(sites, _tracked), [*sites, _last(self.model)])
+                run(self.model, self.given.select(texts), seen)
+                total = judged(seen[_last(self.model)]).sum()
+                values = [seen[site].values for site in sites]
+                gradients = torch.autograd.grad(total, values)
+            weights.append(judged.weights.double().cpu())
+            for found, site, gradient in zip(sums, sites, gradients, strict=True):
+                size = (seen[site].values.detach() * gradient).abs().double()
+                owner = seen[site].lengths.sequence_of_token
+                by_text = size.new_zeros(len(texts), size.shape[1]).index_add(0, owner, size)
+                found.append(by_text.cpu())
+        weight = torch.cat(weights)
+        return [weighed(torch.cat(found), weight)[0] for found in sums]
+
+
+def affordable(points: Sequence[Point], sign: float, budget: float | None) -> int:
+    """The most that may go within a budget; everything measured where there is none."""
+    fitting = [point.taken for point in points if budget is None or sign * point.change <= budget]
+    return max(fitting, default=0)
+
+
+def check_wish(by: str, known: Sequence[str], share: float | None) -> None:
+    if by not in known:
+        raise InputError(f"by={by!r} is no order here", f"use {', '.join(known)}")
+    if share is not None and not 0 <= share <= 1:
+        raise InputError(f"share={share:g} of the parts", "use 0 to 1")
+
+
+def _last(model: Model) -> Site:
+    return Site(-1, Tap.FINAL, stack="decoder" if isinstance(model, Seq2Seq) else "main")
+
+
+def _hidden(variant: Variant, given: Given) -> Any:
+    last = _last(variant.model)
+    seen = Edits(variant.changes, [last])
+    with resting(variant.model):
+        run(variant.model, given, seen)
+    return seen[last]
+
+
+def _tracked(values: Tensor) -> Tensor:
+    return values if values.requires_grad else values.detach().requires_grad_()

@@ -31,8 +31,12 @@ Work = Callable[[Asked, Stopped], Any]
 LOG = logging.getLogger("manyheads.studio")
 
 
-def routes(desk: Desk, turns: Turns) -> list[Route]:
-    """One address a question; a body and an answer are JSON objects."""
+def routes(desk: Desk, turns: Turns, naming: Turns) -> list[Route]:
+    """One address a question; a body and an answer are JSON objects.
+
+    To name the heads of a model takes long and is done once: it has a line of its own, so that
+    nobody waits for it who asks something else.
+    """
 
     async def models(_: Request) -> Response:
         return JSONResponse(desk.models())
@@ -50,6 +54,7 @@ def routes(desk: Desk, turns: Turns) -> list[Route]:
     found = [Route("/api/models", models, methods=["GET"])]
     for name, work in questions.items():
         found.append(Route(f"/api/{name}", _question(work, turns), methods=["POST"]))
+    found.append(Route("/api/kinds", _question(desk.kinds, naming), methods=["POST"]))
     found.append(Route("/api/write", _writing(desk, turns), methods=["POST"]))
     return found
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from manyheads.errors import InputError
+from manyheads.lens.kinds import kinds
 from manyheads.lens.metrics import LogitDifference
 from manyheads.lens.patching import patch
 from manyheads.lens.statistics import statistics
@@ -32,6 +33,7 @@ class Desk:
         self.shelf = shelf
         self.memory = Memory(LIMITS.kept_bytes)
         self._atlases: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._kinds: dict[str, dict[str, Any]] = {}
 
     def models(self) -> dict[str, Any]:
         return {
@@ -65,6 +67,23 @@ class Desk:
                 },
             }
         return self._atlases[text.key]
+
+    def kinds(self, asked: Asked, stopped: Stopped) -> dict[str, Any]:
+        """What every head is called, told once for a model: it is tried on texts of its own."""
+        asked.allow("model")
+        book = self.shelf[asked.word("model")]
+        if book.name not in self._kinds:
+            if stopped():
+                return {}
+            found = kinds(book.model, sequences=LIMITS.kind_sequences, progress=False)
+            self._kinds[book.name] = {
+                str(address): [
+                    {"name": each.name, "score": views.rounded(each.score), "seen": each.evidence}
+                    for each in labels
+                ]
+                for address, labels in found.labels.items()
+            }
+        return {"heads": self._kinds[book.name]}
 
     def look(self, asked: Asked, stopped: Stopped) -> dict[str, Any]:
         """Where one token looks."""

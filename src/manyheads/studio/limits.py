@@ -26,6 +26,7 @@ class Limits:
     answers: int = 20
     # The atlas needs every pair of tokens in every head; of a longer text it shows the beginning.
     atlas_tokens: int = 2048
+    kind_sequences: int = 8
     # Patching runs the model once a head: it is for prompts, not for books.
     patched_tokens: int = 256
     waiting: int = 32

@@ -37,15 +37,16 @@ KINDS = {
 
 def make_app(models: Sequence[tuple[str, Model]], door: Door) -> Starlette:
     """The whole studio as an ASGI app."""
-    turns = Turns(LIMITS.waiting)
+    turns, naming = Turns(LIMITS.waiting), Turns(LIMITS.waiting, patience=10)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         turns.close()
+        naming.close()
 
     return Starlette(
-        routes=[*_page(), *routes(Desk(Shelf(models)), turns)],
+        routes=[*_page(), *routes(Desk(Shelf(models)), turns, naming)],
         middleware=[Middleware(Guard, door=door)],
         exception_handlers=dict.fromkeys((*ERRORS, Exception), answer_error),
         lifespan=lifespan,

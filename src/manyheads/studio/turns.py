@@ -1,9 +1,11 @@
 """One model call at a time: everybody waits in line, and whoever leaves loses the place."""
 
 import asyncio
+import os
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 from typing import TypeVar
 
 from manyheads.studio.reading import Stopped
@@ -18,16 +20,17 @@ class Turns:
     """A line before one thread, first come, first served.
 
     Work that takes long, such as writing a text, comes back to the line after every token, so that
-    others get their turn in between.
+    others get their turn in between. With `patience` the thread leaves the processor to others, as
+    far as the system knows of such manners.
     """
 
-    def __init__(self, waiting: int) -> None:
+    def __init__(self, waiting: int, *, patience: int = 0) -> None:
         self.most = waiting
         self.waiting = 0
         self._turn: asyncio.Lock | None = None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+        self._thread = ThreadPoolExecutor(1, "model", _step_back, (patience,))
 
-    async def take(self, work: Callable[[Stopped], Found], gone: Event) -> Found:
+    async def take(self, work: Callable[[Stopped], Found], gone: threading.Event) -> Found:
         """What the work gives, once it is its turn; `LeftError` where `gone` is set before.
 
         A cancelled caller sets `gone` too: the thread is let go at the next layer.
@@ -58,3 +61,8 @@ class Turns:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _step_back(patience: int) -> None:
+    if patience and sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), patience)

@@ -18,10 +18,10 @@ export class Answers {
     this.bars = h("ol", { class: "bars" });
     this.loss = h("div", { class: "loss" });
     this.how = h("div", { class: "segments", role: "group", "aria-label": "What stands in for heads that are off" }, this.#way("zero", "Zero"), this.#way("mean", "Mean"));
-    this.reset = h("button", { type: "button", class: "plain", on: { click: () => side.allOn() } }, "All heads on");
+    this.reset = h("button", { type: "button", class: "plain", hidden: true, on: { click: () => side.allOn() } }, "All heads on");
     this.element = h(
       "section",
-      { class: "card", "aria-label": "Answers" },
+      { class: "card place-answers", "aria-label": "Answers" },
       h("header", {}, this.title, this.after),
       this.bars,
       this.loss,

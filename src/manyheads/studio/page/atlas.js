@@ -3,7 +3,7 @@
 
 import { css, diverging, inkOn, sequential } from "./colour.js";
 import { h, say } from "./dom.js";
-import { inOrder, meaningOf, nameOf, rangeOf } from "./measures.js";
+import { inOrder, meaningOf, nameOf, rangeOf, shortOf } from "./measures.js";
 
 export class Atlas {
   constructor(side) {
@@ -20,7 +20,7 @@ export class Atlas {
     this.picks = h("ul", { class: "picks", "aria-label": "Picked heads" });
     this.element = h(
       "section",
-      { class: "card", "aria-label": "Heads" },
+      { class: "card place-heads", "aria-label": "Heads" },
       h("header", {}, h("h2", {}, "Heads"), this.select),
       this.grid,
       h("div", { class: "scale" }, this.low, this.bar, this.high),
@@ -80,6 +80,8 @@ export class Atlas {
       cell.classList.toggle("patched", side.patched.has(head));
       cell.setAttribute("aria-selected", String(side.picked.includes(head)));
       cell.setAttribute("aria-label", this.#described(head, value));
+      const short = shortOf(side.kindOf(head));
+      if (cell.textContent !== short) cell.replaceChildren(h("span", { "aria-hidden": "true" }, short));
       cell.tabIndex = head === this.focused ? 0 : -1;
     });
     this.#scale(scale, split, low, high);

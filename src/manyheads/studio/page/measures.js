@@ -23,12 +23,23 @@ const KNOWN = {
   patching: ["Brought back by patching", "share of the other prompt's answer that this head alone brings in"],
 };
 
+// Kinds of heads in the few letters that a square has room for.
+const SHORT = {
+  "previous-token": "prev", "next-token": "next", self: "self", positional: "pos", duplicate: "dup", induction: "ind", copying: "copy",
+  sink: "sink", punctuation: "punc", broad: "", bracket: "brkt", numbering: "num", syntactic: "syn", coreference: "cor",
+  local: "loc", row: "row", column: "col", "class-token": "cls",
+};
+
 const FIRST = ["induction", "previous", "first_token", "duplicate", "entropy_share", "distance", "output_share"];
 // Shares, whose scale is always from 0 to 1.
 const SHARES = new Set(["entropy_share", "confidence", "first_token", "sink", "previous", "self", "next", "duplicate", "induction"]);
 
 export function nameOf(measure) {
   return KNOWN[measure]?.[0] ?? measure.replaceAll("_", " ").replace(/^./, (letter) => letter.toUpperCase());
+}
+
+export function shortOf(kind) {
+  return SHORT[kind?.split(" ")[0]] ?? "";
 }
 
 export function meaningOf(measure) {
@@ -47,6 +58,6 @@ export function rangeOf(measure, values) {
     const most = Math.max(0.01, ...known.map(Math.abs));
     return [-most, most];
   }
-  if (SHARES.has(measure) || measure.startsWith("on_")) return [0, Math.max(0.25, ...known)];
+  if (SHARES.has(measure) || measure.startsWith("on_")) return [0, Math.max(0.15, ...known)];
   return [Math.min(0, ...known), Math.max(1e-6, ...known)];
 }

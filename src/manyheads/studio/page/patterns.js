@@ -3,6 +3,8 @@
 
 export const WHOLE = 256;
 const KEPT = 600;
+// Weights below this are not told, here as on the server.
+const LEAST = 5e-4;
 
 export class Patterns {
   // `base` gives what every question carries: model, text or image, edit.
@@ -89,7 +91,7 @@ export class Patterns {
     const found = {};
     for (const head of heads) {
       const data = this.whole.get(head);
-      const pairs = places.map((place) => [place, weight(read(data, place))]).filter((pair) => pair[1] > 0);
+      const pairs = places.map((place) => [place, weight(read(data, place))]).filter((pair) => pair[1] >= LEAST);
       pairs.sort((one, other) => other[1] - one[1]);
       found[head] = { places: pairs.map((pair) => pair[0]), weights: pairs.map((pair) => pair[1]) };
     }

@@ -36,6 +36,8 @@ export class Tokens {
 
   show(tokens, losses, fresh = tokens.length) {
     Object.assign(this, { tokens, losses: losses ?? [], fresh });
+    const mean = this.losses.reduce((sum, loss) => sum + (loss ?? 0), 0) / Math.max(1, tokens.length);
+    this.startling = Math.max(6, 1.7 * mean);
     this.layout();
   }
 
@@ -144,7 +146,7 @@ export class Tokens {
   #names(index) {
     const names = ["token"];
     if (/^[<[].*[>\]]$/.test(this.tokens[index].trim())) names.push("special");
-    if ((this.losses[index] ?? 0) > 8) names.push("surprise");
+    if ((this.losses[index] ?? 0) > this.startling) names.push("surprise");
     if (index === this.at) names.push("at");
     if (index === this.over) names.push("hover");
     if (index >= this.fresh) names.push("new");

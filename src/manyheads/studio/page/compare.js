@@ -1,0 +1,76 @@
+// Two sides beside each other, and what is different between them.
+
+import { signed } from "./answers.js";
+import { brief } from "./atlas.js";
+import { css, diverging, table } from "./colour.js";
+import { clipped, h, later, percent } from "./dom.js";
+import { painted } from "./map.js";
+import { WHOLE, weight } from "./patterns.js";
+
+const LARGEST = 96;
+
+export class Difference {
+  constructor(place) {
+    this.place = place;
+    this.update = later(250, (sides) => this.#draw(sides));
+  }
+
+  hide() {
+    this.update.cancel();
+    this.place.hidden = true;
+  }
+
+  async #draw(sides) {
+    const [one, other] = sides;
+    if (!one?.tokens.length || !other?.tokens.length) {
+      this.place.hidden = true;
+      return;
+    }
+    const heads = [one, other].map((side) => (side.picked.includes(side.map.head) ? side.map.head : side.picked.at(-1)));
+    let map = h("p", { class: "empty" }, "Pick a head on each side, on texts of as many tokens, to see where they differ.");
+    if (heads.every(Boolean) && one.tokens.length === other.tokens.length && one.tokens.length <= WHOLE) {
+      map = await this.#map(one, other, heads);
+    }
+    this.place.replaceChildren(h("header", {}, h("h2", {}, "Difference"), h("span", { class: "quiet" }, "A less B")), h("div", { class: "versus" }, map, this.#table(one, other, heads)));
+    this.place.hidden = false;
+  }
+
+  async #map(one, other, heads) {
+    const count = one.tokens.length;
+    const all = [0, count];
+    const [mine, theirs] = await Promise.all([one.patterns.window(heads[0], all, all, count, null), other.patterns.window(heads[1], all, all, count, null)]);
+    const data = new Uint8Array(count * count);
+    let common = 0;
+    for (let place = 0; place < data.length; place += 1) {
+      const [p, q] = [weight(mine.data[place]), weight(theirs.data[place])];
+      common += Math.min(p, q);
+      data[place] = Math.round(127.5 + 127.5 * Math.sign(p - q) * Math.sqrt(Math.abs(p - q)));
+    }
+    const colours = table((value) => diverging(value * 2 - 1));
+    const size = Math.max(3, Math.min(14, Math.floor(400 / count))) * count;
+    const canvas = h("canvas", { width: size, height: size, role: "img", "aria-label": `Where A ${heads[0]} and B ${heads[1]} look differently` });
+    canvas.style.borderRadius = "8px";
+    canvas.style.maxWidth = "100%";
+    const ink = canvas.getContext("2d");
+    ink.imageSmoothingEnabled = count > LARGEST;
+    ink.drawImage(painted({ height: count, width: count, data }, 255, colours), 0, 0, size, size);
+    const sign = (value, text) => h("span", {}, h("span", { class: "swatch", vars: { "--colour": css(diverging(value)) } }), ` ${text}`);
+    this.common = common / count;
+    return h("figure", {}, canvas, h("figcaption", { class: "legend" }, sign(0.8, `A ${heads[0]} looks more`), sign(-0.8, `B ${heads[1]} looks more`), h("span", { "data-common": this.common.toFixed(4) }, `${percent(this.common)} in common`)));
+  }
+
+  #table(one, other, heads) {
+    const rows = [["", "A", "B", "A − B"], ["Model", one.model.name, other.model.name, ""], ["Tokens", String(one.tokens.length), String(other.tokens.length), ""]];
+    rows.push(["Head", heads[0] ?? "–", heads[1] ?? "–", ""]);
+    const [mine, theirs] = [one.answer, other.answer];
+    if (mine?.loss != null && theirs?.loss != null) rows.push(["Loss", mine.loss.toFixed(3), theirs.loss.toFixed(3), signed(mine.loss - theirs.loss, 3)]);
+    const said = (answer) => (answer?.top.length ? `${clipped(answer.top[0].word)} ${percent(answer.top[0].chance)}` : "–");
+    rows.push(["Says", said(mine), said(theirs), ""]);
+    for (const measure of ["previous", "induction", "first_token", "entropy_share", "distance"]) {
+      const values = [one, other].map((side, place) => side.statistics?.[measure]?.[[...side.atlas.cells.keys()].indexOf(heads[place])] ?? null);
+      if (values.every((value) => value !== null)) rows.push([measure.replaceAll("_", " "), brief(values[0]), brief(values[1]), signed(values[0] - values[1], 2)]);
+    }
+    const [head, ...body] = rows;
+    return h("table", { class: "plain" }, h("thead", {}, h("tr", {}, head.map((cell) => h("th", { scope: "col" }, cell)))), h("tbody", {}, body.map(([name, ...cells]) => h("tr", {}, h("th", { scope: "row" }, name), cells.map((cell) => h("td", { class: "number" }, cell))))));
+  }
+}

@@ -1,0 +1,158 @@
+// Images for models that see: dropped, chosen or pasted, drawn to the model's size here, so that
+// the server only ever gets plain pixels. What heads look at is laid over the image.
+
+import { sequential } from "./colour.js";
+import { h, percent } from "./dom.js";
+
+export class Eye {
+  constructor(side) {
+    this.side = side;
+    this.pixels = null;
+    this.picture = null;
+    const file = h("input", { type: "file", accept: "image/*", class: "unseen", "aria-label": "Choose an image" });
+    file.addEventListener("change", () => this.take(file.files[0]));
+    const choose = h("button", { type: "button", class: "primary", on: { click: () => file.click() } }, "Choose an image");
+    const try_ = h("button", { type: "button", on: { click: () => this.example() } }, "Try a drawing");
+    this.drop = h("div", { class: "drop" }, h("p", {}, "Drop an image here, or paste one."), h("div", { class: "row", vars: { "justify-content": "center" } }, choose, try_), file);
+    for (const name of ["dragenter", "dragover"]) this.drop.addEventListener(name, (event) => this.#over(event, true));
+    this.drop.addEventListener("dragleave", (event) => this.#over(event, false));
+    this.drop.addEventListener("drop", (event) => {
+      this.#over(event, false);
+      this.take(event.dataTransfer.files[0]);
+    });
+    this.drop.addEventListener("paste", (event) => this.take(event.clipboardData.files[0]));
+    this.drop.tabIndex = 0;
+    this.views = h("div", { class: "eyes" });
+    // Images are drawn anew while one points at them: what listens must stay.
+    this.views.addEventListener("pointermove", (event) => side.over(this.#under(event)));
+    this.views.addEventListener("pointerleave", () => side.over(null));
+    this.views.addEventListener("click", (event) => side.choose(this.#under(event)));
+    this.element = h("div", {}, this.views);
+  }
+
+  #over(event, is) {
+    event.preventDefault();
+    this.drop.classList.toggle("over", is);
+  }
+
+  async take(file) {
+    if (!file) return;
+    try {
+      this.#keep(await createImageBitmap(file));
+    } catch {
+      this.side.failed(new Error("image"), "This file is no image that the browser can read.");
+    }
+  }
+
+  // Something to look at for whoever has no image at hand.
+  example() {
+    const { side } = this.side.model.image;
+    const canvas = h("canvas", { width: side, height: side });
+    const ink = canvas.getContext("2d");
+    const sky = ink.createLinearGradient(0, 0, 0, side);
+    sky.addColorStop(0, "#5b8fd6");
+    sky.addColorStop(1, "#f3d9b1");
+    ink.fillStyle = sky;
+    ink.fillRect(0, 0, side, side);
+    ink.fillStyle = "#ffd23e";
+    circle(ink, side * 0.72, side * 0.26, side * 0.12);
+    ink.fillStyle = "#2f6b46";
+    ink.beginPath();
+    ink.moveTo(0, side * 0.75);
+    ink.quadraticCurveTo(side * 0.4, side * 0.5, side, side * 0.8);
+    ink.lineTo(side, side);
+    ink.lineTo(0, side);
+    ink.fill();
+    ink.fillStyle = "#6b3f23";
+    ink.fillRect(side * 0.24, side * 0.5, side * 0.06, side * 0.2);
+    ink.fillStyle = "#3f8f4f";
+    circle(ink, side * 0.27, side * 0.43, side * 0.14);
+    this.#keep(canvas);
+  }
+
+  #keep(source) {
+    const { side } = this.side.model.image;
+    const canvas = h("canvas", { width: side, height: side });
+    const ink = canvas.getContext("2d", { willReadFrequently: true });
+    const scale = Math.max(side / source.width, side / source.height);
+    const [wide, tall] = [source.width * scale, source.height * scale];
+    ink.fillStyle = "#fff";
+    ink.fillRect(0, 0, side, side);
+    ink.drawImage(source, (side - wide) / 2, (side - tall) / 2, wide, tall);
+    const { data } = ink.getImageData(0, 0, side, side);
+    const bytes = new Uint8Array(side * side * 3);
+    for (let pixel = 0; pixel < side * side; pixel += 1) bytes.set(data.subarray(pixel * 4, pixel * 4 + 3), pixel * 3);
+    this.picture = canvas;
+    this.pixels = { width: side, height: side, data: encoded(bytes) };
+    this.side.read();
+  }
+
+  // One image for the choice, and one a picked head with its weights laid over it.
+  async draw() {
+    const { side } = this;
+    if (!this.picture || !side.patterns) return;
+    const found = await side.patterns.from(side.picked, side.focus ?? 0);
+    const figures = [this.#figure("The image: point at a patch", null, null)];
+    for (const head of side.picked) figures.push(this.#figure(head, side.colourOf(head), found[head]));
+    this.views.replaceChildren(...figures);
+  }
+
+  #figure(title, colour, weights) {
+    const { side } = this;
+    const { side: pixels, patch } = side.model.image;
+    const across = pixels / patch;
+    const zoom = Math.max(1, Math.round(360 / pixels));
+    const canvas = h("canvas", { width: pixels * zoom, height: pixels * zoom, role: "img", "aria-label": this.#told(title, weights) });
+    const ink = canvas.getContext("2d");
+    ink.imageSmoothingEnabled = pixels > 64;
+    ink.drawImage(this.picture, 0, 0, canvas.width, canvas.height);
+    const step = patch * zoom;
+    if (weights) {
+      const most = Math.max(...weights.weights, 1e-6);
+      const by = new Map(weights.places.map((place, index) => [place, weights.weights[index] / most]));
+      for (let place = 1; place < side.tokens.length; place += 1) {
+        const part = by.get(place) ?? 0;
+        const [red, green, blue] = sequential(0.25 + 0.75 * part);
+        ink.fillStyle = `rgb(${red} ${green} ${blue} / ${0.25 + 0.55 * part})`;
+        ink.fillRect(((place - 1) % across) * step, Math.floor((place - 1) / across) * step, step, step);
+      }
+    }
+    const at = side.focus ?? 0;
+    if (at > 0) {
+      ink.lineWidth = 3;
+      ink.strokeStyle = "#d55e00";
+      ink.strokeRect(((at - 1) % across) * step + 1.5, Math.floor((at - 1) / across) * step + 1.5, step - 3, step - 3);
+    }
+    const swatch = colour ? h("span", { class: "swatch", vars: { "--colour": colour } }) : null;
+    const kind = colour ? ` ${side.kindOf(title) ?? ""}` : "";
+    return h("figure", {}, canvas, h("figcaption", {}, swatch, title + kind));
+  }
+
+  // The patch under the pointer.
+  #under(event) {
+    const canvas = event.target.closest("canvas");
+    if (!canvas) return null;
+    const box = canvas.getBoundingClientRect();
+    const across = this.side.model.image.side / this.side.model.image.patch;
+    const part = (value) => Math.min(across - 1, Math.max(0, Math.floor(value * across)));
+    return 1 + part((event.clientY - box.top) / box.height) * across + part((event.clientX - box.left) / box.width);
+  }
+
+  #told(title, weights) {
+    if (!weights) return "The image with the chosen patch";
+    const best = weights.places[0];
+    return `${title} from ${this.side.tokens[this.side.focus ?? 0]}: most at ${this.side.tokens[best]}, ${percent(weights.weights[0])}`;
+  }
+}
+
+function circle(ink, x, y, radius) {
+  ink.beginPath();
+  ink.arc(x, y, radius, 0, 7);
+  ink.fill();
+}
+
+function encoded(bytes) {
+  let letters = "";
+  for (let start = 0; start < bytes.length; start += 8192) letters += String.fromCharCode(...bytes.subarray(start, start + 8192));
+  return btoa(letters);
+}

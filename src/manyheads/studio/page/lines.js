@@ -1,0 +1,133 @@
+// Lines from tokens to the tokens they look at: queries on the left, keys on the right, one colour
+// a head. Of a long text a stretch around the chosen token is drawn.
+
+import { clipped, h, s } from "./dom.js";
+
+const ROW = 25;
+const SPAN = 36;
+const NARROWEST = 300;
+const WIDEST = 860;
+const FAINT = 0.06;
+
+export class Lines {
+  constructor(side) {
+    this.side = side;
+    this.start = 0;
+    this.element = h("div", { class: "lines-view" });
+    this.pager = h("div", { class: "pager" });
+    // The picture is drawn anew while one points at it: what listens must stay.
+    this.element.addEventListener("pointermove", (event) => side.over(this.#under(event)));
+    this.element.addEventListener("pointerleave", () => side.over(null));
+    this.element.addEventListener("click", (event) => side.choose(this.#under(event)));
+  }
+
+  // The run of tokens in sight.
+  span() {
+    const count = this.side.tokens.length;
+    if (count <= SPAN) return [0, count];
+    const start = Math.max(0, Math.min(count - SPAN, this.start));
+    return [start, start + SPAN];
+  }
+
+  follow(at) {
+    const [start, stop] = this.span();
+    if (at !== null && (at < start || at >= stop)) this.start = at - SPAN + 6;
+  }
+
+  async draw() {
+    const { side } = this;
+    if (!side.picked.length) {
+      this.element.replaceChildren(h("p", { class: "empty" }, "Pick a head in the atlas to see where it looks."));
+      return;
+    }
+    const [start, stop] = this.span();
+    const found = await side.patterns.rows(side.picked, start, stop);
+    this.element.replaceChildren(this.picture(found, start, stop, side.focus));
+    this.#turn(start, stop);
+  }
+
+  picture(found, start, stop, focus, width = this.#room()) {
+    const { side } = this;
+    const [left, right] = [Math.round(width * 0.36), Math.round(width * 0.64)];
+    const bend = (right - left) * 0.42;
+    const letters = Math.floor(left / 9);
+    this.columns = { width, left, right };
+    const height = (stop - start) * ROW + 34;
+    const y = (place) => (place - start) * ROW + 34 + ROW / 2;
+    const ink = [];
+    for (const head of side.picked) {
+      (found[head] ?? []).forEach((row, offset) => {
+        const query = start + offset;
+        const chosen = focus === null || focus === query;
+        row.places.forEach((key, place) => {
+          const weight = row.weights[place];
+          const least = focus === null ? FAINT * 1.5 : 0.01;
+          const towards = focus !== null && key === focus && weight > 0.08;
+          if ((!chosen && !towards) || weight < least || key < start || key >= stop) return;
+          const opacity = (chosen ? 0.12 + 0.8 * weight : 0.35 * weight) * (focus === null ? 0.75 : 1);
+          ink.push(
+            s("path", {
+              d: `M${left} ${y(query)}C${left + bend} ${y(query)} ${right - bend} ${y(key)} ${right} ${y(key)}`,
+              fill: "none", stroke: side.colourOf(head), "stroke-width": (0.8 + 3.4 * weight).toFixed(2), "stroke-opacity": opacity.toFixed(3),
+              "stroke-dasharray": chosen ? null : "3 4", "stroke-linecap": "round",
+            }),
+          );
+        });
+      });
+    }
+    const words = [];
+    for (let place = start; place < stop; place += 1) {
+      const dim = focus !== null && focus !== place ? "dim" : null;
+      const bold = focus === place ? 700 : null;
+      words.push(s("text", { x: left - 10, y: y(place) + 5, "text-anchor": "end", class: dim, "font-weight": bold }, clipped(side.tokens[place], letters)));
+      words.push(s("text", { x: right + 10, y: y(place) + 5 }, clipped(side.tokens[place], letters)));
+    }
+    const titles = [
+      s("text", { x: left - 10, y: 18, "text-anchor": "end", class: "dim", "font-size": "12.5" }, "looks from"),
+      s("text", { x: right + 10, y: 18, class: "dim", "font-size": "12.5" }, "at"),
+    ];
+    const picture = s("svg", { class: "lines", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": this.#told(start, stop) }, titles, ink, words);
+    picture.style.maxWidth = `${width}px`;
+    return picture;
+  }
+
+  #room() {
+    return Math.max(NARROWEST, Math.min(WIDEST, this.element.clientWidth || WIDEST));
+  }
+
+  // The token under the pointer, on either side.
+  #under(event) {
+    const box = this.element.querySelector("svg")?.getBoundingClientRect();
+    if (!box) return null;
+    const [start, stop] = this.span();
+    const { width, left, right } = this.columns;
+    const scale = width / box.width;
+    const x = (event.clientX - box.left) * scale;
+    const place = start + Math.floor(((event.clientY - box.top) * scale - 34) / ROW);
+    const beside = x <= left + 20 || (x >= right - 20 && x <= width);
+    return beside && place >= start && place < stop ? place : null;
+  }
+
+  #told(start, stop) {
+    return `Lines from tokens ${start + 1} to ${stop} to the tokens that ${this.side.picked.join(", ")} look at from them`;
+  }
+
+  #turn(start, stop) {
+    const count = this.side.tokens.length;
+    if (count <= SPAN) {
+      this.pager.replaceChildren();
+      return;
+    }
+    const move = (to) => {
+      this.start = to;
+      this.draw().catch(this.side.failed);
+    };
+    const range = h("input", { type: "range", min: 0, max: count - SPAN, value: start, "aria-label": "First token in sight", on: { input: (event) => move(Number(event.target.value)) } });
+    const label = h("span", { class: "number" }, `${start + 1}–${stop} of ${count.toLocaleString("en")}`);
+    if (this.pager.firstChild?.matches?.("input:focus, input:active")) {
+      this.pager.lastChild.replaceWith(label);
+      return;
+    }
+    this.pager.replaceChildren(range, label);
+  }
+}

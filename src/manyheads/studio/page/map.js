@@ -1,0 +1,186 @@
+// The map of one head: queries down, keys across. Of a long text a window, and the whole drawn
+// small beside it, on which a click moves the window.
+
+import { sequential, table } from "./colour.js";
+import { clipped, h, percent } from "./dom.js";
+import { weight } from "./patterns.js";
+
+const WINDOW = 160;
+const OVERVIEW = 200;
+
+export class HeadMap {
+  constructor(side) {
+    this.side = side;
+    this.head = null;
+    this.corner = [0, 0];
+    this.canvas = h("canvas", { role: "img", class: "map" });
+    this.overview = h("canvas", { class: "overview", width: OVERVIEW, height: OVERVIEW, "aria-label": "The whole pattern; click to move the window", role: "img" });
+    this.tip = h("p", { class: "tip", "aria-hidden": "true" });
+    this.thumbs = h("div", { class: "thumbs", role: "group", "aria-label": "Head on the map" });
+    this.element = h("div", { class: "map-view" }, h("div", { class: "map-frame" }, h("div", {}, this.canvas, this.tip), h("div", { class: "thumbs" }, this.thumbs, this.overview)));
+    this.canvas.addEventListener("pointermove", (event) => this.#point(event));
+    this.canvas.addEventListener("pointerleave", () => {
+      this.#explain();
+      side.over(null);
+    });
+    this.canvas.addEventListener("click", (event) => side.choose(this.#under(event)?.query ?? null));
+    this.overview.addEventListener("click", (event) => this.#move(event));
+  }
+
+  span() {
+    const count = this.side.tokens.length;
+    const size = Math.min(WINDOW, count);
+    const start = (place) => Math.max(0, Math.min(count - size, place));
+    const [row, key] = this.corner.map(start);
+    return { rows: [row, row + size], keys: [key, key + size] };
+  }
+
+  follow(at) {
+    if (at === null || this.side.tokens.length <= WINDOW) return;
+    const { rows } = this.span();
+    if (at < rows[0] || at >= rows[1]) this.corner = [at - WINDOW / 2, at - WINDOW / 2];
+  }
+
+  async draw() {
+    const { side } = this;
+    if (!side.picked.includes(this.head)) this.head = side.picked.at(-1) ?? null;
+    this.#list();
+    const empty = this.head === null;
+    this.canvas.hidden = empty;
+    this.overview.hidden = empty || side.tokens.length <= WINDOW;
+    if (empty) {
+      this.tip.textContent = "Pick a head in the atlas to see its map.";
+      return;
+    }
+    const { rows, keys } = this.span();
+    this.shown = await side.patterns.window(this.head, rows, keys, WINDOW, "map");
+    this.at = { rows, keys };
+    this.most = brightest(this.shown);
+    this.#paint();
+    this.#explain();
+    if (!this.overview.hidden) await this.#paintAll(rows, keys);
+  }
+
+  #explain() {
+    if (this.most) this.tip.textContent = `Queries down, keys across: a row shows where its token looks. The strongest colour is ${percent(weight(this.most))}.`;
+  }
+
+  // The map with its names, also for what is exported.
+  #paint() {
+    const { side, at } = this;
+    const count = at.rows[1] - at.rows[0];
+    const names = count <= 44;
+    const room = names ? 110 : 8;
+    const place = this.element.querySelector(".map-frame > div").clientWidth || 640;
+    const cell = Math.max(2, Math.min(30, Math.floor((Math.min(place, 760) - room - 8) / count)));
+    const size = cell * count;
+    const ratio = window.devicePixelRatio || 1;
+    const [wide, tall] = [size + room + 8, size + (names ? 84 : 8)];
+    Object.assign(this.canvas, { width: wide * ratio, height: tall * ratio });
+    Object.assign(this.canvas.style, { width: `${wide}px`, height: `${tall}px` });
+    const ink = this.canvas.getContext("2d");
+    ink.scale(ratio, ratio);
+    const top = names ? 76 : 4;
+    ink.imageSmoothingEnabled = false;
+    ink.drawImage(painted(this.shown, this.most), room, top, size, size);
+    this.frame = { room, top, cell, count };
+    const style = getComputedStyle(this.element);
+    ink.strokeStyle = style.color;
+    const focus = side.focus;
+    if (focus !== null && focus >= at.rows[0] && focus < at.rows[1]) {
+      ink.globalAlpha = 0.75;
+      ink.strokeRect(room - 0.5, top + (focus - at.rows[0]) * cell - 0.5, size + 1, cell + 1);
+      ink.globalAlpha = 1;
+    }
+    if (names) this.#names(ink, style, focus);
+    this.canvas.setAttribute("aria-label", `Map of ${this.head}: tokens ${at.rows[0] + 1} to ${at.rows[1]} down, the tokens they look at across`);
+  }
+
+  #names(ink, style, focus) {
+    const { room, top, cell, count } = this.frame;
+    const points = Math.min(13, cell - 1);
+    ink.fillStyle = style.color;
+    if (points < 8) return;
+    for (let place = 0; place < count; place += 1) {
+      const word = clipped(this.side.tokens[this.at.rows[0] + place], 14);
+      ink.font = `${this.at.rows[0] + place === focus ? 700 : 400} ${points}px ${style.fontFamily}`;
+      ink.textAlign = "right";
+      ink.textBaseline = "middle";
+      ink.fillText(word, room - 6, top + (place + 0.5) * cell);
+      ink.save();
+      ink.translate(room + (place + 0.5) * cell, top - 6);
+      ink.rotate(-Math.PI / 3);
+      ink.textAlign = "left";
+      ink.fillText(clipped(this.side.tokens[this.at.keys[0] + place], 12), 0, 0);
+      ink.restore();
+    }
+  }
+
+  async #paintAll(rows, keys) {
+    const count = this.side.tokens.length;
+    const all = [0, count];
+    const whole = await this.side.patterns.window(this.head, all, all, OVERVIEW, "overview");
+    const ink = this.overview.getContext("2d");
+    ink.clearRect(0, 0, OVERVIEW, OVERVIEW);
+    ink.drawImage(painted(whole, brightest(whole)), 0, 0, OVERVIEW, OVERVIEW);
+    ink.strokeStyle = "#d55e00";
+    ink.lineWidth = 2;
+    const scale = OVERVIEW / count;
+    const side = Math.max(6, (rows[1] - rows[0]) * scale);
+    ink.strokeRect(keys[0] * scale, rows[0] * scale, side, side);
+  }
+
+  #list() {
+    const buttons = this.side.picked.map((head) =>
+      h("button", { type: "button", "aria-pressed": String(head === this.head), on: { click: () => this.#turnTo(head) } }, h("span", { class: "swatch", vars: { "--colour": this.side.colourOf(head) } }), head),
+    );
+    this.thumbs.replaceChildren(...buttons);
+  }
+
+  #turnTo(head) {
+    this.head = head;
+    this.draw().catch(this.side.failed);
+  }
+
+  #move(event) {
+    const box = this.overview.getBoundingClientRect();
+    const count = this.side.tokens.length;
+    const place = (part) => Math.round(part * count - WINDOW / 2);
+    this.corner = [place((event.clientY - box.top) / box.height), place((event.clientX - box.left) / box.width)];
+    this.draw().catch(this.side.failed);
+  }
+
+  #under(event) {
+    if (!this.frame) return null;
+    const box = this.canvas.getBoundingClientRect();
+    const scale = box.width / parseFloat(this.canvas.style.width);
+    const { room, top, cell, count } = this.frame;
+    const column = Math.floor(((event.clientX - box.left) / scale - room) / cell);
+    const row = Math.floor(((event.clientY - box.top) / scale - top) / cell);
+    if (column < 0 || row < 0 || column >= count || row >= count) return null;
+    return { query: this.at.rows[0] + row, key: this.at.keys[0] + column, value: weight(this.shown.data[row * count + column]) };
+  }
+
+  #point(event) {
+    const found = this.#under(event);
+    if (!found) return;
+    const { tokens } = this.side;
+    this.tip.replaceChildren(h("span", { class: "word" }, clipped(tokens[found.query])), " looks at ", h("span", { class: "word" }, clipped(tokens[found.key])), ` with ${percent(found.value)}`);
+    this.side.over(found.query, false);
+  }
+}
+
+// The largest byte of a window: faint patterns are seen as well as sharp ones.
+export function brightest({ data }) {
+  return data.reduce((most, value) => Math.max(most, value), 12);
+}
+
+// A picture of a window, one pixel a cell.
+export function painted({ height, width, data }, most = 255, colours = table(sequential)) {
+  const canvas = h("canvas", { width, height });
+  const ink = canvas.getContext("2d");
+  const image = ink.createImageData(width, height);
+  data.forEach((value, place) => image.data.set([...colours[Math.round((255 * value) / most)], 255], place * 4));
+  ink.putImageData(image, 0, 0);
+  return canvas;
+}

@@ -1,0 +1,323 @@
+// One model on one text: what is read, picked, switched off and shown. Two of them make a comparison.
+
+import { Answers } from "./answers.js";
+import { Api, dropped, sentence } from "./api.js";
+import { Atlas } from "./atlas.js";
+import { HEADS } from "./colour.js";
+import { complain, later, say } from "./dom.js";
+import { frame } from "./frame.js";
+import { Eye } from "./image.js";
+import { Lines } from "./lines.js";
+import { Looks } from "./looks.js";
+import { HeadMap } from "./map.js";
+import { inOrder } from "./measures.js";
+import { Patching } from "./patching.js";
+import { Patterns } from "./patterns.js";
+import { headsOf, wholeOf } from "./state.js";
+import { Tokens } from "./tokens.js";
+import { Writing } from "./writing.js";
+
+const NOTHING = { places: [], weights: [] };
+
+export class Side {
+  constructor(models, changed) {
+    this.models = models;
+    this.tell = changed;
+    this.api = new Api();
+    this.failed = (error, words = sentence(error)) => {
+      if (!dropped(error)) complain(words);
+    };
+    Object.assign(this, { tokens: [], losses: null, picked: [], off: new Set(), patched: new Set(), source: "", how: "zero" });
+    Object.assign(this, { at: null, pointed: null, view: "lines", statistic: "induction", statistics: null, kinds: {}, text: "", answer: null });
+    this.strip = new Tokens({ hover: (index) => this.over(index), pick: (index) => this.choose(index) });
+    this.atlas = new Atlas(this);
+    this.answers = new Answers(this);
+    this.looks = new Looks(this);
+    this.lines = new Lines(this);
+    this.map = new HeadMap(this);
+    this.eye = new Eye(this);
+    this.writing = new Writing(this);
+    this.patching = new Patching(this);
+    this.soon = later(450, () => this.read());
+    this.#look = later(30, () => this.#show());
+    this.frame = frame(this);
+    this.element = this.frame.element;
+  }
+
+  #look;
+
+  get sees() {
+    return this.model.reads === "image";
+  }
+
+  // The token that is shown: the one pointed at, else the chosen one.
+  get focus() {
+    return this.pointed ?? this.at;
+  }
+
+  get changed() {
+    return this.off.size + this.patched.size > 0;
+  }
+
+  get base() {
+    const given = this.sees ? { image: this.eye.pixels } : { text: this.text };
+    return { model: this.model.name, ...given, edit: this.#edit() };
+  }
+
+  #edit() {
+    if (!this.changed) return {};
+    const patched = this.patched.size ? { patched: [...this.patched], source: this.source } : {};
+    return { off: [...this.off], how: this.how, ...patched };
+  }
+
+  colourOf(head) {
+    const place = this.picked.indexOf(head);
+    return place < 0 ? null : HEADS[place % HEADS.length];
+  }
+
+  kindOf(head) {
+    return this.kinds[head]?.[0]?.name ?? null;
+  }
+
+  // What the address bar keeps.
+  state() {
+    return {
+      m: this.model.name, t: this.text, h: this.picked.join(","), o: [...this.off].join(","), w: this.how === "mean" ? "mean" : "",
+      at: this.at === null ? "" : String(this.at), v: this.view, c: this.statistic, p: [...this.patched].join(","), q: this.patched.size ? this.source : "",
+    };
+  }
+
+  async restore(given) {
+    this.model = this.models.find((each) => each.name === given.m) ?? this.models[0];
+    const known = new Set(this.model.layers.flatMap(({ layer, heads }) => Array.from({ length: heads }, (_, head) => `L${layer}H${head}`)));
+    const mine = (text) => headsOf(text).filter((head) => known.has(head));
+    this.picked = mine(given.h).slice(0, HEADS.length);
+    this.choosesHeads = given.h === undefined;
+    this.off = new Set(mine(given.o));
+    this.patched = new Set(mine(given.p));
+    this.source = this.patching.source.value = given.q ?? "";
+    this.how = given.w === "mean" ? "mean" : "zero";
+    this.view = given.v === "map" ? "map" : "lines";
+    this.statistic = given.c ?? "induction";
+    this.at = wholeOf(given.at);
+    this.atlas.build(this.model.layers);
+    this.frame.open(given.t);
+    await this.read();
+  }
+
+  openModel(name) {
+    this.api.stopAll();
+    Object.assign(this, { statistics: null, tokens: [], kinds: {}, patterns: null });
+    this.restore({ ...this.state(), m: name, o: "", p: "", h: undefined });
+  }
+
+  setText(text, at = null) {
+    this.frame.prompt.value = text;
+    this.at = at;
+    this.read();
+  }
+
+  // Everything anew: tokens first, then what heads do, then what they are called.
+  async read() {
+    this.soon.cancel();
+    this.writing.stop();
+    this.text = this.frame.prompt.value;
+    this.pointed = null;
+    if (this.sees ? !this.eye.pixels : !this.text) {
+      this.frame.empty();
+      return;
+    }
+    this.frame.busy(true);
+    try {
+      const told = await this.api.ask("read", this.base);
+      Object.assign(this, { tokens: told.tokens, losses: told.losses, cut: told.cut });
+      this.at = this.sees ? Math.min(this.at ?? 0, told.tokens.length - 1) : Math.min(this.at ?? told.tokens.length - 1, told.tokens.length - 1);
+      this.patterns = new Patterns(this.api, this.base, told.tokens.length);
+      this.frame.read(told);
+      this.strip.show(this.tokens, this.losses);
+      this.strip.reveal(this.at);
+      this.lines.follow(this.at);
+      this.map.follow(this.at);
+      this.redraw();
+      this.ask();
+      await this.#measure();
+      this.frame.busy(false);
+      await this.#name();
+    } catch (error) {
+      this.failed(error);
+    } finally {
+      this.frame.busy(false);
+    }
+  }
+
+  async #measure() {
+    const { edit, ...base } = this.base;
+    const told = await this.api.ask("atlas", base);
+    this.statistics = told.statistics;
+    this.atlasTokens = told.tokens;
+    if (!(this.statistic in this.statistics)) this.statistic = inOrder(this.statistics)[0];
+    if (this.choosesHeads) this.#chooseHeads(told.heads);
+    this.redraw();
+  }
+
+  // Something to see at once: the head that does most of each of three things.
+  #chooseHeads(heads) {
+    this.choosesHeads = false;
+    for (const measure of ["previous", "induction", "duplicate", "first_token", "confidence", "output_share"]) {
+      const values = this.statistics[measure]?.map((value) => value ?? -1);
+      if (!values || Math.max(...values) <= 0) continue;
+      const best = heads[values.indexOf(Math.max(...values))];
+      if (!this.picked.includes(best) && this.picked.length < 3) this.picked.push(best);
+    }
+  }
+
+  async #name() {
+    if (Object.keys(this.kinds).length) return;
+    try {
+      this.kinds = (await this.api.ask("kinds", { model: this.model.name })).heads ?? {};
+    } catch {
+      // Names are a help; without them the atlas still tells numbers.
+    }
+    this.atlas.draw();
+    this.tell();
+  }
+
+  // What the model says at the chosen token.
+  async ask() {
+    if (this.at === null || !this.tokens.length) return;
+    try {
+      this.answer = await this.api.ask("answers", { ...this.base, at: this.at });
+      this.answers.show(this.answer);
+      this.tell();
+    } catch (error) {
+      this.failed(error);
+    }
+  }
+
+  // All that follows from picks, switches and the chosen token.
+  redraw() {
+    this.atlas.draw();
+    this.patching.draw();
+    this.frame.draw();
+    this.#show();
+    this.tell();
+  }
+
+  over(index, scrolls = false) {
+    if (index === this.pointed) return;
+    this.pointed = index;
+    this.strip.choose(this.at, index);
+    if (scrolls && index !== null) this.strip.reveal(index);
+    this.#look();
+  }
+
+  choose(index) {
+    if (index === null) return;
+    const again = index === this.at;
+    this.at = index;
+    this.strip.choose(this.at, this.pointed);
+    this.strip.reveal(index);
+    this.lines.follow(index);
+    this.map.follow(index);
+    this.#look();
+    if (!again) this.ask();
+    this.tell();
+  }
+
+  async #show() {
+    if (!this.patterns || !this.tokens.length) return;
+    const at = this.focus;
+    this.strip.choose(this.at, this.pointed);
+    try {
+      if (this.sees) await this.eye.draw();
+      else await (this.view === "map" ? this.map : this.lines).draw();
+      if (at === null) return;
+      const from = await this.patterns.from(this.picked, at);
+      this.#mark(from, {});
+      const to = await this.patterns.to(this.picked, at);
+      if (at !== this.focus) return;
+      this.#mark(from, to);
+      this.looks.show(at, from, to);
+    } catch (error) {
+      this.failed(error);
+    }
+  }
+
+  #mark(from, to) {
+    const marks = this.picked.map((head) => ({ colour: this.colourOf(head), from: asMap(from[head]), to: asMap(to[head]) }));
+    this.strip.mark(marks);
+  }
+
+  // A token has just been written: show it, and where the picked heads look from it.
+  written(tokens, begin, told) {
+    this.tokens = tokens;
+    this.at = told.at;
+    this.strip.show(tokens, this.losses, begin);
+    this.#mark(told.heads, {});
+    this.strip.choose(told.at);
+    this.strip.reveal(told.at);
+    this.looks.show(told.at, told.heads, {});
+  }
+
+  togglePick(head) {
+    const is = this.picked.includes(head);
+    if (!is && this.picked.length >= HEADS.length) {
+      complain(`${HEADS.length} heads are picked, as many as there are colours: let go of one first.`);
+      return;
+    }
+    this.picked = is ? this.picked.filter((each) => each !== head) : [...this.picked, head];
+    if (!is) this.map.head = head;
+    say(`${head} ${is ? "let go" : "picked"}`);
+    this.redraw();
+  }
+
+  toggleOff(head) {
+    if (!this.off.delete(head)) this.off.add(head);
+    this.#edited();
+  }
+
+  allOn() {
+    this.off.clear();
+    this.patched.clear();
+    this.#edited();
+  }
+
+  replaceBy(how) {
+    this.how = how;
+    this.#edited();
+  }
+
+  patch(heads, source) {
+    this.patched = new Set(heads);
+    this.source = source;
+    this.#edited();
+  }
+
+  #edited() {
+    if (!this.tokens.length) return;
+    this.patterns = new Patterns(this.api, this.base, this.tokens.length);
+    this.redraw();
+    this.ask();
+  }
+
+  measure(name) {
+    this.statistic = name;
+    this.redraw();
+  }
+
+  addStatistic(name, heads, values) {
+    const by = new Map(heads.map((head, place) => [head, values[place]]));
+    this.statistics = { ...this.statistics, [name]: [...this.atlas.cells.keys()].map((head) => by.get(head) ?? null) };
+    this.measure(name);
+  }
+
+  turnTo(view) {
+    this.view = view;
+    this.redraw();
+  }
+}
+
+function asMap(found) {
+  const { places, weights } = found ?? NOTHING;
+  return new Map(places.map((place, index) => [place, weights[index]]));
+}

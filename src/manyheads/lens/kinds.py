@@ -36,7 +36,7 @@ def kinds(
     *,
     syntax: Path | str | None = None,
     coreference: Path | str | None = None,
-    thresholds: Mapping[str, float] | None = None,
+    thresholds: Mapping[str, int | float] | None = None,
     sequences: int = 64,
     seed: int = 0,
     progress: bool = True,

@@ -150,7 +150,7 @@ class _Asked:
         )
 
     def fixed(self, seen: Bool[Tensor, "p w"]) -> Float[Tensor, "p choices"]:
-        """Which fixed choices would be right: offsets, and of few candidates one by its order."""
+        """Which fixed choices would be right: offsets, or of some candidates one by its order."""
         words = seen.shape[1]
         at = self.sources[:, None] + torch.tensor(OFFSETS)
         inside = (at >= 0) & (at < words)
@@ -161,6 +161,7 @@ class _Asked:
         chosen = [order.masked_fill(~seen, torch.inf).argmin(1, keepdim=True) for order in orders]
         by_order = torch.cat([self.right.gather(1, each) for each in chosen], dim=1)
         by_order &= self.chooses[:, None]
+        by_offset &= ~self.chooses[:, None]
         return torch.cat((by_offset, by_order), dim=1).float()
 
 

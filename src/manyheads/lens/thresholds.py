@@ -46,7 +46,7 @@ def _table() -> dict[str, Threshold]:
     }
 
 
-def threshold_table(changes: Mapping[str, float] | None = None) -> dict[str, Threshold]:
+def threshold_table(changes: Mapping[str, int | float] | None = None) -> dict[str, Threshold]:
     """The table by kind, with some of its least scores changed.
 
     >>> threshold_table()["previous-token"].above, threshold_table({"sink": 0.5})["sink"].above

@@ -1,0 +1,284 @@
+"""Treebanks are read strictly, words are found among tokens, and heads for relations are told."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from manyheads.errors import InputError
+from manyheads.lens.conllu import Word, read_conllu, syntactic_texts
+from manyheads.lens.kinds import kinds
+from manyheads.lens.marked import MarkedText, Pair, Written, align, mark
+from manyheads.lens.patterns import Pattern, patterns
+from manyheads.lens.pointing import point
+from manyheads.models.build import build
+from manyheads.taps import Head
+from tests.lens.planted import SHARP, Look, text_model
+from tests.messages import refuses
+from tests.models.zoo import DECODERS, ENCODERS, SEQ2SEQS, small
+
+
+def row(number: int | str, form: str, head: int | str, relation: str, misc: str = "_") -> str:
+    return "\t".join([str(number), form, *"_" * 4, str(head), relation, "_", misc])
+
+
+def written(folder: Path, *rows: str) -> Path:
+    path = folder / "bank.conllu"
+    path.write_text("\n".join(rows) + "\n\n", encoding="utf-8")
+    return path
+
+
+def test_sentences_are_read_with_the_letters_of_each_word(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "# text = They don't go.",
+        row(1, "They", 4, "nsubj"),
+        row("2-3", "don't", "_", "_"),
+        row(2, "do", 4, "aux"),
+        row(3, "n't", 4, "advmod"),
+        row("3.1", "really", "_", "_"),
+        row(4, "go", 0, "root", "SpaceAfter=No"),
+        row(5, ".", 4, "punct"),
+        "",
+        "",
+        row("1-2", "du", "_", "_"),
+        row(1, "de", 3, "case"),
+        row(2, "le", 3, "det"),
+        row(3, "pain", 0, "root"),
+    )
+    first, second = read_conllu(path)
+    assert first.text == "They don't go."
+    assert [first.text[slice(*span)] for span in first.spans] == ["They", "do", "n't", "go", "."]
+    assert first.words[1] == Word("do", 4, "aux")
+    assert second.text == "du pain"
+    # Two words in letters that spell neither: the first has them.
+    assert [second.text[slice(*span)] for span in second.spans] == ["du", "", "pain"]
+
+
+def test_each_relation_is_asked_both_ways_and_marks_are_not(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        row(1, "Big", 3, "amod"),
+        row(2, "old", 3, "amod"),
+        row(3, "dogs", 4, "nsubj"),
+        row(4, "bark", 0, "root"),
+        row(5, ".", 4, "punct"),
+    )
+    (text,) = syntactic_texts(list(read_conllu(path)))
+    assert set(text.pairs) == {
+        Pair(task="amod, dependent to head", source=0, targets=(2,)),
+        Pair(task="amod, dependent to head", source=1, targets=(2,)),
+        Pair(task="amod, head to dependent", source=2, targets=(0, 1)),
+        Pair(task="nsubj, dependent to head", source=2, targets=(3,)),
+        Pair(task="nsubj, head to dependent", source=3, targets=(2,)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["1 a 0"], ":1 has 1 columns: give 10, with tabs between them."),
+        ([row(1, "", 0, "root")], ":1 has an empty column: write _ for what is not known."),
+        ([row("x", "a", 0, "root")], ":1 has id 'x': use 1, 2, ..., 3-4 or 5.1."),
+        ([row("1-", "a", 0, "root")], ":1 has id '1-': use 1, 2, ..., 3-4 or 5.1."),
+        (
+            [row(1, "a", 0, "root"), row(3, "b", 1, "dep")],
+            ":2 has id 3 where 2 follows: number on.",
+        ),
+        (
+            [row(1, "a", 0, "root"), row(2, "b", 3, "dep")],
+            ":2 has head '3': use 0 to 2, words of its sentence.",
+        ),
+        ([row(1, "a", "_", "root")], ":1 has head '_': use 0 to 1, words of its sentence."),
+        ([row(1, "a", 1, "root")], ":1 is its own head: use another word, or 0 for the root."),
+        ([row(1, "a", 0, "_")], ":1 has no relation: name one in the eighth column."),
+        (
+            [row("1-3", "ab", "_", "_"), row(1, "a", 0, "root"), row(2, "b", 1, "dep")],
+            ":1 joins words 1 to 3: join words of the sentence, which has 2, each once.",
+        ),
+        (["# text = nothing"], ":1 begins a sentence without words: take it out."),
+    ],
+)
+def test_a_line_that_cannot_be_is_refused_by_its_number(
+    rows: list[str], message: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path, *rows)
+    with refuses(InputError, f"{path}{message}"):
+        list(read_conllu(path))
+
+
+def test_a_file_that_is_no_treebank_is_refused(tmp_path: Path) -> None:
+    with refuses(InputError, f"there is no {tmp_path / 'none'}: name a CoNLL-U file."):
+        list(read_conllu(tmp_path / "none"))
+    empty = tmp_path / "empty"
+    empty.write_text("\n\n")
+    with refuses(InputError, f"{empty} has no sentence: give one with ten columns a word."):
+        list(read_conllu(empty))
+    (tmp_path / "latin").write_bytes(row(1, "café", 0, "root").encode("latin-1"))
+    with pytest.raises(InputError, match="is not UTF-8"):
+        list(read_conllu(tmp_path / "latin"))
+    bank = written(tmp_path, row(1, "a", 0, "root"))
+    with refuses(
+        InputError, f"{bank} is text and the model has no tokenizer: set model.tokenizer."
+    ):
+        kinds(small(DECODERS["gpt2"]), syntax=bank)
+
+
+def in_pieces(pieces: Sequence[str], *, framed: bool) -> Any:
+    """WordPiece over few pieces, with or without special tokens around."""
+    known = {piece: place for place, piece in enumerate(("[CLS]", "[SEP]", "[UNK]", *pieces))}
+    made = Tokenizer(models.WordPiece(known, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.add_special_tokens(["[CLS]", "[SEP]", "[UNK]"])
+    if framed:
+        made.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
+        )
+    return made
+
+
+def test_tokens_belong_to_the_word_their_first_letter_lies_in() -> None:
+    made = in_pieces(["don", "'", "t", "un", "##kind", "go"], framed=True)
+    text = "don't unkind go"
+    spans = [(0, 2), (2, 5), (6, 12), (13, 15)]
+    assert align(made.encode(text), text, spans) == ((1,), (2, 3), (4, 5), (6,))
+    with refuses(InputError, "word 0 spans characters 3 to 99 of 15: give spans within the text."):
+        align(made.encode(text), text, [(3, 99)])
+
+
+def test_what_no_token_stands_for_is_not_asked() -> None:
+    made = in_pieces(["a", "b", "c"], framed=False)
+    pair = Pair(task="x", source=1, targets=(2,))
+    text = Written.spaced(["a", "b", "c"], [pair])
+    (marked,) = mark(made, [text])
+    # The first token of a text without a frame takes what heads have left over.
+    assert marked == MarkedText((3, 4, 5), ((), (1,), (2,)), (pair,))
+    assert mark(made, [text], begin=(0,))[0].words == ((1,), (2,), (3,))
+    assert mark(made, [text], longest=2) == []
+    assert mark(made, [Written.spaced(["a", "b", "what"], [pair])]) == []
+
+
+def by_definition(found: Pattern, text: MarkedText, pair: Pair) -> bool | None:
+    """Whether the right word gets most, from the pattern; None if no such choice can be seen."""
+    best: dict[bool, float] = {}
+    for word, places in enumerate(text.words):
+        pairs = [(t, s) for t in text.words[pair.source] for s in places]
+        if word == pair.source or not any(found.visible[t, s] for t, s in pairs):
+            continue
+        weight = sum(float(found.weights[t, s]) for t, s in pairs) / len(text.words[pair.source])
+        right = word in pair.targets
+        best[right] = max(best.get(right, -1.0), weight)
+    return None if len(best) < 2 else best[True] > best[False]
+
+
+@pytest.mark.parametrize("name", ["encoder bert", "decoder window", "decoder sinks"])
+def test_shares_are_those_of_the_definition_on_the_pattern(name: str) -> None:
+    kind, _, which = name.partition(" ")
+    model: Any = small({"encoder": ENCODERS, "decoder": DECODERS}[kind][which])
+    generator = torch.Generator().manual_seed(3)
+    texts = []
+    for _ in range(6):
+        ids = torch.randint(29, (13,), generator=generator).tolist()
+        words = ((1,), (2, 3), (4,), (5, 6, 7), (8,), (9, 10), (11,))
+        drawn = torch.randperm(7, generator=generator).tolist()
+        pairs = tuple(
+            Pair(task="some", source=drawn[at], targets=tuple(drawn[at + 1 : at + 2 + at % 2]))
+            for at in range(5)
+        )
+        texts.append(MarkedText(tuple(ids), words, pairs))
+    found, complete = point(model, texts, shown=False)
+    assert complete
+    seen = patterns(model, [list(text.ids) for text in texts])
+    for place, head in enumerate(Head(layer, head) for layer in (0, 1) for head in range(4)):
+        told = [
+            by_definition(seen.of(head, number), text, pair)
+            for number, text in enumerate(texts)
+            for pair in text.pairs
+        ]
+        known = [each for each in told if each is not None]
+        assert found["some"].counts[place] == len(known) > 3
+        assert found["some"].share[place] == pytest.approx(sum(known) / len(known))
+
+
+def test_both_stacks_of_an_encoder_decoder_are_asked_and_cross_attention_is_not() -> None:
+    model = small(SEQ2SEQS["t5"])
+    words = tuple((place,) for place in range(1, 7))
+    pairs = (Pair(task="some", source=4, targets=(1,)), Pair(task="some", source=2, targets=(0,)))
+    found, _ = point(model, [MarkedText((1, 2, 3, 4, 5, 6, 7, 8), words, pairs)], shown=False)
+    counts = found["some"].counts.reshape(6, 4)
+    assert (counts > 0).all(axis=1).tolist() == [True, True, True, False, True, False]
+
+
+NOUNS = ("dog", "cat", "cow")
+TREEBANK = [
+    rows
+    for noun in NOUNS
+    for verb in ("runs", "sleeps")
+    for rows in (
+        [
+            row(1, "look", 4, "discourse"),
+            row(2, "the", 3, "det"),
+            row(3, noun, 4, "nsubj"),
+            row(4, verb, 0, "root"),
+            "",
+        ],
+        [
+            row(1, "look", 5, "discourse"),
+            row(2, "the", 4, "det"),
+            row(3, "big", 4, "amod"),
+            row(4, noun, 5, "nsubj"),
+            row(5, verb, 0, "root"),
+            "",
+        ],
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def reader() -> Any:
+    """One head looks from an article to its noun, one does as it likes."""
+    made = in_pieces(["look", "the", "big", *NOUNS, "runs", "sleeps"], framed=True)
+    vocabulary = made.get_vocab_size()
+    finds = torch.zeros(vocabulary, vocabulary)
+    finds[made.token_to_id("the"), [made.token_to_id(noun) for noun in NOUNS]] = SHARP
+    other = torch.randn(vocabulary, vocabulary, generator=torch.Generator().manual_seed(0))
+    return text_model([Look(finds), Look(other)], tokenizer=made, places=160, causal=False)
+
+
+def test_a_head_for_a_relation_is_told_where_no_offset_does_as_well(
+    reader: Any, tmp_path: Path
+) -> None:
+    bank = written(tmp_path, *(line for rows in TREEBANK * 4 for line in rows))
+    found = kinds(reader, syntax=bank, sequences=2, progress=False)
+    told = [label for label in found.of(Head(0, 0)) if label.kind == "syntactic"]
+    assert [label.detail for label in told] == ["det, dependent to head"]
+    assert told[0].evidence == (
+        "looks at the right word most for 1.00 of 48 words (det, dependent to head) against 0.50 "
+        "by a fixed offset of +1, and gives it 1.00 of its weight"
+    )
+    assert found.facts["syntactic_texts"] == 48
+    assert found.heads("syntactic") == found.heads("syntactic det, dependent to head")
+    # Subjects stand before their verbs, always: an offset finds them as well.
+    assert found.scores["syntactic nsubj, dependent to head"].of(Head(0, 0)) < 0.5
+
+
+def test_rare_relations_are_left_out_and_named(reader: Any, tmp_path: Path) -> None:
+    bank = written(tmp_path, *(line for rows in TREEBANK for line in rows))
+    found = kinds(reader, syntax=bank, sequences=2, progress=False)
+    assert not found.heads("syntactic")
+    assert "det, dependent to head" in found.facts["rare_relations"]
+
+
+def test_a_model_that_reads_only_back_is_asked_for_what_it_can_see(tmp_path: Path) -> None:
+    made = in_pieces(["look", "the", "big", *NOUNS, "runs", "sleeps"], framed=True)
+    model: Any = build(
+        "gpt2", layers=1, width=32, heads=2, vocabulary=made.get_vocab_size(), positions=64, seed=0
+    )
+    model.tokenizer = made
+    bank = written(tmp_path, *(line for rows in TREEBANK * 4 for line in rows))
+    found = kinds(model, syntax=bank, sequences=2, progress=False)
+    assert "syntactic det, head to dependent" in found.scores
+    assert "syntactic det, dependent to head" not in found.scores

@@ -16,6 +16,7 @@ from manyheads.lens.compare import compare
 from manyheads.lens.composition import compose, resemble
 from manyheads.lens.dead import dead
 from manyheads.lens.detectors import detect
+from manyheads.lens.faithfulness import faithfulness
 from manyheads.lens.flow import attention_flow, attention_rollout
 from manyheads.lens.gradients import gradient_times_attention, integrate_heads, integrate_inputs
 from manyheads.lens.importance import importance
@@ -23,20 +24,23 @@ from manyheads.lens.ioi import find_name_heads, indirect_objects
 from manyheads.lens.kinds import kinds
 from manyheads.lens.logit_lens import logit_lens
 from manyheads.lens.memories import memories
-from manyheads.lens.metrics import LogitDifference
+from manyheads.lens.metrics import LogitDifference, Similarity
 from manyheads.lens.neurons import neurons
 from manyheads.lens.overlap import overlap
 from manyheads.lens.patching import patch
 from manyheads.lens.paths import patch_paths
 from manyheads.lens.patterns import patterns, top_keys
+from manyheads.lens.probes import probe
 from manyheads.lens.redundancy import redundancy
 from manyheads.lens.resemblance import resemble_outputs
 from manyheads.lens.statistics import statistics
+from manyheads.lens.syntax_probe import probe_syntax
 from manyheads.lens.typology import typology
 
 __all__ = [
     "Address",
     "LogitDifference",
+    "Similarity",
     "ablate",
     "ablate_greedily",
     "ablate_in_order",
@@ -50,6 +54,7 @@ __all__ = [
     "compose",
     "dead",
     "detect",
+    "faithfulness",
     "find_name_heads",
     "gradient_times_attention",
     "importance",
@@ -64,6 +69,8 @@ __all__ = [
     "patch",
     "patch_paths",
     "patterns",
+    "probe",
+    "probe_syntax",
     "redundancy",
     "resemble",
     "resemble_outputs",

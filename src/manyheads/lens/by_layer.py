@@ -1,0 +1,123 @@
+"""Values by layer, to be read, printed, put into a frame or saved."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from manyheads.errors import InputError, ShapeError
+from manyheads.lens.results import frame_of
+from manyheads.lens.storing import Facts, read_result, write_result
+
+__all__ = ["ByLayer"]
+
+FloatsByLayer = Float[np.ndarray, " l"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
+class ByLayer:
+    """Measures by name, one mean a layer and perhaps its standard error; -1 is the embeddings.
+
+    >>> result = ByLayer(kind="example", layers=(-1, 0), means={"accuracy": np.array([0.5, 0.75])})
+    >>> print(result)
+    example of 2 layers
+      accuracy  embeddings 0.5, L0 0.75
+    """
+
+    kind: str
+    layers: tuple[int, ...]
+    means: Mapping[str, FloatsByLayer]
+    errors: Mapping[str, FloatsByLayer] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, values in (*self.means.items(), *self.errors.items()):
+            if values.shape != (len(self.layers),):
+                raise ShapeError(
+                    f"{name} has shape {values.shape}",
+                    f"give one value for each of {len(self.layers)} layers",
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.means)
+
+    def of(self, layer: int) -> dict[str, float]:
+        """All measures of one layer."""
+        if layer not in self.layers:
+            raise InputError(
+                f"layer {layer} was not measured", f"use one of {', '.join(map(str, self.layers))}"
+            )
+        place = self.layers.index(layer)
+        return {name: float(values[place]) for name, values in self.means.items()}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record a layer: its means, and their errors as `<name>_error`."""
+        records = []
+        for place, layer in enumerate(self.layers):
+            record: dict[str, Any] = {"layer": layer}
+            for name, values in self.means.items():
+                record[name] = float(values[place])
+                if name in self.errors:
+                    record[f"{name}_error"] = float(self.errors[name][place])
+            records.append(record)
+        return records
+
+    def frame(self) -> Any:
+        """A pandas DataFrame of `rows`."""
+        return frame_of(self.rows())
+
+    def table(self) -> Any:
+        """A rich table."""
+        from rich.table import Table
+
+        table = Table("layer", box=None, pad_edge=False, title=self.kind, title_justify="left")
+        for name in self.names:
+            table.add_column(name.replace("_", " "), justify="right")
+        for record in self.rows():
+            values = [_told(record[name], record.get(f"{name}_error")) for name in self.names]
+            table.add_row(_named(record["layer"]), *values)
+        return table
+
+    def save(self, path: Path | str) -> None:
+        """To JSON or safetensors, by the ending; written whole or not at all."""
+        arrays = {f"means/{name}": values for name, values in self.means.items()}
+        arrays |= {f"errors/{name}": values for name, values in self.errors.items()}
+        facts = {"layers": list(self.layers), "names": list(self.names), "facts": self.facts}
+        write_result(path, self.kind, arrays, facts)
+
+    @classmethod
+    def load(cls, path: Path | str, kind: str) -> "ByLayer":
+        arrays, facts = read_result(path, kind)
+        names = facts["names"]
+        return cls(
+            kind=kind,
+            layers=tuple(facts["layers"]),
+            means={name: arrays[f"means/{name}"] for name in names},
+            errors={name: arrays[f"errors/{name}"] for name in names if f"errors/{name}" in arrays},
+            facts=facts["facts"],
+        )
+
+    def __str__(self) -> str:
+        lines = [f"{self.kind} of {len(self.layers)} layers"]
+        width = max((len(name) for name in self.names), default=0)
+        for name, values in self.means.items():
+            told = zip(self.layers, values, strict=True)
+            each = ", ".join(f"{_named(layer)} {value:.3g}" for layer, value in told)
+            lines.append(f"  {name:<{width}}  {each}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _named(layer: int) -> str:
+    return "embeddings" if layer < 0 else f"L{layer}"
+
+
+def _told(mean: float, error: float | None) -> str:
+    if np.isnan(mean):
+        return "-"
+    return f"{mean:.3g}" if error is None or np.isnan(error) else f"{mean:.3g} ±{error:.1g}"

@@ -1,0 +1,92 @@
+"""What `manyheads prune` shows: which heads went and why, the curve, both models side by side."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from manyheads.surgery.operation import Operation
+
+__all__ = ["draw", "show"]
+
+
+def show(console: Console, done: "Operation", texts: int) -> None:
+    """Print the table of heads, what they cost, and size and speed before and after."""
+    chosen = done.chosen
+    console.print(
+        f"{chosen.count} of {chosen.total} heads go by {chosen.by}, judged by {texts} texts"
+        if chosen.met
+        else f"{chosen.total} heads by {chosen.by}, judged by {texts} texts",
+        highlight=False,
+    )
+    console.print(_heads(done))
+    if chosen.harmful:
+        names = ", ".join(map(str, chosen.harmful))
+        console.print(f"better without: {names}", highlight=False)
+    if done.before is not None and done.after is not None:
+        console.print(_sides(done))
+
+
+def _heads(done: "Operation") -> Table:
+    chosen = done.chosen
+    table = Table("", "head", "why", box=None, pad_edge=False)
+    for name in (chosen.metric, "change", "±"):
+        table.add_column(name, justify="right")
+    table.add_row("0", "none", "the whole model", f"{chosen.curve.baseline:.4f}", "", "")
+    for row in chosen.rows():
+        if not (row["goes"] or not chosen.met):
+            continue
+        table.add_row(
+            str(row["taken"]),
+            row["head"],
+            row["why"] + (", does harm" if row["harmful"] else ""),
+            f"{row['value']:.4f}",
+            f"{row['change']:+.4f}",
+            f"{row['change_error']:.2g}",
+        )
+    return table
+
+
+def _sides(done: "Operation") -> Table:
+    before, after = done.before, done.after
+    assert before is not None
+    assert after is not None
+    table = Table("", box=None, pad_edge=False)
+    for name in ("before", "after", "ratio"):
+        table.add_column(name, justify="right")
+    for name, one, other in (
+        ("heads", before.heads, after.heads),
+        ("parameters", before.parameters, after.parameters),
+        ("of attention", before.attention, after.attention),
+        ("bytes", before.bytes, after.bytes),
+        ("tokens a second", before.tokens_a_second, after.tokens_a_second),
+    ):
+        ratio = f"{other / one:.2f}" if one else "-"
+        table.add_row(name, f"{one:,.0f}", f"{other:,.0f}", ratio)
+    table.add_row(done.chosen.metric, f"{done.chosen.curve.baseline:.4f}", f"{done.cut:.4f}", "")
+    if done.mended is not None:
+        table.add_row("after mending", "", f"{done.mended:.4f}", "")
+    return table
+
+
+def draw(done: "Operation", path: Path) -> None:
+    """The curve as a picture."""
+    from manyheads.pictures.curve import CurveWords, Line, draw_curve
+
+    chosen, rows = done.chosen, done.chosen.rows()
+    line = Line(
+        name=f"by {chosen.by}",
+        shares=[row["share"] for row in rows],
+        values=[row["value"] for row in rows],
+        errors=[row["change_error"] for row in rows],
+        chosen=chosen.count / chosen.total if chosen.count else None,
+    )
+    words = CurveWords(
+        title=f"{chosen.count} of {chosen.total} heads taken away",
+        subtitle=f"in the order of {chosen.by}; the band is one standard error of the change",
+        share="share of heads that are gone",
+        value=chosen.metric,
+    )
+    draw_curve([line], chosen.curve.baseline, path, words=words)

@@ -1,0 +1,68 @@
+"""What a model is asked about plain texts, so that it can be judged by them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from manyheads.data.masking import Masking, mask_tokens, vocabulary_of
+from manyheads.errors import InputError
+from manyheads.lens.given import Given, Targets, read
+from manyheads.lens.metrics import Metric, Similarity
+from manyheads.models.build import Model
+from manyheads.models.encoder import Encoder
+from manyheads.models.readout import LanguageHead
+from manyheads.models.vision import Vision
+
+__all__ = ["Questions", "questions"]
+
+# As BERT was asked, but never shown another word in the place of the right one.
+HIDDEN = Masking(share=0.15, hidden=1.0, replaced=0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Questions:
+    """Texts as the model reads them, the metric, and the right answers where texts lack them."""
+
+    given: Given
+    metric: Metric
+    targets: Targets | None
+
+
+def questions(model: Model, texts: Any, *, seed: int = 0) -> Questions:
+    """The next word of a model that writes, masked words of one that reads, or its own vectors.
+
+    A model without any readout is asked to stay like itself.
+    """
+    if isinstance(model, Vision):
+        raise InputError("a model of images reads no text", "prune it with surgery.prune")
+    given = read(model, texts)
+    if model.readout is None:
+        return Questions(given, Similarity(), None)
+    if not isinstance(model.config.readout, LanguageHead):
+        kind = type(model.config.readout).__name__
+        raise InputError(
+            f"a text does not say what a {kind} should answer",
+            "use surgery.choose with targets=, the right classes",
+        )
+    if not isinstance(model, Encoder):
+        return Questions(given, "loss", None)
+    return _masked(model, given, seed)
+
+
+def _masked(model: Encoder, given: Given, seed: int) -> Questions:
+    assert given.ids is not None
+    words = vocabulary_of(model.tokenizer, model.config.embedding.vocabulary)
+    draw = torch.Generator().manual_seed(seed)
+    masked = mask_tokens(given.ids, words, HIDDEN, draw)
+    lengths = given.ids.lengths
+    targets: list[dict[int, int]] = [{} for _ in range(len(given))]
+    owners = lengths.sequence_of_token[masked.places].tolist()
+    positions = lengths.positions[masked.places].tolist()
+    answers: Sequence[int] = masked.answers.tolist()
+    for owner, position, answer in zip(owners, positions, answers, strict=True):
+        targets[owner][position] = answer
+    if not any(targets):
+        raise InputError("no word of the texts could be masked", "give longer texts")
+    return Questions(Given(ids=masked.texts), "loss", targets)

@@ -1,0 +1,91 @@
+"""manyheads prune as a person at a terminal meets it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from manyheads import build, load, save
+from manyheads.checkpoints.companions import read_tokenizer
+from manyheads.cli.main import main
+from manyheads.surgery import origins
+from tests.train.tiny import write_corpus
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a tokenizer, and a text."""
+    folder = tmp_path_factory.mktemp("prune")
+    write_corpus(folder, documents=12)
+    model = build("gpt2", layers=2, width=16, heads=4, vocabulary=300, positions=64, seed=0)
+    files = {"tokenizer.json": (folder / "tokenizer.json").read_bytes()}
+    model.tokenizer = read_tokenizer(files, folder)
+    save(model, folder / "model")
+    return folder
+
+
+def prune(place: Path, *more: str) -> int:
+    text = str(place / "corpus.txt")
+    return main(["prune", str(place / "model"), "--file", text, "--tokens", "100", *more])
+
+
+def test_a_share_is_kept_and_everything_is_told(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "small"
+    assert prune(place, "--keep", "0.5", "--mend", "2", "-o", str(out)) == 0
+    said = capsys.readouterr().out
+    assert "4 of 8 heads go by ablation" in said
+    for word in ("the whole model", "±", "parameters", "tokens a second", "after mending"):
+        assert word in said
+    small = load(out)
+    assert len(origins(small)) == 4
+    assert small.tokenizer is not None
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert len(origins(load(place / "model"))) == 8
+
+
+def test_numbers_come_as_json(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "curve.png"
+    wanted = ["--keep", "0.75", "--by", "random", "--json", "--picture", str(picture)]
+    assert prune(place, *wanted) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["removed"]) == 2
+    assert told["after"]["parameters"] < told["before"]["parameters"]
+    assert told["cut"] == pytest.approx(told["curve"][-1]["value"], abs=1e-5)
+    assert picture.exists()
+
+
+def test_a_budget_that_cannot_be_met_writes_nothing(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "small"
+    out.mkdir()
+    (out / "mine.txt").write_text("precious")
+    assert prune(place, "--loss-budget", "-5", "-o", str(out)) == 1
+    said = capsys.readouterr().err
+    assert "nothing was written" in said
+    assert "at best" in said
+    assert [file.name for file in out.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        (["--keep", "1.5"], "is no share of the heads"),
+        (["--picture", "curve.jpg"], "let its name end in .png"),
+        (["--by", "random", "--iterative"], "leave iterative out"),
+    ],
+)
+def test_what_cannot_be_asked(
+    place: Path, more: list[str], match: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prune(place, *more) == 2
+    assert match in capsys.readouterr().err
+
+
+def test_a_text_that_is_not_there(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prune", str(place / "model"), "--file", str(place / "nowhere.txt")]) == 1
+    assert "nowhere.txt" in capsys.readouterr().err

@@ -14,9 +14,9 @@ from manyheads.data.stream import Step
 from manyheads.errors import ConfigError
 from manyheads.ragged import Ragged
 
-__all__ = ["prefetched", "send"]
+__all__ = ["pinned", "prefetched", "send"]
 
-Item = TypeVar("Item", Step, Batch)
+Item = TypeVar("Item")
 # How long a thread that cannot go on waits before it looks whether it should.
 GLANCE = 0.05
 
@@ -24,9 +24,9 @@ GLANCE = 0.05
 def prefetched(items: Iterator[Item], *, ahead: int = 2, pin: bool | None = None) -> Iterator[Item]:
     """The same steps or batches, up to `ahead` of them ready before they are asked for.
 
-    Memory is pinned where there is CUDA, unless `pin` says otherwise. An error of the source comes
-    out here, in its turn. The thread ends with the iteration: at its end, on `close()`, or when
-    nobody holds it any more.
+    Memory of steps and batches is pinned where there is CUDA, unless `pin` says otherwise. An error
+    of the source comes out here, in its turn. The thread ends with the iteration: at its end, on
+    `close()`, or when nobody holds it any more.
     """
     if ahead < 1:
         raise ConfigError(f"ahead={ahead} reads nothing ahead", "use 1 or more")
@@ -63,7 +63,7 @@ def send(batch: Batch, device: torch.device | str) -> Batch:
 def _read(items: Iterator[Item], ready: Queue[Any], stopped: Event, pinning: bool) -> None:
     try:
         for item in items:
-            if not _put((_pinned(item) if pinning else item, None), ready, stopped):
+            if not _put((_pinned_item(item) if pinning else item, None), ready, stopped):
                 return
         _put((None, None), ready, stopped)
     except BaseException as error:
@@ -89,10 +89,15 @@ def _drain(ready: Queue[Any]) -> None:
         return
 
 
-def _pinned(item: Item) -> Item:
+def pinned(batch: Batch) -> Batch:
+    """The batch in memory that a GPU copies from by itself."""
+    return _changed(batch, Tensor.pin_memory)
+
+
+def _pinned_item(item: Any) -> Any:
     if isinstance(item, Step):
-        return replace(item, batches=tuple(_pinned(batch) for batch in item.batches))
-    return _changed(item, Tensor.pin_memory)
+        return replace(item, batches=tuple(pinned(batch) for batch in item.batches))
+    return pinned(item) if isinstance(item, Batch) else item
 
 
 def _changed(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:

@@ -1,6 +1,6 @@
 """Tokenizers of one's own: byte-level pairs, or WordPiece as BERT has it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from manyheads.data.texts import TextSource
@@ -24,17 +24,20 @@ def train_tokenizer(
     *,
     lowercase: bool = True,
     least: int = 2,
+    specials: Sequence[str] = (),
     shown: bool = True,
 ) -> Any:
     """A `tokenizers.Tokenizer` of at most `size` entries, learnt from texts.
 
     "bytes" is byte-level BPE: it can write any text, gives every byte back, and ends documents with
-    <|end|>. "wordpiece" has BERT's special tokens and puts [CLS] and [SEP] around a text;
-    `lowercase` is for it alone, and the library breaks ties between its rare entries by chance, so
-    that learning twice may give two of them; "bytes" are always the same. A pair must occur `least`
-    times to become an entry.
+    <|end|>; `specials` come after it, such as a mask. "wordpiece" has BERT's special tokens and
+    puts [CLS] and [SEP] around a text; `lowercase` is for it alone, and the library breaks ties
+    between its rare entries by chance, so that learning twice may give two of them; "bytes" are
+    always the same. A pair must occur `least` times to become an entry.
     """
-    _check_size(size, kind)
+    _check_size(size, kind, len(specials))
+    if specials and kind != "bytes":
+        raise ConfigError(f"specials={tuple(specials)} are for bytes", "WordPiece has BERT's own")
     try:
         import tokenizers  # noqa: F401
     except ImportError:
@@ -42,7 +45,7 @@ def train_tokenizer(
             "training a tokenizer needs the package tokenizers", "pip install tokenizers"
         ) from None
     if kind == "bytes":
-        tokenizer, trainer = _bytes(size, least)
+        tokenizer, trainer = _bytes(size, least, specials)
     else:
         tokenizer, trainer = _wordpiece(size, least, lowercase)
     read = _Read(source, shown)
@@ -56,8 +59,8 @@ def train_tokenizer(
     return tokenizer
 
 
-def _check_size(size: int, kind: Kind) -> None:
-    least = BYTES + 1 if kind == "bytes" else len(BERT) + 1
+def _check_size(size: int, kind: Kind, specials: int) -> None:
+    least = BYTES + 1 + specials if kind == "bytes" else len(BERT) + 1
     if size < least:
         what = f"{BYTES} bytes and {END}" if kind == "bytes" else f"{len(BERT)} special tokens"
         raise ConfigError(f"size={size} has no room beside {what}", f"use {least} or more")
@@ -84,7 +87,7 @@ class _Read:
                 self.error = error
 
 
-def _bytes(size: int, least: int) -> tuple[Any, Any]:
+def _bytes(size: int, least: int, specials: Sequence[str]) -> tuple[Any, Any]:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -94,7 +97,7 @@ def _bytes(size: int, least: int) -> tuple[Any, Any]:
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         min_frequency=least,
-        special_tokens=[END],
+        special_tokens=[END, *specials],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -5,17 +5,24 @@ them at once: a chunk's scores become its loss and its gradients, and go. So the
 in float32 nor kept for the way back.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 __all__ = ["word_losses"]
 
-# Scores held at once: a thousand tokens for a vocabulary of 50 thousand, 256 MB in float32.
-ROOM = 2**26
+# Scores held at once: a thousand tokens for a vocabulary of 50 thousand, 256 MB in float32. A GPU
+# has more room, and loses less by larger products.
+ROOM = {"cpu": 2**26, "cuda": 2**28}
+# Products of half numbers are fast on a GPU where rows begin at multiples of 16 bytes.
+ROUND = 64
 
 
 def word_losses(
@@ -26,7 +33,7 @@ def word_losses(
     *,
     smoothing: float = 0.0,
     squares: bool = False,
-    room: int = ROOM,
+    room: int | None = None,
 ) -> Float[Tensor, " 2"]:
     """The sums over all tokens of the cross-entropy and of the squared log-sum-exp, in float32.
 
@@ -34,15 +41,33 @@ def word_losses(
     With `squares` both sums have a gradient, for which the scores are computed once more on the way
     back; without, only the first has, and it is made on the way forth.
     """
+    room = ROOM.get(x.device.type, ROOM["cpu"]) if room is None else room
+    # Where a step is compiled, its chunks are, one by one: unrolled they would take minutes.
+    fused = torch.compiler.is_compiling() and x.is_cuda
+    return _losses(x, vectors, bias, answers, smoothing, squares, room, fused)
+
+
+@torch.compiler.disable
+def _losses(
+    x: Tensor,
+    vectors: Tensor,
+    bias: Tensor | None,
+    answers: Tensor,
+    smoothing: float,
+    squares: bool,
+    room: int,
+    fused: bool,
+) -> Tensor:
     count = _chunks(x.shape[0], vectors.shape[0], room)
+    how = _How(smoothing, count, fused)
     learns = torch.is_grad_enabled() and (x.requires_grad or vectors.requires_grad)
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     with torch.autocast(kind, enabled=False):
         if not learns:
-            return _walk(x, vectors, bias, answers, None, smoothing, count, dtype)[0]
+            return _walk(x, vectors, bias, answers, None, how, dtype)[0]
         losses: Tensor = _WordLosses.apply(  # type: ignore[no-untyped-call]
-            x, vectors, bias, answers, smoothing, squares, count, dtype
+            x, vectors, bias, answers, squares, how, dtype
         )
         return losses
 
@@ -55,6 +80,15 @@ def _chunks(tokens: int, words: int, room: int) -> int:
     return count
 
 
+@dataclass(frozen=True, slots=True)
+class _How:
+    """In how many chunks, each perhaps `fused` by the compiler."""
+
+    smoothing: float
+    count: int
+    fused: bool
+
+
 class _WordLosses(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -63,19 +97,18 @@ class _WordLosses(torch.autograd.Function):
         vectors: Tensor,
         bias: Tensor | None,
         answers: Tensor,
-        smoothing: float,
         squares: bool,
-        count: int,
+        how: "_How",
         dtype: torch.dtype,
     ) -> Tensor:
         ctx.squares = squares
         if squares:
-            ctx.how = (smoothing, count, dtype)
+            ctx.how = (how, dtype)
             ctx.save_for_backward(x, vectors, bias, answers)
-            sums, _ = _walk(x, vectors, bias, answers, None, smoothing, count, dtype)
+            sums, _ = _walk(x, vectors, bias, answers, None, how, dtype)
             return sums
         pull = vectors.new_tensor([1.0, 0.0], dtype=_wide(dtype))
-        sums, gradients = _walk(x, vectors, bias, answers, pull, smoothing, count, dtype)
+        sums, gradients = _walk(x, vectors, bias, answers, pull, how, dtype)
         ctx.save_for_backward(*gradients)
         return sums
 
@@ -84,14 +117,13 @@ class _WordLosses(torch.autograd.Function):
     def backward(ctx: Any, pull: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.squares:
             x, vectors, bias, answers = ctx.saved_tensors
-            smoothing, count, dtype = ctx.how
-            _, gradients = _walk(x, vectors, bias, answers, pull, smoothing, count, dtype)
+            _, gradients = _walk(x, vectors, bias, answers, pull, *ctx.how)
         else:
             gradients = tuple(
                 None if each is None else each * pull[0].to(each.dtype)
                 for each in ctx.saved_tensors
             )
-        return (*gradients, None, None, None, None, None)
+        return (*gradients, None, None, None, None)
 
 
 def _walk(
@@ -100,45 +132,55 @@ def _walk(
     bias: Tensor | None,
     answers: Tensor,
     pull: Tensor | None,
-    smoothing: float,
-    count: int,
+    how: _How,
     dtype: torch.dtype,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Both sums, and where `pull` says how much of each is wanted, their gradients."""
-    wide, size = _wide(dtype), -(-x.shape[0] // count)
-    narrow = vectors.to(dtype)
+    wide, size = _wide(dtype), -(-x.shape[0] // how.count)
+    of_chunk = _fused() if how.fused else _chunk
+    words, narrow = vectors.shape[0], vectors.to(dtype)
+    spare = -words % ROUND if x.device.type == "cuda" else 0
+    if spare:
+        narrow = torch.cat((narrow, narrow.new_zeros(spare, narrow.shape[1])))
     sums = vectors.new_zeros(2, dtype=wide)
     to_x = torch.empty_like(x, dtype=dtype)
     to_vectors = torch.zeros_like(vectors, dtype=wide) if pull is not None else None
     to_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
-    for index in range(count):
+    for index in range(how.count):
         here = slice(index * size, (index + 1) * size)
         part = x[here].to(dtype)
-        scores = (part @ narrow.T).to(wide)
-        if bias is not None:
-            scores = scores.add_(bias.to(wide))
-        added, push = _chunk(scores, answers[here], pull, smoothing)
+        scores = (part @ narrow.T)[:, :words]
+        added, push = of_chunk(scores, bias, answers[here], pull, how.smoothing)
         sums += added
         if push is None or to_vectors is None:
             continue
         if to_bias is not None:
             to_bias += push.sum(0)
-        push = push.to(dtype)
+        push = F.pad(push.to(dtype), (0, spare))
         to_x[here] = push @ narrow
-        to_vectors += push.T @ part
+        to_vectors += (push.T @ part)[:words]
     if to_vectors is None:
         return sums, (None, None, None)
     given = None if bias is None or to_bias is None else to_bias.to(bias.dtype)
     return sums, (to_x.to(x.dtype), to_vectors.to(vectors.dtype), given)
 
 
+@cache
+def _fused() -> Callable[..., tuple[Tensor, Tensor | None]]:
+    return torch.compile(_chunk, dynamic=True)
+
+
 def _chunk(
     scores: Float[Tensor, "m v"],
+    bias: Float[Tensor, " v"] | None,
     answers: Int[Tensor, " m"],
     pull: Float[Tensor, " 2"] | None,
     smoothing: float,
 ) -> tuple[Float[Tensor, " 2"], Float[Tensor, "m v"] | None]:
     """A chunk's sums and the gradient of its scores, which take the place of the scores."""
+    scores = scores.to(_wide(scores.dtype))
+    if bias is not None:
+        scores = scores.add_(bias.to(scores.dtype))
     expected = scores.gather(1, answers[:, None]).squeeze(1)
     if smoothing:
         expected = (1 - smoothing) * expected + smoothing * scores.mean(1)

@@ -15,7 +15,7 @@ from manyheads.train.report import Display, Speed
 from manyheads.train.state import Checkpoints, Skipped, Standing, tensors_of
 from manyheads.train.stopping import Stop
 from manyheads.train.telemetry import HeadWatcher, Probe
-from manyheads.train.update import Outcome, Updater
+from manyheads.train.update import Asked, Outcome, Updater
 from manyheads.train.validation import Validation
 
 __all__ = ["Habits", "Loop"]
@@ -63,17 +63,17 @@ class Loop:
     operations: float
     peak: float
 
-    def run(self, steps: Iterator[Step], standing: Standing, end: int) -> Standing:
+    def run(self, steps: Iterator[Asked], standing: Standing, end: int) -> Standing:
         """Train up to step `end`, or until somebody asks to stop, and leave a checkpoint."""
         speed = Speed()
         speed.add(0)
         self.updater.entrance.model.train()
         while standing.step < end:
-            step = next(steps)
+            asked = next(steps)
             rate = self.rate(standing.step)
-            outcome = self.updater.run(step, standing.step, stop=self.stop.asked)
-            standing = _after(standing, step, outcome)
-            speed.add(step.tokens)
+            outcome = self.updater.run(asked, stop=self.stop.asked)
+            standing = _after(standing, asked.step, outcome)
+            speed.add(asked.step.tokens)
             self._tell(standing, outcome, rate, speed)
             self._check(standing)
             self._look(standing.step, at_end=standing.step == end)

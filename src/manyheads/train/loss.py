@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.data.batch import Batch
+from manyheads.data.prefetch import pinned, send
 
 __all__ = ["Loss", "Task"]
 
@@ -58,8 +59,16 @@ class Task:
         return self.places.shape[0]
 
     def to(self, device: torch.device | str) -> "Task":
+        """Pinned memory is copied while the host goes on."""
         return Task(
-            batch=self.batch.to(device),
-            places=self.places.to(device),
-            answers=self.answers.to(device),
+            batch=send(self.batch, device),
+            places=self.places.to(device, non_blocking=True),
+            answers=self.answers.to(device, non_blocking=True),
+        )
+
+    def pinned(self) -> "Task":
+        return Task(
+            batch=pinned(self.batch),
+            places=self.places.pin_memory(),
+            answers=self.answers.pin_memory(),
         )

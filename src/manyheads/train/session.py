@@ -1,6 +1,7 @@
 """A whole run: checked, started or taken up again, phase after phase, saved as a model."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -30,9 +31,10 @@ from manyheads.train.stopping import Stop
 from manyheads.train.telemetry import SEQUENCES, Probe, make_probe
 from manyheads.train.tiling import raise_rotary
 from manyheads.train.update import Updater
+from manyheads.train.update import asked as asked_of
 from manyheads.train.validation import Validation
 
-__all__ = ["Finished", "train"]
+__all__ = ["Finished", "Surgery", "train"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,22 @@ class Finished:
     tells: bool = True
 
 
-def train(run: Run, *, since: str = "", fresh: bool = False, shown: bool = True) -> Finished:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surgery:
+    """What is done to a model before it is trained, and how it is left instead of saved whole."""
+
+    open: Callable[[Model], Model]
+    close: Callable[[Model, Path], Saved]
+
+
+def train(
+    run: Run,
+    *,
+    since: str = "",
+    fresh: bool = False,
+    shown: bool = True,
+    surgery: Surgery | None = None,
+) -> Finished:
     """Start a run, or go on with it where its newest checkpoint is.
 
     `since` names another checkpoint to go on from, of this run or a path to one of another; `fresh`
@@ -58,7 +75,8 @@ def train(run: Run, *, since: str = "", fresh: bool = False, shown: bool = True)
     for data in run.data:
         data.check()
     with crew(run.run.distributed, device) as members, Stop() as stop:
-        return _Session(run, members, stop, shown and members.leads).run(since, fresh)
+        session = _Session(run, members, stop, shown and members.leads, surgery)
+        return session.run(since, fresh)
 
 
 def _device(asked: str) -> str:
@@ -73,8 +91,10 @@ def _device(asked: str) -> str:
 class _Session:
     """What the phases of a run share."""
 
-    def __init__(self, run: Run, crew: Crew, stop: Stop, shown: bool) -> None:
-        self.asked, self.crew, self.stop = run, crew, stop
+    def __init__(
+        self, run: Run, crew: Crew, stop: Stop, shown: bool, surgery: Surgery | None
+    ) -> None:
+        self.asked, self.crew, self.stop, self.surgery = run, crew, stop, surgery
         self.objective = run.whole_objective
         self.folder = RunFolder(run.run.folder)
         self.checkpoints = Checkpoints(self.folder.checkpoints, crew, run.run.keep)
@@ -99,12 +119,18 @@ class _Session:
             if standing.step < ends[index]:
                 code, tells = self.stop.code, self.crew.leads
                 return Finished(standing=standing, saved=None, code=code, tells=tells)
-        saved = export(entrance, self.folder.model)
+        saved = self._saved(entrance)
         self.crew.meet()
         return Finished(standing=standing, saved=saved, tells=self.crew.leads)
 
     def _first_model(self) -> Model:
-        return first_model(self.asked.model, self.asked.run.seed)
+        model = first_model(self.asked.model, self.asked.run.seed)
+        return model if self.surgery is None else self.surgery.open(model)
+
+    def _saved(self, entrance: Entrance) -> Saved | None:
+        if self.surgery is None:
+            return export(entrance, self.folder.model)
+        return self.surgery.close(entrance.model, self.folder.place) if self.crew.leads else None
 
     def _check(self, model: Model) -> None:
         """All that can be known to be wrong before any work."""
@@ -175,12 +201,19 @@ class _Session:
         described = json.loads(json.dumps(asdict(without_place(data))))
         place = Position(**standing.place) if standing.data == described else Position()
         standing = replace(standing, data=described, place=asdict(place))
-        steps = prefetched(stream.steps(place, rank=self.crew.rank, world=self.crew.world))
+        steps = asked_of(
+            stream.steps(place, rank=self.crew.rank, world=self.crew.world),
+            self.objective,
+            model,
+            seed=asked.run.seed,
+            first=standing.step,
+            pin=self.crew.device.type == "cuda",
+        )
         loop = self._loop(index, entrance, optimiser, fed)
         if origin is not None and origin.parent != self.folder.checkpoints:
             # Killed before its first checkpoint, the run must not begin from nothing.
             loop.save(standing)
-        return entrance, loop.run(steps, standing, asked.ends[index])
+        return entrance, loop.run(prefetched(steps), standing, asked.ends[index])
 
     def _fed(self, data: Data, model: Model) -> Fed:
         """The first process tokenises, then all open what it wrote."""
@@ -202,7 +235,6 @@ class _Session:
             updater=Updater(
                 entrance=entrance,
                 optimiser=optimiser,
-                objective=self.objective,
                 score=torch.compile(score) if settings.compile else score,
                 crew=self.crew,
                 seed=settings.seed,

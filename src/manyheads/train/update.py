@@ -1,7 +1,7 @@
 """One update of the weights from the micro-batches of a step, or a reason to make none."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from manyheads.train.entrance import Entrance
 from manyheads.train.loss import Loss, Task
 from manyheads.train.objectives import Objective
 
-__all__ = ["Outcome", "Updater", "seeded"]
+__all__ = ["Asked", "Outcome", "Updater", "asked", "seeded"]
 
 Score = Callable[[Any, Task], Loss]
 
@@ -43,13 +43,36 @@ class Outcome:
 
 
 def seeded(seed: int, step: int, place: int) -> torch.Generator:
-    """The random numbers of one micro-batch, dropout's too: the same whoever computes it when.
+    """The random numbers of one micro-batch: the same whoever computes it when.
 
     So there is no random state to save, and none to share out anew among other processes.
     """
-    number = mixed(mixed(mixed(seed) + step) + place) >> 1
-    torch.manual_seed(number)
-    return torch.Generator().manual_seed(number)
+    return torch.Generator().manual_seed(_number(seed, step, place))
+
+
+def _number(seed: int, step: int, place: int) -> int:
+    return mixed(mixed(mixed(seed) + step) + place) >> 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A step, which is `number` of the run, and what its micro-batches ask of the model."""
+
+    step: Step
+    number: int
+    tasks: tuple[Task, ...]
+
+
+def asked(
+    steps: Iterator[Step], objective: Objective, model: Model, *, seed: int, first: int, pin: bool
+) -> Iterator[Asked]:
+    """What each step from number `first` of the run on asks, made ahead while a device computes."""
+    for number, step in enumerate(steps, first):
+        tasks = (
+            objective.prepare(model, batch, seeded(seed, number, place))
+            for batch, place in zip(step.batches, step.places, strict=True)
+        )
+        yield Asked(step, number, tuple(task.pinned() if pin else task for task in tasks))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -61,28 +84,27 @@ class Updater:
 
     entrance: Entrance
     optimiser: Optimizer
-    objective: Objective
     score: Score
     crew: Crew
     seed: int
     half: bool
     clip: float
 
-    def run(self, step: Step, number: int, *, stop: bool = False) -> Outcome:
-        """Follow the gradient of a step, which is `number` of the run."""
-        losses = [self._one(step, number, index) for index in range(len(step.batches))]
-        outcome = self._outcome(step, losses, stop)
+    def run(self, asked: Asked, *, stop: bool = False) -> Outcome:
+        """Follow the gradient of a step."""
+        losses = [self._one(asked, index) for index in range(len(asked.tasks))]
+        outcome = self._outcome(asked.step, losses, stop)
         if outcome.sound:
             self._follow(outcome)
         self.optimiser.zero_grad(set_to_none=True)
         return outcome
 
-    def _one(self, step: Step, number: int, index: int) -> Loss:
+    def _one(self, asked: Asked, index: int) -> Loss:
         """Add one micro-batch's gradients to those before."""
-        generator = seeded(self.seed, number, step.places[index])
-        last = index == len(step.batches) - 1
-        asked = self.objective.prepare(self.entrance.model, step.batches[index], generator)
-        task = asked.to(self.crew.device)
+        last = index == len(asked.tasks) - 1
+        # For dropout and the like.
+        torch.manual_seed(_number(self.seed, asked.number, asked.step.places[index]))
+        task = asked.tasks[index].to(self.crew.device)
 
         def work(model: Model) -> tuple[Tensor, Loss]:
             loss = self.score(model, task)

@@ -1,0 +1,218 @@
+"""Training steps on CUDA beside transformers: GPT-2, a masked ModernBERT, and what gates cost."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from side_by_side import Work, race, say, show
+from torch import Tensor, nn
+
+from manyheads.checkpoints.folder import load
+from manyheads.data.batch import Batch
+from manyheads.data.stream import Position, Step
+from manyheads.models.build import build, named
+from manyheads.parts.gates import Gate
+from manyheads.ragged import Ragged
+from manyheads.train.crew import crew
+from manyheads.train.entrance import Entrance
+from manyheads.train.objectives import CausalLM, MaskedLM, Objective
+from manyheads.train.optimisers import AdamW
+from manyheads.train.report import operations
+from manyheads.train.update import Updater, asked
+
+__all__ = ["PARTS", "run"]
+
+PARTS = ("gpt2", "masked", "gates")
+OURS, HALF, THEIRS = "manyheads", "manyheads, half weights", "transformers"
+LENGTH, TEXTS, VOCABULARY = 1024, 32, 50304
+MASK = 50284
+# Of the loss; both round every product to eight bits.
+LIMIT = 2e-2
+
+
+def run(part: str, rounds: int) -> None:
+    torch.set_float32_matmul_precision("high")
+    say(f"{torch.cuda.get_device_name()}, bfloat16, compiled, torch {torch.__version__}")
+    {"gpt2": _gpt2, "masked": _masked, "gates": _gates}[part](rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ours:
+    """One update of our loop again and again, on the same texts: clipped, AdamW, loss in chunks."""
+
+    model: Any
+    objective: Objective
+    texts: Ragged
+
+    def work(self) -> Work:
+        with crew("none", "cuda") as members:
+            step = Step(
+                number=0,
+                batches=(Batch(texts=self.texts),),
+                places=(0,),
+                tokens=self.texts.lengths.total,
+                sequences=len(self.texts.lengths),
+                after=Position(),
+            )
+            [prepared] = asked(iter((step,)), self.objective, self.model, seed=0, first=0, pin=True)
+            updater = Updater(
+                entrance=Entrance(self.model.train(), members),
+                optimiser=AdamW(rate=1e-4).build(self.model),
+                score=torch.compile(self.objective.score),
+                crew=members,
+                seed=0,
+                half=next(self.model.parameters()).dtype == torch.float32,
+                clip=1.0,
+            )
+        return lambda: torch.tensor(updater.run(prepared).loss)
+
+
+def _theirs(model: nn.Module, loss: Callable[[Any], Tensor]) -> Work:
+    """The plain loop around a compiled model."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    compiled = torch.compile(model.train())
+
+    def work() -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            found = loss(compiled)
+        found.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        return found.detach()
+
+    return work
+
+
+def _gpt2(rounds: int) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        resid_pdrop=0, attn_pdrop=0, embd_pdrop=0, vocab_size=VOCABULARY, pad_token_id=0
+    )
+    theirs, ours = _pair(GPT2LMHeadModel, config)
+    _, half = _pair(GPT2LMHeadModel, config)
+    ids = _ids(TEXTS * LENGTH).view(TEXTS, LENGTH)
+
+    def loss(model: Any) -> Tensor:
+        logits = model(input_ids=ids).logits
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+    texts = Ragged.from_padded(ids.cpu())
+    entrants = {
+        OURS: _Ours(ours, CausalLM(), texts).work(),
+        HALF: _Ours(half.bfloat16(), CausalLM(), texts).work(),
+        THEIRS: _theirs(theirs, loss),
+    }
+    _tell(f"GPT-2 124M, {TEXTS} texts of {LENGTH}", entrants, ours, ids.numel(), rounds, 1.5)
+
+
+def _masked(rounds: int) -> None:
+    from transformers import ModernBertConfig, ModernBertForMaskedLM
+
+    theirs, ours = _pair(ModernBertForMaskedLM, ModernBertConfig())
+    draw = torch.Generator().manual_seed(0)
+    drawn = torch.normal(LENGTH / 2, LENGTH / 6, (TEXTS,), generator=draw).clamp(16, LENGTH)
+    ids = _ids(int(drawn.int().sum())).cpu()
+    texts = Ragged.from_list(list(ids.split(drawn.int().tolist())))
+    objective = MaskedLM(mask=MASK, specials=(MASK,))
+    generator = torch.Generator().manual_seed(0)
+    task = objective.prepare(ours, Batch(texts=texts), generator).to("cuda")
+    assert task.batch.texts is not None
+    answers = torch.full((texts.lengths.total,), -100, device="cuda")
+    answers[task.places] = task.answers
+    padded, labels = (_padded(values, texts) for values in (task.batch.texts.values, answers))
+    seen = _padded(torch.ones_like(answers), texts)
+    labels = labels.masked_fill(seen == 0, -100)
+
+    def loss(model: Any) -> Tensor:
+        logits = model(input_ids=padded, attention_mask=seen).logits
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    entrants = {OURS: _Ours(ours, objective, texts).work(), THEIRS: _theirs(theirs, loss)}
+    tokens = texts.lengths.total
+    title = f"masked ModernBERT-base, {TEXTS} texts of {tokens / TEXTS:.0f} tokens in the mean"
+    _tell(title, entrants, ours, tokens, rounds, 4.0)
+
+
+def _padded(values: Tensor, texts: Ragged) -> Tensor:
+    """To the longest that texts may be: one shape for all batches, as compiling wants it."""
+    rows = torch.zeros(len(texts.lengths), LENGTH, dtype=values.dtype, device=values.device)
+    for row, place in zip(rows, texts.lengths.slices(), strict=True):
+        row[: place.stop - place.start] = values[place]
+    return rows
+
+
+def _gates(rounds: int) -> None:
+    texts = Ragged.from_padded(_ids(TEXTS * LENGTH).view(TEXTS, LENGTH).cpu())
+    entrants = {}
+    for gate in ("none", "head", "channel"):
+        config = named("gpt2", dropout=0.0, vocabulary=VOCABULARY)
+        layers = tuple(_gated(layer, gate) for layer in config.stack.layers)
+        config = replace(config, stack=replace(config.stack, layers=layers))
+        model = build(config, seed=0, device="cuda")
+        entrants[gate] = _Ours(model, CausalLM(), texts).work()
+    times = race(entrants, device="cuda", rounds=rounds, warmups=4)
+    rows = [
+        [gate, f"{times.seconds(gate) * 1e3:.2f} ms", f"{times.ratio(gate, 'none') - 1:+.1%}", goal]
+        for gate, goal in (("none", ""), ("head", "1.5%"), ("channel", "7.0%"))
+    ]
+    show("output gates in GPT-2 124M, a step", ["gate", "time", "cost", "at most"], rows)
+
+
+def _gated(layer: Any, gate: Any) -> Any:
+    if gate == "none":
+        return layer
+    inner = replace(layer.attention.inner, gates=(Gate(at="output", per=gate),))
+    return replace(layer, attention=replace(layer.attention, inner=inner))
+
+
+def _pair(kind: Any, config: Any) -> tuple[Any, Any]:
+    """One set of random weights in both."""
+    torch.manual_seed(0)
+    theirs = kind._from_config(config, attn_implementation="sdpa")
+    with TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        ours = load(folder, device="cuda")
+    return theirs.to("cuda"), ours
+
+
+def _ids(count: int) -> Tensor:
+    draw = torch.Generator().manual_seed(1)
+    return torch.randint(10, 50000, (count,), generator=draw).cuda()
+
+
+def _tell(
+    title: str, entrants: dict[str, Work], model: Any, tokens: int, rounds: int, goal: float
+) -> None:
+    first = {name: float(work()) for name, work in entrants.items()}
+    off = max(abs(first[name] / first[THEIRS] - 1) for name in entrants)
+    if not off <= LIMIT:
+        raise SystemExit(f"the first losses {first} differ by {off:.1e}, more than {LIMIT}")
+    times = race(entrants, device="cuda", rounds=rounds, warmups=3)
+    peak = _matmul_peak()
+    work = operations(model, tokens // TEXTS)
+    rows = [
+        [
+            name,
+            f"{tokens / times.seconds(name) / 1e3:,.0f}",
+            f"{times.seconds(name) * 1e3:.1f} ms",
+            f"{times.ratio(THEIRS, name):.2f}",
+            f"{tokens * work / times.seconds(name) / peak:.0%}",
+        ]
+        for name in entrants
+    ]
+    columns = ["", "thousand tokens/s", "a step", "times theirs", "of matmul peak"]
+    show(f"{title}; first losses within {off:.1e}", columns, rows)
+    say(f"goal: {goal} times theirs\n")
+
+
+def _matmul_peak() -> float:
+    size = 8192
+    square = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+    product: Work = partial(torch.matmul, square, square)
+    return 2 * size**3 / race({"product": product}, device="cuda", rounds=10).seconds("product")

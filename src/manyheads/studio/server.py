@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -25,7 +26,7 @@ from manyheads.studio.limits import LIMITS
 from manyheads.studio.shelf import Shelf
 from manyheads.studio.turns import Turns
 
-__all__ = ["make_app", "open_door", "serve"]
+__all__ = ["make_app", "open_door", "serve", "server_of"]
 
 KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -45,12 +46,16 @@ def make_app(models: Sequence[tuple[str, Model]], door: Door) -> Starlette:
         turns.close()
         naming.close()
 
-    return Starlette(
+    app = Starlette(
         routes=[*_page(), *routes(Desk(Shelf(models)), turns, naming)],
         middleware=[Middleware(Guard, door=door)],
         exception_handlers=dict.fromkeys((*ERRORS, Exception), answer_error),
         lifespan=lifespan,
     )
+    # Led from /main.js/ to /main.js, a page would be told of an address that it did not ask.
+    app.router.redirect_slashes = False
+    app.state.turns = turns
+    return app
 
 
 def open_door(host: str, port: int) -> tuple[Door, socket.socket]:
@@ -72,20 +77,25 @@ def serve(
     models: Sequence[tuple[str, Model]], door: Door, listening: socket.socket, *, browse: bool
 ) -> None:
     """Answer until Ctrl-C."""
-    import uvicorn
-
-    config = uvicorn.Config(
-        make_app(models, door),
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=2,
-        limit_concurrency=200,
-    )
+    server = server_of(make_app(models, door))
     print(f"studio: {door.address}  (Ctrl-C ends it)", file=sys.stderr, flush=True)
     if browse:
         threading.Timer(0.5, webbrowser.open, (door.address,)).start()
-    uvicorn.Server(config).run(sockets=[listening])
+    server.run(sockets=[listening])
+
+
+def server_of(app: Starlette) -> uvicorn.Server:
+    """What speaks HTTP for the app, and no websockets."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=2,
+        limit_concurrency=200,
+    )
+    return uvicorn.Server(config)
 
 
 def _page() -> list[Route]:

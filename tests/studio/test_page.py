@@ -1,0 +1,279 @@
+"""The page in a browser, as a person uses it: where Debian's Chromium is installed."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.studio import models
+from tests.studio.running import Running, running
+
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+
+TEXT = "The cat sat on the mat. The cat sat"
+# The machine that runs the tests may have other things to do.
+PATIENCE = 30_000
+
+
+@pytest.fixture(scope="module")
+def studio() -> Iterator[Running]:
+    shelf = [
+        ("tiny", models.decoder()),
+        ("other", models.decoder(seed=5)),
+        ("sees", models.vision()),
+    ]
+    with running(shelf) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=PATIENCE)
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page on a short text; whatever it complains of in its console is a fault."""
+    context = browser.new_context(viewport={"width": 1400, "height": 1000}, accept_downloads=True)
+    context.set_default_timeout(PATIENCE)
+    found = context.new_page()
+    faults: list[str] = []
+    found.on("pageerror", lambda error: faults.append(str(error)))
+    found.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+    yield found
+    context.close()
+    # A refused question is told in the console by the browser itself.
+    assert [each for each in faults if "status of 422" not in each] == []
+
+
+def visit(page: Page, studio: Running, **state: str) -> None:
+    fields = {"m": "tiny", "t": TEXT, "h": "L0H1,L1H2"} | state
+    said = "&".join(f"{key}={value}" for key, value in fields.items())
+    page.goto(f"http://127.0.0.1:{studio.door.port}/#{said}")
+    if fields["m"] != "sees":
+        expect(page.locator(".token").first).to_be_visible()
+        expect(page.locator(".looks li").first).to_contain_text("%")
+        expect(page.locator(".bars li").first).to_contain_text("%")
+
+
+def loss(page: Page, side: int = 0) -> float:
+    return float(page.locator("[data-loss]").nth(side).get_attribute("data-loss") or "nan")
+
+
+def test_typing_shows_tokens(page: Page, studio: Running) -> None:
+    visit(page, studio)
+    expect(page.locator(".token")).to_have_count(10)
+    page.get_by_label("Text to read").fill("the dog sat on the log")
+    expect(page.locator(".token")).to_have_count(6)
+    expect(page.locator(".place-tokens header")).to_contain_text("6 tokens")
+    assert "dog" in page.evaluate("decodeURIComponent(location.hash)")
+
+
+def test_pointing_at_a_token_tells_where_heads_look(page: Page, studio: Running) -> None:
+    visit(page, studio)
+    page.locator(".token").nth(3).hover()
+    looks = page.locator(".looks > div")
+    expect(looks.nth(0)).to_contain_text("From on heads look at")
+    expect(looks.nth(1)).to_contain_text("on is looked at from")
+    expect(looks.nth(0).locator("li")).to_have_count(2)
+    # A token sees no later one, so that the first of the text looks at itself alone.
+    page.locator(".token").nth(0).hover()
+    expect(looks.nth(0).locator("li").first).to_contain_text("The 100 %")
+
+
+def test_the_keyboard_is_enough(page: Page, studio: Running) -> None:
+    visit(page, studio)
+    page.locator(".strip").focus()
+    page.keyboard.press("Home")
+    expect(page.locator('.token[aria-selected="true"]')).to_have_text("The")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator('.token[aria-selected="true"]')).to_have_text("cat")
+    expect(page.locator("#live")).to_contain_text("Token 2, cat")
+    page.locator('.cell[data-head="L0H0"]').focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Space")
+    expect(page.locator('.cell[data-head="L1H0"]')).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("o")
+    expect(page.locator('.cell[data-head="L1H0"]')).to_have_class(re.compile("off"))
+    expect(page.locator('.cell[data-head="L1H0"]')).to_have_attribute(
+        "aria-label", re.compile("Layer 1, head 0.*switched off")
+    )
+
+
+def test_switching_a_head_off_moves_the_answer(page: Page, studio: Running) -> None:
+    visit(page, studio)
+    before = loss(page)
+    page.get_by_label("Switch L0H1 off").click()
+    expect(page.locator(".loss")).to_contain_text(f"from {before:.3f}")
+    zero = loss(page)
+    assert zero != before
+    page.get_by_role("button", name="Mean").click()
+    expect(page.locator(f'[data-loss="{zero}"]')).to_have_count(0)
+    assert "o=L0H1" in page.evaluate("location.hash")
+    page.get_by_role("button", name="All heads on").click()
+    expect(page.locator(f'[data-loss="{before}"]')).to_have_count(1)
+
+
+def test_two_sides_are_compared(page: Page, studio: Running) -> None:
+    visit(page, studio)
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator(".side")).to_have_count(2)
+    difference = page.locator("#difference")
+    expect(difference).to_contain_text("in common")
+    expect(difference.locator("tbody")).to_contain_text("other")
+    # The same model with the same head on the same text is no different.
+    page.get_by_label("Model", exact=True).nth(1).select_option("tiny")
+    side = page.locator(".side").nth(1)
+    expect(side.locator(".picks li").first).to_contain_text("L")
+    for head in side.locator(".picks b").all_text_contents():
+        side.get_by_label(f"Let go of {head}").click()
+    side.locator('.cell[data-head="L1H2"]').click()
+    expect(difference.locator("[data-common]")).to_have_attribute(
+        "data-common", re.compile("^1.0|^0.99")
+    )
+    # Two texts.
+    side.get_by_label("Text to read").fill("The dog sat on the mat. The dog sat")
+    expect(difference.locator("[data-common]")).not_to_have_attribute(
+        "data-common", re.compile("^1.0|^0.99")
+    )
+
+
+def test_writing_shows_tokens_as_they_come(page: Page, studio: Running) -> None:
+    visit(page, studio)
+    page.get_by_label("Tokens to write").fill("6")
+    page.get_by_role("button", name="Write on").click()
+    expect(page.get_by_label("Text to read")).not_to_have_value(TEXT)
+    assert page.get_by_label("Text to read").input_value().startswith(TEXT)
+    page.get_by_label("Tokens to write").fill("500")
+    page.get_by_role("button", name="Write on").click()
+    expect(page.locator(".token.new").first).to_be_visible()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("button", name="Write on")).to_be_visible()
+    assert studio.quiet_within(20)
+
+
+def test_a_view_is_exported(page: Page, studio: Running, tmp_path: Path) -> None:
+    visit(page, studio)
+    found = {}
+    for kind in ("PNG", "SVG", "JSON"):
+        page.locator("#export").click()
+        with page.expect_download() as waiting:
+            page.get_by_role("menuitem", name=kind).click()
+        found[kind] = tmp_path / waiting.value.suggested_filename
+        waiting.value.save_as(found[kind])
+    assert found["PNG"].read_bytes().startswith(b"\x89PNG")
+    drawing = found["SVG"].read_text("utf-8")
+    assert drawing.startswith("<svg")
+    assert "L0H1" in drawing
+    numbers: dict[str, Any] = json.loads(found["JSON"].read_text("utf-8"))["sides"][0]
+    assert numbers["tokens"][:2] == ["The", " cat"]
+    assert len(numbers["rows"]["heads"]["L1H2"]) == 10
+
+
+def test_the_address_brings_the_view_back(page: Page, studio: Running) -> None:
+    visit(page, studio, h="L2H0", o="L0H3", w="mean", at="4", v="map", c="entropy")
+    expect(page.locator(".cell.picked")).to_have_attribute("data-head", "L2H0")
+    expect(page.locator(".cell.off")).to_have_attribute("data-head", "L0H3")
+    expect(page.locator('.token[aria-selected="true"]')).to_have_text("the")
+    expect(page.locator("canvas.map")).to_be_visible()
+    expect(page.get_by_role("button", name="Mean")).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_label("Measure that colours the heads")).to_have_value("entropy")
+
+
+def test_heads_are_patched_from_another_prompt(page: Page, studio: Running) -> None:
+    visit(page, studio)
+    page.get_by_text("Patch from another prompt").click()
+    page.get_by_label("The other prompt").fill("The dog sat on the mat. The dog sat")
+    page.get_by_role("button", name="Try every head").click()
+    expect(page.locator(".patch")).to_contain_text("most is brought in by L")
+    expect(page.get_by_label("Measure that colours the heads")).to_have_value("patching")
+    page.get_by_role("button", name="Put the picked heads in").click()
+    expect(page.locator(".cell.patched")).to_have_count(2)
+    expect(page.locator(".loss")).to_contain_text("answer moved by")
+
+
+def test_eight_thousand_tokens_stay_fluid(page: Page, studio: Running) -> None:
+    visit(page, studio)
+    page.get_by_label("Text to read").fill(models.WORDS * 385)
+    expect(page.locator(".place-tokens header")).to_contain_text(re.compile(r"8,\d{3} tokens"))
+    # Only tokens in sight are there, wherever one scrolls.
+    assert page.locator(".token").count() < 1000
+    page.locator(".strip").evaluate("strip => strip.scrollTo(0, strip.scrollHeight / 2)")
+    middle = page.locator(".token").nth(300)
+    assert 2000 < int(middle.get_attribute("data-index") or 0) < 6000
+    assert page.locator(".token").count() < 1000
+    middle.click()
+    expect(page.locator(".looks > div").first).to_contain_text("%")
+    expect(page.locator(".pager")).to_contain_text("of 8,")
+    # A frame is drawn while the model is at work: the page itself never waits.
+    slowest = page.evaluate(
+        """async () => {
+          const strip = document.querySelector(".strip");
+          let slowest = 0;
+          for (let step = 0; step < 20; step += 1) {
+            const begun = performance.now();
+            strip.scrollTop += 90;
+            await new Promise(requestAnimationFrame);
+            slowest = Math.max(slowest, performance.now() - begun);
+          }
+          return slowest;
+        }"""
+    )
+    assert slowest < 1000
+
+
+def test_a_model_that_sees_is_shown_an_image(page: Page, studio: Running) -> None:
+    visit(page, studio, m="sees", t="", h="L0H0,L1H1")
+    page.get_by_role("button", name="Try a drawing").click()
+    expect(page.locator(".eyes canvas")).to_have_count(3)
+    expect(page.locator(".bars li")).to_have_count(5)
+    page.locator(".eyes canvas").first.hover(position={"x": 20, "y": 20})
+    expect(page.locator(".eyes canvas").nth(1)).to_have_attribute(
+        "aria-label", re.compile("L0H0 from row 1, column 1")
+    )
+
+
+def test_a_dropped_image_is_read(page: Page, studio: Running, tmp_path: Path) -> None:
+    from PIL import Image
+
+    visit(page, studio, m="sees", t="", h="L0H0")
+    Image.new("RGB", (90, 40), (200, 30, 60)).save(tmp_path / "red.png")
+    page.get_by_label("Choose an image").set_input_files(tmp_path / "red.png")
+    expect(page.locator(".eyes canvas")).to_have_count(2)
+
+
+def test_a_bad_request_is_told_in_a_sentence(page: Page, studio: Running) -> None:
+    visit(page, studio)
+    page.get_by_text("Patch from another prompt").click()
+    page.get_by_label("The other prompt").fill("one")
+    page.get_by_role("button", name="Try every head").click()
+    expect(page.locator("#trouble")).to_contain_text("the other prompt has")
+    # The page goes on.
+    page.get_by_label("Text to read").fill("the dog")
+    expect(page.locator(".token")).to_have_count(2)
+
+
+def test_a_link_with_nonsense_opens_all_the_same(page: Page, studio: Running) -> None:
+    visit(page, studio, m="none", h="L99H99,<b>,L0H0", o="L0H99", at="99999", v="cube", c="nothing")
+    expect(page.locator(".cell.picked")).to_have_count(1)
+    expect(page.locator('.token[aria-selected="true"]')).to_have_text("sat")
+
+
+def test_the_page_asks_nobody_else(page: Page, studio: Running) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    visit(page, studio)
+    assert asked
+    assert all(url.startswith((f"http://127.0.0.1:{studio.door.port}/", "blob:")) for url in asked)

@@ -18,7 +18,8 @@ SHAPES_ARE_CHECKED = (
 )
 
 # Its kernels need triton, which comes with CUDA's torch alone.
-collect_ignore = [] if find_spec("triton") else ["src/manyheads/decoding/onetoken.py"]
+NEED_TRITON = ("decoding/onetoken.py", "lens/counted.py", "lens/gathered.py", "lens/streamed.py")
+collect_ignore = [] if find_spec("triton") else [f"src/manyheads/{file}" for file in NEED_TRITON]
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Each worker has a core to itself; more threads than cores would only wait for one another.

@@ -37,8 +37,13 @@ print(len(modules))
 """
 
 
+# Kernels for CUDA, which a function of the core imports where there is such a device.
+NEED_TRITON = {"lens/counted.py", "lens/gathered.py", "lens/streamed.py"}
+
+
 def core() -> list[Source]:
-    return [source for source in sources().values() if room(source.place) in CORE]
+    inside = [source for source in sources().values() if room(source.place) in CORE]
+    return [source for source in inside if source.place not in NEED_TRITON]
 
 
 def distributions_behind(names: set[str]) -> set[str]:

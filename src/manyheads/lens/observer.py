@@ -12,7 +12,9 @@ from manyheads.attention import Attention
 from manyheads.lens.addresses import Block, attention_at
 from manyheads.lens.measures import CLOSED, Scope, repeated, tally_heads
 from manyheads.lens.meeting import meet
-from manyheads.lens.rows import Wanted, sum_rows
+from manyheads.lens.peaks import peak_of
+from manyheads.lens.rows import Wanted
+from manyheads.lens.streaming import sums_of
 from manyheads.lens.tally import Counted, Tally
 from manyheads.models.stack import Stack
 from manyheads.parts.gates import GATE_TAPS
@@ -67,12 +69,36 @@ class Observer:
 
     def __init__(self, plan: Plan, ids: dict[str, Ragged], texts: list[int]) -> None:
         self.tally = Tally()
-        self.activations: dict[tuple[str, int], Activation] = {}
         self._plan, self._ids, self._texts = plan, ids, texts
         self._query: Ragged | None = None
         self._residual: Float[Tensor, " n"] | None = None
+        self._peaks: dict[tuple[str, int], Float[Tensor, "6"]] = {}
         # What many layers ask alike: marks and repeats of a stack's tokens, measured once.
         self._known: dict[str, Any] = {}
+
+    @property
+    def activations(self) -> dict[tuple[str, int], Activation]:
+        """The largest after each layer; all are read at once, after the forward."""
+        if not self._peaks:
+            return {}
+        rows = torch.stack(list(self._peaks.values())).tolist()
+        return {
+            place: self._activation(place, row)
+            for place, row in zip(self._peaks, rows, strict=True)
+        }
+
+    def _activation(self, place: tuple[str, int], peak: list[float]) -> Activation:
+        sequence, position, channel, token = (int(number) for number in peak[2:])
+        return Activation(
+            stack=place[0],
+            layer=place[1],
+            largest=peak[0],
+            median=peak[1],
+            text=self._texts[sequence],
+            position=position,
+            channel=channel,
+            token=None if token < 0 else token,
+        )
 
     @property
     def tokens(self) -> int:
@@ -96,7 +122,8 @@ class Observer:
         assert isinstance(value, Ragged), "no pattern is asked for"
         match site.tap:
             case Tap.BEFORE:
-                self._residual = torch.linalg.vector_norm(value.values.float(), dim=-1)
+                norms = torch.linalg.vector_norm(value.values, dim=-1, dtype=torch.float32)
+                self._residual = norms
             case Tap.QUERY:
                 self._query = value
             case Tap.KEY:
@@ -130,7 +157,7 @@ class Observer:
         if not same:
             wanted = replace(wanted, offsets=(), ids=None)
             scope = replace(scope, same=False, repeats=None)
-        sums = sum_rows(meeting, wanted)
+        sums = sums_of(meeting, wanted)
         tally_heads(self.tally, self._block(site), meeting, wanted, sums, scope)
         self._query = None
 
@@ -200,19 +227,6 @@ class Observer:
         return self._plan.writers[site]
 
     def _see_residual(self, site: Site, value: Ragged) -> None:
-        if value.values.numel() == 0:
-            return
-        largest, channels = value.values.abs().max(-1)
-        token = int(largest.argmax())
-        sequence = int(value.lengths.sequence_of_token[token])
-        ids = self._ids.get(site.stack)
-        self.activations[site.stack, site.layer] = Activation(
-            stack=site.stack,
-            layer=site.layer,
-            largest=float(largest[token]),
-            median=float(value.of(sequence).abs().float().median()),
-            text=self._texts[sequence],
-            position=int(value.lengths.positions[token]),
-            channel=int(channels[token]),
-            token=None if ids is None else int(ids.values[token]),
-        )
+        if value.values.numel():
+            ids = self._ids.get(site.stack)
+            self._peaks[site.stack, site.layer] = peak_of(value, ids)

@@ -85,6 +85,9 @@ class Tally:
 
 def summed_by(values: Float[Tensor, "n h"], counted: Counted) -> Float[Tensor, "b h"]:
     """The values of each sequence added up."""
+    if counted.sequences == 1:
+        # Adding row after row to one place, they would wait for each other on a GPU.
+        return values.sum(0, keepdim=True)
     zeros = values.new_zeros(counted.sequences, values.shape[1])
     return zeros.index_add(0, counted.owner, values)
 

@@ -1,0 +1,117 @@
+"""A Llama-like model on CUDA: every statistic of every head beside the plain forward, bfloat16."""
+
+from functools import cache
+from unittest.mock import patch
+
+import torch
+from side_by_side import Race, Work, count, peak_extra, race, say, show
+from torch import Tensor
+
+from manyheads.lens import observer
+from manyheads.lens.rows import sum_rows
+from manyheads.lens.statistics import statistics
+from manyheads.models.build import build
+from manyheads.models.decoder import Decoder
+from manyheads.ragged import Ragged
+
+__all__ = ["run"]
+
+DEVICE = "cuda"
+HEADS, SIZE, HIDDEN, VOCABULARY = 32, 128, 11008, 32_000
+FORWARD, OURS = "plain forward", "all statistics"
+CLASSES = {f"class {number}": range(100 * number, 100 * number + 100) for number in range(5)}
+# Of the largest entropy, distance and so on: products of bfloat16 in another order.
+LIMIT = 1e-3
+
+
+def run(*, rounds: int, layers: int, tokens: int) -> None:
+    say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, random weights")
+    say(f"{layers} layers x {HEADS} heads of {SIZE}; words as frequent as Zipf has them\n")
+    _check(layers, min(tokens, 4096))
+    works = {FORWARD: _forward(layers, tokens), OURS: _statistics(layers, tokens)}
+    halves = {FORWARD: _forward(layers, tokens // 2), OURS: _statistics(layers, tokens // 2)}
+    memory = {name: peak_extra(work, DEVICE) for name, work in works.items()}
+    half = {name: peak_extra(work, DEVICE) for name, work in halves.items()}
+    times = race(works, device=DEVICE, rounds=rounds, warmups=0)
+    _report(times, memory, half, layers, tokens)
+
+
+@cache
+def _model(layers: int) -> Decoder:
+    model = build(
+        "llama-1b-shape",
+        seed=0,
+        device=DEVICE,
+        dtype=torch.bfloat16,
+        width=HEADS * SIZE,
+        heads=HEADS,
+        kv_heads=HEADS,
+        head_size=SIZE,
+        hidden=HIDDEN,
+        layers=layers,
+        vocabulary=VOCABULARY,
+    )
+    assert isinstance(model, Decoder)
+    return model
+
+
+@cache
+def _text(tokens: int) -> Tensor:
+    shares = 1 / torch.arange(1, VOCABULARY + 1, dtype=torch.float64)
+    draw = torch.Generator().manual_seed(0)
+    return torch.multinomial(shares, tokens, replacement=True, generator=draw).to(DEVICE)
+
+
+def _forward(layers: int, tokens: int) -> Work:
+    model, batch = _model(layers), Ragged.from_list([_text(tokens)])
+
+    def work() -> Tensor:
+        with torch.inference_mode():
+            return model.hidden(batch)[0].values
+
+    return work
+
+
+def _statistics(layers: int, tokens: int) -> Work:
+    model, batch = _model(layers), Ragged.from_list([_text(tokens)])
+
+    def work() -> Tensor:
+        found = statistics(model, batch, classes=CLASSES, offsets=(-2, -3), progress=False)
+        return torch.stack([torch.from_numpy(found.means[name]) for name in found.names])
+
+    return work
+
+
+def _check(layers: int, tokens: int) -> None:
+    """Streamed sums are those of the strips."""
+    found = _statistics(layers, tokens)()
+    with patch.object(observer, "sums_of", sum_rows):
+        expected = _statistics(layers, tokens)()
+    largest = expected.abs().amax(1).clamp(min=1e-3)
+    worst = ((found - expected).abs().amax(1) / largest).max().item()
+    if not worst <= LIMIT:
+        raise SystemExit(f"streamed statistics differ by {worst:.1e} from those by strips")
+    say(
+        f"{len(found)} measures at {tokens:,} tokens differ by at most {worst:.1e} of the largest\n"
+    )
+
+
+def _report(
+    times: Race, memory: dict[str, int], half: dict[str, int], layers: int, tokens: int
+) -> None:
+    rows = [
+        [
+            name,
+            count(times.seconds(name), "s"),
+            count(times.seconds(name) / layers, "s"),
+            f"{times.ratio(name, FORWARD):.2f}",
+            count(memory[name], "B"),
+            f"{memory[name] / half[name]:.2f}",
+        ]
+        for name in times.elapsed
+    ]
+    columns = ["", "device", "a layer", "/ forward", "extra memory", "/ at half the tokens"]
+    show(f"one text of {tokens:,} tokens", columns, rows)
+    pattern = count(layers * HEADS * tokens**2 * 2, "B")
+    say("goal: all statistics within 3 times the forward, in memory linear in tokens")
+    say(f"all patterns would be {pattern}")

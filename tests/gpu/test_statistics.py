@@ -1,0 +1,200 @@
+"""Statistics on CUDA: streamed sums are those of the strips, and whole models those of the CPU.
+
+`TRITON_INTERPRET=1 pytest tests/gpu/test_statistics.py --on cpu` tries the kernels without a GPU.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from kernel_cases import MASKS
+from torch import Tensor
+
+from manyheads import build
+from manyheads.kernels.contract import Request
+from manyheads.lens.counted import below
+from manyheads.lens.meeting import Meeting
+from manyheads.lens.peaks import median_of
+from manyheads.lens.rows import Sums, Wanted, sum_rows
+from manyheads.lens.statistics import statistics
+from manyheads.lens.streaming import cannot, stream_rows
+from manyheads.parts.masks import All, Causal, Mask, Window
+from manyheads.parts.positions import Alibi
+from manyheads.ragged import Lengths
+
+BANDS: dict[str, Mask] = {
+    "causal": Causal(),
+    "all": All(),
+    "window before": Window(20),
+    "window both": Window(70, 9),
+    "window far": Window(150),
+}
+# Beyond what a value of such size may lose: places are numbers of tokens, the rest are shares.
+LIMITS = {torch.float32: 2e-5, torch.bfloat16: 3e-4, torch.float16: 3e-4}
+
+
+def meeting_of(
+    mask: Mask,
+    device: str,
+    *,
+    queries: Sequence[int] = (200, 0, 1, 131, 64),
+    keys: Sequence[int] | None = None,
+    heads: tuple[int, int] = (4, 2),
+    size: int = 64,
+    dtype: torch.dtype = torch.bfloat16,
+    sharp: float = 1.5,
+    alibi: bool = False,
+    sink: bool = False,
+) -> Meeting:
+    draw = torch.Generator().manual_seed(3)
+    keys = queries if keys is None else keys
+    if device == "cpu" and dtype == torch.bfloat16:
+        # Triton's interpreter multiplies the bits of these as if they were whole numbers.
+        dtype = torch.float16
+    query = torch.randn(sum(queries), heads[0], size, generator=draw) * sharp
+    key = torch.randn(sum(keys), heads[1], size, generator=draw) * sharp
+    request = Request(
+        queries=Lengths.of(queries, device),
+        keys=Lengths.of(keys, device),
+        mask=mask,
+        scale=size**-0.5,
+        bias=Alibi().bias(heads[0], torch.device(device)) if alibi else None,
+        sink=torch.randn(heads[0], generator=draw).to(device) if sink else None,
+    )
+    return Meeting(query.to(device, dtype), key.to(device, dtype), request)
+
+
+def wanted_by(meeting: Meeting, marks: int = 5, kinds: int = 20, *, same: bool = True) -> Wanted:
+    draw, device = torch.Generator().manual_seed(4), meeting.query.device
+    tokens = len(meeting.key)
+    columns = torch.rand(tokens, marks, generator=draw) < 0.3
+    ids = torch.randint(kinds, (tokens,), generator=draw).to(device) if same else None
+    return Wanted(offsets=(-1, 0, 1, -7) if same else (), marks=columns.float().to(device), ids=ids)
+
+
+def off(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, in parts of 1 or of the largest value."""
+    if not expected.numel():
+        return 0.0
+    assert found.shape == expected.shape
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
+
+
+def check(meeting: Meeting, wanted: Wanted, allowed: float = 1.0) -> None:
+    exact = replace_values(meeting)
+    found, expected = stream_rows(meeting, wanted), sum_rows(exact, wanted)
+    limit = allowed * LIMITS[meeting.query.dtype]
+    worst = {
+        each.name: off(getattr(found, each.name), getattr(expected, each.name))
+        for each in fields(Sums)
+        if each.name != "variance"
+    }
+    # What is told of it is its root, beside which rounding of the places themselves is allowed.
+    worst["variance"] = off(found.variance.sqrt(), expected.variance.sqrt())
+    assert {name: value for name, value in worst.items() if not value <= limit} == {}
+
+
+def replace_values(meeting: Meeting) -> Meeting:
+    return Meeting(meeting.query.float(), meeting.key.float(), meeting.request)
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("band", BANDS)
+def test_streamed_sums_are_those_of_strips(band: str, dtype: torch.dtype, device: str) -> None:
+    meeting = meeting_of(BANDS[band], device, dtype=dtype)
+    check(meeting, wanted_by(meeting))
+
+
+@pytest.mark.parametrize("size", [16, 32, 80, 128, 256])
+@pytest.mark.parametrize("heads", [(1, 1), (6, 2)])
+def test_sizes_of_heads(size: int, heads: tuple[int, int], device: str) -> None:
+    meeting = meeting_of(Causal(), device, size=size, heads=heads, queries=(150, 37))
+    check(meeting, wanted_by(meeting))
+
+
+@pytest.mark.parametrize("band", ["causal", "all", "window both"])
+def test_biases_and_sinks(band: str, device: str) -> None:
+    for alibi, sink in ((True, False), (False, True)):
+        meeting = meeting_of(BANDS[band], device, alibi=alibi, sink=sink)
+        check(meeting, wanted_by(meeting))
+
+
+@pytest.mark.parametrize("band", ["causal", "all", "window both"])
+def test_queries_stand_at_the_end_of_their_keys(band: str, device: str) -> None:
+    queries, keys = (3, 0, 40, 130, 9), (200, 5, 6, 131, 0)
+    meeting = meeting_of(BANDS[band], device, queries=queries, keys=keys)
+    check(meeting, wanted_by(meeting, same=False))
+
+
+@pytest.mark.parametrize("marks", [0, 1, 17])
+def test_any_number_of_marks(marks: int, device: str) -> None:
+    meeting = meeting_of(Causal(), device, queries=(90,))
+    check(meeting, wanted_by(meeting, marks=marks))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sharp_heads_keep_their_digits(dtype: torch.dtype, device: str) -> None:
+    meeting = meeting_of(Causal(), device, queries=(300,), sharp=8.0, dtype=dtype)
+    # Scores of some hundreds have fewer digits behind the point.
+    check(meeting, wanted_by(meeting), allowed=10.0)
+
+
+def test_no_text_at_all(device: str) -> None:
+    meeting = meeting_of(Causal(), device, queries=(0, 0))
+    check(meeting, wanted_by(meeting))
+
+
+def test_a_text_of_one_word(device: str) -> None:
+    meeting = meeting_of(Causal(), device, queries=(140,))
+    check(meeting, wanted_by(meeting, kinds=1))
+
+
+def test_tokens_that_lie_apart_in_memory(device: str) -> None:
+    meeting = meeting_of(Causal(), device, queries=(70, 50))
+    joined = torch.cat((meeting.query, meeting.key), dim=1)
+    apart = replace(meeting, query=joined[:, :4], key=joined[:, 4:])
+    check(apart, wanted_by(apart))
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+def test_counting_finds_the_median(dtype: torch.dtype, device: str) -> None:
+    if device == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter counts the bits of these")
+    draw = torch.Generator().manual_seed(5)
+    sizes = torch.randn(37, 1100, generator=draw).abs().to(device, dtype)
+    rows = torch.arange(37, device=device) % 4 > 0
+    limit = sizes[0, 0]
+    assert below(sizes, rows, limit) == (sizes[rows] < limit).sum()
+    assert median_of(sizes, rows) == sizes[rows].float().median()
+
+
+def test_others_say_why_they_are_not_streamed(device: str) -> None:
+    meeting = meeting_of(MASKS["longformer"], device)
+    reason = cannot(meeting, wanted_by(meeting))
+    assert reason == (
+        "the mask is not a band around the diagonal"
+        if device == "cuda"
+        else "streaming runs on CUDA and this is cpu"
+    )
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-1b-shape"])
+def test_whole_models_are_measured_as_on_the_cpu(name: str, device: str) -> None:
+    if device == "cpu":
+        pytest.skip("this is what it is compared to")
+    changes = {"layers": 2, "width": 256, "heads": 8, "vocabulary": 300, "hidden": 512}
+    texts = [torch.randint(300, (length,)).tolist() for length in (700, 3, 260)]
+    expected, found = (
+        statistics(
+            build(name, seed=0, device=where, **changes),
+            texts,
+            classes={"low": range(30)},
+            progress=False,
+        )
+        for where in ("cpu", device)
+    )
+    assert found.names == expected.names
+    for measure in expected.names:
+        one, other = torch.from_numpy(found.means[measure]), expected.means[measure]
+        assert torch.allclose(one, torch.from_numpy(other), rtol=1e-4, atol=1e-4), measure

@@ -6,9 +6,11 @@ from typing import Protocol
 
 import tyro
 
+from manyheads.cli.adapt import Adapt
 from manyheads.cli.convert import Convert
 from manyheads.cli.encode import Encode
 from manyheads.cli.explain import Explain
+from manyheads.cli.gate import GateCommand
 from manyheads.cli.generate import Generate
 from manyheads.cli.studio import Studio
 from manyheads.cli.tokenizer import TrainTokenizer
@@ -33,6 +35,9 @@ COMMANDS: dict[str, Callable[..., Command]] = {
     "tokenizer": TrainTokenizer,
     "train": Train,
 }
+    "prune": Prune,
+    "gate": GateCommand,
+    "adapt": Adapt,
 
 ABOUT = """See, measure and reshape every attention head, at full speed.
 

@@ -1,0 +1,57 @@
+"""manyheads adapt: a model and a run file to an adapter."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+__all__ = ["Adapt"]
+
+Values = tyro.conf.UseAppendAction[tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapt:
+    """Train a low-rank adapter as a run file says and save it in peft's files; the model rests.
+
+    For example: manyheads adapt gpt2/ run.toml --set adapter.rank=16
+
+    The file is one for train without [model] and with [adapter]: rank, alpha, targets, layers,
+    heads, dropout, scaling, name, base.
+    """
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """The folder of a model, or a name on the hub."""
+
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN.TOML")]
+    """What to adapt, on what, how."""
+
+    set: Annotated[Values, tyro.conf.arg(metavar="KEY=VALUE")] = ()
+    """A value in place of the file's, such as adapter.rank=16; may be given several times."""
+
+    since: Annotated[str, tyro.conf.arg(name="from", metavar="STEP-N", help_behavior_hint="")] = ""
+    """The checkpoint to go on from, by name or path; by default the newest."""
+
+    fresh: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")] = (
+        False
+    )
+    """Begin anew; what is there is set aside."""
+
+    def run(self) -> int:
+        """Say how it ended and where the adapter is, or how to go on."""
+        from manyheads.surgery.adapting import read_adapting, train_adapter
+
+        asked = read_adapting(self.model, self.file, self.set)
+        finished = train_adapter(asked, since=self.since, fresh=self.fresh)
+        standing = finished.standing
+        if finished.code and finished.tells:
+            print(
+                f"stopped at step {standing.step:,}, which is saved; "
+                f"go on with: manyheads adapt {self.model} {self.file}",
+                file=sys.stderr,
+            )
+        elif finished.tells:
+            print(f"{standing.step:,} steps, {standing.tokens:,} tokens: {finished.saved}")
+        return finished.code

@@ -1,0 +1,70 @@
+"""manyheads gate as a person at a terminal meets it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from manyheads import build, load, save
+from manyheads.checkpoints.companions import read_tokenizer
+from manyheads.cli.main import main
+from tests.train.tiny import write_corpus
+
+SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "vocabulary": 300, "positions": 16}
+ASKED = ["gate", "base", "--file", "corpus.txt", "-o", "gated", "--length", "16"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path, documents=60)
+    model: Any = build("gpt2", **SHAPE, dropout=0.0, seed=0)
+    tokenizer = (tmp_path / "tokenizer.json").read_bytes()
+    model.tokenizer = read_tokenizer({"tokenizer.json": tokenizer}, tmp_path)
+    save(model, tmp_path / "base")
+    return tmp_path
+
+
+def test_gates_are_taught_and_the_figures_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*ASKED, "--steps", "6", "--batch", "64", "--rate", "0.3", "--layers", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["before", "after"]
+    figures = {
+        line[:20].strip(): [float(each) for each in line[20:].split()] for line in lines[1:4]
+    }
+    assert set(figures) == {"first-token share", "largest activation", "perplexity"}
+    assert all(before != after for before, after in figures.values())
+    assert "34 numbers learnt" in lines[4]
+    base, gated = (load(folder / name) for name in ("base", "gated"))
+    assert [len(layer.attention.inner.gates) for layer in gated.config.stack.layers] == [1, 0]
+    # What was there before rests, but for the doubling that undoes the gate.
+    one, other = (model.stack.layers[0].attention for model in (base, gated))
+    assert torch.equal(2 * one.output.weight, other.output.weight)
+    assert torch.equal(one.project.weight[:16], other.project.weight[:16])
+    assert other.project.weight[16:18].any()
+
+
+def test_all_can_learn_with_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ASKED, "--steps", "8", "--rate", "0.01", "--learn", "all"]) == 0
+    words = capsys.readouterr().out.splitlines()[3].split()
+    assert float(words[2]) < float(words[1])
+    assert (folder / "gated" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--layers", "5"], "layer 5 of main has no attention: use 0, 1."),
+        (["--held-out", "0"], "a share of 0 cannot be held out: use 0 < share <= 0.5."),
+        (["--steps", "0"], "steps=0 teach nothing: use 1 or more."),
+    ],
+)
+def test_wrong_wishes_are_refused(
+    more: list[str], words: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*ASKED, *more]) == 2
+    assert capsys.readouterr().err.strip().splitlines()[-1] == f"error: {words}"
+    assert not (folder / "gated").exists()

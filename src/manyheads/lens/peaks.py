@@ -70,4 +70,6 @@ def _below(
         return torch.where(rows, (sizes < limit).sum(-1), 0).sum()
     from manyheads.lens.counted import below
 
-    return below(sizes, rows, limit)
+    # Triton runs on the current device, whichever the tensors are on.
+    with torch.cuda.device_of(sizes):
+        return below(sizes, rows, limit)

@@ -23,7 +23,11 @@ EVERYWHERE = 2**29
 
 def sums_of(meeting: Meeting, wanted: Wanted) -> Sums:
     """All sums of one attention, the fastest way that can give them."""
-    return sum_rows(meeting, wanted) if cannot(meeting, wanted) else stream_rows(meeting, wanted)
+    if cannot(meeting, wanted):
+        return sum_rows(meeting, wanted)
+    # Triton runs on the current device, whichever the tensors are on.
+    with torch.cuda.device_of(meeting.query):
+        return stream_rows(meeting, wanted)
 
 
 def cannot(meeting: Meeting, wanted: Wanted) -> str | None:

@@ -61,12 +61,12 @@ def make_app(models: Sequence[tuple[str, Model]], door: Door) -> Starlette:
 def open_door(host: str, port: int) -> tuple[Door, socket.socket]:
     """Listen there; port 0 takes any that is free. Elsewhere than on loopback a token is asked."""
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        kind = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.socket(kind, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
     except (OSError, OverflowError) as error:
+        listening.close()
         raise InputError(
             f"nothing can listen at {host}:{port} ({error})", "try --port 0, which takes a free one"
         ) from None

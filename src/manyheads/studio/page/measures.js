@@ -61,3 +61,15 @@ export function rangeOf(measure, values) {
   if (SHARES.has(measure) || measure.startsWith("on_")) return [0, Math.max(0.15, ...known)];
   return [Math.min(0, ...known), Math.max(1e-6, ...known)];
 }
+
+// Something to see at once: the head that does most of each of three things.
+export function telling(statistics, heads) {
+  const found = [];
+  for (const measure of ["previous", "induction", "duplicate", "first_token", "confidence", "output_share"]) {
+    const values = statistics[measure]?.map((value) => value ?? -1) ?? [0];
+    const most = Math.max(...values);
+    const best = heads[values.indexOf(most)];
+    if (most > 0 && !found.includes(best) && found.length < 3) found.push(best);
+  }
+  return found;
+}

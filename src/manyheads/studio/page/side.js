@@ -10,10 +10,10 @@ import { Eye } from "./image.js";
 import { Lines } from "./lines.js";
 import { Looks } from "./looks.js";
 import { HeadMap } from "./map.js";
-import { inOrder } from "./measures.js";
+import { inOrder, telling } from "./measures.js";
 import { Patching } from "./patching.js";
 import { Patterns } from "./patterns.js";
-import { headsOf, wholeOf } from "./state.js";
+import { restored, stateOf } from "./state.js";
 import { Tokens } from "./tokens.js";
 import { Writing } from "./writing.js";
 
@@ -81,25 +81,12 @@ export class Side {
 
   // What the address bar keeps.
   state() {
-    return {
-      m: this.model.name, t: this.text, h: this.picked.join(","), o: [...this.off].join(","), w: this.how === "mean" ? "mean" : "",
-      at: this.at === null ? "" : String(this.at), v: this.view, c: this.statistic, p: [...this.patched].join(","), q: this.patched.size ? this.source : "",
-    };
+    return stateOf(this);
   }
 
   async restore(given) {
-    this.model = this.models.find((each) => each.name === given.m) ?? this.models[0];
-    const known = new Set(this.model.layers.flatMap(({ layer, heads }) => Array.from({ length: heads }, (_, head) => `L${layer}H${head}`)));
-    const mine = (text) => headsOf(text).filter((head) => known.has(head));
-    this.picked = mine(given.h).slice(0, HEADS.length);
-    this.choosesHeads = given.h === undefined;
-    this.off = new Set(mine(given.o));
-    this.patched = new Set(mine(given.p));
-    this.source = this.patching.source.value = given.q ?? "";
-    this.how = given.w === "mean" ? "mean" : "zero";
-    this.view = given.v === "map" ? "map" : "lines";
-    this.statistic = given.c ?? "induction";
-    this.at = wholeOf(given.at);
+    Object.assign(this, restored(given, this.models, HEADS.length));
+    this.patching.source.value = this.source;
     this.atlas.build(this.model.layers);
     this.frame.open(given.t);
     await this.read();
@@ -156,19 +143,9 @@ export class Side {
     this.statistics = told.statistics;
     this.atlasTokens = told.tokens;
     if (!(this.statistic in this.statistics)) this.statistic = inOrder(this.statistics)[0];
-    if (this.choosesHeads) this.#chooseHeads(told.heads);
-    this.redraw();
-  }
-
-  // Something to see at once: the head that does most of each of three things.
-  #chooseHeads(heads) {
+    if (this.choosesHeads) this.picked = telling(this.statistics, told.heads);
     this.choosesHeads = false;
-    for (const measure of ["previous", "induction", "duplicate", "first_token", "confidence", "output_share"]) {
-      const values = this.statistics[measure]?.map((value) => value ?? -1);
-      if (!values || Math.max(...values) <= 0) continue;
-      const best = heads[values.indexOf(Math.max(...values))];
-      if (!this.picked.includes(best) && this.picked.length < 3) this.picked.push(best);
-    }
+    this.redraw();
   }
 
   async #name() {

@@ -1,6 +1,8 @@
 // What is seen, kept in the address bar behind the #: a link brings it back.
 
-const FIELDS = ["m", "t", "h", "o", "w", "at", "v", "c", "q", "p", "f"];
+// Model, text, picked heads, heads that are off and what stands in for them, the chosen token, the
+// view, the measure, the prompt that is patched from and the heads that are.
+const FIELDS = ["m", "t", "h", "o", "w", "at", "v", "c", "q", "p"];
 
 export function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
@@ -29,11 +31,28 @@ function pick(given, before) {
   return found;
 }
 
-// Addresses of heads from a link, which anybody may have written.
-export function headsOf(text) {
-  return (text ?? "").split(",").filter((each) => /^L\d{1,4}H\d{1,4}$/.test(each)).slice(0, 4096);
+export function stateOf(side) {
+  return {
+    m: side.model.name, t: side.text, h: side.picked.join(","), o: [...side.off].join(","), w: side.how === "mean" ? "mean" : "",
+    at: side.at === null ? "" : String(side.at), v: side.view, c: side.statistic, q: side.patched.size ? side.source : "", p: [...side.patched].join(","),
+  };
 }
 
-export function wholeOf(text) {
-  return /^\d{1,6}$/.test(text ?? "") ? Number(text) : null;
+// What a link says, which anybody may have written, as far as the models know of it.
+export function restored(given, models, most) {
+  const model = models.find((each) => each.name === given.m) ?? models[0];
+  const known = new Set(model.layers.flatMap(({ layer, heads }) => Array.from({ length: heads }, (_, head) => `L${layer}H${head}`)));
+  const heads = (text) => [...new Set((text ?? "").split(","))].filter((each) => known.has(each));
+  return {
+    model,
+    picked: heads(given.h).slice(0, most),
+    choosesHeads: given.h === undefined,
+    off: new Set(heads(given.o)),
+    patched: new Set(given.q ? heads(given.p) : []),
+    source: given.q ?? "",
+    how: given.w === "mean" ? "mean" : "zero",
+    view: given.v === "map" ? "map" : "lines",
+    statistic: given.c ?? "induction",
+    at: /^\d{1,6}$/.test(given.at ?? "") ? Number(given.at) : null,
+  };
 }

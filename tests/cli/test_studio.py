@@ -1,0 +1,46 @@
+"""manyheads studio, as far as it goes without waiting for Ctrl-C."""
+
+import builtins
+import socket
+from typing import Any
+
+import pytest
+
+from manyheads.cli.main import main
+
+
+def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["studio", "nowhere", "--port", str(port), "--no-browser"]) == 2
+    error = capsys.readouterr().err
+    assert f"127.0.0.1:{port}" in error
+    assert "--port 0" in error
+
+
+def test_a_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    imported = builtins.__import__
+
+    def without(name: str, *rest: Any, **named: Any) -> Any:
+        if name == "manyheads.studio.server":
+            raise ModuleNotFoundError("No module named 'starlette'", name="starlette")
+        return imported(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert main(["studio", "--no-browser"]) == 2
+    assert "pip install 'manyheads[studio]'" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["studio", "no/such/folder/here", "--port", "0", "--no-browser"]) != 0
+    assert "no/such/folder/here" in capsys.readouterr().err
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["studio", "--help"])
+    assert "manyheads studio house-gpt" in capsys.readouterr().out

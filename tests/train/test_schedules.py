@@ -1,10 +1,13 @@
 """The share of the peak rate and the tokens of a step, by the step."""
 
 import math
+from typing import Literal
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import get_wsd_schedule
 
 from manyheads.errors import ConfigError
 from manyheads.train.schedules import (
@@ -45,6 +48,29 @@ def test_warmup_stable_decay_joins_its_three_parts() -> None:
     expected = [0.2 + 0.8 * (1 - math.sqrt(step / 4)) for step in range(5)]
     assert shares[8:] == pytest.approx(expected)
     assert schedule.ends_at(12) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("shape", ["sqrt", "linear", "cosine"])
+def test_warmup_stable_decay_is_that_of_transformers(
+    shape: Literal["sqrt", "linear", "cosine"],
+) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    theirs = get_wsd_schedule(
+        torch.optim.SGD([weight], lr=1.0),
+        num_warmup_steps=5,
+        num_stable_steps=10,
+        num_decay_steps=8,
+        decay_type={"sqrt": "1-sqrt"}.get(shape, shape),
+        min_lr_ratio=0.1,
+    )
+    [rate] = theirs.lr_lambdas
+    ours = WarmupStableDecay(warmup=5, decay=8, shape=shape, floor=0.1)
+    # They warm up from nothing, we from the first of `warmup` equal stairs.
+    expected = [rate(step) for step in range(5, 23)]
+    assert [ours.share(step, 23) for step in range(5, 23)] == pytest.approx(expected)
+    # The rate of the plateau once more where the fall begins, and above the floor to the last.
+    assert expected[10] == 1 > expected[11]
+    assert expected[-1] > 0.1
 
 
 def test_shapes_are_their_formulas_half_way() -> None:

@@ -23,7 +23,7 @@ the examples of data/examples.py and data/images.py (labelled texts, pairs, tags
 
 - A step is `micro_batches` micro-batches whoever computes them: process r of W takes number r,
   r + W, ... of each step, so the order is the same for any W. A function of the step number grows
-  the batch (`Growing`).
+  the batch; runs have theirs from `BatchGrowth`.
 - `step.tokens` and `step.sequences` count the whole step, all processes together.
 - An epoch holds every piece once. Pieces of different sizes: its last micro-batch may be short, and
   the step goes on into the next epoch, so that all steps are full. Pieces of one size: a batch may
@@ -48,7 +48,7 @@ from manyheads.data.packing import pack
 from manyheads.data.pieces import Pieces
 from manyheads.errors import ConfigError
 
-__all__ = ["Growing", "Position", "Step", "Stream"]
+__all__ = ["Position", "Step", "Stream"]
 
 # Places of the order worked out at a time.
 BLOCK = 8192
@@ -80,29 +80,6 @@ class Step:
     tokens: int
     sequences: int
     after: Position
-
-
-@dataclass(frozen=True, slots=True)
-class Growing:
-    """Micro-batches a step that grow: each of `sizes` for `steps` steps, the last for ever.
-
-    >>> growing = Growing((1, 2, 4), steps=10)
-    >>> [growing(step) for step in (0, 9, 10, 29, 99)]
-    [1, 1, 2, 4, 4]
-    """
-
-    sizes: tuple[int, ...]
-    steps: int
-
-    def __post_init__(self) -> None:
-        if not self.sizes or min(self.sizes) < 1 or self.steps < 1:
-            raise ConfigError(
-                f"sizes={self.sizes} for steps={self.steps} each do not grow a batch",
-                "give sizes and steps of 1 or more",
-            )
-
-    def __call__(self, step: int) -> int:
-        return self.sizes[min(step // self.steps, len(self.sizes) - 1)]
 
 
 class _Planned(NamedTuple):

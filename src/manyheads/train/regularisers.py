@@ -29,6 +29,7 @@ __all__ = [
     "Regularised",
     "Regulariser",
     "Together",
+    "settled",
 ]
 
 # Hard concrete (arXiv 1712.01312): stretched from 0..1 to LOW..HIGH, then cut to 0..1.
@@ -248,13 +249,11 @@ class HeadGates(nn.Module):
     def values(self, site: Site) -> Float[Tensor, " h"]:
         """The gates of one layer, 0 to 1."""
         openness = self.openness[self._index[site]]
-        if self.training:
-            # The ends are left out: their logarithms are infinite.
-            chance = torch.rand_like(openness).clamp(1e-6, 1 - 1e-6)
-            soft = torch.sigmoid((chance.logit() + openness) / TEMPERATURE)
-        else:
-            soft = torch.sigmoid(openness)
-        return ((HIGH - LOW) * soft + LOW).clamp(0, 1)
+        if not self.training:
+            return settled(openness)
+        # The ends are left out: their logarithms are infinite.
+        chance = torch.rand_like(openness).clamp(1e-6, 1 - 1e-6)
+        return settled((chance.logit() + openness) / TEMPERATURE)
 
     def expected_open(self) -> Float[Tensor, ""]:
         shift = TEMPERATURE * math.log(-LOW / HIGH)
@@ -262,9 +261,13 @@ class HeadGates(nn.Module):
 
     def settled(self) -> Mapping[Site, Float[Tensor, " h"]]:
         """Every gate as it stands in evaluation; a head at zero can be taken out."""
-        soft = [torch.sigmoid(openness.detach()) for openness in self.openness]
-        gates = [((HIGH - LOW) * each + LOW).clamp(0, 1) for each in soft]
+        gates = [settled(openness.detach()) for openness in self.openness]
         return {site: gate for (site, _, _), gate in zip(self.sites, gates, strict=True)}
+
+
+def settled(openness: Float[Tensor, " h"]) -> Float[Tensor, " h"]:
+    """Gates as they stand in evaluation, 0 to 1."""
+    return ((HIGH - LOW) * torch.sigmoid(openness) + LOW).clamp(0, 1)
 
 
 def _head_sites(model: nn.Module) -> list[tuple[Site, int, torch.device]]:

@@ -71,7 +71,14 @@ class Decay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupStableDecay:
-    """`warmup` steps of growth, then the whole rate, then `decay` steps down to `floor` of it."""
+    """`warmup` steps of growth, then the whole rate, then `decay` steps down to `floor` of it.
+
+    As in the code of arXiv 2405.18392 the first of the `decay` steps has the whole rate once more
+    and the floor is what would come after the last, so that no step is taken at a rate of zero.
+
+    >>> [round(WarmupStableDecay(decay=4).share(step, steps=6), 2) for step in range(7)]
+    [1.0, 1.0, 1.0, 0.5, 0.29, 0.13, 0.0]
+    """
 
     warmup: int = 0
     decay: int

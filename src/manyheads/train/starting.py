@@ -16,6 +16,7 @@ from manyheads.models.vision import VisionConfig
 from manyheads.parts.positions import Learned
 from manyheads.train.entrance import Entrance
 from manyheads.train.feeding import Data
+from manyheads.train.folding import folded
 from manyheads.train.run import Start
 from manyheads.train.tiling import tile
 
@@ -68,9 +69,7 @@ def check_fits(model: Model, data: Data, tokenizer: Any) -> None:
 def _dressed(config: ModelConfig, weights: Mapping[str, Tensor], like: Model) -> Model:
     """A model with these weights and all else that came with another."""
     fresh = build(config, device="meta")
-    # Gates that a regulariser trained along are no part of the model.
-    own = {name: weights[name] for name in fresh.state_dict()}
-    fresh.load_state_dict(own, assign=True)
+    fresh.load_state_dict(folded(like, weights), assign=True)
     for name in ("described", "tokenizer", "sentence", "generation", "side_files", "unread"):
         setattr(fresh, name, getattr(like, name))
     return fresh

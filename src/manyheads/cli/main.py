@@ -12,6 +12,7 @@ from manyheads.cli.encode import Encode
 from manyheads.cli.explain import Explain
 from manyheads.cli.gate import GateCommand
 from manyheads.cli.generate import Generate
+from manyheads.cli.prune import Prune
 from manyheads.cli.studio import Studio
 from manyheads.cli.tokenizer import TrainTokenizer
 from manyheads.cli.train import Train
@@ -34,10 +35,10 @@ COMMANDS: dict[str, Callable[..., Command]] = {
     "convert": Convert,
     "tokenizer": TrainTokenizer,
     "train": Train,
-}
     "prune": Prune,
     "gate": GateCommand,
     "adapt": Adapt,
+}
 
 ABOUT = """See, measure and reshape every attention head, at full speed.
 

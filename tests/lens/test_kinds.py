@@ -9,8 +9,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from manyheads.attention import AttentionConfig
+from manyheads.data.texts import GivenTexts
+from manyheads.data.tokenizer import train_tokenizer
 from manyheads.errors import InputError
-from manyheads.lens import trials
+from manyheads.lens import glancing, trials
 from manyheads.lens.addresses import Address
 from manyheads.lens.composition import compose
 from manyheads.lens.kinds import kinds
@@ -211,6 +213,27 @@ def test_heads_of_images_are_told_by_where_they_look_on_the_grid() -> None:
     assert given.best(Head(0, 1)) == "local"
     with refuses(InputError, "images have no syntax: leave syntax and coreference out."):
         kinds(model, syntax="somewhere")
+
+
+def test_images_are_looked_at_in_pieces_with_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small(MODELS["vision vit"])
+    whole = found_in(model)
+    monkeypatch.setattr(glancing, "WEIGHTS_AT_ONCE", 1)
+    pieces = found_in(model)
+    for name in whole.scores.names:
+        np.testing.assert_allclose(pieces.scores.means[name], whole.scores.means[name], atol=1e-6)
+
+
+def test_the_ends_of_lines_are_asked_where_the_tokenizer_keeps_them() -> None:
+    words = " ".join(OWN_WORDS) + "\n".join((*MARKS, *DIGITS))
+    made = train_tokenizer(GivenTexts((words,) * 3), 400, shown=False)
+    model: Any = build(
+        "gpt2", layers=1, width=32, heads=2, vocabulary=made.get_vocab_size(), seed=0
+    )
+    model.tokenizer = made
+    found = found_in(model, sequences=2)
+    assert {"numbering line ends", "numbering numbers", "bracket quotes"} <= set(found.scores.names)
+    assert not found.missing.keys() - {"syntactic", "coreference"}
 
 
 KINDS_OF_MODELS = (

@@ -1,4 +1,4 @@
-"""The patterns of short texts, attention after attention: each is looked at once and let go."""
+"""Patterns, attention after attention: some rows are formed, looked at once and let go."""
 
 from collections.abc import Callable
 
@@ -14,18 +14,23 @@ from manyheads.taps import Patterns, Site, Sublayer, Tap
 
 __all__ = ["Forming", "form"]
 
-# An attention, the number of a text in the batch, weights "h t s" and what each query may see.
-Take = Callable[[Block, int, Tensor, Tensor], None]
+# An attention, the number of a text in the batch, rows of queries, their weights "h t s" and what
+# each may see.
+Take = Callable[[Block, int, range, Tensor, Tensor], None]
 
 
 class Forming:
     """A watcher that forms what every self-attention does with every text of a batch.
 
-    The model runs on its fast kernels; of all patterns only one text's of one attention is alive.
+    The model runs on its fast kernels. Of all patterns only one text's of one attention is alive,
+    and of that no more than `weights_at_once`, or one row, where they are given.
     """
 
-    def __init__(self, stacks: dict[str, Stack], take: Take) -> None:
+    def __init__(
+        self, stacks: dict[str, Stack], take: Take, weights_at_once: int | None = None
+    ) -> None:
         self._stacks, self._take = stacks, take
+        self._room = weights_at_once
         self._query: Ragged | None = None
 
     def wants(self, site: Site) -> bool:
@@ -42,14 +47,18 @@ class Forming:
         heads = attention_at(stack, site.layer, site.sublayer).config.heads
         block = Block(site.layer, heads, site.stack, site.sublayer)
         for text, length in enumerate(meeting.request.queries.each):
-            if length:
-                self._take(block, text, *form(meeting, text))
+            keys = meeting.request.keys.each[text]
+            step = length if self._room is None else max(1, self._room // max(1, heads * keys))
+            for start in range(0, length, max(1, step)):
+                rows = range(start, min(start + step, length))
+                self._take(block, text, rows, *form(meeting, text, rows))
         self._query = None
 
 
-def form(meeting: Meeting, text: int) -> tuple[Float[Tensor, "h t s"], Bool[Tensor, "t s"]]:
-    """The weights of all heads on one text, and which keys each query may see."""
-    rows = range(meeting.request.queries.each[text])
+def form(
+    meeting: Meeting, text: int, rows: range
+) -> tuple[Float[Tensor, "h t s"], Bool[Tensor, "t s"]]:
+    """The weights of all heads on some rows of a text, and which keys each query may see."""
     strip = meeting.strip(text, rows)
     keys = meeting.keys_of(text)
     scored, _ = meeting.scores(strip, keys, range(len(keys)))

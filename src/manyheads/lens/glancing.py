@@ -21,6 +21,8 @@ __all__ = ["Glances", "glance"]
 
 NAMES = ("self", "local", "row", "column", "class-token")
 BATCH_TOKENS = 4096
+# Weights alive at once: images have many patches.
+WEIGHTS_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -50,7 +52,7 @@ def glance(model: Vision, given: Given, *, shown: bool = True) -> Glances:
                 batch = _Batch(
                     [(each.shape[1] // side, each.shape[2] // side) for each in some.images]
                 )
-                pass_by(model, some, Forming(stacks_of(model), batch.take))
+                pass_by(model, some, Forming(stacks_of(model), batch.take, WEIGHTS_AT_ONCE))
                 for block, found in batch.sums.items():
                     sums[block] = sums[block] + found if block in sums else found
                 seen += len(some)
@@ -78,34 +80,41 @@ class _Batch:
 
     def __init__(self, grids: Sequence[tuple[int, int]]) -> None:
         self.sums: dict[Block, Float[Tensor, "names columns"]] = {}
-        self._marks = [_marks(*grid) for grid in grids]
+        self._grids = grids
 
     def take(
-        self, block: Block, text: int, weights: Float[Tensor, "h t s"], visible: Bool[Tensor, "t s"]
+        self,
+        block: Block,
+        text: int,
+        rows: range,
+        weights: Float[Tensor, "h t s"],
+        visible: Bool[Tensor, "t s"],
     ) -> None:
-        marks = self._marks[text]
-        shown = visible[1:].cpu().float()
+        # The class token is the first query, and no patch.
+        first = int(rows.start == 0)
+        marks = _marks(*self._grids[text], range(rows.start + first - 1, rows.stop - 1))
+        shown = visible[first:].cpu().float()
         even = shown / shown.sum(1, keepdim=True).clamp(min=1)
-        rows = torch.cat((even[None], weights[:, 1:].cpu()))
-        found = torch.einsum("hts,mts->mh", rows, marks)
+        looks = torch.cat((even[None], weights[:, first:].cpu()))
+        found = torch.einsum("hts,mts->mh", looks, marks)
         patches = torch.full((len(NAMES), 1), float(marks.shape[1]))
         found = torch.cat((patches, found), dim=1)
         self.sums[block] = self.sums[block] + found if block in self.sums else found
 
 
-def _marks(rows: int, columns: int) -> Float[Tensor, "names t s"]:
-    """For each patch as a query the keys of each name; the class token is the first key.
+def _marks(rows: int, columns: int, queries: range) -> Float[Tensor, "names t s"]:
+    """For some patches as queries the keys of each name; the class token is the first key.
 
-    >>> _marks(3, 3).sum(-1)[:, 4].tolist()
+    >>> _marks(3, 3, range(4, 5)).sum(-1)[:, 0].tolist()
     [1.0, 8.0, 2.0, 2.0, 1.0]
     """
-    place = torch.arange(rows * columns)
-    down = place[:, None] // columns - place[None] // columns
-    right = place[:, None] % columns - place[None] % columns
+    query, key = torch.arange(queries.start, queries.stop), torch.arange(rows * columns)
+    down = query[:, None] // columns - key[None] // columns
+    right = query[:, None] % columns - key[None] % columns
     itself = (down == 0) & (right == 0)
     near = (down.abs() <= 1) & (right.abs() <= 1) & ~itself
     patches = torch.stack((itself, near, (down == 0) & ~itself, (right == 0) & ~itself))
-    marks = torch.zeros(len(NAMES), len(place), len(place) + 1)
+    marks = torch.zeros(len(NAMES), len(query), len(key) + 1)
     marks[:4, :, 1:] = patches.float()
     marks[4, :, 0] = 1.0
     return marks

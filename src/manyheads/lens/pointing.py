@@ -177,8 +177,14 @@ class _Batch:
         self._tokens: dict[tuple[int, int], Float[Tensor, "w s"]] = {}
 
     def take(
-        self, block: Block, text: int, weights: Float[Tensor, "h t s"], visible: Bool[Tensor, "t s"]
+        self,
+        block: Block,
+        text: int,
+        rows: range,
+        weights: Float[Tensor, "h t s"],
+        visible: Bool[Tensor, "t s"],
     ) -> None:
+        assert len(rows) == weights.shape[-1], "words are compared within whole texts"
         asked = self._asked[text]
         belongs = self._belongs(text, weights.shape[-1], self._shifts[block.stack])
         mean = belongs / belongs.sum(1, keepdim=True).clamp(min=1)

@@ -174,10 +174,11 @@ def test_writing_comes_line_by_line_and_is_what_the_model_writes(
     body = {"model": "tiny", "text": TEXT, "heads": ["L1H0"], "new_tokens": 5, "temperature": 0}
     with client.stream("POST", "/api/write", json=body) as answer:
         lines = [json.loads(line) for line in answer.iter_lines()]
-    assert lines[-1] == {"done": True}
+    assert lines[-1]["done"]
     ids = [line["id"] for line in lines[:-1]]
     written = generate(decoder, TEXT, new_tokens=5, choose=Greedy())
     assert tuple(ids) == written.ids
+    assert "".join(line["letters"] for line in lines) == written.text
     length = len(decoder.tokenizer.encode(TEXT).ids)
     for step, line in enumerate(lines[:-1]):
         assert line["at"] == length + step

@@ -108,7 +108,7 @@ def _writing(desk: Desk, turns: Turns) -> Callable[[Request], Awaitable[Response
             try:
                 while (told := await turns.take(_step(writer), gone)) is not None:
                     yield _line(told)
-                yield _line({"done": True})
+                yield _line({"done": True, "letters": writer.finish()})
             except (RefusedError, ManyheadsError) as error:
                 yield _line({"error": _told(error)[1]})
             except Exception as error:

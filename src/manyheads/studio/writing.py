@@ -9,6 +9,7 @@ from torch import Tensor
 from manyheads.cache import Growing
 from manyheads.decoding.choosing import Sample, draw
 from manyheads.decoding.habits import Habits
+from manyheads.decoding.reading import Reader, context_of
 from manyheads.decoding.room import check_room
 from manyheads.lens.trunk import Change
 from manyheads.models.decoder import Decoder
@@ -53,6 +54,8 @@ class Writer:
         self._stop_ids = frozenset(Habits.of(book.model).stop_ids)
         self._heads, self._changes = heads, changes
         self._cache = self.model.new_cache(Growing())
+        context = context_of(book.model.tokenizer, self._prompt.values.tolist())
+        self._reader = Reader(book.model.tokenizer, context)
         self._logits: Tensor | None = None
         self.length = len(text)
 
@@ -75,10 +78,16 @@ class Writer:
         return {
             "id": token,
             "word": self.book.word(token),
+            # A token may end within a letter, which comes whole with a later one.
+            "letters": self._reader.push(token),
             "chance": rounded(chance),
             "at": self.length - 1,
             "heads": watch.told(self.length),
         }
+
+    def finish(self) -> str:
+        """Letters that are left once nothing more comes."""
+        return self._reader.finish()
 
     def _feed(self, ids: Ragged, watch: "_Watch") -> None:
         plan = self._cache.plan(ids.lengths)

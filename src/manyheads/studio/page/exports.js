@@ -52,12 +52,12 @@ async function drawn(sides) {
   for (const side of sides) {
     const heights = [];
     parts.push(text(40, y, `${side.model.name}`, theme.ink, 20, 700), text(40, y + 24, summary(side), theme.quiet, 13));
-    const atlas = drawnAtlas(side, 40, y + 56, theme);
+    const atlas = drawnAtlas(side, 40, y + 68, theme);
     parts.push(...atlas.parts);
     heights.push(atlas.height);
-    const saying = drawnAnswers(side, 40, y + 56 + atlas.height + 34, theme);
+    const saying = drawnAnswers(side, 40, y + 68 + atlas.height + 34, theme);
     parts.push(...saying.parts);
-    heights[0] += saying.height + 34;
+    heights[0] += saying.height + 46;
     const view = side.sees ? { parts: [], height: 0 } : await (side.view === "map" ? drawnMap(side, 420, y + 56, theme) : drawnLines(side, 420, y + 40, theme));
     parts.push(...view.parts);
     heights.push(view.height);

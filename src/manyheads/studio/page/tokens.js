@@ -36,7 +36,7 @@ export class Tokens {
 
   show(tokens, losses, fresh = tokens.length) {
     Object.assign(this, { tokens, losses: losses ?? [], fresh });
-    const mean = this.losses.reduce((sum, loss) => sum + (loss ?? 0), 0) / Math.max(1, tokens.length);
+    const mean = this.losses.reduce((sum, loss) => sum + (loss ?? 0), 0) / Math.max(1, this.losses.length);
     this.startling = Math.max(6, 1.7 * mean);
     this.layout();
   }

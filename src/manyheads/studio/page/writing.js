@@ -40,9 +40,9 @@ export class Writing {
     };
     try {
       await side.api.stream("write", body, (told) => {
+        text += told.letters;
         if (told.done) return;
         tokens.push(told.word);
-        text += told.word;
         side.written(tokens, begin, told);
       });
     } catch (error) {

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from manyheads.errors import InputError
+
 __all__ = ["GateCommand"]
 
 
@@ -66,6 +68,9 @@ class GateCommand:
     seed: int = 0
     """The same numbers every time."""
 
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute; by default on CUDA where torch finds it."""
+
     def run(self) -> int:
         """Print the figures before and after, and where the model is."""
         from manyheads.checkpoints.folder import load, save
@@ -73,7 +78,7 @@ class GateCommand:
         from manyheads.parts.gates import Gate
         from manyheads.surgery.gating import pieces, teach_gates
 
-        model = load(self.model)
+        model = load(self.model, device=self._device())
         gate = Gate(
             at=self.at,
             per=self.per,
@@ -100,3 +105,13 @@ class GateCommand:
         print(done)
         print(saved)
         return 0
+
+    def _device(self) -> str:
+        import torch
+
+        there = torch.cuda.is_available()
+        if self.device == "auto":
+            return "cuda" if there else "cpu"
+        if self.device == "cuda" and not there:
+            raise InputError("torch finds no CUDA device here", "use --device cpu")
+        return self.device

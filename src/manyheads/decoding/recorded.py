@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyheads.cache import Cache, Fixed, Steady
 from manyheads.decoding import lean
@@ -164,8 +164,15 @@ def _compiled() -> Program:
     return torch.compile(general, fullgraph=True, dynamic=False)
 
 
-def _addresses(model: Decoder) -> tuple[int, ...]:
-    return tuple(parameter.data_ptr() for parameter in model.parameters())
+def _addresses(model: Decoder) -> tuple[object, ...]:
+    """Where the weights lie, and which of a projection's own and its adapters' it computes with."""
+    tensors = (*model.parameters(), *model.buffers())
+    kinds = (
+        (type(module), module.__dict__.get("active"))
+        for module in model.modules()
+        if isinstance(module, nn.Linear)
+    )
+    return (*(tensor.data_ptr() for tensor in tensors), *kinds)
 
 
 def order_is_free(model: Decoder) -> bool:

@@ -1,18 +1,21 @@
 """Time the ablation of heads beside a plain loop and print the ratio: `python bench/ablation.py`.
 
 A model of GPT-2's size with random weights reads 4 texts of 256 tokens, and every head is taken
-away once. The plain loop runs the whole model for each. Their losses are compared before anything
-is timed. On a small machine all 144 heads take long: `--heads` takes so many of each layer.
+away once. The plain loop runs the whole model for each, and so does TransformerLens where it is
+installed. Their losses are compared before anything is timed. On a small machine all 144 heads take
+long: `--heads` takes so many of each layer.
 """
 
 import argparse
 import os
+from importlib.util import find_spec
 
 # Threads that spin while they wait would count as work in the seconds of the processor.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 import torch.nn.functional as F
+from lens_peers import hooked_loop
 from side_by_side import check_agreement, count, race, say, show
 from torch import Tensor
 
@@ -24,7 +27,7 @@ from manyheads.taps import Head, Patterns, Site, Tap
 
 __all__ = ["main"]
 
-OURS, PLAIN = "resumed", "plain loop"
+OURS, PLAIN, THEIRS = "resumed", "plain loop", "TransformerLens"
 LIMIT = 1e-6
 
 
@@ -78,17 +81,20 @@ def main() -> None:
         OURS: lambda: resumed(model, batch, heads),
         PLAIN: lambda: plain_loop(model, batch, heads),
     }
+    if device == "cpu" and find_spec("transformer_lens") is not None:
+        entrants[THEIRS] = hooked_loop(model, batch, heads)
     worst = check_agreement(entrants, truth=PLAIN, limit=LIMIT)
     what = f"{len(heads)} heads on {shape[0]} x {shape[1]} tokens"
     say(f"{what}: losses differ by {worst:.1e} at most")
     timed = race(entrants, device=device, rounds=arguments.rounds, warmups=0)
+    slowest = THEIRS if THEIRS in entrants else PLAIN
     rows = [
         [
             name,
             count(timed.seconds(name) / len(heads), "s"),
             count(timed.host_seconds(name) / len(heads), "s"),
-            f"{timed.ratio(PLAIN, name):.2f}",
-            f"{timed.host_ratio(PLAIN, name):.2f}",
+            f"{timed.ratio(slowest, name):.2f}",
+            f"{timed.host_ratio(slowest, name):.2f}",
         ]
         for name in entrants
     ]

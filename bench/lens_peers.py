@@ -1,13 +1,19 @@
 """The peer that looks inside: TransformerLens, at the same shape, where it is installed."""
 
+from collections.abc import Sequence
 from importlib import import_module
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from side_by_side import Work
 from torch import Tensor
 
-__all__ = ["cached_run"]
+from manyheads.checkpoints.folder import save
+from manyheads.models.decoder import Decoder
+from manyheads.taps import Head
+
+__all__ = ["cached_run", "hooked_loop"]
 
 
 def cached_run(tokens: int) -> Work:
@@ -27,6 +33,31 @@ def cached_run(tokens: int) -> Work:
                 for head in cache["pattern", layer][0]:
                     means.append(torch.special.entr(head).sum(-1).mean())
         return torch.stack(means)
+
+    return work
+
+
+def hooked_loop(model: Decoder, batch: Tensor, heads: Sequence[Head]) -> Work:
+    """The loss without each head of a GPT-2, its weights ours: a run with a hook for every head."""
+    transformers: Any = import_module("transformers")
+    bridge: Any = import_module("transformer_lens.model_bridge").TransformerBridge
+    with TemporaryDirectory() as folder:
+        save(model, folder)
+        theirs = transformers.GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager")
+    names = _tokenizer(transformers)
+    hooked = bridge.boot_transformers("gpt2", hf_model=theirs.eval(), tokenizer=names)
+
+    def without(head: Head) -> Tensor:
+        def silence(spoken: Tensor, hook: Any) -> Tensor:  # noqa: ARG001, they call it by name
+            spoken[:, :, head.head] = 0
+            return spoken
+
+        site = f"blocks.{head.layer}.attn.hook_z"
+        return hooked.run_with_hooks(batch, return_type="loss", fwd_hooks=[(site, silence)])
+
+    def work() -> Tensor:
+        with torch.no_grad():
+            return torch.stack([without(head) for head in heads])
 
     return work
 

@@ -158,6 +158,20 @@ def test_heads_for_marks_and_numbers_are_told_on_texts_of_the_models_own_words(
     assert "punctuation, which is" in found.of(Head(0, 2))[0].evidence
 
 
+def test_a_tokenizer_that_pads_and_cuts_changes_nothing(tokenizer: Any) -> None:
+    vocabulary = tokenizer.get_vocab_size()
+    tastes = torch.randn(vocabulary, vocabulary, generator=torch.Generator().manual_seed(1))
+    model = text_model([Look(3 * tastes)], tokenizer=tokenizer, places=160)
+    plain = found_in(model, sequences=2)
+    model.tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    model.tokenizer.enable_padding(length=128)
+    model.tokenizer.enable_truncation(9)
+    again = found_in(model, sequences=2)
+    assert plain.labels == again.labels
+    for name in plain.scores.names:
+        np.testing.assert_array_equal(plain.scores.means[name], again.scores.means[name])
+
+
 def test_special_tokens_are_sinks_wherever_they_stand(tokenizer: Any) -> None:
     vocabulary = tokenizer.get_vocab_size()
     ends = torch.zeros(vocabulary, vocabulary)

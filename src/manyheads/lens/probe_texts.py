@@ -132,6 +132,7 @@ def _plain_ids(model: TextReader) -> list[int]:
 
 def plain_words(tokenizer: Any, most: int = 400, seed: int = 0) -> list[str]:
     """Short words that are one token each, drawn from the tokenizer; else a few of our own."""
+    tokenizer = plain_tokenizer(tokenizer)
     known = list(range(tokenizer.get_vocab_size()))
     random.Random(seed).shuffle(known)
     texts = tokenizer.decode_batch([[token] for token in known])

@@ -18,6 +18,7 @@ from manyheads.surgery import (
     adapters,
     detach,
     merge,
+    prune,
     unmerge,
     use,
 )
@@ -245,6 +246,19 @@ def test_bad_input_is_refused_before_anything_is_added() -> None:
     for wrong in ({"rank": 0}, {"dropout": 1.0}, {"targets": ()}):
         with pytest.raises(ConfigError):
             LowRank(**wrong)
+
+
+def test_pruned_models_with_groups_of_their_own_are_adapted_too() -> None:
+    pruned = prune(llama(heads=6, kv_heads=2), [Head(0, 1), Head(1, 3), Head(1, 4), Head(1, 5)])
+    before = answer(pruned)
+    with pytest.raises(ConfigError, match="choose all of L0H2, L0H3, L0H4"):
+        adapt(pruned, LowRank(heads=("L0H2",), targets=("key",)))
+    adapt(pruned, LowRank(heads=("L0H0", "L0H1"), targets=("key", "output")))
+    assert torch.equal(answer(pruned), before)
+    shaken(pruned)
+    assert (answer(pruned) - before).abs().max() > 1e-3
+    with pytest.raises(InputError, match="merge or detach adapters"):
+        prune(pruned, [Head(0, 0)])
 
 
 @pytest.mark.shapes_unchecked

@@ -47,7 +47,7 @@ def save_adapter(model: Model, folder: Path | str, name: str = "default") -> Pat
     """Write one adapter as `peft` reads it over the same model in `transformers`.
 
     Updates of single heads, or of parts that are one matrix there, are written as the equal update
-    of the whole: zeros elsewhere, and as many ranks as blocks.
+    of the whole: zeros elsewhere, and as many ranks as blocks. Read back, it is that whole one.
     """
     if name not in adapters(model):
         known = ", ".join(adapters(model)) or "none"

@@ -45,6 +45,10 @@ def rebuild(
     model: AnyModel, kept: Mapping[str, Sequence[Kept]], means: Means | None = None
 ) -> AnyModel:
     """The model with these layers, heads and neurons of it, in memory of its own."""
+    _check(
+        set(build(cast(ModelConfig, model.config), device="meta").state_dict()),
+        set(model.state_dict()),
+    )
     stacks = stacks_of(model)
     cuts = {name: _Cut(name, stack, kept[name], means or {}) for name, stack in stacks.items()}
     fields = {"main": "stack", "encoder": "encoder", "decoder": "decoder"}

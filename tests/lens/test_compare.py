@@ -1,6 +1,8 @@
 """Two models side by side: what was changed is told, and what was not is not."""
 
 import copy
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,13 @@ from manyheads.lens.ablation import ablate
 from manyheads.lens.addresses import Address
 from manyheads.lens.compare import compare
 from manyheads.lens.comparison import Comparison
+from manyheads.lens.kinds import kinds
+from manyheads.lens.matching import match_heads, weight_changes
 from manyheads.lens.statistics import statistics
 from manyheads.models.build import build
 from manyheads.parts.gates import Gate
 from manyheads.parts.positions import Rotary
+from manyheads.surgery import origins, prune, prune_layers
 from manyheads.taps import Head
 from tests.lens.test_matching import pruned, whole
 from tests.models.zoo import ENCODERS, SEQ2SEQS, VISIONS, decoder, images, small, writes
@@ -126,6 +131,18 @@ def test_a_pruned_model_is_compared_by_the_heads_it_has() -> None:
     assert found.after_at[Address(Head(1, 2))] == Address(Head(1, 1))
 
 
+def test_what_surgery_took_is_gone() -> None:
+    without = prune(whole(), ["L0H1", "L1H0", "L1H3"])
+    for known in (origins(without), None):
+        match = match_heads(whole(), without, known)
+        assert [str(head) for head in match.gone] == ["L0H1", "L1H0", "L1H3"]
+        assert np.nanmax(weight_changes(whole(), without, match).means["all"]) == 0
+    shorter = prune_layers(whole(), [0])
+    found = compare(whole(), shorter, TEXTS, origins=origins(shorter), roles="not", progress=False)
+    assert found.after_at[Address(Head(1, 2))] == Address(Head(0, 2))
+    assert [str(head) for head in found.gone] == [f"L0H{head}" for head in range(4)]
+
+
 def test_gated_and_not() -> None:
     gated = build(decoder(*[writes(position=Rotary(), gates=(Gate(at="output"),))] * 2), seed=0)
     found = compare(whole(), gated, TEXTS, roles="not", progress=False)
@@ -134,7 +151,9 @@ def test_gated_and_not() -> None:
     assert np.isfinite(found.shift()).all()
 
 
-def test_a_new_role_is_told() -> None:
+def test_a_new_role_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = import_module("manyheads.lens.compare")
+    monkeypatch.setattr(module, "kinds", partial(kinds, sequences=6))
     model = copy.deepcopy(whole())
     with torch.no_grad():
         # It sees nothing in what it reads: it looks at all alike.
@@ -155,7 +174,8 @@ def test_every_kind_of_model_is_compared() -> None:
     assert compare(vision, vision, images(), roles="not", progress=False).losses is None
     seq2seq = small(SEQ2SEQS["t5"])
     pairs = [([1, 2, 3], [4, 5, 6]), ([7, 8], [9, 1])]
-    found = compare(seq2seq, seq2seq, pairs, roles="not", how="zero", progress=False)
+    found = compare(seq2seq, seq2seq, pairs, roles="not", progress=False)
     assert found.losses is not None
     assert found.losses.change == 0
+    assert "no head moved" in str(found)
     assert {str(head) for head, _ in found.ranked("entropy")} >= {"decoder L0H0 cross"}

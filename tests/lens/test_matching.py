@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from manyheads.errors import InputError
-from manyheads.lens.addresses import blocks_of
+from manyheads.lens.addresses import Address, blocks_of
 from manyheads.lens.matching import match_heads, weight_changes
 from manyheads.models.build import build
 from manyheads.parts.masks import Causal
@@ -60,6 +60,28 @@ def test_a_pruned_layer_is_matched_by_weights() -> None:
     moved = weight_changes(whole(), pruned((0, 2, 3)), match)
     assert np.nanmax(moved.means["all"]) == 0
     assert np.isnan(moved["all"].of(Head(1, 1)))
+
+
+def test_origins_are_taken_at_their_word() -> None:
+    """Of a model whose first layer is gone, and whose second has two heads left."""
+    left = build(decoder(writes(position=Rotary(), heads=2, head_size=SIZE)), seed=0)
+    one, two = Address(Head(0, 0)), Address(Head(0, 1))
+    origins = {one: Address(Head(1, 3)), two: Address(Head(1, 0))}
+    match = match_heads(whole(), left, origins)
+    assert match.after[Address(Head(1, 3))] == one
+    assert match.after[Address(Head(1, 0))] == two
+    assert len(match.gone) == 6
+    with refuses(
+        InputError, "origins say nothing of L0H1 in the second model: name all its heads."
+    ):
+        match_heads(whole(), left, {one: one})
+    with refuses(
+        InputError,
+        "origins take L0H0 to L9H0, which the first model does not have: use L0H0 to L1H3.",
+    ):
+        match_heads(whole(), left, {one: Address(Head(9, 0)), two: two})
+    with refuses(InputError, "origins take L0H0 and L0H1 both to L0H0: name each but once."):
+        match_heads(whole(), left, {one: one, two: one})
 
 
 def test_a_layer_without_heads_has_lost_all() -> None:

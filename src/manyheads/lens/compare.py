@@ -1,5 +1,6 @@
 """Two models side by side: which heads changed, by every statistic, and what became of them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ def compare(
     after: Model,
     texts: Any,
     *,
+    origins: Mapping[Address, Address] | None = None,
     targets: Targets | None = None,
     classes: TokenClasses = None,
     roles: Literal["kinds", "not"] = "kinds",
@@ -53,7 +55,8 @@ def compare(
     Both read the same texts, token by token as the first one's tokenizer has them, and a change is
     compared text by text, so that its error is that of the change alone; of an only text the errors
     are over queries, as if the two had been measured apart. Heads are matched by address; where the
-    second model has fewer in a layer, by their weights. Models of other shapes are refused.
+    second model has fewer in a layer, by their weights, or as `origins` say of a pruned one (see
+    `manyheads.surgery.origins`). Models of other shapes are refused.
 
     A head died that is dead after and was not before, by entropy and norm (see `dead`), and with
     `how="zero"` by ablation too, which ablates every head of both. It has a new role where its
@@ -66,7 +69,7 @@ def compare(
     >>> found.losses.change, float(abs(found.change.means["entropy"]).max())
     (0.0, 0.0)
     """
-    match = match_heads(before, after)
+    match = match_heads(before, after, origins)
     given = gather(before, texts)
     sides = [
         _Side.of(

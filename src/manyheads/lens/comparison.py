@@ -186,7 +186,8 @@ class Comparison:
             "facts": self.facts,
             "losses": None if self.losses is None else asdict(self.losses),
             "after_at": [
-                None if each is None else each.head.head for each in self.after_at.values()
+                None if each is None else [each.head.layer, each.head.head]
+                for each in self.after_at.values()
             ],
         }
         for name, found in (("died", self.died), ("revived", self.revived), ("roles", self.roles)):
@@ -214,9 +215,7 @@ class Comparison:
         return cls(
             **sides,
             after_at={
-                head: None
-                if place is None
-                else Address(Head(head.head.layer, place), head.stack, head.sublayer)
+                head: None if place is None else Address(Head(*place), head.stack, head.sublayer)
                 for head, place in places
             },
             losses=None if losses is None else Losses(**losses),
@@ -238,8 +237,11 @@ class Comparison:
         yield f"{len(self.addresses)} heads compared by {len(self.names)} measures"
         if self.losses is not None:
             yield f"  {self.losses}"
-        for address, shift in self.ranked()[:5]:
+        moved = [(address, shift) for address, shift in self.ranked() if shift > 0]
+        for address, shift in moved[:5]:
             yield f"  {address} moved by {shift:.2g}: {self._told(address)}"
+        if not moved:
+            yield "  no head moved"
         for name, found in (("died", self.died), ("came to life", self.revived)):
             for address, why in found.items():
                 yield f"  {address} {name} ({', '.join(why)})"

@@ -1,6 +1,6 @@
 """Which head of one model is which of another, and how far its weights have moved."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,13 +43,18 @@ class Match:
         )
 
 
-def match_heads(before: Model, after: Model) -> Match:
+def match_heads(
+    before: Model, after: Model, origins: Mapping[Address, Address] | None = None
+) -> Match:
     """By address where an attention has as many heads as before; by weights where some are gone.
 
     A pruned attention numbers its heads anew: each that is left is taken to be the one whose
-    weights are nearest. Models of other shapes are refused.
+    weights are nearest, unless `origins` say for every head of the second model which it was in the
+    first; then whole layers may be gone too. Models of other shapes are refused.
     """
-    _check_models(before, after)
+    _check_models(before, after, same_layers=origins is None)
+    if origins is not None:
+        return _told(before, after, origins)
     ours, theirs = blocks_of(before), blocks_of(after)
     other_blocks = {(each.stack, each.layer, each.sublayer): each for each in theirs}
     found: dict[Address, Address | None] = {}
@@ -59,7 +64,8 @@ def match_heads(before: Model, after: Model) -> Match:
             found |= dict.fromkeys(block.addresses)
             continue
         one, two = _attention(before, block), _attention(after, other)
-        _check_attentions(block, one, two)
+        _check_sizes(block.addresses[0], one, two)
+        _check_counts(block, other)
         if block.heads == other.heads:
             found |= dict(zip(block.addresses, other.addresses, strict=True))
         else:
@@ -77,6 +83,31 @@ def match_heads(before: Model, after: Model) -> Match:
     return Match(ours, found)
 
 
+def _told(before: Model, after: Model, origins: Mapping[Address, Address]) -> Match:
+    """As somebody says who knows."""
+    ours = [address for block in blocks_of(before) for address in block.addresses]
+    theirs = [address for block in blocks_of(after) for address in block.addresses]
+    found: dict[Address, Address | None] = dict.fromkeys(ours)
+    for head in theirs:
+        origin = origins.get(head)
+        if origin is None:
+            raise InputError(
+                f"origins say nothing of {head} in the second model", "name all its heads"
+            )
+        if origin not in found:
+            raise InputError(
+                f"origins take {head} to {origin}, which the first model does not have",
+                f"use {ours[0]} to {ours[-1]}",
+            )
+        if found[origin] is not None:
+            raise InputError(
+                f"origins take {found[origin]} and {head} both to {origin}", "name each but once"
+            )
+        _check_sizes(origin, _at(before, origin), _at(after, head))
+        found[origin] = head
+    return Match(blocks_of(before), found)
+
+
 def weight_changes(before: Model, after: Model, match: Match) -> ByHead:
     """By how much the slices of each head changed: |after - before| / |before|, Frobenius norms.
 
@@ -88,8 +119,7 @@ def weight_changes(before: Model, after: Model, match: Match) -> ByHead:
         if other is None:
             continue
         one, two = (
-            _slices(attention_at(stacks_of(model)[at.stack], at.head.layer, at.sublayer), at)
-            for model, at in ((before, address), (after, other))
+            _slices(_at(model, at), at) for model, at in ((before, address), (after, other))
         )
         moved = {name: float((two[name] - one[name]).norm()) for name in SLICES}
         norms = {name: float(one[name].norm()) for name in SLICES}
@@ -146,8 +176,12 @@ def _attention(model: Model, block: Block) -> Attention:
     return attention_at(stacks_of(model)[block.stack], block.layer, block.sublayer)
 
 
-def _check_models(before: Model, after: Model) -> None:
-    for what, one, two in _sizes(before, after):
+def _at(model: Model, address: Address) -> Attention:
+    return attention_at(stacks_of(model)[address.stack], address.head.layer, address.sublayer)
+
+
+def _check_models(before: Model, after: Model, *, same_layers: bool) -> None:
+    for what, one, two in _sizes(before, after, same_layers):
         if one != two:
             raise InputError(
                 f"the first model has {what} {one} and the second {two}",
@@ -155,30 +189,38 @@ def _check_models(before: Model, after: Model) -> None:
             )
 
 
-def _sizes(before: Model, after: Model) -> Iterator[tuple[str, object, object]]:
+def _sizes(before: Model, after: Model, same_layers: bool) -> Iterator[tuple[str, object, object]]:
     yield "stacks", sorted(stacks_of(before)), sorted(stacks_of(after))
     read = ["images" if isinstance(each, Vision) else "texts" for each in (before, after)]
     yield "to read", read[0], read[1]
     for name, stack in stacks_of(before).items():
         other = stacks_of(after)[name]
         yield f"in {name} a width of", stack.config.width, other.config.width
-        yield f"in {name} layers:", len(stack.layers), len(other.layers)
+        if same_layers:
+            yield f"in {name} layers:", len(stack.layers), len(other.layers)
     if not isinstance(before, Vision) and not isinstance(after, Vision):
         one, two = (each.config.embedding.vocabulary for each in (before, after))
         yield "a vocabulary of", one, two
 
 
-def _check_attentions(block: Block, before: Attention, after: Attention) -> None:
-    where = f"{block.sublayer.value} in layer {block.layer} of {block.stack}"
+def _where(address: Address | Block) -> str:
+    layer = address.layer if isinstance(address, Block) else address.head.layer
+    return f"{address.sublayer.value} in layer {layer} of {address.stack}"
+
+
+def _check_sizes(address: Address, before: Attention, after: Attention) -> None:
     if before.config.size != after.config.size:
         raise InputError(
-            f"{where} has heads of size {before.config.size} in the first model and "
+            f"{_where(address)} has heads of size {before.config.size} in the first model and "
             f"{after.config.size} in the second",
             "compare models whose heads are of one size",
         )
-    if after.config.heads > before.config.heads:
+
+
+def _check_counts(before: Block, after: Block) -> None:
+    if after.heads > before.heads:
         raise InputError(
-            f"{where} has {before.config.heads} heads in the first model and "
-            f"{after.config.heads} in the second",
+            f"{_where(before)} has {before.heads} heads in the first model and "
+            f"{after.heads} in the second",
             "give the model with more heads first",
         )

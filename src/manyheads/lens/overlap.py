@@ -49,8 +49,9 @@ def overlap(
     - "jensen-shannon": 1 - JSD(p, q) / ln 2, mean over queries; what a learned sink takes counts as
       one more key. It costs a logarithm for each pair of heads and weight.
 
-    Heads of layers with different masks have in common only the keys that both see. Queries that
-    see no key in either layer do not count. `partners="same layer"` leaves the rest NaN.
+    Heads of layers with different masks have in common only the keys that both see. A query that
+    sees no key in one of the layers does not count; one that sees a single key, as the first of a
+    causal text, is alike for all heads. `partners="same layer"` leaves the rest NaN.
 
     A few queries of all heads are weighed at once, and one product of the heads' rows gives all
     pairs: the same number as exp(L([q;q'], [k;k']) - L - L'), for one multiplication a pair and

@@ -36,10 +36,8 @@ class _TallyByText(Tally):
             kept = counted.kept if counted.kept.dim() == 2 else counted.kept[:, None]
             kept = kept.expand_as(values)
         x = torch.where(kept, values.double(), 0.0)
-        self.texts[block, name] = (
-            summed_by(x, counted).cpu(),
-            summed_by(kept.double(), counted).cpu(),
-        )
+        # Left where they are: to fetch them one by one would wait for the device each time.
+        self.texts[block, name] = summed_by(x, counted), summed_by(kept.double(), counted)
 
 
 @dataclass(slots=True, eq=False)
@@ -69,12 +67,14 @@ class ByText:
         """
         each = []
         for texts, sums in self.batches:
-            none = torch.zeros(texts, 1, dtype=torch.float64)
+            device = next(iter(sums.values()))[0].device
+            none = torch.zeros(texts, 1, dtype=torch.float64, device=device)
             parts = [
                 sums.get((block, name), (none.expand(-1, block.heads),) * 2)
                 for block in self.blocks
             ]
-            each.append(torch.stack([torch.cat(side, dim=1) for side in zip(*parts, strict=True)]))
+            joined = [torch.cat(side, dim=1) for side in zip(*parts, strict=True)]
+            each.append(torch.stack(joined).cpu())
         sums, numbers = torch.cat(each, dim=1)
         total = numbers.sum(0)
         return np.asarray(((sums - sums.sum(0) / total * numbers) / total).numpy())

@@ -243,6 +243,10 @@ def test_a_model_that_sees_is_shown_an_image(page: Page, studio: Running) -> Non
     expect(page.locator(".eyes canvas").nth(1)).to_have_attribute(
         "aria-label", re.compile("L0H0 from row 1, column 1")
     )
+    page.locator("#export").click()
+    with page.expect_download() as waiting:
+        page.get_by_role("menuitem", name="PNG").click()
+    assert Path(waiting.value.path()).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_dropped_image_is_read(page: Page, studio: Running, tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ def _writing(desk: Desk, turns: Turns) -> Callable[[Request], Awaitable[Response
                 yield _line({"done": True, "letters": writer.finish()})
             except (RefusedError, ManyheadsError) as error:
                 yield _line({"error": _told(error)[1]})
+            except LeftError:
+                return
             except Exception as error:
                 LOG.error("writing failed", exc_info=error)
                 yield _line({"error": _told(error)[1]})

@@ -81,7 +81,7 @@ export class Atlas {
       cell.setAttribute("aria-selected", String(side.picked.includes(head)));
       cell.setAttribute("aria-label", this.#described(head, value));
       const short = shortOf(side.kindOf(head));
-      if (cell.textContent !== short) cell.replaceChildren(h("span", { "aria-hidden": "true" }, short));
+      if (cell.textContent !== short) cell.replaceChildren(h("span", { "aria-hidden": "true", class: short === "sink" ? "faint" : null }, short));
       cell.tabIndex = head === this.focused ? 0 : -1;
     });
     this.#scale(scale, split, low, high);

@@ -1,7 +1,10 @@
 // Colours that every reader can tell apart: Okabe and Ito's for heads, and scales whose lightness
 // alone tells the value, from the paper's colour to a deep or a bright end.
 
-export const HEADS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fd1", "#8c8c3e"];
+const ON_LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fd1", "#8c8c3e"];
+const ON_DARK = ["#48a7ea", "#f58342", "#2fc796", "#e59cc6", "#f2b632", "#9ad6f7", "#b39dee", "#c3c26a"];
+
+export const MOST_HEADS = ON_LIGHT.length;
 
 const LIGHT = [[252, 251, 247], [237, 242, 208], [190, 222, 186], [119, 193, 190], [58, 147, 185], [37, 93, 158], [20, 44, 98]];
 const DARK = [[22, 26, 35], [34, 45, 84], [40, 82, 124], [39, 120, 135], [62, 158, 128], [143, 196, 94], [250, 226, 85]];
@@ -12,6 +15,11 @@ const DIVERGING = {
 
 export function dark() {
   return document.documentElement.dataset.theme === "dark";
+}
+
+// The colour of the first, the second, … picked head.
+export function headColour(place) {
+  return (dark() ? ON_DARK : ON_LIGHT)[place % MOST_HEADS];
 }
 
 export function sequential(value) {

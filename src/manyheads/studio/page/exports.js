@@ -58,7 +58,7 @@ async function drawn(sides) {
     const saying = drawnAnswers(side, 40, y + 68 + atlas.height + 34, theme);
     parts.push(...saying.parts);
     heights[0] += saying.height + 46;
-    const view = side.sees ? { parts: [], height: 0 } : await (side.view === "map" ? drawnMap(side, 420, y + 56, theme) : drawnLines(side, 420, y + 40, theme));
+    const view = side.sees ? drawnImages(side, 420, y + 56, theme) : await (side.view === "map" ? drawnMap(side, 420, y + 56, theme) : drawnLines(side, 420, y + 40, theme));
     parts.push(...view.parts);
     heights.push(view.height);
     y += 56 + Math.max(...heights) + 56;
@@ -118,6 +118,18 @@ function drawnAnswers(side, x, y, theme) {
     parts.push(text(x + 278, line, percent(each.chance), theme.quiet, 12));
   });
   return { parts, height: 24 + top.length * 22 };
+}
+
+// The images as they are seen, three a row.
+function drawnImages(side, x, y, theme) {
+  const parts = [];
+  const figures = [...side.eye.views.querySelectorAll("figure")];
+  figures.forEach((figure, place) => {
+    const [left, top] = [x + (place % 3) * 240, y + Math.floor(place / 3) * 256];
+    parts.push(s("image", { x: left, y: top, width: 220, height: 220, href: figure.querySelector("canvas").toDataURL("image/png") }));
+    parts.push(text(left, top + 240, figure.querySelector("figcaption").textContent, theme.ink, 12.5));
+  });
+  return { parts, height: Math.ceil(figures.length / 3) * 256 };
 }
 
 async function drawnLines(side, x, y, theme) {

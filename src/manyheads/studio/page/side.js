@@ -3,7 +3,7 @@
 import { Answers } from "./answers.js";
 import { Api, dropped, sentence } from "./api.js";
 import { Atlas } from "./atlas.js";
-import { HEADS } from "./colour.js";
+import { headColour, MOST_HEADS } from "./colour.js";
 import { complain, later, say } from "./dom.js";
 import { frame } from "./frame.js";
 import { Eye } from "./image.js";
@@ -72,7 +72,7 @@ export class Side {
 
   colourOf(head) {
     const place = this.picked.indexOf(head);
-    return place < 0 ? null : HEADS[place % HEADS.length];
+    return place < 0 ? null : headColour(place);
   }
 
   kindOf(head) {
@@ -85,7 +85,7 @@ export class Side {
   }
 
   async restore(given) {
-    Object.assign(this, restored(given, this.models, HEADS.length));
+    Object.assign(this, restored(given, this.models, MOST_HEADS));
     this.patching.source.value = this.source;
     this.atlas.build(this.model.layers);
     this.frame.open(given.t);
@@ -238,8 +238,8 @@ export class Side {
 
   togglePick(head) {
     const is = this.picked.includes(head);
-    if (!is && this.picked.length >= HEADS.length) {
-      complain(`${HEADS.length} heads are picked, as many as there are colours: let go of one first.`);
+    if (!is && this.picked.length >= MOST_HEADS) {
+      complain(`${MOST_HEADS} heads are picked, as many as there are colours: let go of one first.`);
       return;
     }
     this.picked = is ? this.picked.filter((each) => each !== head) : [...this.picked, head];

@@ -106,13 +106,13 @@ def planted_model() -> tuple[Decoder, dict[Head, str]]:
     looks = {
         # The first place has none before it, and finds itself alone.
         "previous-token": lambda _: Look(places=offset_look(-1).places, to="before"),
-        "sink": lambda _: Look(places=first, writes=0.1 * torch.eye(WORDS)),
+        "sink": lambda _: Look(places=first),
         # A word is no copy of itself.
         "duplicate": lambda _: Look(words=same, places=-here),
         "induction": lambda _: Look(words=same, words_before=True),
         "copying": lambda seed: Look(words=_tastes(seed), writes=2 * torch.eye(WORDS), to="word"),
         DEAD: lambda seed: Look(words=_tastes(seed), writes=torch.zeros(WORDS, WORDS)),
-        MIXED: lambda seed: Look(words=_tastes(seed), writes=_tastes(seed + 20)),
+        MIXED: lambda seed: Look(words=_tastes(seed), writes=_tastes(seed + 20) / 3),
     }
     by_layer = [
         [_made(looks, kind, head) for head, kind in PLANTED.items() if head.layer == layer]
@@ -181,7 +181,7 @@ def _model(stream: Stream, layers: Sequence[Sequence[Look]], mask: Mask) -> Any:
             ),
             final_norm=NoNorm(),
         ),
-        "readout": LanguageHead(),
+        "readout": LanguageHead(tied=False),
     }
     kind = DecoderConfig if isinstance(mask, Causal) else EncoderConfig
     model: Any = build(kind(**config), seed=0)
@@ -190,6 +190,10 @@ def _model(stream: Stream, layers: Sequence[Sequence[Look]], mask: Mask) -> Any:
             weights.zero_()
         model.embedding.tokens.weight[:, stream.word] = torch.eye(stream.words)
         model.embedding.positions.weight[:, stream.place] = torch.eye(stream.places)
+        # What heads find and move raises words too, but others than those they read.
+        every = torch.eye(stream.words)
+        for part, turned in ((stream.word, 0), (stream.found, 1), (stream.before, 2)):
+            model.readout.weight[:, part] = every.roll(turned, dims=1)
         for layer, looks in enumerate(layers):
             for head, look in enumerate(looks):
                 plant(attention_of(model.stack, layer), head, stream, look)

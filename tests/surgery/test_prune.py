@@ -155,12 +155,23 @@ def close(one: Any, other: Any, **watched: Any) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_pruned_is_ablated(name: str) -> None:
     model = trembling(MODELS[name])
-    for seed, share in ((0, 0.3), (1, 0.6)):
-        heads = some(model, seed, share)
-        close(prune(model, heads), model, watch=Silenced(heads))
+    heads = some(model, len(name), 0.5)
+    close(prune(model, heads), model, watch=Silenced(heads))
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if "gate" not in name])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "encoder bert",
+        "decoder llama",
+        "decoder both norms",
+        "seq2seq t5",
+        "seq2seq 2017",
+        "vision vit",
+        "post with bias",
+        "both with bias",
+    ],
+)
 def test_a_whole_layer_may_lose_its_heads(name: str) -> None:
     model = trembling(MODELS[name])
     for sublayer in (Sublayer.ATTENTION, Sublayer.CROSS):

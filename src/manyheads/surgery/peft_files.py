@@ -138,12 +138,11 @@ def _as_theirs(entry: Entry, updates: Mapping[str, Update], path: str) -> dict[s
         return {}
     flat = replace(entry, turned=False)
     each = list(updates.values())
-    scale = each[0].scale
     ups, downs, owner = [], [], []
     for index, update in enumerate(each):
         rows, columns = (places(spans) for spans in (update.rows, update.columns))
         up = update.up.weight.new_zeros(update.shape[0], update.rank)
-        up[rows.to(up.device)] = update.up.weight.detach() * (update.scale / scale)
+        up[rows.to(up.device)] = update.up.weight.detach()
         down = update.down.weight.new_zeros(update.rank, update.shape[1])
         down[:, columns.to(down.device)] = update.down.weight.detach()
         ups.append(up)
@@ -159,9 +158,16 @@ def _as_theirs(entry: Entry, updates: Mapping[str, Update], path: str) -> dict[s
         here = shares[name].any(0)
         ranks = [place for place, index in enumerate(owner) if here[index]]
         if ranks:
-            module = _module_name(name.removesuffix(".weight"))
-            found[module] = _Low(
-                whole[ranks], up[:, ranks], scale, each[0].dropout.p, each[0].root, entry.turned
+            first = each[owner[ranks[0]]]
+            # One module has one scale: where updates differ, the rest of theirs is in the weights.
+            ratios = up.new_tensor([each[owner[place]].scale / first.scale for place in ranks])
+            found[_module_name(name.removesuffix(".weight"))] = _Low(
+                whole[ranks],
+                up[:, ranks] * ratios,
+                first.scale,
+                first.dropout.p,
+                first.root,
+                entry.turned,
             )
     assert found, f"{path} has an update of no row"
     return found

@@ -1,12 +1,18 @@
 """manyheads studio, as far as it goes without waiting for Ctrl-C."""
 
 import builtins
+import signal
 import socket
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from manyheads.checkpoints.folder import save
 from manyheads.cli.main import main
+from tests.studio import models
 
 
 def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,6 +44,19 @@ def test_a_missing_extra_is_named(
 def test_a_model_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["studio", "no/such/folder/here", "--port", "0", "--no-browser"]) != 0
     assert "no/such/folder/here" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_how_it_ends(tmp_path: Path) -> None:
+    save(models.decoder(layers=1), tmp_path / "tiny")
+    command = [sys.executable, "-m", "manyheads", "studio", str(tmp_path / "tiny")]
+    command += ["--port", "0", "--no-browser"]
+    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert started.stderr is not None
+    with started:
+        assert "studio: http://127.0.0.1:" in started.stderr.readline()
+        started.send_signal(signal.SIGINT)
+        assert "error" not in started.stderr.read()
+        assert started.wait(timeout=60) == 0
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:

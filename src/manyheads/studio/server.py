@@ -6,7 +6,7 @@ import sys
 import threading
 import webbrowser
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from typing import Any
 
@@ -78,10 +78,12 @@ def serve(
 ) -> None:
     """Answer until Ctrl-C."""
     server = server_of(make_app(models, door))
-    print(f"studio: {door.address}  (Ctrl-C ends it)", file=sys.stderr, flush=True)
-    if browse:
-        threading.Timer(0.5, webbrowser.open, (door.address,)).start()
-    server.run(sockets=[listening])
+    # Ctrl-C is how a studio ends, and no failure.
+    with suppress(KeyboardInterrupt):
+        print(f"studio: {door.address}  (Ctrl-C ends it)", file=sys.stderr, flush=True)
+        if browse:
+            threading.Timer(0.5, webbrowser.open, (door.address,)).start()
+        server.run(sockets=[listening])
 
 
 def server_of(app: Starlette) -> uvicorn.Server:

@@ -183,3 +183,14 @@ def test_what_cannot_be_streamed_is_refused() -> None:
         "micro_batches=2 of step 0 leave a process of 3 without work: use 3 or more.",
     ):
         next(stream.steps(rank=0, world=3))
+
+
+def test_pieces_with_a_stride_overlap_and_cover_the_text() -> None:
+    pieces = Fixed(store_of([30, 5]), length=8, stride=3)
+    assert len(pieces) == 10
+    batch = pieces.batch(range(10))
+    assert batch.texts is not None
+    rows = batch.texts.to_padded()
+    assert torch.equal(rows[1:, :5], rows[:-1, 3:])
+    with refuses(ConfigError, "stride=9 leaves tokens out: use 1 to length=8."):
+        Fixed(store_of([30]), length=8, stride=9)

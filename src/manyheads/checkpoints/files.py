@@ -132,6 +132,8 @@ def write_folder(folder: Path, files: Mapping[str, Callable[[Path], object]]) ->
             (fresh / name).parent.mkdir(parents=True, exist_ok=True)
             (fresh / name).unlink(missing_ok=True)
             write(fresh / name)
+            # Some writers let nobody else read it, and a model is to be shared.
+            (fresh / name).chmod(0o644)
             _flush(fresh / name)
         fresh.chmod(0o755)
         _take_place(fresh, folder)

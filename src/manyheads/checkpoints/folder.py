@@ -30,7 +30,7 @@ from manyheads.checkpoints.companions import (
     read_tokenizer,
 )
 from manyheads.checkpoints.files import WEIGHTS, Weights, read_json, write_folder
-from manyheads.checkpoints.hub import folder_of
+from manyheads.checkpoints.hub import HOUSE_FOLDER, folder_of
 from manyheads.checkpoints.names import fitting, from_theirs, to_theirs
 from manyheads.checkpoints.sentences import modules_of, sentence_files, sentence_of
 from manyheads.checkpoints.stored import Stored, corrected, says, unread_as_stored
@@ -84,11 +84,16 @@ def load(
     dtype: torch.dtype | None = None,
     device: str = "cpu",
 ) -> Model:
-    """The model of a folder or of a name on the hub, read straight to its device and type.
+    """The model of a folder or of a name, read straight to its device and type.
 
-    A folder goes first. A name is "org/name", of which `revision` or "org/name@revision" is one.
+    A folder goes first, then the house models "house-gpt", "house-gpt-gated" and "house-bert",
+    which need no network, then a name on the hub: "org/name", of which `revision` or
+    "org/name@revision" is one. Without a `dtype` it is as stored, but the house models, stored in
+    half the room, come in float32.
     """
     place = folder_of(where, revision)
+    if dtype is None and place.parent == HOUSE_FOLDER:
+        dtype = torch.float32
     modules = modules_of(place)
     folder = modules.transformer
     described = read_json(folder / CONFIG)

@@ -1,11 +1,18 @@
-"""Names of the Hugging Face hub: fetched into its own cache, or found there without a network."""
+"""Names of models: those of the house, which lie in the package, and those of the Hugging Face hub.
+
+The latter are fetched into the hub's own cache, or found there without a network.
+"""
 
 import re
 from pathlib import Path
 
 from manyheads.errors import InputError, MissingExtraError
 
-__all__ = ["folder_of"]
+__all__ = ["HOUSE", "HOUSE_FOLDER", "folder_of"]
+
+# Small models of our own, trained by studies/house; the first is what commands take by default.
+HOUSE = ("house-gpt", "house-gpt-gated", "house-bert")
+HOUSE_FOLDER = Path(__file__).parents[1] / "house"
 
 NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[^@]+))?")
 # All that `load` may read, in a folder or one below it.
@@ -23,7 +30,7 @@ UNWANTED = ["onnx/*", "openvino/*", "coreml/*", "original/*", "*consolidated*.sa
 
 
 def folder_of(where: str | Path, revision: str | None = None) -> Path:
-    """The folder itself, or that of a name as "org/name" or "org/name@revision" on the hub."""
+    """The folder itself, or that of a house model, or of "org/name" or "org/name@revision"."""
     folder = Path(where)
     if folder.is_dir():
         if revision is not None:
@@ -32,11 +39,14 @@ def folder_of(where: str | Path, revision: str | None = None) -> Path:
                 "leave revision out, or give a name of the hub",
             )
         return folder
+    if where in HOUSE and revision is None:
+        return HOUSE_FOLDER / where
     asked = NAME.fullmatch(where) if isinstance(where, str) else None
     if asked is None or folder.exists():
         raise InputError(
             f"there is no folder {folder}",
-            'name one that a model was saved to, or a model of the hub as "org/name"',
+            'name one that a model was saved to, a model of the hub as "org/name", or '
+            f"{', '.join(HOUSE)}",
         )
     if revision is not None and asked["revision"] is not None:
         raise InputError(

@@ -69,29 +69,35 @@ class Documents:
 
 
 class Fixed:
-    """All documents end to end, cut every `length` tokens; what is left at the end is not used."""
+    """All documents end to end, a piece of `length` tokens every `stride`; 0 means side by side.
 
-    def __init__(self, store: Store, *, length: int) -> None:
+    A smaller stride makes pieces overlap: an epoch is then several passes over the text, each cut
+    elsewhere. What is left at the end is not used.
+    """
+
+    def __init__(self, store: Store, *, length: int, stride: int = 0) -> None:
         if length < 1:
             raise ConfigError(f"length={length} holds no token", "use 1 or more")
+        if not 0 <= stride <= length:
+            raise ConfigError(f"stride={stride} leaves tokens out", f"use 1 to length={length}")
         if store.size < length:
             raise ConfigError(
                 f"{store.size} tokens are fewer than length={length}",
                 "give more text, or a smaller length",
             )
-        self.store, self.length = store, length
+        self.store, self.length, self.stride = store, length, stride or length
 
     @property
     def sizes(self) -> int:
         return self.length
 
     def __len__(self) -> int:
-        return self.store.size // self.length
+        return (self.store.size - self.length) // self.stride + 1
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         values = np.empty((len(numbers), self.length), dtype=np.int64)
         for row, number in zip(values, numbers, strict=True):
-            start = self.store.start + number * self.length
+            start = self.store.start + number * self.stride
             row[:] = self.store.tokens[start : start + self.length]
         return Batch(texts=Ragged.from_padded(torch.from_numpy(values)))
 

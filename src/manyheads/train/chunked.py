@@ -43,11 +43,11 @@ def word_losses(
     """
     room = ROOM.get(x.device.type, ROOM["cpu"]) if room is None else room
     # Where a step is compiled, its chunks are, one by one: unrolled they would take minutes.
-    fused = torch.compiler.is_compiling() and x.is_cuda
-    return _losses(x, vectors, bias, answers, smoothing, squares, room, fused)
+    if torch.compiler.is_compiling():
+        return _apart(x, vectors, bias, answers, smoothing, squares, room, x.is_cuda)
+    return _losses(x, vectors, bias, answers, smoothing, squares, room, False)
 
 
-@torch.compiler.disable
 def _losses(
     x: Tensor,
     vectors: Tensor,
@@ -78,6 +78,10 @@ def _chunks(tokens: int, words: int, room: int) -> int:
     while tokens * words > room * count:
         count *= 2
     return count
+
+
+# torch.compiler.disable, but for loading the compiler where nobody compiles.
+_apart = torch._disable_dynamo(_losses)
 
 
 @dataclass(frozen=True, slots=True)

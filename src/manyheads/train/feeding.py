@@ -88,8 +88,9 @@ class Texts(Amount):
     """Plain texts: files, folders or globs, tokenised once into `store`.
 
     `validation` is other files, or the last share of the training texts. Documents are kept apart
-    and cut to `length`, or all laid end to end and cut every `length` tokens ("fixed"). `end` is
-    the token put behind a document, `opening` and `closing` those around every piece; "" is none.
+    and cut to `length`, or all laid end to end and cut every `length` tokens ("fixed"), or for
+    training every `stride`, so that passes differ. `end` is the token put behind a document,
+    `opening` and `closing` those around every piece; "" is none.
     `tokenizer` is a tokenizer.json; "" is the model's own.
     """
 
@@ -98,6 +99,7 @@ class Texts(Amount):
     tokenizer: str = ""
     length: int
     layout: Literal["documents", "fixed"] = "documents"
+    stride: int = 0
     field: str = "text"
     separator: str = ""
     end: str = END
@@ -114,6 +116,11 @@ class Texts(Amount):
             raise ConfigError(
                 'layout="fixed" has no pieces to put tokens around', 'use layout="documents"'
             )
+        if self.stride and (self.layout != "fixed" or not 0 < self.stride <= self.length):
+            raise ConfigError(
+                f"stride={self.stride} is for cuts of length={self.length}",
+                'use layout="fixed" and a stride up to the length, or none',
+            )
 
     def check(self) -> None:
         self._source(self.train).files()
@@ -129,7 +136,7 @@ class Texts(Amount):
         elif self.validation:
             training, held = training.split(self.validation)
         return Fed(
-            training=self._pieces(training, tokenizer),
+            training=self._pieces(training, tokenizer, self.stride),
             validation=None if held is None else self._pieces(held, tokenizer),
             bytes_a_token=0.0 if held is None else held.bytes_per_token,
         )
@@ -143,9 +150,9 @@ class Texts(Amount):
         place = folder / f"texts-{zlib.crc32(said.encode()):08x}"
         return write_store(self._source(paths), tokenizer, place, end=self.end or None)
 
-    def _pieces(self, store: Store, tokenizer: Any) -> Pieces:
+    def _pieces(self, store: Store, tokenizer: Any, stride: int = 0) -> Pieces:
         if self.layout == "fixed":
-            return Fixed(store, length=self.length)
+            return Fixed(store, length=self.length, stride=stride)
         return Documents(
             store,
             length=self.length,

@@ -101,7 +101,7 @@ export function frame(side) {
 }
 
 function noted(side, told) {
-  if (told.cut) return `The text was cut after ${told.tokens.length.toLocaleString("en")} tokens, where the model's positions end.`;
+  if (told.cut) return `The text was cut after ${told.tokens.length.toLocaleString("en")} tokens, the most that is read here.`;
   const { trained } = side.model;
   if (trained && told.tokens.length > trained) return `This is longer than the ${trained.toLocaleString("en")} tokens the model was made for.`;
   return "";

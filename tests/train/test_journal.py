@@ -35,3 +35,17 @@ def test_tensorboard_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     message = "run.tensorboard needs the package tensorboard: pip install 'manyheads[tensorboard]'."
     with refuses(MissingExtraError, message):
         Board(tmp_path)
+
+
+def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = Board(tmp_path)
+    for step in (1, 2):
+        line = {"step": step, "loss": 4.0 / step, "parts": {"z": 0.5 * step}, "validation": None}
+        board.write(line)
+    board.close()
+    found = EventAccumulator(str(tmp_path)).Reload()
+    assert set(found.Tags()["scalars"]) == {"loss", "parts/z"}
+    assert [(each.step, each.value) for each in found.Scalars("loss")] == [(1, 4.0), (2, 2.0)]
+    assert [each.value for each in found.Scalars("parts/z")] == [0.5, 1.0]

@@ -254,3 +254,39 @@ def test_an_unknown_checkpoint_is_refused_with_those_that_are_there(place: Path)
     there = place / "out/checkpoints"
     with refuses(InputError, f"there is no checkpoint step-9: use one of {there}: step-2."):
         train(tiny(place), since="step-9", shown=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.shapes_unchecked
+def test_a_compiled_run_learns_what_another_does(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = tables(place, steps=3)
+    # Of one shape, so that it is traced once.
+    asked["data"]["layout"] = "fixed"
+    asked["model"]["change"]["layers"] = 1
+    train(run_of(asked), shown=False)
+    expected = losses(place)
+    compiled = []
+
+    def traced(function: Any) -> Any:
+        # All of the compiler but the making of machine code, which takes its time.
+        compiled.append(function)
+        return compile_(function, backend="aot_eager")
+
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", traced)
+    asked["run"]["compile"] = True
+    train(run_of(asked), fresh=True, shown=False)
+    assert len(compiled) == 1
+    assert losses(place) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_run_writes_for_tensorboard_where_asked(place: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(tiny(place, steps=3, tensorboard=True), shown=False)
+    found = EventAccumulator(str(place / "out/tensorboard")).Reload().Scalars("loss")
+    expected = losses(place)
+    assert {each.step: each.value for each in found} == pytest.approx(expected, rel=1e-6)

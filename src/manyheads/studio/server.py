@@ -90,7 +90,8 @@ def server_of(app: Starlette) -> uvicorn.Server:
     """What speaks HTTP for the app, and no websockets."""
     config = uvicorn.Config(
         app,
-        log_level="warning",
+        # Our own faults are told by `answer_error`, once; a page that is closed is none.
+        log_level="critical",
         access_log=False,
         server_header=False,
         ws="none",

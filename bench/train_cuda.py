@@ -151,7 +151,7 @@ def _gates(rounds: int) -> None:
     texts = Ragged.from_padded(_ids(TEXTS * LENGTH).view(TEXTS, LENGTH).cpu())
     entrants = {}
     for gate in ("none", "head", "channel"):
-        config = named("gpt2", dropout=0.0, vocabulary=VOCABULARY)
+        config: Any = named("gpt2", dropout=0.0, vocabulary=VOCABULARY)
         layers = tuple(_gated(layer, gate) for layer in config.stack.layers)
         config = replace(config, stack=replace(config.stack, layers=layers))
         model = build(config, seed=0, device="cuda")

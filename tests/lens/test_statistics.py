@@ -1,5 +1,6 @@
 """Every statistic of every head equals its definition on the pattern, for every kind of model."""
 
+import sys
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -191,7 +192,8 @@ def test_a_break_keeps_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise KeyboardInterrupt
             super().see(site, value)
 
-    monkeypatch.setattr("manyheads.lens.statistics.Observer", Impatient)
+    # By the module: in the package the name means the function.
+    monkeypatch.setattr(sys.modules["manyheads.lens.statistics"], "Observer", Impatient)
     broken = statistics(model, listed, batch_tokens=1, progress=False)
     monkeypatch.undo()
     assert not broken.complete

@@ -30,10 +30,10 @@ def die() -> None:
 def before_step(number: int) -> None:
     update = Updater.run
 
-    def run(self: Updater, step: Any, at: int, **more: Any) -> Any:
-        if at == number:
+    def run(self: Updater, asked: Any, **more: Any) -> Any:
+        if asked.number == number:
             die()
-        return update(self, step, at, **more)
+        return update(self, asked, **more)
 
     Updater.run = run  # type: ignore[method-assign]
 

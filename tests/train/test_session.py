@@ -90,10 +90,10 @@ def test_asked_to_stop_it_saves_and_goes_on_later(
 ) -> None:
     update = Updater.run
 
-    def interrupted(self: Updater, step: Any, number: int, **more: Any) -> Any:
-        if number == 4:
+    def interrupted(self: Updater, asked: Any, **more: Any) -> Any:
+        if asked.number == 4:
             os.kill(os.getpid(), signal.SIGINT)
-        return update(self, step, number, **more)
+        return update(self, asked, **more)
 
     train(tiny(place), shown=False)
     whole = losses(place)
@@ -114,9 +114,9 @@ def spoiled(where: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     update, score = Updater.run, CausalLM.score
     now: dict[str, int] = {}
 
-    def run(self: Updater, step: Any, number: int, **more: Any) -> Any:
-        now.update(step=number, micro=0)
-        return update(self, step, number, **more)
+    def run(self: Updater, asked: Any, **more: Any) -> Any:
+        now.update(step=asked.number, micro=0)
+        return update(self, asked, **more)
 
     def spoil(self: CausalLM, *given: Any, **more: Any) -> Any:
         loss = score(self, *given, **more)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
 __all__ = ["word_losses"]
@@ -81,7 +82,7 @@ def _chunks(tokens: int, words: int, room: int) -> int:
 
 
 # torch.compiler.disable, but for loading the compiler where nobody compiles.
-_apart = torch._disable_dynamo(_losses)
+_apart = _disable_dynamo(_losses)
 
 
 @dataclass(frozen=True, slots=True)

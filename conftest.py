@@ -18,7 +18,13 @@ SHAPES_ARE_CHECKED = (
 )
 
 # Its kernels need triton, which comes with CUDA's torch alone.
-NEED_TRITON = ("decoding/onetoken.py", "lens/counted.py", "lens/gathered.py", "lens/streamed.py")
+NEED_TRITON = (
+    "decoding/onetoken.py",
+    "lens/counted.py",
+    "lens/gathered.py",
+    "lens/streamed.py",
+    "train/scored.py",
+)
 collect_ignore = [] if find_spec("triton") else [f"src/manyheads/{file}" for file in NEED_TRITON]
 
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -38,7 +38,7 @@ print(len(modules))
 
 
 # Kernels for CUDA, which a function of the core imports where there is such a device.
-NEED_TRITON = {"lens/counted.py", "lens/gathered.py", "lens/streamed.py"}
+NEED_TRITON = {"lens/counted.py", "lens/gathered.py", "lens/streamed.py", "train/scored.py"}
 
 
 def core() -> list[Source]:

@@ -5,9 +5,8 @@ them at once: a chunk's scores become its loss and its gradients, and go. So the
 in float32 nor kept for the way back.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -43,10 +42,9 @@ def word_losses(
     back; without, only the first has, and it is made on the way forth.
     """
     room = ROOM.get(x.device.type, ROOM["cpu"]) if room is None else room
-    # Where a step is compiled, its chunks are, one by one: unrolled they would take minutes.
-    if torch.compiler.is_compiling():
-        return _apart(x, vectors, bias, answers, smoothing, squares, room, x.is_cuda)
-    return _losses(x, vectors, bias, answers, smoothing, squares, room, False)
+    # A compiled step leaves it out: all chunks unrolled would take minutes to compile.
+    losses = _apart if torch.compiler.is_compiling() else _losses
+    return losses(x, vectors, bias, answers, smoothing, squares, room)
 
 
 def _losses(
@@ -57,10 +55,9 @@ def _losses(
     smoothing: float,
     squares: bool,
     room: int,
-    fused: bool,
 ) -> Tensor:
-    count = _chunks(x.shape[0], vectors.shape[0], room)
-    how = _How(smoothing, count, fused)
+    fused = x.is_cuda and find_spec("triton") is not None
+    how = _How(smoothing, _chunks(x.shape[0], vectors.shape[0], room), fused)
     learns = torch.is_grad_enabled() and (x.requires_grad or vectors.requires_grad)
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
@@ -87,7 +84,7 @@ _apart = _disable_dynamo(_losses)
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """In how many chunks, each perhaps `fused` by the compiler."""
+    """In how many chunks, and whether by one kernel each."""
 
     smoothing: float
     count: int
@@ -142,7 +139,6 @@ def _walk(
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Both sums, and where `pull` says how much of each is wanted, their gradients."""
     wide, size = _wide(dtype), -(-x.shape[0] // how.count)
-    of_chunk = _fused() if how.fused else _chunk
     words, narrow = vectors.shape[0], vectors.to(dtype)
     spare = -words % ROUND if x.device.type == "cuda" else 0
     if spare:
@@ -154,14 +150,16 @@ def _walk(
     for index in range(how.count):
         here = slice(index * size, (index + 1) * size)
         part = x[here].to(dtype)
-        scores = (part @ narrow.T)[:, :words]
-        added, push = of_chunk(scores, bias, answers[here], pull, how.smoothing)
+        scores = part @ narrow.T
+        added, push = (_kernel if how.fused else _chunk)(
+            scores, bias, answers[here], pull, how.smoothing, words
+        )
         sums += added
         if push is None or to_vectors is None:
             continue
         if to_bias is not None:
-            to_bias += push.sum(0)
-        push = F.pad(push.to(dtype), (0, spare))
+            to_bias += push[:, :words].sum(0, dtype=wide)
+        push = push.to(dtype)
         to_x[here] = push @ narrow
         to_vectors += (push.T @ part)[:words]
     if to_vectors is None:
@@ -170,20 +168,35 @@ def _walk(
     return sums, (to_x.to(x.dtype), to_vectors.to(vectors.dtype), given)
 
 
-@cache
-def _fused() -> Callable[..., tuple[Tensor, Tensor | None]]:
-    return torch.compile(_chunk, dynamic=True)
-
-
-def _chunk(
-    scores: Float[Tensor, "m v"],
+def _kernel(
+    scores: Float[Tensor, "m w"],
     bias: Float[Tensor, " v"] | None,
     answers: Int[Tensor, " m"],
     pull: Float[Tensor, " 2"] | None,
     smoothing: float,
-) -> tuple[Float[Tensor, " 2"], Float[Tensor, "m v"] | None]:
-    """A chunk's sums and the gradient of its scores, which take the place of the scores."""
-    scores = scores.to(_wide(scores.dtype))
+    words: int,
+) -> tuple[Float[Tensor, " 2"], Float[Tensor, "m w"] | None]:
+    """The same as `_chunk`, reading the scores twice and writing them once."""
+    from manyheads.train.scored import score_rows
+
+    sums = score_rows(scores, bias, answers, pull, smoothing, words)
+    return sums, None if pull is None else scores
+
+
+def _chunk(
+    scores: Float[Tensor, "m w"],
+    bias: Float[Tensor, " v"] | None,
+    answers: Int[Tensor, " m"],
+    pull: Float[Tensor, " 2"] | None,
+    smoothing: float,
+    words: int,
+) -> tuple[Float[Tensor, " 2"], Float[Tensor, "m w"] | None]:
+    """A chunk's sums and the gradient of its scores, which take the place of the scores.
+
+    Columns past `words` are spare: they get a gradient of zero.
+    """
+    spare = scores.shape[1] - words
+    scores = scores[:, :words].to(_wide(scores.dtype))
     if bias is not None:
         scores = scores.add_(bias.to(scores.dtype))
     expected = scores.gather(1, answers[:, None]).squeeze(1)
@@ -201,7 +214,8 @@ def _chunk(
     if smoothing:
         push = push.sub_(pull[0] * smoothing / scores.shape[1])
     taken = (pull[0] * (smoothing - 1)).expand(answers.shape[0], 1)
-    return sums, push.scatter_add_(1, answers[:, None], taken)
+    push = push.scatter_add_(1, answers[:, None], taken)
+    return sums, F.pad(push, (0, spare)) if spare else push
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

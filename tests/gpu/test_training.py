@@ -1,0 +1,136 @@
+"""Training on CUDA: the fused loss is the plain one, a compiled step learns what another does."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from manyheads.data.batch import Batch
+from manyheads.models.build import build
+from manyheads.ragged import Ragged
+from manyheads.train.chunked import word_losses
+from manyheads.train.objectives import CausalLM, MaskedLM, Objective
+from manyheads.train.run import run_of
+from manyheads.train.session import train
+
+WORDS = 517
+
+
+def given(dtype: torch.dtype, tokens: int = 300) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(tokens, 64, generator=draw)
+    vectors, bias = torch.randn(WORDS, 64, generator=draw) / 4, torch.randn(WORDS, generator=draw)
+    answers = torch.randint(WORDS, (tokens,), generator=draw).cuda()
+    leaves = [each.cuda().to(dtype).requires_grad_() for each in (x, vectors, bias)]
+    return leaves[0], leaves[1], leaves[2], answers
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("squares", [False, True])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
+def test_the_fused_loss_is_the_plain_one(
+    dtype: torch.dtype, limit: float, squares: bool, smoothing: float
+) -> None:
+    x, vectors, bias, answers = given(dtype)
+    found = word_losses(
+        x, vectors, bias, answers, smoothing=smoothing, squares=squares, room=50 * WORDS
+    )
+    pull = torch.tensor([1.0, 0.01 if squares else 0.0], device="cuda")
+    got = torch.autograd.grad(found @ pull, (x, vectors, bias))
+    doubles = [each.detach().double().requires_grad_() for each in (x, vectors, bias)]
+    logits = F.linear(doubles[0], doubles[1], doubles[2])
+    loss = F.cross_entropy(logits, answers, reduction="sum", label_smoothing=smoothing)
+    expected = torch.stack((loss, logits.logsumexp(1).square().sum()))
+    torch.testing.assert_close(found.double(), expected, rtol=limit, atol=0)
+    for one, other in zip(got, torch.autograd.grad(expected @ pull.double(), doubles), strict=True):
+        assert (one.double() - other).norm() < limit * other.norm()
+
+
+MODELS: dict[str, tuple[dict[str, Any], Objective]] = {
+    "gpt2": ({"layers": 2, "width": 128, "heads": 2, "dropout": 0.0}, CausalLM()),
+    "llama-1b-shape": (
+        {
+            "layers": 2,
+            "width": 128,
+            "heads": 4,
+            "kv_heads": 2,
+            "head_size": 32,
+            "hidden": 256,
+            "gate": "channel",
+        },
+        CausalLM(),
+    ),
+    "modernbert-base": (
+        {"layers": 3, "width": 128, "heads": 4, "hidden": 192},
+        MaskedLM(mask=1, specials=(0, 1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_compiled_step_has_the_gradients_of_another(name: str) -> None:
+    change, objective = MODELS[name]
+    model = build(name, vocabulary=WORDS, seed=0, device="cuda", **change)
+    draw = torch.Generator().manual_seed(0)
+    texts = [torch.randint(2, WORDS, (length,), generator=draw) for length in (200, 31, 150)]
+    batch = Batch(texts=Ragged.from_list(texts))
+    task = objective.prepare(model, batch, torch.Generator().manual_seed(0)).to("cuda")
+    losses, gradients = [], []
+    for score in (objective.score, torch.compile(objective.score)):
+        twin = copy.deepcopy(model)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = score(twin, task).whole
+        loss.backward()
+        losses.append(float(loss))
+        gradients.append({key: each.grad for key, each in twin.named_parameters()})
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    for key, one in gradients[0].items():
+        other = gradients[1][key]
+        assert one is not None
+        assert other is not None
+        assert one.norm() > 0
+        assert (one - other).norm() < 3e-2 * one.norm(), key
+
+
+def test_a_run_learns(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text("a rose is a rose is a rose. " * 2000)
+    tables = {
+        "model": {
+            "size": "gpt2",
+            "change": {"layers": 2, "width": 64, "heads": 2, "vocabulary": 256, "positions": 128},
+        },
+        "data": {
+            "train": str(tmp_path / "text.txt"),
+            "validation": 0.05,
+            "tokenizer": str(tmp_path / "tokenizer.json"),
+            "end": "",
+            "layout": "fixed",
+            "length": 128,
+            "batch": 2048,
+        },
+        "objective": {"kind": "CausalLM"},
+        "optimiser": {"rate": 3e-3},
+        "run": {
+            "folder": str(tmp_path / "out"),
+            "steps": 60,
+            "precision": "bfloat16",
+            "compile": True,
+            "device": "cuda",
+        },
+    }
+    train(run_of(tables), shown=False)
+    lines = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").open()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[0] > 5
+    assert losses[-1] < 1

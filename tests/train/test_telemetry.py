@@ -1,11 +1,13 @@
 """What telemetry says of heads, against patterns made by hand, and that it changes nothing."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
 
 from manyheads import build
+from manyheads.checkpoints.folder import load
 from manyheads.data.batch import Batch
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Tap
@@ -64,8 +66,11 @@ def test_a_model_is_looked_at_layer_by_layer_and_left_as_it_was() -> None:
     (line,) = watcher.lines()
     assert set(line) == {
         *("stack", "entropy", "first_token_share", "previous_token", "induction"),
-        *("gate_output", "largest_activation"),
+        *("gate_output", "largest_activation", "first_copy_loss", "second_copy_loss"),
     }
+    # Untrained, it knows nothing of either copy.
+    assert line["first_copy_loss"] == pytest.approx(math.log(50), rel=0.05)
+    assert line["second_copy_loss"] == pytest.approx(math.log(50), rel=0.05)
     assert [len(layer) for layer in line["entropy"]] == [4, 4]
     assert [len(layer) for layer in line["gate_output"]] == [4, 4]
     assert len(line["largest_activation"]) == 2
@@ -83,3 +88,13 @@ def test_images_and_encoder_decoders_are_looked_at_too() -> None:
     watcher = HeadWatcher(made)
     made.run(both, watcher)
     assert [each["stack"] for each in watcher.lines()] == ["encoder", "decoder"]
+
+
+def test_a_model_with_induction_heads_knows_the_second_copy() -> None:
+    model = load("house-gpt")
+    made = make_probe(model, Batch(texts=Ragged.from_list([torch.arange(20)])), seed=0)
+    watcher = HeadWatcher(made)
+    made.run(model, watcher)
+    (line,) = watcher.lines()
+    assert max(map(max, line["induction"])) > 0.4
+    assert line["second_copy_loss"] < line["first_copy_loss"] - 3

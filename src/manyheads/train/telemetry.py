@@ -14,6 +14,7 @@ from torch import Tensor
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError
 from manyheads.models.build import Model
+from manyheads.models.decoder import Decoder
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.parts.gates import GATE_TAPS
@@ -53,8 +54,21 @@ class Probe:
                 model(self.texts, self.texts, watch=watcher)
             else:
                 assert self.texts is not None
-                model(self.texts, watch=watcher)
+                output = model(self.texts, watch=watcher)
+                if isinstance(model, Decoder) and output.logits is not None:
+                    watcher.copies = self._copies(output.logits)
         model.train(training)
+
+    def _copies(self, logits: Ragged) -> Float[Tensor, " 2"]:
+        """The loss of the next token within the first copy of the blocks and within the second."""
+        assert self.texts is not None
+        losses = []
+        for index in range(self.natural, len(self.texts.lengths)):
+            scores, ids = logits.of(index)[:-1].float(), self.texts.of(index)[1:]
+            losses.append(torch.nn.functional.cross_entropy(scores, ids, reduction="none"))
+        # The second copy's first token is no copy of what followed, so nobody could know it.
+        each = torch.stack(losses)
+        return torch.stack((each[:, : self.block - 1].mean(), each[:, self.block :].mean()))
 
 
 def make_probe(model: Model, batch: Batch, seed: int) -> Probe:
@@ -90,10 +104,12 @@ class HeadWatcher:
     A[i, 0]; previous-token is A[i, i-1] from the second query on; induction (arXiv 2209.11895) is
     A[i, i-L+1] in the second copy of a random block of L tokens. Then the mean of each gate by
     head, and the largest |residual| a layer leaves. Induction is of the repeated block, the rest
-    of the data.
+    of the data. Of a decoder also the loss on both copies of the block: where induction heads have
+    formed, the second is the lower.
     """
 
     probe: Probe
+    copies: Float[Tensor, " 2"] | None = None
     found: dict[tuple[str, str, int], Tensor] = field(default_factory=dict)
 
     def wants(self, site: Site) -> bool:
@@ -127,6 +143,10 @@ class HeadWatcher:
         for (stack, name, layer), value in self.found.items():
             line = stacks.setdefault(stack, {"stack": stack})
             line.setdefault(name, [[]] * layers[stack])[layer] = _rounded(value)
+        if self.copies is not None:
+            for line in stacks.values():
+                first, second = _rounded(self.copies)
+                line |= {"first_copy_loss": first, "second_copy_loss": second}
         return list(stacks.values())
 
     def _keep(self, site: Site, name: str, value: Tensor) -> None:

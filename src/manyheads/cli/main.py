@@ -6,12 +6,16 @@ from typing import Protocol
 
 import tyro
 
+from manyheads.cli.ablate import Ablate
 from manyheads.cli.adapt import Adapt
+from manyheads.cli.attribute import Attribute
+from manyheads.cli.compare import Compare
 from manyheads.cli.convert import Convert
 from manyheads.cli.encode import Encode
 from manyheads.cli.explain import Explain
 from manyheads.cli.gate import GateCommand
 from manyheads.cli.generate import Generate
+from manyheads.cli.inspect import Inspect
 from manyheads.cli.prune import Prune
 from manyheads.cli.studio import Studio
 from manyheads.cli.tokenizer import TrainTokenizer
@@ -30,6 +34,10 @@ class Command(Protocol):
 COMMANDS: dict[str, Callable[..., Command]] = {
     "explain": Explain,
     "studio": Studio,
+    "inspect": Inspect,
+    "ablate": Ablate,
+    "attribute": Attribute,
+    "compare": Compare,
     "generate": Generate,
     "encode": Encode,
     "convert": Convert,

@@ -9,6 +9,7 @@
 # Some functions are named as the file they live in: here the name means the function.
 from manyheads.lens.ablation import ablate, ablate_greedily, ablate_in_order, ablate_together
 from manyheads.lens.addresses import Address
+from manyheads.lens.answering import attribute
 from manyheads.lens.attribution import attribute_logits
 from manyheads.lens.circuits import circuits, score_circuits
 from manyheads.lens.collapse import collapse
@@ -20,6 +21,7 @@ from manyheads.lens.faithfulness import faithfulness
 from manyheads.lens.flow import attention_flow, attention_rollout
 from manyheads.lens.gradients import gradient_times_attention, integrate_heads, integrate_inputs
 from manyheads.lens.importance import importance
+from manyheads.lens.inspection import inspect
 from manyheads.lens.ioi import find_name_heads, indirect_objects
 from manyheads.lens.kinds import kinds
 from manyheads.lens.logit_lens import logit_lens
@@ -47,6 +49,7 @@ __all__ = [
     "ablate_together",
     "attention_flow",
     "attention_rollout",
+    "attribute",
     "attribute_logits",
     "circuits",
     "collapse",
@@ -59,6 +62,7 @@ __all__ = [
     "gradient_times_attention",
     "importance",
     "indirect_objects",
+    "inspect",
     "integrate_heads",
     "integrate_inputs",
     "kinds",

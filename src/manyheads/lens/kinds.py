@@ -44,11 +44,11 @@ def kinds(
     """Every head with all kinds that fit it, best first, each with its score and its evidence.
 
     Heads are tried on texts made here from the model's own tokens: random ones said twice, words
-    with brackets, quotes, numbers and stops. Where `texts` are given, as `statistics` takes them,
-    they decide what goes by place: previous-token, next-token, self, positional, sink, punctuation
-    and broad. `syntax` is a CoNLL-U file and `coreference` one with brackets around mentions and
-    pronouns. The least scores are in `kinds.toml`, with where they come from; `thresholds` changes
-    some, as {"sink": 0.5}.
+    with brackets, quotes, numbers and stops. Where `texts` are given, as `statistics` takes them
+    or as it has measured them already, they decide what goes by place: previous-token, next-token,
+    self, positional, sink, punctuation and broad. `syntax` is a CoNLL-U file and `coreference` one
+    with brackets around mentions and pronouns. The least scores are in `kinds.toml`, with where
+    they come from; `thresholds` changes some, as {"sink": 0.5}.
 
     - previous-token, next-token, self, positional: more than half of the weight at one offset
     - duplicate, induction: on earlier copies of the token, or on what came after them; an induction

@@ -51,6 +51,7 @@ from manyheads.models.vision import Vision
 from manyheads.taps import Sublayer
 
 __all__ = [
+    "OFFSETS",
     "Gathered",
     "try_copying",
     "try_coreference",
@@ -63,6 +64,8 @@ __all__ = [
 ]
 
 FURTHEST = 16
+# The offsets that given texts are tried at.
+OFFSETS = tuple(sign * offset for offset in range(2, FURTHEST + 1) for sign in (-1, 1))
 # Words whose copying is tried, of models with many.
 WORDS = 512
 # Sentences beyond this are left out: their patterns are formed whole.
@@ -145,7 +148,11 @@ def try_repeats(
 
 def try_given(gathered: Gathered, texts: Any) -> None:
     """Texts that somebody brought decide what goes by place, and by punctuation."""
-    found = gathered.measure(texts, _offsets(FURTHEST))
+    if isinstance(texts, Statistics):
+        found = texts
+        gathered.complete &= found.complete
+    else:
+        found = gathered.measure(texts, OFFSETS)
     over = f"{found.facts['texts']:,} given texts"
     gathered.facts["texts"] = found.facts["texts"]
     gathered.findings += of_places(found, {}, gathered.table, over)

@@ -1,0 +1,139 @@
+"""manyheads ablate: what a model loses without each of its heads."""
+
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from manyheads.cli.asked import (
+    DeviceName,
+    JsonFile,
+    ModelName,
+    PartName,
+    TextFile,
+    Texts,
+    check_json,
+    cuts_told,
+    open_model,
+    read_texts,
+    where,
+)
+from manyheads.errors import InputError
+
+if TYPE_CHECKING:
+    from manyheads.lens.ablation import Ablation, Cumulative
+    from manyheads.lens.importance import Importance
+
+__all__ = ["Ablate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ablate:
+    """Take away every head in turn and measure what the loss does, with standard errors.
+
+    For example: manyheads ablate gpt2/ --file book.txt --how mean --json ablation.json
+
+    A model that writes is asked for each next word, one that reads for masked words, and one of
+    vectors how alike its vectors stay. Ctrl-C ends the measuring and keeps what was measured.
+    """
+
+    model: ModelName = "house-gpt"
+    """The folder of a model with a tokenizer, a house model, or a model of the hub: org/name."""
+
+    text: Texts = ()
+    """A text to read; given several times, each is one."""
+
+    file: TextFile = None
+    """Texts to read, apart by blank lines, or one a line where there are none."""
+
+    tokens: int = 2_000
+    """How much of a file is read."""
+
+    heads: Annotated[str, tyro.conf.arg(metavar="L2H7,...", help_behavior_hint="(all)")] = ""
+    """The heads to take away."""
+
+    how: Literal["zero", "mean", "resample"] = "zero"
+    """What stands in for a head: nothing, its mean, or its output elsewhere."""
+
+    greedy: Annotated[int, tyro.conf.arg(metavar="N", help_behavior_hint="")] = 0
+    """Also take away so many one after another, each time the one that is missed least."""
+
+    of: PartName = "attention"
+    """Of an encoder-decoder: the decoder's own attention, the encoder's, or across."""
+
+    json: JsonFile = None
+    """Where everything goes as JSON, whole or not at all; manyheads.lens reads it back."""
+
+    device: DeviceName = "cpu"
+    """Where to compute: cpu, cuda, cuda:1."""
+
+    seed: int = 0
+    """For masked words and for what is put in a head's place."""
+
+    def run(self) -> int:
+        """Print the heads by what they are worth; 1 where it was broken off."""
+        from manyheads.lens import ablate, ablate_greedily, importance
+        from manyheads.surgery.questions import questions
+
+        check_json(self.json)
+        heads: Any = [name for name in self.heads.split(",") if name.strip()] or "all"
+        model = open_model(self.model, self.device)
+        self._check(model, heads)
+        with cuts_told():
+            texts = read_texts(model, self.text, self.file, self.tokens)
+            asked = questions(model, texts, seed=self.seed)
+        shared: dict[str, Any] = {"targets": asked.targets, **where(self.of)}
+        ways: dict[str, Any] = {"how": self.how, "seed": self.seed}
+        found = ablate(model, asked.given, heads, metric=asked.metric, **ways, **shared)
+        estimate = taken = None
+        if found.complete and asked.metric == "loss":
+            estimate = importance(model, asked.given, **shared)
+        if found.complete and self.greedy:
+            taken = ablate_greedily(
+                model, asked.given, self.greedy, heads, metric=asked.metric, **ways, **shared
+            )
+        self._tell(_joined(found, estimate, taken), taken)
+        return 0 if found.complete and (taken is None or taken.complete) else 1
+
+    def _check(self, model: Any, heads: Any) -> None:
+        """Refuse what cannot be before anything is measured."""
+        from manyheads.lens.trunk import find_heads, part_of
+
+        chosen = find_heads(part_of(model, **where(self.of)), heads)
+        if not 0 <= self.greedy <= len(chosen):
+            raise InputError(
+                f"--greedy {self.greedy} of {len(chosen)} heads", f"use 1 to {len(chosen)}"
+            )
+
+    def _tell(self, found: "Ablation", taken: "Cumulative | None") -> None:
+        from rich.console import Console
+
+        from manyheads.cli.ablate_page import show
+
+        show(Console(), self.model, found, taken)
+        if self.json is not None:
+            found.save(self.json)
+            print(f"everything is in {self.json}")
+        if not found.complete:
+            print("broken off before all was measured", file=sys.stderr)
+
+
+def _joined(
+    found: "Ablation", estimate: "Importance | None", taken: "Cumulative | None"
+) -> "Ablation":
+    """All of it as one result by head, which can be saved as such."""
+    facts = found.facts | {"harmful": [str(head) for head, _ in found.harmful()]}
+    means, errors = dict(found.means), dict(found.errors)
+    if estimate is not None:
+        agreement = estimate.agreement(found)
+        facts["rank_correlation"] = agreement if agreement == agreement else None
+        means |= {name: estimate.means[name] for name in ("importance", "predicted")}
+        errors |= {name: estimate.errors[name] for name in ("importance", "predicted")}
+    if taken is not None:
+        rows = [
+            {**row, "change_error": None} if row["change_error"] != row["change_error"] else row
+            for row in taken.rows()
+        ]
+        facts["greedy"] = {"baseline": taken.baseline, "complete": taken.complete, "steps": rows}
+    return replace(found, means=means, errors=errors, facts=facts)

@@ -1,0 +1,158 @@
+"""What the commands that look at heads ask for alike: a model, texts, where numbers go."""
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from manyheads.errors import CutWarning, InputError
+
+if TYPE_CHECKING:
+    from manyheads.models.build import Model
+
+__all__ = [
+    "DeviceName",
+    "Flag",
+    "JsonFile",
+    "ModelName",
+    "PartName",
+    "TextFile",
+    "Texts",
+    "check_json",
+    "cuts_told",
+    "open_model",
+    "read_file",
+    "read_texts",
+    "where",
+]
+
+DEFAULT = "house-gpt"
+
+ModelName = Annotated[
+    str,
+    tyro.conf.Positional,
+    tyro.conf.arg(metavar="[MODEL]", help_behavior_hint=f"(default: {DEFAULT})"),
+]
+Texts = Annotated[
+    tyro.conf.UseAppendAction[tuple[str, ...]],
+    tyro.conf.arg(metavar="TEXT", help_behavior_hint="(repeatable)"),
+]
+TextFile = Annotated[Path | None, tyro.conf.arg(metavar="TEXTFILE", help_behavior_hint="")]
+JsonFile = Annotated[Path | None, tyro.conf.arg(metavar="OUT", help_behavior_hint="")]
+DeviceName = str
+Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
+PartName = Literal["attention", "encoder", "cross"]
+
+
+def open_model(name: str, device: str) -> "Model":
+    """A model to look at, where it is asked to be."""
+    import torch
+
+    from manyheads.checkpoints.folder import load
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise InputError(f"there is no device {device!r}", "use cpu or cuda") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError("torch finds no CUDA device here", "use --device cpu")
+    return load(name, device=device)
+
+
+def read_texts(model: "Model", text: tuple[str, ...], file: Path | None, tokens: int) -> Any:
+    """Texts as given, those of a file up to so many tokens, or else our own.
+
+    For a model that translates, each line is a source, a tab and its target.
+    """
+    from manyheads.encoding.reading import reads_texts
+    from manyheads.lens.passages import own_texts
+    from manyheads.models.seq2seq import Seq2Seq
+
+    if text and file is not None:
+        raise InputError("texts come from --text or from --file", "give one of both, not both")
+    if tokens < 1:
+        raise InputError(f"--tokens {tokens} measures nothing", "use 1 or more")
+    if reads_texts(model).tokenizer is None:
+        raise InputError("this model has no tokenizer", "put a tokenizer.json into its folder")
+    pairs = isinstance(model, Seq2Seq)
+    given = list(text) or ([] if file is None else _texts_of(file))
+    if not given:
+        return own_texts(model)
+    for place, each in enumerate(given):
+        if not each.strip():
+            raise InputError(f"text {place} is empty", "give some words")
+    if pairs:
+        given = [line for each in given for line in each.split("\n")]
+    kept = given if text else _first(model, given, tokens)
+    return [_pair(place, line) for place, line in enumerate(kept)] if pairs else kept
+
+
+def where(of: PartName) -> dict[str, Any]:
+    """The attention that is meant, as the lens takes it."""
+    from manyheads.taps import Sublayer
+
+    return {
+        "stack": "encoder" if of == "encoder" else None,
+        "sublayer": Sublayer.CROSS if of == "cross" else Sublayer.ATTENTION,
+    }
+
+
+def check_json(path: Path | None) -> None:
+    """Refuse a place for the numbers before anything is measured in vain."""
+    if path is not None and path.suffix != ".json":
+        raise InputError(f"--json {path} does not end in .json", "name a file that does")
+    if path is not None and path.is_dir():
+        raise InputError(f"--json {path} is a folder", "name a file")
+
+
+@contextmanager
+def cuts_told() -> Iterator[None]:
+    """Say once, on stderr, that texts were longer than the model reads."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", CutWarning)
+        yield
+    for each in dict.fromkeys(str(each.message) for each in told):
+        print(each, file=sys.stderr)
+
+
+def read_file(file: Path) -> str:
+    """A text of some words."""
+    if not file.is_file():
+        raise InputError(f"there is no file {file}", "name one with texts")
+    try:
+        whole = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{file} is not UTF-8: {error.reason} at byte {error.start}", "convert it first"
+        ) from None
+    if not whole.strip():
+        raise InputError(f"{file} holds no text", "name a file with some")
+    return whole
+
+
+def _texts_of(file: Path) -> list[str]:
+    """Apart by blank lines, or one a line where there are none."""
+    whole = read_file(file)
+    parts = whole.split("\n\n") if "\n\n" in whole.strip() else whole.split("\n")
+    return [part.strip("\n") for part in parts if part.strip()]
+
+
+def _first(model: "Model", texts: list[str], tokens: int) -> list[str]:
+    """The first texts, as many as have so many tokens together."""
+    held = 0
+    for place, text in enumerate(texts):
+        held += len(model.tokenizer.encode(text).ids)
+        if held >= tokens:
+            return texts[: place + 1]
+    return texts
+
+
+def _pair(place: int, line: str) -> tuple[str, str]:
+    source, tab, target = line.partition("\t")
+    if not tab:
+        raise InputError(f"text {place} has no tab", "write a source, a tab and its target a line")
+    return source, target

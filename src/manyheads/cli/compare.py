@@ -1,0 +1,96 @@
+"""manyheads compare: two models head by head."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from manyheads.cli.asked import (
+    DeviceName,
+    Flag,
+    JsonFile,
+    TextFile,
+    Texts,
+    check_json,
+    cuts_told,
+    open_model,
+    read_texts,
+)
+
+__all__ = ["Compare"]
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """Say which heads changed between two models, by every statistic, and what became of them.
+
+    For example: manyheads compare gpt2/ gpt2-tuned/ --file book.txt --json changes.json
+
+    Without models, house-gpt is compared with its gated twin.
+    """
+
+    before: Annotated[
+        str,
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="[BEFORE]", help_behavior_hint="(default: house-gpt)"),
+    ] = "house-gpt"
+    """The folder of a model with a tokenizer, a house model, or a model of the hub: org/name."""
+
+    after: Annotated[
+        str,
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="[AFTER]", help_behavior_hint="(default: house-gpt-gated)"),
+    ] = "house-gpt-gated"
+    """The model that came of it: tuned, gated or pruned."""
+
+    text: Texts = ()
+    """A text to read; given several times, each is one."""
+
+    file: TextFile = None
+    """Texts to read, apart by blank lines, or one a line where there are none."""
+
+    tokens: int = 5_000
+    """How much of a file is read."""
+
+    no_kinds: Flag = False
+    """Leave out whether heads are of other kinds now."""
+
+    how: Literal["not", "zero", "mean", "resample"] = "not"
+    """Also ablate every head of both models, and by what."""
+
+    json: JsonFile = None
+    """Where everything goes as JSON, whole or not at all; manyheads.lens reads it back."""
+
+    device: DeviceName = "cpu"
+    """Where to compute: cpu, cuda, cuda:1."""
+
+    def run(self) -> int:
+        """Print the heads that moved most; 1 where it was broken off."""
+        from rich.console import Console
+
+        from manyheads.cli.compare_page import show
+        from manyheads.lens import compare
+
+        check_json(self.json)
+        before, after = (open_model(name, self.device) for name in (self.before, self.after))
+        with cuts_told():
+            found = compare(
+                before,
+                after,
+                read_texts(before, self.text, self.file, self.tokens),
+                origins=_origins(after),
+                roles="not" if self.no_kinds else "kinds",
+                how=self.how,
+            )
+        show(Console(), self.before, self.after, found)
+        if self.json is not None:
+            found.save(self.json)
+            print(f"everything is in {self.json}")
+        return 0 if found.facts["complete"] else 1
+
+
+def _origins(after: Any) -> Any:
+    """Where the heads of a pruned model were; a model that was not has no record of it."""
+    from manyheads.surgery.record import FILE, origins
+
+    return origins(after) if FILE in after.side_files else None

@@ -1,0 +1,291 @@
+"""Why a model goes on as it does: one word after one text, traced to heads, layers or tokens."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.encoding.reading import reads_texts
+from manyheads.errors import InputError
+from manyheads.lens.attribution import attribute_logits
+from manyheads.lens.dead import writes_next
+from manyheads.lens.flow import attention_rollout
+from manyheads.lens.given import Given, read
+from manyheads.lens.gradients import integrate_heads, integrate_inputs
+from manyheads.lens.logit_lens import logit_lens
+from manyheads.lens.metrics import Measure
+from manyheads.lens.results import frame_of
+from manyheads.lens.storing import read_result, write_result
+from manyheads.models.build import Model
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.ragged import Ragged
+from manyheads.taps import Sublayer
+
+__all__ = ["Answer", "Method", "Share", "Step", "attribute", "find_token"]
+
+KIND = "attribution"
+MOST_ROWS = 40
+Method = Literal["direct", "integrated", "heads", "rollout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of the model or of the text, and what it adds."""
+
+    part: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the model would say after so many layers, and how it ranks the answer (0 is first)."""
+
+    layer: int
+    says: str
+    probability: float
+    answer: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
+class Answer:
+    """What each part adds to the logit of `target`, less that of `against` if there is one.
+
+    Shares sum to `value` but for `completeness`; those of rollout are weights and sum to 1.
+    """
+
+    method: Method
+    target: str | None
+    against: str | None
+    value: float
+    completeness: float
+    shares: tuple[Share, ...]
+    steps: tuple[Step, ...] = ()
+    text: str = ""
+    tokens: tuple[str, ...] = field(default=())
+
+    def of(self, part: str) -> float:
+        """What a part adds, such as L2H7, "feedforward 3", "embedding" or "biases"."""
+        for share in self.shares:
+            if share.part == part:
+                return share.value
+        raise InputError(f"there is no part {part!r}", f"use {self.shares[0].part} or another")
+
+    def ranked(self) -> list[Share]:
+        """Shares by how much they add, either way; tokens stay in their order."""
+        if self.method in ("integrated", "rollout"):
+            return list(self.shares)
+        return sorted(self.shares, key=lambda share: -abs(share.value))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record a part."""
+        return [asdict(share) for share in self.shares]
+
+    def frame(self) -> Any:
+        """A pandas DataFrame of `rows`."""
+        return frame_of(self.rows())
+
+    def table(self, most: int | None = MOST_ROWS) -> Any:
+        """A rich table of `ranked`."""
+        from rich.table import Table
+        from rich.text import Text
+
+        name = "token" if self.method in ("integrated", "rollout") else "part"
+        table = Table(name, box=None, pad_edge=False)
+        table.add_column("weight" if self.method == "rollout" else "adds", justify="right")
+        ranked = self.ranked()
+        for share in ranked[:most]:
+            sign = "" if self.method == "rollout" else "+"
+            table.add_row(
+                Text(repr(share.part) if name == "token" else share.part),
+                f"{share.value:{sign}.4f}",
+            )
+        if most is not None and len(ranked) > most:
+            table.caption = f"{len(ranked) - most} more: table(most=None), frame() or save()"
+            table.caption_justify = "left"
+        return table
+
+    def save(self, path: Path | str) -> None:
+        """To JSON, by the ending; written whole or not at all."""
+        write_result(path, KIND, {}, asdict(self))
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Answer":
+        _, facts = read_result(path, KIND)
+        facts["shares"] = tuple(Share(**each) for each in facts["shares"])
+        facts["steps"] = tuple(Step(**each) for each in facts["steps"])
+        facts["tokens"] = tuple(facts["tokens"])
+        return cls(**facts)
+
+    def __str__(self) -> str:
+        lines = [self.told]
+        lines += [f"  {share.part:<16} {share.value:+.4f}" for share in self.ranked()[:10]]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    @property
+    def told(self) -> str:
+        """One sentence on what was traced."""
+        if self.method == "rollout":
+            return f"attention rollout of the last of {len(self.tokens)} tokens"
+        against = "" if self.against is None else f" less that of {self.against!r}"
+        by = {"direct": "direct attribution", "integrated": "integrated gradients by token"}
+        how = by.get(self.method, "integrated gradients by head")
+        return (
+            f"the logit of {self.target!r}{against}, {self.value:+.4f}, by {how}; "
+            f"the parts are off by {self.completeness:.1e}"
+        )
+
+
+def attribute(
+    model: Model,
+    text: Any,
+    target: str | None = None,
+    against: str | None = None,
+    *,
+    method: Method = "direct",
+    shown: bool = True,
+) -> Answer:
+    """Trace the next word after a text, or `target`, perhaps against another word.
+
+    - direct: what heads, feed-forwards, embedding and biases write to the logit, norms frozen
+      (see `attribute_logits`)
+    - integrated: integrated gradients from a stream of zeros to the tokens (see `integrate_inputs`)
+    - heads: the same on gates that open all heads (see `integrate_heads`); they sum to the logit
+      less what a model without attention gives
+    - rollout: attention through all layers to the last token (see `attention_rollout`)
+
+    All but rollout need a model that writes; `steps` then has the logit lens. A `Seq2Seq` takes a
+    (source, target) pair.
+    """
+    if isinstance(model, Seq2Seq) and isinstance(text, str):
+        source, tab, begun = text.partition("\t")
+        if not tab:
+            raise InputError("the text has no tab", "write a source, a tab and what is said so far")
+        text = (source, begun)
+    tokenizer = reads_texts(model).tokenizer
+    given = read(model, [text])
+    assert given.ids is not None
+    words = tuple(_said(tokenizer, token) for token in given.ids.of(0).tolist())
+    said = text if isinstance(text, str) else "\t".join(text)
+    if method == "rollout":
+        if target is not None or against is not None:
+            raise InputError("rollout follows attention and no word", "leave the words out")
+        rolled = attention_rollout(model, given)[0][-1].tolist()
+        shares = _by_token(words, rolled)
+        return Answer(
+            method=method,
+            target=None,
+            against=None,
+            value=1.0,
+            completeness=abs(1 - sum(rolled)),
+            shares=shares,
+            text=said,
+            tokens=words,
+        )
+    if not writes_next(model):
+        raise InputError(
+            f"this {type(model).__name__} writes no next word to trace", 'use the method "rollout"'
+        )
+    wrong = None if against is None else find_token(tokenizer, against, said)
+    likeliest = int(logit_lens(model, given, top=1).answers[-1, 0, 0])
+    right = likeliest if target is None else find_token(tokenizer, target, said)
+    value, off, shares = _traced(model, given, right, wrong, words, method, shown)
+    return Answer(
+        method=method,
+        target=_said(tokenizer, right),
+        against=None if wrong is None else _said(tokenizer, wrong),
+        value=value,
+        completeness=off,
+        shares=shares,
+        steps=_steps(model, given, tokenizer, right),
+        text=said,
+        tokens=words,
+    )
+
+
+def find_token(tokenizer: Any, word: str, after: str = "") -> int:
+    """The one token of a word, with a space before it where the text has none at its end."""
+    spaced = [f" {word}", word] if after and not after[-1].isspace() else [word, f" {word}"]
+    tried = [tokenizer.encode(each, add_special_tokens=False).ids for each in spaced if word]
+    for ids in tried:
+        if len(ids) == 1:
+            return int(ids[0])
+    pieces = [tokenizer.decode([token]) for token in tried[-1]] if tried else []
+    raise InputError(
+        f"{word!r} is {len(pieces)} tokens of this model: {pieces}",
+        "give a word that is one token, perhaps the first of these",
+    )
+
+
+def _traced(
+    model: Model,
+    given: Given,
+    right: int,
+    wrong: int | None,
+    words: Sequence[str],
+    method: Method,
+    shown: bool,
+) -> tuple[float, float, tuple[Share, ...]]:
+    if method == "direct":
+        found = attribute_logits(model, given, [right], None if wrong is None else [wrong])
+        shares = [Share(str(head), mean) for head, mean in found.heads["logit"].items()]
+        for (sublayer, layer), each in found.layers.items():
+            if sublayer is Sublayer.FEEDFORWARD:
+                shares.append(Share(f"feedforward {layer}", float(each[0])))
+        shares += [
+            Share("embedding", float(found.embedding[0])),
+            Share("biases", float(found.bias[0])),
+        ]
+        return float(found.logits[0]), found.completeness, tuple(shares)
+    metric = Measure(_Logit(right, wrong))
+    if method == "integrated":
+        by_token = integrate_inputs(model, given, metric, shown=shown)
+        shares_of = _by_token(words, by_token.of(0).tolist())
+        return float(by_token.expected[0]), by_token.completeness, shares_of
+    by_head = integrate_heads(model, given, metric, shown=shown)
+    pairs = by_head.heads["attribution"].items()
+    shares_of = tuple(Share(str(head), mean) for head, mean in pairs)
+    return float(by_head.expected[0]), by_head.completeness, shares_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Logit:
+    """The logit of a token after the last one of each text, less that of another."""
+
+    right: int
+    wrong: int | None
+
+    def __call__(self, logits: Ragged | Tensor, _texts: Sequence[int]) -> Float[Tensor, " b"]:
+        assert isinstance(logits, Ragged), "a model that writes scores every token"
+        last = logits.values[logits.lengths.offsets[1:].long() - 1]
+        value = last[:, self.right]
+        return value if self.wrong is None else value - last[:, self.wrong]
+
+
+def _steps(model: Model, given: Given, tokenizer: Any, right: int) -> tuple[Step, ...]:
+    found = logit_lens(model, given, [right], top=1)
+    assert found.right is not None
+    assert found.ranks is not None
+    return tuple(
+        Step(
+            layer=layer - 1,
+            says=_said(tokenizer, int(found.answers[layer, 0, 0])),
+            probability=float(found.log_probabilities[layer, 0, 0].exp()),
+            answer=float(found.right[layer, 0].exp()),
+            rank=int(found.ranks[layer, 0]),
+        )
+        for layer in range(len(found.answers))
+    )
+
+
+def _by_token(words: Sequence[str], values: Sequence[float]) -> tuple[Share, ...]:
+    return tuple(Share(word, value) for word, value in zip(words, values, strict=True))
+
+
+def _said(tokenizer: Any, token: int) -> str:
+    return str(tokenizer.decode([token], skip_special_tokens=False))

@@ -1,0 +1,76 @@
+"""manyheads ablate as a person at a terminal meets it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manyheads import lens, load
+from manyheads.cli.main import main
+from manyheads.lens.ablation import Ablation
+from tests.cli.heads import TEXT, write_models
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models(tmp_path_factory.mktemp("ablate"))
+
+
+def test_every_head_is_told_as_the_lens_finds_it(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, file = tmp_path / "all.json", place / "texts.txt"
+    asked = ["ablate", str(place / "decoder"), "--file", str(file), "--json", str(out)]
+    assert main([*asked, "--greedy", "2", "--how", "mean"]) == 0
+    said = capsys.readouterr().out
+    for words in ("The loss of the whole model", "L1H3", "Spearman", "Better without", "another"):
+        assert words in said
+    texts = file.read_text().strip().split("\n\n")
+    model = load(place / "decoder")
+    exact = lens.ablate(model, texts, how="mean", shown=False)
+    found = Ablation.load(out, "ablation")
+    np.testing.assert_allclose(found.means["change"], exact.means["change"], atol=1e-6)
+    facts = json.loads(out.read_text())["facts"]["facts"]
+    estimate = lens.importance(model, texts, shown=False)
+    assert facts["rank_correlation"] == pytest.approx(estimate.agreement(exact))
+    taken = lens.ablate_greedily(model, texts, 2, how="mean", shown=False)
+    assert [step["head"] for step in facts["greedy"]["steps"]] == [
+        str(each) for each in taken.order
+    ]
+
+
+def test_some_heads_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["ablate", str(place / "decoder"), "--text", TEXT, "--heads", "L0H1,L1H2"]
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    assert "L0H1" in said
+    assert "L0H0" not in said
+
+
+def test_a_model_that_reads_is_asked_for_masked_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["ablate", "house-bert", "--text", TEXT, "--heads", "L1H0"]) == 0
+    assert "The loss of the whole model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        (["decoder", "--heads", "L7H0"], "use L0H0 to L1H3"),
+        (["decoder", "--heads", "5"], "write it as L5H1"),
+        (["decoder", "--greedy", "9"], "use 1 to 8"),
+        (["decoder", "--of", "cross"], "no cross heads"),
+        (["decoder", "--text", "T"], "no text has a second token"),
+        (["decoder", "--file", "nowhere.txt"], "there is no file nowhere.txt"),
+        (["encoder", "--text", TEXT], "[MASK]"),
+        (["bare"], "has no tokenizer"),
+    ],
+)
+def test_what_cannot_be_asked(
+    place: Path, more: list[str], match: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, *rest = more
+    assert main(["ablate", str(place / model), *rest]) == 2
+    assert match in capsys.readouterr().err

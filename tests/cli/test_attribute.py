@@ -1,0 +1,80 @@
+"""manyheads attribute as a person at a terminal meets it."""
+
+from pathlib import Path
+
+import pytest
+
+from manyheads import lens, load
+from manyheads.cli.main import main
+from manyheads.lens.answering import Answer
+from tests.cli.heads import write_models
+
+TEXT = "The cat sat on the"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models(tmp_path_factory.mktemp("attribute"))
+
+
+def test_parts_sum_to_the_logit(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "why.json"
+    asked = ["attribute", str(place / "decoder"), "--text", TEXT, "--json", str(out)]
+    assert main([*asked, "--target", "mat", "--against", "log"]) == 0
+    said = capsys.readouterr().out
+    for words in ("' mat'", "' log'", "feedforward 1", "embedding", "Logit lens", "layer 1"):
+        assert words in said
+    found = Answer.load(out)
+    assert sum(share.value for share in found.shares) == pytest.approx(found.value, abs=1e-4)
+    model = load(place / "decoder")
+    words = [model.tokenizer.encode(word).ids for word in (" mat", " log")]
+    direct = lens.attribute_logits(model, [TEXT], *words)
+    assert found.of("L1H2") == pytest.approx(float(direct.by_head[0, 6]), abs=1e-5)
+    assert found.value == pytest.approx(float(direct.logits[0]), abs=1e-5)
+
+
+@pytest.mark.parametrize("method", ["integrated", "heads", "rollout"])
+def test_other_methods_add_up(place: Path, tmp_path: Path, method: str) -> None:
+    out = tmp_path / "why.json"
+    asked = ["attribute", str(place / "small"), "--text", "The cat sat", "--method", method]
+    assert main([*asked, "--json", str(out)]) == 0
+    found = Answer.load(out)
+    assert sum(share.value for share in found.shares) == pytest.approx(found.value, abs=5e-3)
+    assert len(found.shares) == (4 if method == "heads" else len(found.tokens))
+
+
+def test_rollout_takes_an_encoder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["attribute", str(place / "encoder"), "--text", TEXT, "--method", "rollout"]) == 0
+    assert "attention rollout" in capsys.readouterr().out
+
+
+def test_the_likeliest_word_is_traced_by_default(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["attribute", str(place / "decoder")]) == 0
+    said = capsys.readouterr().out
+    assert "The market of Harlow" in said.replace("\n  ", "")
+    last = said.strip().splitlines()[-1].split()
+    assert last[-1] == "1"
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        (["encoder", "--text", TEXT], "writes no next word"),
+        (["decoder", "--text", TEXT, "--target", "hippopotamus"], "tokens of this model"),
+        (["decoder", "--text", TEXT, "--target", ""], "tokens of this model"),
+        (["decoder", "--text", ""], "the text is empty"),
+        (["decoder", "--file", "nowhere.txt"], "there is no file nowhere.txt"),
+        (["decoder", "--method", "rollout", "--target", "mat"], "leave the words out"),
+        (["bare", "--text", TEXT], "has no tokenizer"),
+    ],
+)
+def test_what_cannot_be_asked(
+    place: Path, more: list[str], match: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, *rest = more
+    assert main(["attribute", str(place / model), *rest]) == 2
+    assert match in capsys.readouterr().err

@@ -1,0 +1,61 @@
+"""manyheads compare as a person at a terminal meets it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manyheads import load, save
+from manyheads.cli.main import main
+from manyheads.lens.comparison import Comparison
+from manyheads.surgery import prune
+from tests.cli.heads import write_models
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_models(tmp_path_factory.mktemp("compare"))
+    model = load(folder / "decoder")
+    save(prune(model, ["L0H0"]), folder / "pruned")
+    return folder
+
+
+def test_a_model_is_as_itself(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "changes.json"
+    pair = [str(place / "small")] * 2
+    more = ["--file", str(place / "texts.txt"), "--no-kinds", "--json", str(out)]
+    assert main(["compare", *pair, *more]) == 0
+    assert "no head moved" in capsys.readouterr().out
+    found = Comparison.load(out)
+    assert found.losses is not None
+    assert found.losses.change == 0.0
+    assert float(np.nanmax(np.abs(found.change.means["entropy"]))) == 0.0
+
+
+def test_a_pruned_model_is_told_by_where_its_heads_come_from(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = [str(place / "decoder"), str(place / "pruned")]
+    assert main(["compare", *pair, "--file", str(place / "texts.txt"), "--no-kinds"]) == 0
+    said = capsys.readouterr().out
+    assert "gone: L0H0" in said
+    assert "Heads that moved most" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        (["decoder", "small"], "layers"),
+        (["bare", "bare"], "has no tokenizer"),
+        (["decoder", "decoder", "--file", "nowhere.txt"], "there is no file nowhere.txt"),
+        (["decoder", "decoder", "--text", ""], "text 0 is empty"),
+    ],
+)
+def test_what_cannot_be_asked(
+    place: Path, more: list[str], match: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other, *rest = more
+    assert main(["compare", str(place / one), str(place / other), *rest]) == 2
+    assert match in capsys.readouterr().err.lower()

@@ -1,0 +1,95 @@
+"""manyheads inspect as a person at a terminal meets it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from manyheads import lens, load
+from manyheads.cli.main import main
+from manyheads.lens.inspection import Inspection
+from tests.cli.heads import TEXT, write_models
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models(tmp_path_factory.mktemp("inspect"))
+
+
+def test_everything_is_told_and_written(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, file = tmp_path / "all.json", place / "texts.txt"
+    asked = ["inspect", str(place / "small"), "--file", str(file), "--json", str(out)]
+    assert main(asked) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "4 heads",
+        "2 texts",
+        "L0H3",
+        "entropy share",
+        "after layer 0",
+        "dead",
+        "doubled",
+    ):
+        assert words in said
+    told = json.loads(out.read_text())
+    assert told["kind"] == "inspection"
+    assert told["facts"]["heads"][-1] == "L0H3"
+    found = Inspection.load(out)
+    assert found.complete
+    texts = file.read_text().strip().split("\n\n")
+    seen = lens.statistics(load(place / "small"), texts)
+    np.testing.assert_allclose(found.statistics.means["entropy"], seen.means["entropy"], rtol=1e-4)
+
+
+def test_ctrl_c_keeps_what_was_measured(
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken_off(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("manyheads.lens.inspection.kinds", broken_off)
+    out = tmp_path / "part.json"
+    asked = ["inspect", str(place / "small"), "--text", TEXT, "--text", "The cat", "--json"]
+    assert main([*asked, str(out)]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 texts" in said
+    assert "Broken off" in said
+    found = Inspection.load(out)
+    assert not found.complete
+    assert found.statistics.complete
+    assert found.kinds is None
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        (["decoder", "--file", "nowhere.txt"], "there is no file nowhere.txt"),
+        (["decoder", "--file", "{place}/empty.txt"], "holds no text"),
+        (["decoder", "--text", " "], "text 0 is empty"),
+        (["decoder", "--text", "a", "--file", "b.txt"], "not both"),
+        (["decoder", "--json", "out.txt"], "does not end in .json"),
+        (["decoder", "--device", "abacus"], "there is no device"),
+        (["decoder", "--file", "{place}/texts.txt", "--tokens", "0"], "measures nothing"),
+        (["bare", "--text", "a"], "has no tokenizer"),
+        (["bare"], "has no tokenizer"),
+    ],
+)
+def test_what_cannot_be_asked(
+    place: Path, more: list[str], match: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, *rest = [each.format(place=place) for each in more]
+    assert main(["inspect", str(place / model), *rest]) == 2
+    assert match in capsys.readouterr().err
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["inspect", "--help"])
+    assert "manyheads inspect gpt2/ --file book.txt" in capsys.readouterr().out

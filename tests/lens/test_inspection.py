@@ -1,0 +1,53 @@
+"""The joined inspection says what its parts say, and comes back from disk as it was."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manyheads import lens
+from manyheads.lens.inspection import Inspection, inspect
+from manyheads.models.build import build
+from manyheads.taps import Head
+from tests.studio import models
+
+TEXTS = [[5, 6, 7, 8, 5, 6, 7, 8], [9, 10, 11, 12, 13]]
+
+
+@pytest.fixture(scope="module")
+def found() -> Inspection:
+    model = build("gpt2", layers=2, width=32, heads=2, vocabulary=60, seed=0)
+    return inspect(model, TEXTS, sequences=4, progress=False)
+
+
+def test_parts_are_those_of_the_lens(found: Inspection) -> None:
+    model = build("gpt2", layers=2, width=32, heads=2, vocabulary=60, seed=0)
+    kinds = lens.kinds(model, TEXTS, sequences=4, progress=False)
+    assert found.kinds is not None
+    assert found.kinds.rows() == kinds.rows()
+    alike = lens.redundancy(model, TEXTS, progress=False)
+    np.testing.assert_allclose(
+        found.redundancy[0].likeness["patterns"], alike.likeness["patterns"], atol=1e-6
+    )
+    dead = lens.dead(model, TEXTS, how="not", progress=False)
+    assert found.dead.reasons == dead.reasons
+
+
+@pytest.mark.parametrize("ending", [".json", ".safetensors"])
+def test_what_is_saved_comes_back(found: Inspection, tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"inspection{ending}"
+    found.save(path)
+    again = Inspection.load(path)
+    assert str(again) == str(found)
+    assert again.labels(Head(0, 0)) == found.labels(Head(0, 0))
+    assert len(again.rows()) == 4
+    for name, values in found.statistics.means.items():
+        np.testing.assert_allclose(again.statistics.means[name], values)
+    assert again.table().row_count == 4
+
+
+def test_an_image_model_needs_no_text() -> None:
+    found = inspect(models.vision(), progress=False)
+    assert found.complete
+    assert found.model.vocabulary is None
+    assert found.facts["own_texts"]

@@ -13,7 +13,7 @@ INSTALL := $(BIN)/python -m pip install --progress-bar off --constraint constrai
 SENTENCE := Всем привет! Я увлекаюсь искусственным интеллектом
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench gpu-test format clean check-python
+.PHONY: help demo test bench gpu-test docs format clean check-python
 
 help: ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -46,6 +46,10 @@ gpu-test: ## run tests/gpu with the torch and pytest that PYTHON has
 	grep -hE '^(E  |FAILED|ERROR)|(passed|failed|error).* in |^Exit:' build/gpu/*.log | cut -c1-300 | uniq; \
 	test -n "$$(ls build/gpu/*.json 2>/dev/null)" && $(PYTHON) tests/gpu/ledger.py build/gpu/*.json; \
 	exit $$failed
+
+docs: $(READY) ## build the docs in build/site
+	@$(INSTALL) --editable '.[docs]'
+	$(BIN)/mkdocs build
 
 format: $(READY) ## put every file into the house format
 	$(BIN)/ruff format .

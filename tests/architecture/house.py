@@ -30,6 +30,7 @@ FLOORS = {
     "surgery/": 7,
     "tasks/": 7,
     "pictures/": 7,
+    "report/": 8,
     "studio/": 8,
     "cli/": 9,
     "__main__.py": 10,

@@ -17,6 +17,7 @@ from manyheads.cli.gate import GateCommand
 from manyheads.cli.generate import Generate
 from manyheads.cli.inspect import Inspect
 from manyheads.cli.prune import Prune
+from manyheads.cli.report import Report
 from manyheads.cli.studio import Studio
 from manyheads.cli.tokenizer import TrainTokenizer
 from manyheads.cli.train import Train
@@ -33,6 +34,7 @@ class Command(Protocol):
 
 COMMANDS: dict[str, Callable[..., Command]] = {
     "explain": Explain,
+    "report": Report,
     "studio": Studio,
     "inspect": Inspect,
     "ablate": Ablate,

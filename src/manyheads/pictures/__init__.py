@@ -1,1 +1,1 @@
-"""Plain arrays to PNG."""
+"""Plain arrays to PNG and SVG."""

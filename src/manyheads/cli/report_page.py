@@ -1,0 +1,144 @@
+"""What `manyheads report` prints and draws beside its file."""
+
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from manyheads.cli.ink import Ink, heat
+from manyheads.lens.addresses import Address
+from manyheads.pictures.atlas import draw_atlas
+from manyheads.pictures.grid import draw_grid
+from manyheads.pictures.head_map import draw_head_map
+from manyheads.report.advice import advise
+from manyheads.report.examine import Findings
+from manyheads.report.sections import flags_of, number
+
+__all__ = ["draw_all", "show"]
+
+MOST_ROWS = 32
+MOST_TOKENS = 48
+COLUMNS = (("entropy_share", "even"), ("previous", "previous"), ("first_token", "first"))
+
+
+def show(console: Console, found: Findings, *, where: str, file: str) -> None:
+    """The heads that matter most, or all of few, and what to do next."""
+    ink = Ink(console)
+    heads = found.heads
+    ink.title(f"{found.name}: {heads} heads in {len(found.seen.blocks)} layers")
+    ink.space()
+    ink.show(_table(found))
+    if heads > MOST_ROWS:
+        ink.say(f"and {heads - MOST_ROWS} more, in the report", style="dim")
+    ink.space()
+    ink.title("What to try next")
+    for each in advise(found, where=where, file=file):
+        ink.say(f"{each.title}: {each.command}")
+    ink.space()
+
+
+def _table(found: Findings) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("head")
+    table.add_column("kind")
+    columns = [(name, title) for name, title in COLUMNS if name in found.seen]
+    worth = found.worth
+    if worth is not None:
+        table.add_column(
+            "loss without" if worth.metric == "loss" else "likeness lost", justify="right"
+        )
+    for _, title in columns:
+        table.add_column(title, justify="right")
+    table.add_column("")
+    flags = flags_of(found)
+    order = list(range(found.heads))
+    if found.heads > MOST_ROWS and worth is not None:
+        order = np.argsort(-np.nan_to_num(worth.loses, nan=-np.inf)).tolist()
+    for place in order[:MOST_ROWS]:
+        address = found.seen.addresses[place]
+        cells: list[Text | str] = [str(address), found.kinds.best(address)]
+        if worth is not None:
+            cells.append(number(float(worth.loses[place])))
+        for name, _ in columns:
+            value = float(found.seen.means[name][place])
+            style = heat(value) if not np.isnan(value) else ""
+            cells.append(Text(f" {number(value, share=True):>4} ", style=style))
+        table.add_row(*cells, Text(", ".join(flags[str(address)]), style="red"))
+    return table
+
+
+def draw_all(found: Findings, folder: Path) -> list[Path]:
+    """The atlas, the head with the clearest pattern and its layer, as PNG; where each lies."""
+    folder.mkdir(parents=True, exist_ok=True)
+    best = _clearest(found)
+    layer = [each for each in found.seen.addresses if each.head.layer == best.head.layer]
+    tokens = list(found.reading.letters)[:MOST_TOKENS]
+    paths = [
+        folder / "atlas.png",
+        folder / f"head-{best}.png",
+        folder / f"layer-{best.head.layer}.png",
+    ]
+    _draw_atlas(found, paths[0])
+    kind = found.kinds.best(best)
+    whole = _dense(found, best)
+    draw_head_map(
+        whole[: len(tokens), : len(tokens)],
+        tokens,
+        paths[1],
+        title=f"{found.name} {best}: {kind}",
+        subtitle=f"on the first {len(tokens)} tokens of the text",
+    )
+    draw_grid(
+        [[_dense(found, each) for each in layer]],
+        paths[2],
+        numbers=[best.head.layer],
+        names={(0, each.head.head): found.kinds.best(each) for each in layer},
+        title=f"{found.name}, layer {best.head.layer}",
+        subtitle=f"queries down, keys across, {len(found.reading.ids)} tokens",
+    )
+    return paths
+
+
+def _clearest(found: Findings) -> Address:
+    """An induction head if there is one, or the head that is surest of its kind."""
+
+    def rank(address: Address) -> tuple[bool, float]:
+        labels = found.kinds.of(address)
+        return (bool(labels) and labels[0].kind == "induction", labels[0].score if labels else 0.0)
+
+    return max(found.seen.addresses, key=rank)
+
+
+def _draw_atlas(found: Findings, path: Path) -> None:
+    worth = found.worth
+    values = found.seen.means["entropy_share"] if worth is None else worth.loses
+    measure = (
+        "evenness"
+        if worth is None
+        else "loss added without the head"
+        if worth.metric == "loss"
+        else "likeness lost without it"
+    )
+    numbers: list[list[float]] = []
+    labels: list[list[str]] = []
+    start = 0
+    for block in found.seen.blocks:
+        numbers.append(values[start : start + block.heads].tolist())
+        labels.append([found.kinds.best(address) for address in block.addresses])
+        start += block.heads
+    title = f"The {found.heads} heads of {found.name}"
+    draw_atlas(
+        numbers, path, labels=labels, measure=measure, title=title, subtitle="each with its kind"
+    )
+
+
+def _dense(found: Findings, address: Address) -> Float[np.ndarray, "t t"]:
+    """A pattern as a square again; what was not kept is 0."""
+    largest = next(each for each in found.largest if each.address == address)
+    length = len(found.reading.ids)
+    pattern = np.zeros((length, length), dtype=np.float32)
+    np.put_along_axis(pattern, largest.keys.cpu().numpy(), largest.weights.cpu().numpy(), axis=1)
+    return pattern

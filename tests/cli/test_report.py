@@ -1,0 +1,54 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from manyheads.checkpoints.folder import save
+from manyheads.cli.main import main
+from tests.report.small import EVIL, WORDS, decoder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("report")
+    save(decoder(), place / "model")
+    (place / "text.txt").write_text(EVIL + WORDS * 6, encoding="utf-8")
+    return place
+
+
+def test_a_report_its_pictures_and_the_next_command(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, text = folder / "new" / "report.html", folder / "text.txt"
+    given = ["report", str(folder / "model"), "--file", str(text), "-o", str(out)]
+    assert main([*given, "--shown", "40", "--pictures", str(folder / "drawn")]) == 0
+    page = out.read_text("utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "<script>alert(1)" not in page
+    said = capsys.readouterr().out
+    assert "L1H1" in said
+    assert "manyheads studio" in said
+    drawn = sorted(each.name.split("-")[0] for each in (folder / "drawn").iterdir())
+    assert drawn == ["atlas.png", "head", "layer"]
+
+
+def test_json_is_all_that_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = folder / "second.html"
+    given = ["report", str(folder / "model"), "--file", str(folder / "text.txt"), "-o", str(out)]
+    assert main([*given, "--by", "none", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {(row["layer"], row["head"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+
+
+def test_a_name_that_is_no_page_is_refused_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["report", "nowhere", "--file", str(tmp_path / "none.txt"), "-o", "report.pdf"]
+    assert main(given) == 2
+    assert "let its name end in .html" in capsys.readouterr().err
+
+
+def test_a_missing_text_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "none.txt"
+    assert main(["report", "house-gpt", "--file", str(missing)]) == 1
+    assert str(missing) in capsys.readouterr().err

@@ -1,0 +1,27 @@
+"""A small model and what a report finds out about it, made once."""
+
+from functools import cache
+from typing import Any
+
+from manyheads.data.texts import GivenTexts
+from manyheads.data.tokenizer import train_tokenizer
+from manyheads.models.build import build
+from manyheads.report.examine import Findings, examine
+
+WORDS = "The cat sat on the mat and the dog sat on the log while it rained in Paris and Rome. "
+EVIL = '</script><script>alert(1)</script><img src=x onerror=alert(2)> {{script}} & "so" on. '
+
+
+def decoder(*, layers: int = 2, heads: int = 2) -> Any:
+    model = build("gpt2", layers=layers, width=32, heads=heads, vocabulary=320, seed=0)
+    for parameter in model.parameters():
+        parameter.data.mul_(3.0)
+    model.tokenizer = train_tokenizer(
+        GivenTexts((WORDS * 4, "Привет, мир! 你好", EVIL * 4)), size=320, shown=False
+    )
+    return model
+
+
+@cache
+def findings() -> Findings:
+    return examine(decoder(), EVIL + WORDS * 6, name="a <b>model</b>", shown=64, progress=False)

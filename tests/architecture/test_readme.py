@@ -4,6 +4,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,16 @@ def test_the_menu_of_the_docs_has_every_page() -> None:
     named = set(re.findall(r"[\w/-]+\.md", menu))
     there = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page not in READMES}
     assert named == there
+
+
+@pytest.mark.parametrize("room", ["lens", "surgery"])
+def test_the_reference_has_every_public_name_of_a_room(room: str) -> None:
+    text = text_of(ROOT / "docs" / "reference" / f"{room}.md")
+    named = re.findall(r"^::: (\S+)\.(\w+)$", text, re.MULTILINE)
+    public = import_module(f"manyheads.{room}")
+    assert sorted(name for _, name in named) == sorted(public.__all__)
+    for home, name in named:
+        assert getattr(import_module(home), name) is getattr(public, name)
 
 
 @each_page

@@ -1,0 +1,33 @@
+"""For the builder of the reference: docstrings, which are plain text with doctests, as Markdown."""
+
+import re
+from typing import Any
+
+import griffe
+
+__all__ = ["Doctests"]
+
+EXAMPLE = re.compile(r"(^>>> .*?(?=\n[ \t]*\n|\Z))", re.MULTILINE | re.DOTALL)
+CODE_SPAN = re.compile(r"(`[^`]*`)")
+
+
+class Doctests(griffe.Extension):
+    """Markdown would take >>> for a quotation within two others, and <name> for HTML."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = _marked(obj.docstring.value)
+
+
+def _marked(text: str) -> str:
+    # What was split at stands at the odd places.
+    parts = EXAMPLE.split(text)
+    parts[::2] = [_escaped(part) for part in parts[::2]]
+    parts[1::2] = [f"```pycon\n{part}\n```" for part in parts[1::2]]
+    return "".join(parts)
+
+
+def _escaped(text: str) -> str:
+    parts = CODE_SPAN.split(text)
+    parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]
+    return "".join(parts)

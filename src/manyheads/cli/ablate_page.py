@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from manyheads.cli.asked import counted
 from manyheads.cli.ink import Ink, visible
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ def show(console: Console, name: str, found: "Ablation", taken: "Cumulative | No
     told = "" if error is None else f" ±{error:.2g}"
     ink.say(
         f"The {facts['metric']} of the whole model is {found.baseline:.4f}{told} over "
-        f"{facts['texts']:,} texts. Heads are replaced by {_stand_in(facts['how'])}, one at a time."
+        f"{counted(facts['texts'], 'text')}. "
+        f"Heads are replaced by {_stand_in(facts['how'])}, one at a time."
     )
     ink.heading("Heads")
     ink.show(_heads(found))

@@ -23,6 +23,7 @@ __all__ = [
     "TextFile",
     "Texts",
     "check_json",
+    "counted",
     "cuts_told",
     "open_model",
     "read_file",
@@ -107,6 +108,14 @@ def check_json(path: Path | None) -> None:
         raise InputError(f"--json {path} does not end in .json", "name a file that does")
     if path is not None and path.is_dir():
         raise InputError(f"--json {path} is a folder", "name a file")
+
+
+def counted(count: int, thing: str) -> str:
+    """
+    >>> counted(1, "text"), counted(1200, "text")
+    ('1 text', '1,200 texts')
+    """
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
 
 @contextmanager

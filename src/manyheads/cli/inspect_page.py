@@ -4,6 +4,7 @@ from typing import Any
 
 from rich.console import Console
 
+from manyheads.cli.asked import counted
 from manyheads.cli.ink import Ink, visible
 from manyheads.lens.inspection import Inspection
 from manyheads.lens.observer import Activation
@@ -24,8 +25,10 @@ def show(console: Console, name: str, found: Inspection, tokenizer: Any) -> None
     console.width = width
     ink.title(visible(name))
     facts = found.statistics.facts
-    what = "short articles of our own" if found.facts["own_texts"] else "texts"
-    ink.say(f"{found.model} Read: {facts['texts']:,} {what}, {facts['tokens']:,} tokens.")
+    own = " of our own" if found.facts["own_texts"] else ""
+    ink.say(
+        f"{found.model} Read: {counted(facts['texts'], 'text')}{own}, {facts['tokens']:,} tokens."
+    )
     if found.kinds is not None:
         ink.say(str(found.kinds).splitlines()[0].capitalize() + ".")
     ink.heading("Heads")

@@ -13,12 +13,20 @@ INSTALL := $(BIN)/python -m pip install --progress-bar off --constraint constrai
 SENTENCE := Всем привет! Я увлекаюсь искусственным интеллектом
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench gpu-test docs format clean check-python
+.PHONY: help demo explain test bench gpu-test docs format clean check-python
 
 help: ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
-demo: $(READY) ## walk a sentence through one layer, write multi_head_attention_map.png
+demo: $(READY) ## look at the heads of the small model: a table, pictures and a report in runs/demo
+	@mkdir -p runs/demo
+	@$(BIN)/manyheads report house-gpt --file docs/demo.txt -o runs/demo/report.html --pictures runs/demo
+	@echo
+	@echo "Open runs/demo/report.html in a browser. Then type a text of your own and switch heads off:"
+	@echo
+	@echo "    $(BIN)/manyheads studio house-gpt"
+
+explain: $(READY) ## walk a sentence through one layer, write multi_head_attention_map.png
 	$(BIN)/manyheads explain "$(SENTENCE)" --language ru --picture multi_head_attention_map.png
 
 test: $(READY) ## check format, lint and types, run tests and doctests
@@ -58,6 +66,7 @@ format: $(READY) ## put every file into the house format
 clean: ## remove .venv, caches and what the demo wrote
 	rm -rf .venv build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f multi_head_attention_map.png
+	rm -rf runs/demo
 	find src tests bench -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamp is written last: an install that broke off is taken up again by the next make.

@@ -136,6 +136,11 @@ def test_the_reference_has_every_public_name_of_a_room(room: str) -> None:
         assert getattr(import_module(home), name) is getattr(public, name)
 
 
+def test_the_reference_has_every_command() -> None:
+    told = commands(ROOT / "docs" / "reference" / "commands.md")
+    assert {name for name, _ in MANYHEADS.findall(told)} == COMMANDS.keys()
+
+
 @each_page
 def test_every_make_command_is_a_target(page: Path) -> None:
     named = set(MAKE.findall(commands(page)))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from matplotlib import font_manager, rc_context
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 
 from manyheads.errors import InputError
@@ -62,11 +62,11 @@ class Paper:
     quiet: str
     line: str
     colours: tuple[str, ...]
-    scale: LinearSegmentedColormap
-    two_sided: LinearSegmentedColormap
+    scale: Colormap
+    two_sided: Colormap
 
 
-def _scale(name: str, stops: Sequence[str]) -> LinearSegmentedColormap:
+def _scale(name: str, stops: Sequence[str]) -> Colormap:
     # What has no value is as pale as the frame.
     return LinearSegmentedColormap.from_list(name, list(stops)).with_extremes(bad="#9a9a9a33")
 
@@ -212,6 +212,16 @@ def write_picture(figure: Figure, path: Path) -> None:
 
 @cache
 def _faces() -> list[str]:
-    """The faces that are installed; matplotlib brings the first itself."""
+    """The faces that are installed; matplotlib brings the first itself.
+
+    Its list of faces is kept between runs, and knows none that came since.
+    """
+    files = {face.replace(" ", "") + "-Regular": face for face in FACES}
+    files["NotoSansCJK-Regular"] = "Noto Sans CJK JP"
     known = set(font_manager.get_font_names())
+    if not set(FACES[1:]) & known:
+        for file in font_manager.findSystemFonts():
+            if files.get(Path(file).stem, FACES[0]) not in known:
+                font_manager.fontManager.addfont(file)
+        known = set(font_manager.get_font_names())
     return [face for face in FACES if face in known]

@@ -1,0 +1,113 @@
+"""Every picture drawn once, with what it is given made by a formula."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from manyheads.pictures.atlas import draw_atlas
+from manyheads.pictures.bars import draw_bars
+from manyheads.pictures.gates import draw_gates
+from manyheads.pictures.grid import draw_grid
+from manyheads.pictures.head_map import draw_head_map
+from manyheads.pictures.likeness import draw_likeness
+from manyheads.pictures.over_image import draw_over_image
+from manyheads.pictures.over_text import draw_over_text
+from manyheads.pictures.paper import Look
+from manyheads.pictures.training import draw_training
+
+TOKENS = ["The", " cat", " sat", "Привет,", " мир", "你好", "مرحبا", "שלום", "नमस्ते"]
+TOKENS += ["$x_1$", "<script>", " on\n", " the", " mat"]
+RANDOM = np.random.default_rng(0)
+
+
+def causal(length: int, sharp: float = 1.0) -> np.ndarray:
+    scores = sharp * RANDOM.normal(size=(length, length))
+    scores[np.triu_indices(length, 1)] = -np.inf
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    return np.asarray(weights / weights.sum(1, keepdims=True))
+
+
+def _head_map(path: Path, look: Look) -> None:
+    draw_head_map(
+        causal(len(TOKENS), 2.0),
+        TOKENS,
+        path,
+        title="L2H7: induction",
+        subtitle="a text",
+        look=look,
+    )
+
+
+def _grid(path: Path, look: Look) -> None:
+    layers = [[causal(40, 0.5 + layer + head / 2) for head in range(8)] for layer in range(3)]
+    draw_grid(layers, path, names={(0, 3): "previous-token"}, title="A model", look=look)
+
+
+def _atlas(path: Path, look: Look) -> None:
+    values = RANDOM.normal(size=(3, 6)).tolist()
+    values[1][2] = float("nan")
+    labels = [["induction", "mixed", "sink", "previous-token", "broad", "bracket quotes"]] * 3
+    draw_atlas(values, path, labels=labels, measure="loss", title="All heads", look=look)
+
+
+def _bars(path: Path, look: Look) -> None:
+    names = [f"L{layer}H{head}" for layer in range(4) for head in range(6)]
+    values = (RANDOM.normal(size=24) ** 3).tolist()
+    draw_bars(
+        names, values, path, errors=[0.2] * 24, most=12, value="nats", title="Worth", look=look
+    )
+
+
+def _training(path: Path, look: Look) -> None:
+    steps = list(range(0, 1000, 50))
+    x = np.array(steps) / 100
+    panels = {
+        name: {
+            f"L{layer}H{head}": top / (1 + np.exp(4 + layer - x)) + 0.05 * RANDOM.random(20)
+            for layer in range(3)
+            for head, top in enumerate(RANDOM.random(4))
+        }
+        for name in ("entropy", "induction", "first token share")
+    }
+    draw_training(steps, panels, path, title="Heads while training", look=look)
+
+
+def _over_text(path: Path, look: Look) -> None:
+    words = TOKENS * 4
+    scores = {"rollout": RANDOM.random(len(words)) ** 3, "flow": RANDOM.random(len(words))}
+    draw_over_text(words, scores, path, at=5, title="Where it comes from", look=look)
+
+
+def _over_image(path: Path, look: Look) -> None:
+    rows, columns = np.mgrid[0:96, 0:96] / 96
+    image = np.stack([rows, columns, 1 - rows], axis=-1)
+    spots = np.exp(-RANDOM.random((7, 1, 1)) * 30 * ((np.mgrid[0:12, 0:12] - 6) ** 2).sum(0) / 36)
+    draw_over_image(image, spots, path, title="The class token looks", look=look)
+
+
+def _gates(path: Path, look: Look) -> None:
+    layers = [[RANDOM.beta(0.4 + head, 2, size=500) for head in range(6)] for _ in range(2)]
+    draw_gates(layers, path, title="Gates", subtitle="share below 0.1 at the right", look=look)
+
+
+def _likeness(path: Path, look: Look) -> None:
+    vectors = RANDOM.normal(size=(20, 6))
+    vectors[[1, 7, 12]] = vectors[3] + 0.3 * RANDOM.normal(size=(3, 6))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    names = [f"L{place // 5}H{place % 5}" for place in range(20)]
+    likeness = np.clip(vectors @ vectors.T, 0, 1)
+    draw_likeness(likeness, names, path, clusters=[[1, 3, 7, 12]], title="Alike", look=look)
+
+
+PICTURES: dict[str, Callable[[Path, Look], None]] = {
+    "head_map": _head_map,
+    "grid": _grid,
+    "atlas": _atlas,
+    "bars": _bars,
+    "training": _training,
+    "over_text": _over_text,
+    "over_image": _over_image,
+    "gates": _gates,
+    "likeness": _likeness,
+}

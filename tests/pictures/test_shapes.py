@@ -1,0 +1,50 @@
+"""Arrays that do not fit together are refused by name."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manyheads.errors import ShapeError
+from manyheads.pictures.atlas import draw_atlas
+from manyheads.pictures.bars import draw_bars
+from manyheads.pictures.gates import draw_gates
+from manyheads.pictures.grid import draw_grid
+from manyheads.pictures.head_map import draw_head_map
+from manyheads.pictures.likeness import draw_likeness
+from manyheads.pictures.over_image import draw_over_image
+from manyheads.pictures.over_text import draw_over_text
+
+NOWHERE = Path("nowhere.png")
+
+
+def test_a_token_too_few() -> None:
+    with pytest.raises(ShapeError, match="2 queries and 2 keys"):
+        draw_head_map(np.eye(2), ["one"], NOWHERE)
+    with pytest.raises(ShapeError, match="give one a token"):
+        draw_over_text(["one"], {"rollout": np.ones(2)}, NOWHERE)
+
+
+def test_a_name_too_few() -> None:
+    with pytest.raises(ShapeError, match="1 names, 2 values"):
+        draw_bars(["L0H0"], [1.0, 2.0], NOWHERE)
+    with pytest.raises(ShapeError, match="1 names"):
+        draw_likeness(np.eye(2), ["L0H0"], NOWHERE)
+    with pytest.raises(ShapeError, match="1 names for 2 heads"):
+        draw_over_image(np.zeros((4, 4, 3)), np.zeros((2, 2, 2)), NOWHERE, names=["one"])
+    with pytest.raises(ShapeError, match="as many labels"):
+        draw_atlas([[1.0, 2.0]], NOWHERE, labels=[["one"]])
+
+
+def test_nothing_to_draw() -> None:
+    with pytest.raises(ShapeError, match="no head"):
+        draw_grid([], NOWHERE)
+    with pytest.raises(ShapeError, match="no head"):
+        draw_atlas([[]], NOWHERE)
+    with pytest.raises(ShapeError, match="no gate"):
+        draw_gates([[]], NOWHERE)
+
+
+def test_a_head_is_in_one_cluster() -> None:
+    with pytest.raises(ShapeError, match="two clusters"):
+        draw_likeness(np.eye(2), ["a", "b"], NOWHERE, clusters=[[0, 1], [1]])

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from matplotlib import font_manager, rc_context
 from matplotlib.axes import Axes
-from matplotlib.colors import Colormap
+from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from manyheads.errors import InputError

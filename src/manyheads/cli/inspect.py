@@ -16,6 +16,9 @@ from manyheads.cli.asked import (
 
 __all__ = ["Inspect"]
 
+# Tokens of a batch where they take long, so that the bar moves and Ctrl-C loses little.
+SMALL = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
@@ -60,7 +63,8 @@ class Inspect:
         with cuts_told():
             given = bool(self.text) or self.file is not None
             texts = read_texts(model, self.text, self.file, self.tokens) if given else None
-            found = inspect(model, texts, seed=self.seed)
+            small = SMALL if self.device == "cpu" else None
+            found = inspect(model, texts, seed=self.seed, batch_tokens=small)
         show(Console(), self.model, found, model.tokenizer)
         if self.json is not None:
             found.save(self.json)

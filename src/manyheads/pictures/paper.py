@@ -1,5 +1,6 @@
 """What pictures are drawn on: light or dark paper, colours all can tell apart, any script."""
 
+import logging
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -198,6 +199,10 @@ def write_picture(figure: Figure, path: Path) -> None:
     kind = path.suffix.lower()[1:]
     # The same picture is the same file: no time of drawing in it.
     about: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {}
+    # That a face has no bold letters is nothing a reader could mend.
+    faces = logging.getLogger("matplotlib.font_manager")
+    level = faces.level
+    faces.setLevel(logging.ERROR)
     try:
         with partial.open("wb") as file, warnings.catch_warnings():
             # A letter that no face here has is drawn as a box; the rest is still right.
@@ -207,6 +212,7 @@ def write_picture(figure: Figure, path: Path) -> None:
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
+        faces.setLevel(level)
         partial.unlink(missing_ok=True)
 
 

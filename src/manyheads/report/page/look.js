@@ -164,7 +164,7 @@ function drawMap(pattern, head) {
 
 function say(looks, pattern) {
   const from = shown(data.tokens[looking.at]);
-  const best = looks.slice(0, 4).map(([place, weight]) => `${shown(data.tokens[place])} ${told(weight, true)}`);
+  const best = looks.slice(0, 4).filter(([, weight]) => weight >= 0.005).map(([place, weight]) => `${shown(data.tokens[place])} ${told(weight, true)}`);
   const kept = looksFrom(pattern, looking.at).reduce((sum, [, weight]) => sum + weight, 0);
   const rest = Math.max(0, 1 - kept);
   const words = looking.back ? `${from} (token ${looking.at}) is looked at by ` : `${from} (token ${looking.at}) looks at `;

@@ -1,5 +1,6 @@
 """The command line: `manyheads COMMAND ...`."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -52,13 +53,19 @@ COMMANDS: dict[str, Callable[..., Command]] = {
 
 ABOUT = """See, measure and reshape every attention head, at full speed.
 
-Start with: manyheads explain "The cat sat on the mat."
+Start with: manyheads inspect
 
-Also: manyheads explain --help, manyheads --version"""
+Also: manyheads inspect --help, manyheads --version"""
 
 FIRST = """manyheads: see, measure and reshape every attention head, at full speed.
 
-Start here: watch one sentence pass through one attention layer, number by number.
+Start here: what every head of a small model does, in a table, in one file, in the browser.
+
+    manyheads inspect
+    manyheads report house-gpt --file text.txt -o report.html
+    manyheads studio
+
+Or watch one sentence pass through one attention layer, number by number.
 
     manyheads explain "The cat sat on the mat."
 
@@ -77,11 +84,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given == ["--version"]:
         print(f"manyheads {_version()}")
         return DONE
-    command = tyro.extras.subcommand_cli_from_dict(
-        COMMANDS, prog="manyheads", description=ABOUT, args=given
-    )
     try:
+        command = tyro.extras.subcommand_cli_from_dict(
+            COMMANDS, prog="manyheads", description=ABOUT, args=given
+        )
         return command.run()
+    except BrokenPipeError:
+        # Whoever read the output, such as head, has seen enough.
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115, kept open till the end
+        return DONE
     except ManyheadsError as error:
         return _fail(str(error), WRONG_USE)
     except OSError as error:

@@ -92,15 +92,20 @@ def overview(found: Findings) -> str:
     """A few numbers at a glance."""
     counted = Counter(found.kinds.best(each).split()[0] for each in found.seen.addresses)
     named = found.heads - counted.get("mixed", 0)
-    common = ", ".join(f"{count} {kind}" for kind, count in counted.most_common(4))
+    several = [(kind, count) for kind, count in counted.most_common() if kind != "mixed"]
+    common = ", ".join(f"{count} {kind}" for kind, count in several[:4])
     cards = [(str(found.heads), "heads", f"in {len(found.seen.blocks)} layers")]
     cards.append((str(named), "have a kind", common))
     if found.worth is not None:
         best = int(np.nanargmax(found.worth.loses))
         change = number(float(found.worth.loses[best]))
-        unit = "nats a token" if found.worth.metric == "loss" else "of likeness"
+        told = (
+            f"without it the loss rises by {change} nats"
+            if found.worth.metric == "loss"
+            else f"{change} of likeness is lost without it"
+        )
         name = str(found.seen.addresses[best])
-        cards.append((name, "matters most", f"{change} {unit} lost without it"))
+        cards.append((name, "matters most", told))
     harmful = 0 if found.worth is None else len(found.worth.harmful)
     idle = f"{len(found.alike.doubles)} doubled pairs, {harmful} harmful"
     cards.append((str(len(found.dead.heads)), "are dead", idle))

@@ -41,8 +41,9 @@ function sortTable(title) {
   rows.sort((one, other) => {
     const [a, b] = [value(one), value(other)];
     if (a === "" || b === "") return (a === "") - (b === "");
-    const order = Number.isNaN(Number(a)) ? a.localeCompare(b) : Number(a) - Number(b);
-    return down && !Number.isNaN(Number(a)) ? -order : order * (down ? 1 : -1);
+    // Words begin at A, numbers with the largest.
+    const order = Number.isNaN(Number(a)) ? a.localeCompare(b) : Number(b) - Number(a);
+    return down ? order : -order;
   });
   table.tBodies[0].append(...rows);
 }

@@ -1,0 +1,84 @@
+"""The page in a browser: hover, lines, map, the way back, sorting, themes, and nothing else."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyheads.report.page import compose
+from manyheads.report.writing import write_page
+from tests.report.small import findings
+
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    path: Path = tmp_path_factory.mktemp("page") / "report.html"
+    write_page(compose(findings(), where="it", file="text.txt"), path)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened: Any = browser.new_page(viewport={"width": 1280, "height": 900})
+        opened.trouble = []
+        opened.on("console", lambda said: opened.trouble.append(said.text))
+        opened.on("pageerror", lambda error: opened.trouble.append(str(error)))
+        opened.on("dialog", lambda dialog: opened.trouble.append(dialog.message))
+        opened.on("request", lambda asked: opened.trouble.extend(_elsewhere(asked.url)))
+        opened.goto(path.as_uri())
+        opened.wait_for_selector(".token.at")
+        yield opened
+        browser.close()
+
+
+def _elsewhere(address: str) -> list[str]:
+    return [] if address.startswith(("file:", "data:", "blob:")) else [address]
+
+
+def test_a_hovered_token_tells_where_it_looks(page: Any) -> None:
+    page.hover(".token >> nth=20")
+    page.wait_for_function("document.querySelector('#said').textContent.includes('token 20')")
+    assert "looks at" in page.text_content("#said")
+    assert page.evaluate("document.querySelectorAll('.token[style*=background]').length") > 0
+
+
+def test_lines_the_map_and_the_way_back(page: Any) -> None:
+    page.click("[data-view=lines]")
+    page.wait_for_selector("#view-lines path.strong", state="attached")
+    page.check("#back")
+    page.wait_for_function("document.querySelector('#said').textContent.includes('looked at by')")
+    page.uncheck("#back")
+    page.click("[data-view=map]")
+    page.wait_for_function("document.querySelector('#map').width === 64")
+    page.click("[data-view=text]")
+
+
+def test_another_head_another_measure_another_theme(page: Any) -> None:
+    page.click("#atlas button >> nth=2")
+    page.wait_for_function("document.querySelector('#title').textContent.startsWith('L1H0')")
+    page.select_option("#measure", "pattern")
+    page.wait_for_selector("#atlas canvas:visible")
+    page.select_option("#measure", "1")
+    page.click("#theme")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_the_table_sorts_by_what_is_clicked(page: Any) -> None:
+    page.click("#heads thead button >> nth=2")
+    read = (
+        "[...document.querySelectorAll('#heads tbody tr')].map(row => +row.cells[2].dataset.value)"
+    )
+    values = page.evaluate(read)
+    assert values == sorted(values, reverse=True)
+    page.click("#heads thead button >> nth=2")
+    assert page.evaluate(read) == sorted(values)
+
+
+def test_nothing_ran_or_was_asked_for_that_is_not_ours(page: Any) -> None:
+    assert page.trouble == []

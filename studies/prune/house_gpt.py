@@ -1,0 +1,143 @@
+"""How many heads house-gpt can lose: perplexity by heads removed, in four orders.
+
+    python studies/prune/house_gpt.py TEXT OUT [--pieces 8] [--length 128] [--draws 2]
+
+Heads are ordered by exact ablation, gradient importance, trained L0 gates and chance on some pieces
+of the text; every curve is measured on others, taken by turns from all over it. The pieces must be
+of text the model was not trained on, which `studies/house/prepare.py` sets aside.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from manyheads import lens, load
+from manyheads.lens.ablation import Cumulative
+from manyheads.lens.addresses import Address
+from manyheads.models.build import Model
+from manyheads.pictures.curve import CurveWords, Line, draw_curve
+from manyheads.surgery import choose
+from manyheads.surgery.closing import Closing
+
+MODEL = "house-gpt"
+ORDERS = {"exact ablation": "ablation", "gradient": "gradient", "L0 gates": "l0"}
+# A curve is read at these shares of the heads.
+READ_AT = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
+# What a word may cost: a hundredth of a nat, a tenth of one.
+BUDGETS = (0.01, 0.1)
+GATE_TOKENS = 512
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--pieces", type=int, default=8, help="to choose by; as many to measure")
+    parser.add_argument("--length", type=int, default=128, help="tokens of a piece")
+    parser.add_argument("--draws", type=int, default=2, help="orders by chance")
+    parser.add_argument("--gate-steps", type=int, default=100, help="that L0 gates are trained")
+    asked = parser.parse_args()
+    model = load(MODEL)
+    pieces = cut(model, asked.text.read_text(encoding="utf-8"), 2 * asked.pieces, asked.length)
+    first, other = pieces[::2], pieces[1::2]
+    found, harmful = orders(model, first, asked.draws, asked.gate_steps)
+    told, lines = {}, []
+    for name, order in found.items():
+        heads = [address.head for address in order]
+        curve = lens.ablate_in_order(model, other, heads)
+        told[name] = {"order": [str(head) for head in heads], **described(curve)}
+        print(summary(name, told[name]))
+        lines.append(drawn(name, told[name]))
+    harms = confirmed(model, other, harmful)
+    print(f"harmful on the pieces chosen by: {', '.join(harms['chosen']) or 'none'}")
+    print(f"and on those measured by: {', '.join(harms['measured']) or 'none'}")
+    asked.out.mkdir(parents=True, exist_ok=True)
+    facts = {
+        "model": MODEL,
+        "pieces": asked.pieces,
+        "length": asked.length,
+        "gate_steps": asked.gate_steps,
+        "baseline": told["exact ablation"]["baseline"],
+        "harmful": harms,
+        "orders": told,
+    }
+    (asked.out / "house_gpt.json").write_text(json.dumps(facts, indent=1) + "\n")
+    words = CurveWords(
+        title=f"{MODEL} with fewer and fewer heads",
+        subtitle=f"{len(other)} pieces of {asked.length} tokens that no order was chosen by",
+        share="share of heads that are gone",
+        value="loss a token, in nats",
+    )
+    draw_curve(lines, facts["baseline"], asked.out / "house_gpt.png", words=words)
+
+
+def cut(model: Model, text: str, count: int, length: int) -> list[list[int]]:
+    """Pieces of so many tokens, evenly far apart over the text."""
+    assert model.tokenizer is not None
+    # More letters than a piece's tokens can need; what is cut off is a word's rest at its start.
+    letters, pieces = 16 * length, []
+    for place in range(count):
+        start = place * (len(text) - letters) // count
+        start = text.index(" ", start) + 1
+        pieces.append(model.tokenizer.encode(text[start : start + letters]).ids[:length])
+    assert all(len(piece) == length for piece in pieces), "the text is too short for the pieces"
+    return pieces
+
+
+def orders(
+    model: Model, texts: Sequence[list[int]], draws: int, gate_steps: int
+) -> tuple[dict[str, list[Address]], list[str]]:
+    """All heads by each measure, and those that exact ablation says do harm."""
+    found, harmful = {}, []
+    closing = Closing(steps=gate_steps, batch_tokens=GATE_TOKENS)
+    for name, by in ORDERS.items():
+        # The curve of the texts chosen by is not what is wanted: a share of nothing leaves it out.
+        chosen = choose(model, texts, by, share=0.0, closing=closing)  # type: ignore[arg-type]
+        found[name] = [each.head for each in chosen.order]
+        if by == "ablation":
+            harmful = [str(address) for address in chosen.harmful]
+    for seed in range(draws):
+        chosen = choose(model, texts[:1], "random", share=0.0, seed=seed)
+        found[f"chance, draw {seed}"] = [each.head for each in chosen.order]
+    return found, harmful
+
+
+def described(curve: Cumulative) -> dict[str, Any]:
+    changes = [step.change for step in curve.steps]
+    return {
+        "baseline": curve.baseline,
+        "loss": [step.value for step in curve.steps],
+        "perplexity": [math.exp(step.value) for step in curve.steps],
+        "errors": [step.error for step in curve.steps],
+        "within": {
+            f"{budget:g}": max(
+                (place + 1 for place, change in enumerate(changes) if change <= budget), default=0
+            )
+            for budget in BUDGETS
+        },
+    }
+
+
+def confirmed(model: Model, texts: Sequence[list[int]], harmful: list[str]) -> dict[str, list[str]]:
+    """Heads that do harm where they were chosen, and those of them that do so elsewhere too."""
+    again = {str(address) for address, _ in lens.ablate(model, texts).harmful()}
+    return {"chosen": harmful, "measured": [name for name in harmful if name in again]}
+
+
+def summary(name: str, told: dict[str, Any]) -> str:
+    places = [round(share * len(told["loss"])) - 1 for share in READ_AT]
+    read = " ".join(f"{told['perplexity'][place]:9.1f}" for place in places)
+    return f"{name:16} {read}   within {told['within']}"
+
+
+def drawn(name: str, told: dict[str, Any]) -> Line:
+    total = len(told["loss"])
+    shares = [(place + 1) / total for place in range(total)]
+    return Line(name=name, shares=shares, values=told["loss"], errors=told["errors"])
+
+
+if __name__ == "__main__":
+    main()

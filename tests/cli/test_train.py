@@ -60,10 +60,10 @@ def test_stopped_it_says_how_to_go_on(
 ) -> None:
     update = Updater.run
 
-    def interrupted(self: Updater, step: Any, number: int, **more: Any) -> Any:
-        if number == 1:
+    def interrupted(self: Updater, asked: Any, **more: Any) -> Any:
+        if asked.number == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return update(self, step, number, **more)
+        return update(self, asked, **more)
 
     monkeypatch.setattr(Updater, "run", interrupted)
     assert main(["train", run_file.name]) == 143

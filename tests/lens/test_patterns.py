@@ -1,5 +1,6 @@
 """Patterns on request are those of the reference kernel, in any part and any number."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,8 @@ def test_some_rows_of_some_heads(name: str) -> None:
 
 
 def test_the_largest_weights_of_each_query(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyheads.lens.patterns.WEIGHTS_AT_ONCE", 20)
+    # By the module: in the package the name means the function.
+    monkeypatch.setattr(sys.modules["manyheads.lens.patterns"], "WEIGHTS_AT_ONCE", 20)
     model = small(DECODERS["llama"])
     text = [3, 1, 4, 1, 5, 9, 2, 6, 5]
     whole = patterns(model, [text]).of(Head(0, 2)).weights

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -17,15 +18,12 @@ SHAPES_ARE_CHECKED = (
     and not os.getenv("MANYHEADS_NO_TYPECHECK")
 )
 
-# Its kernels need triton, which comes with CUDA's torch alone.
-NEED_TRITON = (
-    "decoding/onetoken.py",
-    "lens/counted.py",
-    "lens/gathered.py",
-    "lens/streamed.py",
-    "train/scored.py",
-)
-collect_ignore = [] if find_spec("triton") else [f"src/manyheads/{file}" for file in NEED_TRITON]
+# Kernels in triton, which comes with CUDA's torch alone.
+HERE = Path(__file__).parent
+NEED_TRITON = [
+    str(file) for file in HERE.glob("src/**/*.py") if "\nimport triton\n" in file.read_text()
+]
+collect_ignore = [] if find_spec("triton") else NEED_TRITON
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Each worker has a core to itself; more threads than cores would only wait for one another.

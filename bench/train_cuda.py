@@ -58,7 +58,8 @@ class _Ours:
                 sequences=len(self.texts.lengths),
                 after=Position(),
             )
-            [prepared] = asked(iter((step,)), self.objective, self.model, seed=0, first=0, pin=True)
+            [prepared] = asked(iter((step,)), self.objective, self.model, seed=0, first=0)
+            pinned = prepared.pinned()
             updater = Updater(
                 entrance=Entrance(self.model.train(), members),
                 optimiser=AdamW(rate=1e-4).build(self.model),
@@ -68,7 +69,7 @@ class _Ours:
                 half=next(self.model.parameters()).dtype == torch.float32,
                 clip=1.0,
             )
-        return lambda: torch.tensor(updater.run(prepared).loss)
+        return lambda: torch.tensor(updater.run(pinned).loss)
 
 
 def _theirs(model: nn.Module, loss: Callable[[Any], Tensor]) -> Work:

@@ -7,7 +7,7 @@ from io import TextIOBase
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "duration"]
 
 SILENT_SECONDS = 2.0
 # A terminal is drawn anew in place; a log grows with each line.
@@ -61,9 +61,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
         if self._told and kind is None:
-            self._print(
-                f"{self.done:,.0f} {self.unit} in {_duration(self.seconds)}, {self._rate()}"
-            )
+            self._print(f"{self.done:,.0f} {self.unit} in {duration(self.seconds)}, {self._rate()}")
 
     @property
     def seconds(self) -> float:
@@ -121,7 +119,7 @@ class Progress:
         known = [self._rate()]
         if self.total and self.done:
             left = max(0.0, self.total / self.done - 1) * self.seconds
-            known = [f"{min(1.0, self.done / self.total):.0%}", *known, f"{_duration(left)} left"]
+            known = [f"{min(1.0, self.done / self.total):.0%}", *known, f"{duration(left)} left"]
         return ", ".join(known)
 
     def _rate(self) -> str:
@@ -129,9 +127,9 @@ class Progress:
         return f"{rate:,.0f} {self.unit}/s" if rate >= 10 else f"{rate:.2g} {self.unit}/s"
 
 
-def _duration(seconds: int | float) -> str:
+def duration(seconds: int | float) -> str:
     """
-    >>> _duration(7.4), _duration(125), _duration(7500)
+    >>> duration(7.4), duration(125), duration(7500)
     ('7 s', '2 min 5 s', '2 h 5 min')
     """
     minutes, rest = divmod(round(seconds), 60)

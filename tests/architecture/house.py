@@ -74,6 +74,11 @@ class Source:
     def text(self) -> str:
         return self.path.read_text(encoding="utf-8")
 
+    @property
+    def needs_triton(self) -> bool:
+        """It is nothing but kernels for CUDA: whole files of them say so by this very import."""
+        return any(imported.module == "triton" for imported in self.imports())
+
     def imports(self) -> list[Import]:
         return list(self._read(ast.parse(self.text, filename=str(self.path)), False, False))
 

@@ -37,13 +37,10 @@ print(len(modules))
 """
 
 
-# Kernels for CUDA, which a function of the core imports where there is such a device.
-NEED_TRITON = {"lens/counted.py", "lens/gathered.py", "lens/streamed.py", "train/scored.py"}
-
-
 def core() -> list[Source]:
+    """But for kernels in triton, which a function imports where there is a device for them."""
     inside = [source for source in sources().values() if room(source.place) in CORE]
-    return [source for source in inside if source.place not in NEED_TRITON]
+    return [source for source in inside if not source.needs_triton]
 
 
 def distributions_behind(names: set[str]) -> set[str]:

@@ -17,8 +17,7 @@ from tests.architecture.house import PACKAGE, sources
 def modules_with_a_list() -> Iterator[ModuleType]:
     for source in sources().values():
         # Triton comes with CUDA's torch alone.
-        needs = {imported.module.partition(".")[0] for imported in source.imports()}
-        if source.path.stem != "__main__" and ("triton" not in needs or find_spec("triton")):
+        if source.path.stem != "__main__" and (not source.needs_triton or find_spec("triton")):
             module = import_module(source.module)
             if hasattr(module, "__all__"):
                 yield module

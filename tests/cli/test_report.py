@@ -32,11 +32,11 @@ def test_a_report_its_pictures_and_the_next_command(
     assert drawn == ["atlas.png", "head", "layer"]
 
 
-def test_json_is_all_that_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = folder / "second.html"
+def test_numbers_go_to_a_file_of_json(folder: Path) -> None:
+    out, numbers = folder / "second.html", folder / "heads.json"
     given = ["report", str(folder / "model"), "--file", str(folder / "text.txt"), "-o", str(out)]
-    assert main([*given, "--by", "none", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    assert main([*given, "--by", "none", "--json", str(numbers)]) == 0
+    rows = json.loads(numbers.read_text("utf-8"))
     assert {(row["layer"], row["head"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
@@ -50,5 +50,13 @@ def test_a_name_that_is_no_page_is_refused_before_anything_is_read(
 
 def test_a_missing_text_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = tmp_path / "none.txt"
-    assert main(["report", "house-gpt", "--file", str(missing)]) == 1
+    assert main(["report", "house-gpt", "--file", str(missing)]) == 2
     assert str(missing) in capsys.readouterr().err
+
+
+def test_without_words_it_is_about_our_own_model_and_articles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "--tokens", "64", "--shown", "16", "--by", "none"]) == 0
+    assert "articles of our own" in (tmp_path / "report.html").read_text("utf-8")

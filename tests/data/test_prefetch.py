@@ -11,7 +11,7 @@ import torch
 
 from manyheads.data.batch import Batch
 from manyheads.data.pieces import Documents
-from manyheads.data.prefetch import prefetched, send
+from manyheads.data.prefetch import prefetched
 from manyheads.data.stream import Stream
 from manyheads.errors import ConfigError
 from tests.data.tiny import store_of
@@ -91,10 +91,10 @@ def test_a_batch_is_sent_whole() -> None:
     labelled = Batch(
         texts=batch.texts, others=batch.texts, images=(torch.ones(3),), labels=torch.tensor([1])
     )
-    sent = send(labelled, "cpu")
+    sent = labelled.sent("cpu")
     assert values(sent) == values(labelled)
     assert sent.texts is not None
     assert batch.texts is not None
     assert sent.texts.lengths.each == batch.texts.lengths.each
     assert len(sent.images) == 1
-    assert send(labelled, "meta").labels.device.type == "meta"  # type: ignore[union-attr]
+    assert labelled.sent("meta").labels.device.type == "meta"  # type: ignore[union-attr]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from manyheads.cli.asked import (
+    DEFAULT,
     DeviceName,
     JsonFile,
     ModelName,
@@ -38,7 +39,7 @@ class Ablate:
     vectors how alike its vectors stay. Ctrl-C ends the measuring and keeps what was measured.
     """
 
-    model: ModelName = "house-gpt"
+    model: ModelName = DEFAULT
     """The folder of a model with a tokenizer, a house model, or a model of the hub: org/name."""
 
     text: Texts = ()

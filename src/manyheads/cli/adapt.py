@@ -1,15 +1,15 @@
 """manyheads adapt: a model and a run file to an adapter."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-__all__ = ["Adapt"]
+from manyheads.cli.asked import Flag
+from manyheads.cli.running import Changes, Since, tell
 
-Values = tyro.conf.UseAppendAction[tuple[str, ...]]
+__all__ = ["Adapt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,13 @@ class Adapt:
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN.TOML")]
     """What to adapt, on what, how."""
 
-    set: Annotated[Values, tyro.conf.arg(metavar="KEY=VALUE")] = ()
+    set: Changes = ()
     """A value in place of the file's, such as adapter.rank=16; may be given several times."""
 
-    since: Annotated[str, tyro.conf.arg(name="from", metavar="STEP-N", help_behavior_hint="")] = ""
+    since: Since = ""
     """The checkpoint to go on from, by name or path; by default the newest."""
 
-    fresh: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")] = (
-        False
-    )
+    fresh: Flag = False
     """Begin anew; what is there is set aside."""
 
     def run(self) -> int:
@@ -45,13 +43,4 @@ class Adapt:
 
         asked = read_adapting(self.model, self.file, self.set)
         finished = train_adapter(asked, since=self.since, fresh=self.fresh)
-        standing = finished.standing
-        if finished.code and finished.tells:
-            print(
-                f"stopped at step {standing.step:,}, which is saved; "
-                f"go on with: manyheads adapt {self.model} {self.file}",
-                file=sys.stderr,
-            )
-        elif finished.tells:
-            print(f"{standing.step:,} steps, {standing.tokens:,} tokens: {finished.saved}")
-        return finished.code
+        return tell(finished, f"manyheads adapt {self.model} {self.file}")

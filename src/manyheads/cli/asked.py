@@ -1,5 +1,7 @@
 """What the commands that look at heads ask for alike: a model, texts, where numbers go."""
 
+import json
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from manyheads.models.build import Model
 
 __all__ = [
+    "DEFAULT",
     "DeviceName",
     "Flag",
     "JsonFile",
@@ -25,10 +28,14 @@ __all__ = [
     "check_json",
     "counted",
     "cuts_told",
+    "first_texts",
     "open_model",
+    "pairs_of",
     "read_file",
     "read_texts",
+    "texts_of",
     "where",
+    "write_json",
 ]
 
 DEFAULT = "house-gpt"
@@ -75,21 +82,17 @@ def read_texts(model: "Model", text: tuple[str, ...], file: Path | None, tokens:
 
     if text and file is not None:
         raise InputError("texts come from --text or from --file", "give one of both, not both")
-    if tokens < 1:
-        raise InputError(f"--tokens {tokens} measures nothing", "use 1 or more")
     if reads_texts(model).tokenizer is None:
         raise InputError("this model has no tokenizer", "put a tokenizer.json into its folder")
     pairs = isinstance(model, Seq2Seq)
-    given = list(text) or ([] if file is None else _texts_of(file))
+    given = list(text) or ([] if file is None else texts_of(file))
     if not given:
         return own_texts(model)
     for place, each in enumerate(given):
         if not each.strip():
             raise InputError(f"text {place} is empty", "give some words")
-    if pairs:
-        given = [line for each in given for line in each.split("\n")]
-    kept = given if text else _first(model, given, tokens)
-    return [_pair(place, line) for place, line in enumerate(kept)] if pairs else kept
+    found: list[Any] = pairs_of(given) if pairs else given
+    return found if text else first_texts(model, found, tokens)[0]
 
 
 def where(of: PartName) -> dict[str, Any]:
@@ -143,25 +146,44 @@ def read_file(file: Path) -> str:
     return whole
 
 
-def _texts_of(file: Path) -> list[str]:
+def texts_of(file: Path) -> list[str]:
     """Apart by blank lines, or one a line where there are none."""
     whole = read_file(file)
     parts = whole.split("\n\n") if "\n\n" in whole.strip() else whole.split("\n")
     return [part.strip("\n") for part in parts if part.strip()]
 
 
-def _first(model: "Model", texts: list[str], tokens: int) -> list[str]:
-    """The first texts, as many as have so many tokens together."""
+def first_texts(model: "Model", texts: list[Any], tokens: int) -> tuple[list[Any], list[Any]]:
+    """The first texts or pairs, as many as have so many tokens together, and the others."""
+    if tokens < 1:
+        raise InputError(f"--tokens {tokens} measures nothing", "use 1 or more")
     held = 0
     for place, text in enumerate(texts):
-        held += len(model.tokenizer.encode(text).ids)
+        parts = text if isinstance(text, tuple) else (text,)
+        held += sum(len(model.tokenizer.encode(part).ids) for part in parts)
         if held >= tokens:
-            return texts[: place + 1]
-    return texts
+            return texts[: place + 1], texts[place + 1 :]
+    return texts, []
 
 
-def _pair(place: int, line: str) -> tuple[str, str]:
-    source, tab, target = line.partition("\t")
-    if not tab:
-        raise InputError(f"text {place} has no tab", "write a source, a tab and its target a line")
-    return source, target
+def pairs_of(texts: list[str]) -> list[tuple[str, str]]:
+    """A source, a tab and its target in every line."""
+    found = []
+    for place, line in enumerate(line for text in texts for line in text.split("\n")):
+        source, tab, target = line.partition("\t")
+        if not tab:
+            raise InputError(
+                f"text {place} has no tab", "write a source, a tab and its target a line"
+            )
+        found.append((source, target))
+    return found
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Beside the file first, then moved, so that it is there whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        partial.write_text(json.dumps(value, indent=1), encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

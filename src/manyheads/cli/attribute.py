@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import tyro
 
 from manyheads.cli.asked import (
+    DEFAULT,
     DeviceName,
     JsonFile,
     ModelName,
@@ -29,7 +30,7 @@ class Attribute:
     For example: manyheads attribute gpt2/ --text "The capital of France is" --target Paris
     """
 
-    model: ModelName = "house-gpt"
+    model: ModelName = DEFAULT
     """The folder of a model with a tokenizer, a house model, or a model of the hub: org/name."""
 
     text: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from manyheads.cli.asked import Flag
 from manyheads.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Generate"]
 
-Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 Texts = tyro.conf.UseAppendAction[tuple[str, ...]]
 Number = tyro.conf.arg(metavar="NUMBER", help_behavior_hint="")
 

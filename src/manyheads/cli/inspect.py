@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from manyheads.cli.asked import (
+    DEFAULT,
     DeviceName,
     JsonFile,
     ModelName,
@@ -30,7 +31,7 @@ class Inspect:
     Ctrl-C ends the measuring and keeps what was measured.
     """
 
-    model: ModelName = "house-gpt"
+    model: ModelName = DEFAULT
     """The folder of a model with a tokenizer, a house model, or a model of the hub: org/name."""
 
     text: Texts = ()

@@ -62,7 +62,7 @@ FIRST = """manyheads: see, measure and reshape every attention head, at full spe
 Start here: what every head of a small model does, in a table, in one file, in the browser.
 
     manyheads inspect
-    manyheads report house-gpt --file text.txt -o report.html
+    manyheads report -o report.html
     manyheads studio
 
 Or watch one sentence pass through one attention layer, number by number.

@@ -1,23 +1,26 @@
 """manyheads report: one HTML file that shows what every head of a model does on a text."""
 
-import json
 import sys
 import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
+from manyheads.cli.asked import (
+    DEFAULT,
+    JsonFile,
+    ModelName,
+    TextFile,
+    check_json,
+    open_model,
+    write_json,
+)
 from manyheads.errors import CutWarning
 
-if TYPE_CHECKING:
-    from manyheads.report.examine import Findings
-
 __all__ = ["Report"]
-
-Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,11 @@ class Report:
     For example: manyheads report house-gpt --file text.txt -o report.html
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: ModelName = DEFAULT
     """The folder of a model with a tokenizer, a name on the hub, or house-gpt."""
 
-    file: Annotated[Path, tyro.conf.arg(metavar="TEXTFILE")]
-    """The text, in UTF-8."""
+    file: TextFile = None
+    """The text, in UTF-8; by default some short articles of our own."""
 
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="HTML")] = Path("report.html")
     """The file to write; it needs no network and nothing beside it."""
@@ -50,26 +53,28 @@ class Report:
     ] = None
     """Where to draw the atlas, a head and a layer as PNG as well."""
 
-    json: Flag = False
-    """Print what was found about each head as JSON instead of a table."""
+    json: JsonFile = None
+    """Where what was found about each head goes as JSON, whole or not at all."""
 
     device: str = "cpu"
     """Where to compute: cpu or cuda."""
 
     def run(self) -> int:
         """Measure, write the file, print the heads and what to try next."""
-        from manyheads.report.reading import read_file
         from manyheads.report.writing import check_page_path, write_page
 
         check_page_path(self.out)
-        text = read_file(self.file, max(self.tokens, self.shown))
+        check_json(self.json)
+        text = self._text()
 
-        from manyheads.checkpoints.folder import load
+        from rich.console import Console
+
+        from manyheads.cli.report_page import show
         from manyheads.report.examine import examine
         from manyheads.report.page import compose
 
         name = Path(self.model).name or self.model
-        model = load(self.model, device=self.device)
+        model = open_model(self.model, self.device)
         started = time.monotonic()
         with warnings.catch_warnings():
             # The text is cut on purpose, and the page says where.
@@ -83,26 +88,28 @@ class Report:
                 shown=self.shown,
                 say=lambda step: print(step, file=sys.stderr, flush=True),
             )
-        made = f"Made on {time.strftime('%d %B %Y')} from {self.file.name}."
-        page = compose(found, where=self.model, file=str(self.file), made=made)
-        size = write_page(page, self.out)
-        self._print(found)
-        place = sys.stderr if self.json else sys.stdout
+        source = "articles of our own" if self.file is None else self.file.name
+        made = f"Made on {time.strftime('%d %B %Y')} from {source}."
+        # What the next commands shall read.
+        file = "text.txt" if self.file is None else str(self.file)
+        size = write_page(compose(found, where=self.model, file=file, made=made), self.out)
+        show(Console(), found, where=self.model, file=file)
+        if self.json is not None:
+            write_json(self.json, found.kinds.rows())
         if self.pictures is not None:
             from manyheads.cli.report_page import draw_all
 
             for drawn in draw_all(found, self.pictures):
-                print(f"drawn: {drawn}", file=place)
+                print(f"drawn: {drawn}")
         seconds = time.monotonic() - started
-        print(f"the report is in {self.out} ({size / 1e6:.2f} MB, {seconds:.0f} s)", file=place)
+        print(f"the report is in {self.out} ({size / 1e6:.2f} MB, {seconds:.0f} s)")
         return 0
 
-    def _print(self, found: "Findings") -> None:
-        if self.json:
-            print(json.dumps(found.kinds.rows(), indent=1))
-            return
-        from rich.console import Console
+    def _text(self) -> str:
+        if self.file is None:
+            from manyheads.lens.passages import passages
 
-        from manyheads.cli.report_page import show
+            return "\n\n".join(passages())
+        from manyheads.report.reading import read_file
 
-        show(Console(), found, where=self.model, file=str(self.file))
+        return read_file(self.file, max(self.tokens, self.shown))

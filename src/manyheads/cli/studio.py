@@ -5,11 +5,10 @@ from typing import Annotated
 
 import tyro
 
+from manyheads.cli.asked import Flag
 from manyheads.errors import MissingExtraError
 
 __all__ = ["Studio"]
-
-Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,15 @@
 """manyheads train: a run file to a model."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-__all__ = ["Train"]
+from manyheads.cli.asked import Flag
+from manyheads.cli.running import Changes, Since, tell
 
-Values = tyro.conf.UseAppendAction[tuple[str, ...]]
+__all__ = ["Train"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,13 @@ class Train:
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN.TOML")]
     """What to train, on what, how."""
 
-    set: Annotated[Values, tyro.conf.arg(metavar="KEY=VALUE")] = ()
+    set: Changes = ()
     """A value in place of the file's, such as run.steps=100; may be given several times."""
 
-    since: Annotated[str, tyro.conf.arg(name="from", metavar="STEP-N", help_behavior_hint="")] = ""
+    since: Since = ""
     """The checkpoint to go on from, by name or path; by default the newest."""
 
-    fresh: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")] = (
-        False
-    )
+    fresh: Flag = False
     """Begin anew; what is there is set aside."""
 
     def run(self) -> int:
@@ -45,13 +43,4 @@ class Train:
 
         asked = read_run(self.file, self.set)
         finished = train(asked, since=self.since, fresh=self.fresh)
-        standing = finished.standing
-        if finished.code and finished.tells:
-            print(
-                f"stopped at step {standing.step:,}, which is saved; "
-                f"go on with: manyheads train {self.file}",
-                file=sys.stderr,
-            )
-        elif finished.tells:
-            print(f"{standing.step:,} steps, {standing.tokens:,} tokens: {finished.saved}")
-        return finished.code
+        return tell(finished, f"manyheads train {self.file}")

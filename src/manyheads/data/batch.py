@@ -1,5 +1,6 @@
 """What the data gives and an objective takes: one micro-batch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,10 +31,31 @@ class Batch:
         return sum(part.lengths.total for part in (self.texts, self.others) if part is not None)
 
     def to(self, device: torch.device | str) -> "Batch":
+        return self._changed(lambda tensor: tensor.to(device))
+
+    def pinned(self) -> "Batch":
+        """In memory that a GPU copies from by itself."""
+        return self._changed(Tensor.pin_memory)
+
+    def sent(self, device: torch.device | str) -> "Batch":
+        """On a device; pinned memory is copied while the host goes on."""
+        return self._changed(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         return replace(
             self,
-            texts=None if self.texts is None else self.texts.to(device),
-            others=None if self.others is None else self.others.to(device),
-            images=tuple(image.to(device) for image in self.images),
-            labels=None if self.labels is None else self.labels.to(device),
+            texts=None if self.texts is None else _changed(self.texts, change),
+            others=None if self.others is None else _changed(self.others, change),
+            images=tuple(change(image) for image in self.images),
+            labels=None if self.labels is None else change(self.labels),
         )
+
+
+def _changed(ragged: Ragged, change: Callable[[Tensor], Tensor]) -> Ragged:
+    lengths = replace(
+        ragged.lengths,
+        offsets=change(ragged.lengths.offsets),
+        positions=change(ragged.lengths.positions),
+        sequence_of_token=change(ragged.lengths.sequence_of_token),
+    )
+    return Ragged(change(ragged.values), lengths)

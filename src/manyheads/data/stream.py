@@ -35,7 +35,7 @@ the examples of data/examples.py and data/images.py (labelled texts, pairs, tags
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import NamedTuple
 
@@ -80,6 +80,9 @@ class Step:
     tokens: int
     sequences: int
     after: Position
+
+    def pinned(self) -> "Step":
+        return replace(self, batches=tuple(batch.pinned() for batch in self.batches))
 
 
 class _Planned(NamedTuple):

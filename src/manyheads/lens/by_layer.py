@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from manyheads.errors import InputError, ShapeError
-from manyheads.lens.results import frame_of
+from manyheads.lens.results import frame_of, told
 from manyheads.lens.storing import Facts, read_result, write_result
 
 __all__ = ["ByLayer"]
@@ -78,7 +78,9 @@ class ByLayer:
         for name in self.names:
             table.add_column(name.replace("_", " "), justify="right")
         for record in self.rows():
-            values = [_told(record[name], record.get(f"{name}_error")) for name in self.names]
+            values = [
+                told(record[name], record.get(f"{name}_error", np.nan)) for name in self.names
+            ]
             table.add_row(_named(record["layer"]), *values)
         return table
 
@@ -115,9 +117,3 @@ class ByLayer:
 
 def _named(layer: int) -> str:
     return "embeddings" if layer < 0 else f"L{layer}"
-
-
-def _told(mean: float, error: float | None) -> str:
-    if np.isnan(mean):
-        return "-"
-    return f"{mean:.3g}" if error is None or np.isnan(error) else f"{mean:.3g} ±{error:.1g}"

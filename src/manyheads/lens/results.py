@@ -14,7 +14,7 @@ from manyheads.lens.addresses import Address, Block
 from manyheads.lens.storing import Facts, read_result, write_result
 from manyheads.taps import Head, Sublayer
 
-__all__ = ["ByHead", "Column", "fields_from", "frame_of"]
+__all__ = ["ByHead", "Column", "fields_from", "frame_of", "told"]
 
 FloatsByHead = Float[np.ndarray, " h"]
 
@@ -152,7 +152,7 @@ class ByHead:
         for name in names:
             table.add_column(name.replace("_", " "), justify="right")
         for place in places[:most]:
-            values = [_told(column.means[place], column.errors[place]) for column in columns]
+            values = [told(column.means[place], column.errors[place]) for column in columns]
             table.add_row(str(self.addresses[place]), *values)
         if most is not None and len(places) > most:
             table.caption = f"{len(places) - most} more heads: table(most=None), frame() or save()"
@@ -231,7 +231,12 @@ def _place(blocks: tuple[Block, ...], head: Head | Address) -> int:
     )
 
 
-def _told(mean: float, error: float) -> str:
+def told(mean: float, error: float) -> str:
+    """A mean for a table, with its error where one is known.
+
+    >>> told(0.12345, 0.0123), told(2.0, np.nan), told(np.nan, np.nan)
+    ('0.123 ±0.01', '2', '-')
+    """
     if np.isnan(mean):
         return "-"
     return f"{mean:.3g}" if np.isnan(error) else f"{mean:.3g} ±{error:.1g}"

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from manyheads.errors import InputError
 from manyheads.lens.adversarial import FARTHEST
 from manyheads.lens.erasure import ORDERS
-from manyheads.lens.results import frame_of
+from manyheads.lens.results import frame_of, told
 from manyheads.lens.storing import read_result, write_result
 
 __all__ = ["GROUPS", "THRESHOLDS", "Faithfulness", "Task", "mean_of", "under"]
@@ -149,7 +149,7 @@ class Faithfulness:
         for task in self.tasks:
             table.add_column(task.name, justify="right")
         for name in self.tasks[0].measures():
-            values = [_told(*task.measures()[name]) for task in self.tasks]
+            values = [told(*task.measures()[name]) for task in self.tasks]
             table.add_row(name.replace("_", " "), *values)
         return table
 
@@ -205,9 +205,3 @@ def mean_of(values: Values) -> tuple[float, float]:
         return float("nan"), float("nan")
     error = known.std(ddof=1) / np.sqrt(len(known)) if len(known) > 1 else float("nan")
     return float(known.mean()), float(error)
-
-
-def _told(mean: float, error: float) -> str:
-    if np.isnan(mean):
-        return "-"
-    return f"{mean:.3g}" if np.isnan(error) else f"{mean:.3g} ±{error:.1g}"

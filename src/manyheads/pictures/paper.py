@@ -1,8 +1,6 @@
 """What pictures are drawn on: light or dark paper, colours all can tell apart, any script."""
 
 import logging
-import os
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,12 +14,11 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from manyheads.errors import InputError
-from manyheads.pictures.png import DOTS, STYLE
+from manyheads.pictures.png import DOTS, STYLE, check_path, write_figure
 
 __all__ = [
     "Look",
     "Paper",
-    "check_picture",
     "drawing",
     "head_room",
     "paper_of",
@@ -180,40 +177,19 @@ def thinned(count: int, most: int) -> range:
     return range(0, count, max(1, -(-count // most)))
 
 
-def check_picture(path: Path) -> None:
-    """Refuse a name that no picture can have, before anything is computed for it."""
-    if path.suffix.lower() not in ENDINGS:
-        raise InputError(f"the picture {path} is no PNG or SVG", "let its name end in .png or .svg")
-    if path.is_dir():
-        raise InputError(f"the picture {path} is a folder", "name a file in it")
-    if not path.parent.is_dir():
-        raise InputError(
-            f"the picture {path} has no folder {path.parent}", "make the folder, or name another"
-        )
-
-
 def write_picture(figure: Figure, path: Path) -> None:
-    """PNG or SVG by the ending, beside the file first, then moved."""
-    check_picture(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    kind = path.suffix.lower()[1:]
+    """PNG or SVG by the ending."""
+    check_path(path, ENDINGS)
     # The same picture is the same file: no time of drawing in it.
-    about: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {}
+    about: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix.lower() == ".svg" else {}
     # That a face has no bold letters is nothing a reader could mend.
     faces = logging.getLogger("matplotlib.font_manager")
     level = faces.level
     faces.setLevel(logging.ERROR)
     try:
-        with partial.open("wb") as file, warnings.catch_warnings():
-            # A letter that no face here has is drawn as a box; the rest is still right.
-            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-            figure.savefig(file, format=kind, dpi=DOTS, facecolor=figure.get_facecolor(), **about)
-        partial.replace(path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        write_figure(figure, path, dpi=DOTS, facecolor=figure.get_facecolor(), **about)
     finally:
         faces.setLevel(level)
-        partial.unlink(missing_ok=True)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""A figure becomes a PNG file whole, or not at all."""
+"""A figure becomes a file whole, or not at all."""
 
 import os
 import warnings
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from manyheads.errors import InputError
 
-__all__ = ["DOTS", "INK", "QUIET", "STYLE", "check_path", "write_png"]
+__all__ = ["DOTS", "INK", "QUIET", "STYLE", "check_path", "write_figure", "write_png"]
 
 DOTS = 100
 INK, QUIET = "#1a1a1a", "#5c5c5c"
@@ -24,10 +24,13 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def check_path(path: Path) -> None:
+def check_path(path: Path, endings: tuple[str, ...] = (".png",)) -> None:
     """Refuse a name that no picture can have, before anything is computed for it."""
-    if path.suffix.lower() != ".png":
-        raise InputError(f"the picture {path} is no PNG", "let its name end in .png")
+    if path.suffix.lower() not in endings:
+        kinds = " or ".join(ending[1:].upper() for ending in endings)
+        raise InputError(
+            f"the picture {path} is no {kinds}", f"let its name end in {' or '.join(endings)}"
+        )
     if path.is_dir():
         raise InputError(f"the picture {path} is a folder", "name a file in it")
     if not path.parent.is_dir():
@@ -37,14 +40,20 @@ def check_path(path: Path) -> None:
 
 
 def write_png(figure: Figure, path: Path) -> None:
-    """Write beside the file first, then move, so that a failure leaves what was there before."""
+    """In the plain style of the older pictures."""
     check_path(path)
+    with rc_context(STYLE):
+        write_figure(figure, path, dpi=DOTS)
+
+
+def write_figure(figure: Figure, path: Path, **options: Any) -> None:
+    """Write beside the file first, then move, so that a failure leaves what was there before."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with partial.open("wb") as file, rc_context(STYLE), warnings.catch_warnings():
+        with partial.open("wb") as file, warnings.catch_warnings():
             # A token in a script that the font lacks is drawn as boxes; the map is still right.
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-            figure.savefig(file, format="png", dpi=DOTS)
+            figure.savefig(file, format=path.suffix.lower()[1:], **options)
         partial.replace(path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error

@@ -46,6 +46,8 @@ def check_model(model: Model, name: str) -> TextReader:
 
 def read_file(file: Path, tokens: int) -> str:
     """The beginning of a file, long enough for so many tokens."""
+    if not file.is_file():
+        raise InputError(f"there is no file {file}", "name one with a text")
     with file.open("rb") as opened:
         raw = opened.read(LETTERS_A_TOKEN * tokens + 4)
         whole = not opened.read(1)

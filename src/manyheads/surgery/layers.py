@@ -11,7 +11,7 @@ from manyheads.lens.metrics import Metric
 from manyheads.lens.trunk import StackName
 from manyheads.models.build import Model
 from manyheads.surgery.keeping import find_stack
-from manyheads.surgery.measuring import Exam, Point, Variant, affordable, check_wish
+from manyheads.surgery.measuring import ChosenParts, Exam, Point, Variant, check_wish, within
 from manyheads.surgery.prune import prune_layers
 
 __all__ = ["ChosenLayers", "choose_layers"]
@@ -20,16 +20,8 @@ ByLayer = Literal["ablation", "random"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenLayers:
-    """Layers in the order in which they go, and the metric without the first, the first two, ..."""
-
-    by: str
-    order: tuple[int, ...]
-    curve: tuple[Point, ...]
-    baseline: float
-    total: int
-    count: int
-    met: bool
+class ChosenLayers(ChosenParts[int]):
+    """Whole layers in the order in which they go."""
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -82,9 +74,7 @@ def choose_layers(
         order += [left[place] for place in ranked[:taken]]
     effects = _measured(exam, [order[: count + 1] for count in range(len(order))], name)
     curve = tuple(Point(place + 1, *effects.of(place)) for place in range(len(order)))
-    bound = budget if budget is not None or share is not None else 0.0
-    count = affordable(curve, exam.sign, bound)
-    enough = limit if share is not None else 1 if budget is not None else 0
+    count, met = within(curve, exam.sign, limit, share=share, budget=budget)
     return ChosenLayers(
         by=by,
         order=tuple(order),
@@ -92,7 +82,7 @@ def choose_layers(
         baseline=effects.whole[0],
         total=total,
         count=count,
-        met=count >= enough,
+        met=met,
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -19,7 +19,9 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.progress import Progress
 from manyheads.taps import Site, Tap
 
-__all__ = ["Exam", "Point", "Variant", "affordable", "check_wish"]
+__all__ = ["ChosenParts", "Exam", "Point", "Variant", "check_wish", "within"]
+
+Each = TypeVar("Each")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,23 @@ class Point:
     value: float
     change: float
     error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenParts(Generic[Each]):
+    """Parts in the order in which they go, and the metric without more and more of them.
+
+    `count` of them may go by what was asked; where that is not `met` it is the most that come
+    close.
+    """
+
+    by: str
+    order: tuple[Each, ...]
+    curve: tuple[Point, ...]
+    baseline: float
+    total: int
+    count: int
+    met: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,10 +133,19 @@ class Exam:
         return [weighed(torch.cat(found), weight)[0] for found in sums]
 
 
-def affordable(points: Sequence[Point], sign: float, budget: float | None) -> int:
-    """The most that may go within a budget; everything measured where there is none."""
-    fitting = [point.taken for point in points if budget is None or sign * point.change <= budget]
-    return max(fitting, default=0)
+def within(
+    curve: Sequence[Point], sign: float, limit: int, *, share: float | None, budget: float | None
+) -> tuple[int, bool]:
+    """How many may go within a budget, and whether that is as many as was asked.
+
+    A `share` asks for `limit` of them, a budget alone for one; with neither those go that cost
+    nothing.
+    """
+    bound = budget if budget is not None or share is not None else 0.0
+    fitting = [point.taken for point in curve if bound is None or sign * point.change <= bound]
+    count = max(fitting, default=0)
+    enough = limit if share is not None else 1 if budget is not None else 0
+    return count, count >= enough
 
 
 def check_wish(by: str, known: Sequence[str], share: float | None) -> None:

@@ -14,7 +14,7 @@ from manyheads.lens.trunk import Change, StackName
 from manyheads.models.build import Model
 from manyheads.models.stack import Stack
 from manyheads.surgery.keeping import Kept, find_stack
-from manyheads.surgery.measuring import Exam, Point, Variant, affordable, check_wish
+from manyheads.surgery.measuring import ChosenParts, Exam, Point, Variant, check_wish, within
 from manyheads.taps import Site, Sublayer, Tap
 
 __all__ = ["ChosenNeurons", "choose_neurons"]
@@ -24,16 +24,8 @@ Neuron = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenNeurons:
-    """Neurons as (layer, neuron) in the order in which they go, and the curve at some shares."""
-
-    by: str
-    order: tuple[Neuron, ...]
-    curve: tuple[Point, ...]
-    baseline: float
-    total: int
-    count: int
-    met: bool
+class ChosenNeurons(ChosenParts[Neuron]):
+    """Neurons as (layer, neuron), the curve at some shares of them."""
 
     @property
     def neurons(self) -> dict[int, list[int]]:
@@ -83,9 +75,7 @@ def choose_neurons(
         [Variant(model, _without(chosen, order[:count])) for count in counts], "cutting neurons"
     )
     curve = tuple(Point(count, *effects.of(place)) for place, count in enumerate(counts))
-    bound = budget if budget is not None or share is not None else 0.0
-    count = affordable(curve, exam.sign, bound)
-    enough = limit if share is not None else 1 if budget is not None else 0
+    count, met = within(curve, exam.sign, limit, share=share, budget=budget)
     return ChosenNeurons(
         by=by,
         order=tuple(order),
@@ -93,7 +83,7 @@ def choose_neurons(
         baseline=effects.whole[0],
         total=len(every),
         count=count,
-        met=count >= enough,
+        met=met,
     )
 
 

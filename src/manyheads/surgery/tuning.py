@@ -112,7 +112,7 @@ def tune(
     try:
         with Progress(label, total=steps, unit="steps", shown=shown) as bar:
             batches = _steps(model, given, steps, room, seed)
-            for each in asked(batches, objective, model, seed=seed, first=0, pin=False):
+            for each in asked(batches, objective, model, seed=seed, first=0):
                 set_rate(built, schedule.share(each.number, steps))
                 outcomes.append(updater.run(each))
                 _check(outcomes)

@@ -8,7 +8,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.data.batch import Batch
-from manyheads.data.prefetch import pinned, send
 
 __all__ = ["Loss", "Task"]
 
@@ -61,14 +60,14 @@ class Task:
     def to(self, device: torch.device | str) -> "Task":
         """Pinned memory is copied while the host goes on."""
         return Task(
-            batch=send(self.batch, device),
+            batch=self.batch.sent(device),
             places=self.places.to(device, non_blocking=True),
             answers=self.answers.to(device, non_blocking=True),
         )
 
     def pinned(self) -> "Task":
         return Task(
-            batch=pinned(self.batch),
+            batch=self.batch.pinned(),
             places=self.places.pin_memory(),
             answers=self.answers.pin_memory(),
         )

@@ -10,6 +10,7 @@ import torch
 
 from manyheads.models.build import Model
 from manyheads.parts.experts import Experts
+from manyheads.progress import duration
 from manyheads.train.entrance import layers_of
 
 __all__ = ["Display", "Speed", "operations", "peak"]
@@ -132,15 +133,3 @@ class Display:
 
     def _out(self) -> Any:
         return sys.stderr if self.stream is None else self.stream
-
-
-def duration(seconds: int | float) -> str:
-    """
-    >>> duration(7.4), duration(125), duration(7500)
-    ('7 s', '2 min 5 s', '2 h 5 min')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -201,19 +201,19 @@ class _Session:
         described = json.loads(json.dumps(asdict(without_place(data))))
         place = Position(**standing.place) if standing.data == described else Position()
         standing = replace(standing, data=described, place=asdict(place))
+        pin = self.crew.device.type == "cuda"
         steps = asked_of(
             stream.steps(place, rank=self.crew.rank, world=self.crew.world),
             self.objective,
             model,
             seed=asked.run.seed,
             first=standing.step,
-            pin=self.crew.device.type == "cuda",
         )
         loop = self._loop(index, entrance, optimiser, fed)
         if origin is not None and origin.parent != self.folder.checkpoints:
             # Killed before its first checkpoint, the run must not begin from nothing.
             loop.save(standing)
-        return entrance, loop.run(prefetched(steps), standing, asked.ends[index])
+        return entrance, loop.run(prefetched(steps, pin=pin), standing, asked.ends[index])
 
     def _fed(self, data: Data, model: Model) -> Fed:
         """The first process tokenises, then all open what it wrote."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -62,9 +62,13 @@ class Asked:
     number: int
     tasks: tuple[Task, ...]
 
+    def pinned(self) -> "Asked":
+        """The tasks are what goes to the device; the step's own batches have served."""
+        return replace(self, tasks=tuple(task.pinned() for task in self.tasks))
+
 
 def asked(
-    steps: Iterator[Step], objective: Objective, model: Model, *, seed: int, first: int, pin: bool
+    steps: Iterator[Step], objective: Objective, model: Model, *, seed: int, first: int
 ) -> Iterator[Asked]:
     """What each step from number `first` of the run on asks, made ahead while a device computes."""
     for number, step in enumerate(steps, first):
@@ -72,7 +76,7 @@ def asked(
             objective.prepare(model, batch, seeded(seed, number, place))
             for batch, place in zip(step.batches, step.places, strict=True)
         )
-        yield Asked(step, number, tuple(task.pinned() if pin else task for task in tasks))
+        yield Asked(step, number, tuple(tasks))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

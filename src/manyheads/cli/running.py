@@ -1,0 +1,27 @@
+"""What the commands that train ask for alike, and how they say that a run has ended."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+if TYPE_CHECKING:
+    from manyheads.train.session import Finished
+
+__all__ = ["Changes", "Since", "tell"]
+
+Changes = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KEY=VALUE")]
+Since = Annotated[str, tyro.conf.arg(name="from", metavar="STEP-N", help_behavior_hint="")]
+
+
+def tell(finished: "Finished", command: str) -> int:
+    """Where what was trained is, or how to go on; of several processes one says so."""
+    standing = finished.standing
+    if finished.code and finished.tells:
+        print(
+            f"stopped at step {standing.step:,}, which is saved; go on with: {command}",
+            file=sys.stderr,
+        )
+    elif finished.tells:
+        print(f"{standing.step:,} steps, {standing.tokens:,} tokens: {finished.saved}")
+    return finished.code

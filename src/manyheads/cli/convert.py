@@ -16,7 +16,7 @@ class Convert:
     For example: manyheads convert gpt2/ gpt2-half/ --dtype bfloat16
     """
 
-    source: Annotated[str, tyro.conf.Positional]
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """The folder to read, or a model of the hub: org/name or org/name@revision."""
 
     target: Annotated[Path, tyro.conf.Positional]

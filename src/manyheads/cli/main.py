@@ -3,53 +3,17 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import tyro
 
-from manyheads.cli.ablate import Ablate
-from manyheads.cli.adapt import Adapt
-from manyheads.cli.attribute import Attribute
-from manyheads.cli.compare import Compare
-from manyheads.cli.convert import Convert
-from manyheads.cli.encode import Encode
-from manyheads.cli.explain import Explain
-from manyheads.cli.gate import GateCommand
-from manyheads.cli.generate import Generate
-from manyheads.cli.inspect import Inspect
-from manyheads.cli.prune import Prune
-from manyheads.cli.report import Report
-from manyheads.cli.studio import Studio
-from manyheads.cli.tokenizer import TrainTokenizer
-from manyheads.cli.train import Train
+from manyheads.cli.commands import WORKING, Command
+from manyheads.cli.completion import Completion
 from manyheads.errors import ManyheadsError
 
 __all__ = ["main"]
 
 
-class Command(Protocol):
-    """Arguments that were read, and can be acted on."""
-
-    def run(self) -> int: ...
-
-
-COMMANDS: dict[str, Callable[..., Command]] = {
-    "explain": Explain,
-    "report": Report,
-    "studio": Studio,
-    "inspect": Inspect,
-    "ablate": Ablate,
-    "attribute": Attribute,
-    "compare": Compare,
-    "generate": Generate,
-    "encode": Encode,
-    "convert": Convert,
-    "tokenizer": TrainTokenizer,
-    "train": Train,
-    "prune": Prune,
-    "gate": GateCommand,
-    "adapt": Adapt,
-}
+COMMANDS: dict[str, Callable[..., Command]] = {**WORKING, "completion": Completion}
 
 ABOUT = """See, measure and reshape every attention head, at full speed.
 

@@ -1,0 +1,184 @@
+"""Scripts that let a shell complete commands, options, their values, models and files.
+
+Each is written once from the commands themselves and needs no Python while one types.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+
+from manyheads.cli.options import Option, options_of, places_of
+
+__all__ = ["Commands", "bash", "fish", "zsh"]
+
+Commands = Mapping[str, Callable[..., object]]
+
+PROGRAM = "manyheads"
+
+BASH = """\
+# bash: eval "$(manyheads completion bash)"
+# Some words, and with -f files or with -d folders.
+_manyheads_offer() {
+  mapfile -t COMPREPLY < <(compgen -W "$1" -- "$word"; [[ -z ${2-} ]] || compgen "$2" -- "$word")
+  [[ -z ${2-} ]] || compopt -o filenames 2>/dev/null
+}
+_manyheads() {
+  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]}
+  COMPREPLY=()
+  # The shell takes --file=name for three words.
+  if [[ $word == "=" ]]; then word=""; elif [[ $before == "=" ]]; then
+    before=${COMP_WORDS[COMP_CWORD-2]}
+  fi
+  if ((COMP_CWORD == 1)); then
+    _manyheads_offer "@COMMANDS@"
+    return
+  fi
+  case "${COMP_WORDS[1]} $before" in
+@VALUES@
+  esac
+  if [[ $word == -* ]]; then
+    case ${COMP_WORDS[1]} in
+@OPTIONS@
+    esac
+    return
+  fi
+  case ${COMP_WORDS[1]} in
+@PLACES@
+  esac
+}
+complete -F _manyheads manyheads
+"""
+
+ZSH = """\
+#compdef manyheads
+# zsh, after compinit: eval "$(manyheads completion zsh)"
+_manyheads_models() {
+  _alternative 'models:model:(@MODELS@)' 'folders:folder:_files -/'
+}
+_manyheads() {
+  local -a commands=(
+@COMMANDS@
+  )
+  if ((CURRENT == 2)); then
+    _describe command commands
+    [[ $words[2] == -* ]] && _arguments '--help' '--version'
+    return
+  fi
+  shift words
+  ((CURRENT--))
+  case $words[1] in
+@CASES@
+  esac
+}
+if [[ $funcstack[1] == _manyheads ]]; then _manyheads "$@"; else compdef _manyheads manyheads; fi
+"""
+
+FISH = """\
+# fish: manyheads completion fish | source
+function __manyheads_is
+    set -l words (commandline -opc)
+    test (count $words) -gt 1; and test $words[2] = $argv[1]
+end
+complete -c manyheads -f
+complete -c manyheads -n 'test (count (commandline -opc)) -eq 1' -l help -l version
+"""
+
+
+def bash(commands: Commands, models: Sequence[str]) -> str:
+    """For bash 4 and newer."""
+    values, options, places = [], [], []
+    for name, command in commands.items():
+        named = options_of(command)
+        words = " ".join(long for option in named for long in option.names)
+        options.append(f'      {name}) _manyheads_offer "{words}" ;;')
+        for option in named:
+            if option.kind != "flag":
+                patterns = "|".join(f'"{name} {each}"' for each in option.names)
+                values.append(f"    {patterns}) {_bash_offer([option], models)}return ;;")
+        # Places are not counted: what fits any of them is offered at each.
+        places.append(f"    {name}) {_bash_offer(places_of(command), models)};;")
+    return _filled(
+        BASH,
+        COMMANDS=" ".join([*commands, "--help", "--version"]),
+        VALUES="\n".join(values),
+        OPTIONS="\n".join(options),
+        PLACES="\n".join(places),
+    )
+
+
+def zsh(commands: Commands, models: Sequence[str]) -> str:
+    """For zsh with its completion system switched on."""
+    described = [f"    {_quoted(f'{name}:{_about(each)}')}" for name, each in commands.items()]
+    cases = []
+    for name, command in commands.items():
+        specs = [spec for option in options_of(command) for spec in _zsh_options(option)]
+        specs += [_zsh_place(place) for place in places_of(command)]
+        cases.append(f"    {name}) _arguments -S {' '.join(map(_quoted, specs))} ;;")
+    return _filled(
+        ZSH, MODELS=" ".join(models), COMMANDS="\n".join(described), CASES="\n".join(cases)
+    )
+
+
+def fish(commands: Commands, models: Sequence[str]) -> str:
+    """For fish 3 and newer."""
+    lines = []
+    for name, command in commands.items():
+        start = "-n 'test (count (commandline -opc)) -eq 1'"
+        lines.append(f"complete -c {PROGRAM} {start} -a {name} -d {_quoted(_about(command))}")
+        here = f"complete -c {PROGRAM} -n '__manyheads_is {name}'"
+        for option in options_of(command):
+            names = " ".join(
+                f"-l {each[2:]}" if each.startswith("--") else f"-s {each[1:]}"
+                for each in option.names
+            )
+            lines.append(f"{here} {names}{_fish_value(option)}")
+        for place in places_of(command):
+            lines.extend(f"{here} {offer}" for offer in _fish_place(place, models))
+    return FISH + "\n".join(lines) + "\n"
+
+
+def _bash_offer(options: Sequence[Option], models: Sequence[str]) -> str:
+    kinds = {option.kind for option in options}
+    words = [*(models if "model" in kinds else ()), *chain(*(option.choices for option in options))]
+    more = " -f" if "file" in kinds else " -d" if "model" in kinds else ""
+    return f'_manyheads_offer "{" ".join(words)}"{more}; ' if words or more else ""
+
+
+def _zsh_options(option: Option) -> list[str]:
+    action = {"file": "_files", "choice": f"({' '.join(option.choices)})"}.get(option.kind, " ")
+    value = "" if option.kind == "flag" else f":{option.metavar}:{action}"
+    star = "*" if option.repeats else ""
+    return [f"{star}{each}{value}" for each in option.names]
+
+
+def _zsh_place(place: Option) -> str:
+    choice = f"({' '.join(place.choices)})"
+    action = {"file": "_files", "model": "_manyheads_models", "choice": choice}.get(place.kind, " ")
+    return f"{'*' if place.repeats else ''}:{place.metavar}:{action}"
+
+
+def _fish_value(option: Option) -> str:
+    if option.kind == "choice":
+        return f" -x -a '{' '.join(option.choices)}'"
+    return {"flag": "", "file": " -r -F", "other": " -x"}[option.kind]
+
+
+def _fish_place(place: Option, models: Sequence[str]) -> list[str]:
+    if place.kind == "model":
+        return [f"-a '{' '.join(models)} (__fish_complete_directories)'"]
+    if place.kind == "choice":
+        return [f"-a '{' '.join(place.choices)}'"]
+    return ["-F"] if place.kind == "file" else []
+
+
+def _about(command: Callable[..., object]) -> str:
+    return (command.__doc__ or "").split("\n")[0].rstrip(".")
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def _filled(script: str, **parts: str) -> str:
+    for name, part in parts.items():
+        script = script.replace(f"@{name}@", part)
+    return script

@@ -1,0 +1,105 @@
+"""The scripts of manyheads completion, in the shells that they are for."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from manyheads.cli.main import COMMANDS, main
+from manyheads.cli.options import options_of
+
+TRIED = """
+COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); _manyheads
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["completion", shell]) == 0
+    return capsys.readouterr().out
+
+
+def ran(*words: str, folder: Path) -> list[str]:
+    found = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
+    assert found.stderr == ""
+    return sorted(line.split("\t")[0] for line in found.stdout.splitlines() if line)
+
+
+@pytest.fixture(params=["bash", "fish"])
+def completed(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """What a shell offers for a line, its last word being typed, in a folder with three things."""
+    if shutil.which(request.param) is None:
+        pytest.skip(f"there is no {request.param} here")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "my text.txt").touch()
+    (tmp_path / "run.toml").touch()
+    printed = script(request.param, capsys)
+
+    def of(*words: str) -> list[str]:
+        if request.param == "fish":
+            line = " ".join(words)
+            found = ran("fish", "-c", f"{printed}\ncomplete -C '{line}'", folder=tmp_path)
+        else:
+            found = ran("bash", "-c", printed + TRIED, "bash", *words, folder=tmp_path)
+        return [each.rstrip("/") for each in found]
+
+    return of
+
+
+def test_commands_options_and_values_are_completed(completed) -> None:
+    assert set(COMMANDS) <= set(completed("manyheads", ""))
+    assert completed("manyheads", "ins") == ["inspect"]
+    assert completed("manyheads", "inspect", "--t") == ["--text", "--tokens"]
+    assert completed("manyheads", "ablate", "--how", "") == ["mean", "resample", "zero"]
+    assert completed("manyheads", "completion", "") == ["bash", "fish", "zsh"]
+    assert completed("manyheads", "inspect", "--seed", "") == []
+
+
+def test_models_are_those_of_the_house_and_folders(completed) -> None:
+    house = ["house-bert", "house-gpt", "house-gpt-gated"]
+    assert completed("manyheads", "inspect", "") == [*house, "model"]
+    assert completed("manyheads", "studio", "model", "--port", "1", "house-b") == ["house-bert"]
+
+
+def test_files_are_completed_where_files_are_meant(completed) -> None:
+    assert completed("manyheads", "inspect", "--file", "my") == ["my text.txt"]
+    assert completed("manyheads", "report", "-o", "my") == ["my text.txt"]
+    assert completed("manyheads", "adapt", "model", "ru") == ["run.toml"]
+    assert completed("manyheads", "train", "ru") == ["run.toml"]
+
+
+def test_bash_gives_an_option_and_its_file_in_three_words(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").touch()
+    printed = script("bash", capsys)
+    for last in (["=", "te"], ["="]):
+        words = ["bash", "-c", printed + TRIED, "bash", "manyheads", "inspect", "--file", *last]
+        assert ran(*words, folder=tmp_path) == ["text.txt"]
+
+
+def test_zsh_reads_its_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    if shutil.which("zsh") is None:
+        pytest.skip("there is no zsh here")
+    printed = script("zsh", capsys)
+    known = "compdef() { echo $2; }\n"
+    assert ran("zsh", "-f", "-c", known + printed, folder=tmp_path) == ["manyheads"]
+    assert "'--file:TEXTFILE:_files'" in printed
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_the_help_is_known(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    box = re.findall(r"^[│ ] ?(-.*?)(?:  |$)", capsys.readouterr().out, re.MULTILINE)
+    told = {word for line in box for word in re.findall(r"(?:^|(?<=[ ,]))--?[a-z][a-z-]*", line)}
+    known = {each for option in options_of(COMMANDS[name]) for each in option.names}
+    assert known == told
+
+
+def test_a_shell_that_is_not_ours_is_wrong_use() -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["completion", "tcsh"])
+    assert ended.value.code == 2

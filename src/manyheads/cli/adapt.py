@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from manyheads.cli.asked import Flag
-from manyheads.cli.running import Changes, Since, tell
+from manyheads.cli.running import Changes, Since, follow
 
 __all__ = ["Adapt"]
 
@@ -42,5 +42,7 @@ class Adapt:
         from manyheads.surgery.adapting import read_adapting, train_adapter
 
         asked = read_adapting(self.model, self.file, self.set)
-        finished = train_adapter(asked, since=self.since, fresh=self.fresh)
-        return tell(finished, f"manyheads adapt {self.model} {self.file}")
+        return follow(
+            lambda: train_adapter(asked, since=self.since, fresh=self.fresh),
+            f"manyheads adapt {self.model} {self.file}",
+        )

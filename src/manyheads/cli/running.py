@@ -1,6 +1,7 @@
 """What the commands that train ask for alike, and how they say that a run has ended."""
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -8,10 +9,22 @@ import tyro
 if TYPE_CHECKING:
     from manyheads.train.session import Finished
 
-__all__ = ["Changes", "Since", "tell"]
+__all__ = ["Changes", "Since", "follow", "tell"]
 
 Changes = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KEY=VALUE")]
 Since = Annotated[str, tyro.conf.arg(name="from", metavar="STEP-N", help_behavior_hint="")]
+
+
+def follow(work: "Callable[[], Finished]", command: str) -> int:
+    """Run to the end and tell it, or tell that the run was stopped before its first step."""
+    from manyheads.train.stopping import Stopped
+
+    try:
+        finished = work()
+    except Stopped as stopped:
+        print(f"{stopped}; go on with: {command}", file=sys.stderr)
+        return stopped.code
+    return tell(finished, command)
 
 
 def tell(finished: "Finished", command: str) -> int:

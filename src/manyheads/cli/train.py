@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from manyheads.cli.asked import Flag
-from manyheads.cli.running import Changes, Since, tell
+from manyheads.cli.running import Changes, Since, follow
 
 __all__ = ["Train"]
 
@@ -42,5 +42,6 @@ class Train:
         from manyheads.train.session import train
 
         asked = read_run(self.file, self.set)
-        finished = train(asked, since=self.since, fresh=self.fresh)
-        return tell(finished, f"manyheads train {self.file}")
+        return follow(
+            lambda: train(asked, since=self.since, fresh=self.fresh), f"manyheads train {self.file}"
+        )

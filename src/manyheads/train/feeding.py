@@ -18,6 +18,7 @@ from manyheads.data.texts import TextFiles
 from manyheads.data.writing import END, write_store
 from manyheads.errors import ConfigError, InputError
 from manyheads.train.schedules import BatchGrowth
+from manyheads.train.stopping import at_once
 
 __all__ = [
     "Data",
@@ -29,6 +30,8 @@ __all__ = [
     "Texts",
     "without_place",
 ]
+
+READING = "reading the data"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -148,7 +151,8 @@ class Texts(Amount):
         # Phases may read different texts, and each has a place of its own.
         said = repr((paths, self.field, self.separator, self.end, self.tokenizer))
         place = folder / f"texts-{zlib.crc32(said.encode()):08x}"
-        return write_store(self._source(paths), tokenizer, place, end=self.end or None)
+        with at_once("tokenising, of which finished parts are kept"):
+            return write_store(self._source(paths), tokenizer, place, end=self.end or None)
 
     def _pieces(self, store: Store, tokenizer: Any, stride: int = 0) -> Pieces:
         if self.layout == "fixed":
@@ -196,10 +200,11 @@ class Rows(Amount, ABC):
 
     def feed(self, tokenizer: Any, folder: Path) -> Fed:
         del folder
-        training = self._examples(self.train, tokenizer, ())
-        held = (
-            self._examples(self.validation, tokenizer, training.names) if self.validation else None
-        )
+        held = None
+        with at_once(READING):
+            training = self._examples(self.train, tokenizer, ())
+            if self.validation:
+                held = self._examples(self.validation, tokenizer, training.names)
         return Fed(training=training, validation=held)
 
     @abstractmethod
@@ -270,8 +275,9 @@ class Images(Amount):
 
     def feed(self, tokenizer: Any, folder: Path) -> Fed:
         del tokenizer, folder
-        training = self._images(self.train)
-        held = self._images(self.validation) if self.validation else None
+        with at_once(READING):
+            training = self._images(self.train)
+            held = self._images(self.validation) if self.validation else None
         return Fed(training=training, validation=held)
 
     def _images(self, paths: tuple[str, ...]) -> Pieces:

@@ -12,6 +12,7 @@ from manyheads.train.crew import Crew
 from manyheads.train.entrance import Entrance
 from manyheads.train.loss import Loss
 from manyheads.train.objectives import Objective
+from manyheads.train.stopping import stop_asked
 from manyheads.train.update import seeded
 
 __all__ = ["Validation"]
@@ -21,6 +22,7 @@ __all__ = ["Validation"]
 class Validation:
     """One epoch of held-out batches; what is masked in them is the same each time.
 
+    Asked to stop, it ends with the batches seen so far and says which `share` of all they are.
     `bytes_a_token` gives bits a byte, where every token is asked for; 0 where that says nothing.
     """
 
@@ -39,7 +41,11 @@ class Validation:
         epoch = list(self.stream.epoch(0))
         sums = torch.zeros(2, dtype=torch.float64, device=self.crew.device)
         # Sharded weights are gathered by all at once, so all take equally many turns.
+        seen = 0
         for turn in range(0, len(epoch), self.crew.world):
+            if turn and self._stops():
+                break
+            seen = min(turn + self.crew.world, len(epoch))
             place = turn + self.crew.rank
             loss = self._loss(entrance, epoch, min(place, len(epoch) - 1))
             if place < len(epoch):
@@ -50,7 +56,15 @@ class Validation:
         found = {"loss": loss_a_target, "perplexity": _exp(loss_a_target)}
         if self.bytes_a_token:
             found["bits_a_byte"] = loss_a_target / math.log(2) / self.bytes_a_token
+        if seen < len(epoch):
+            found["share"] = seen / len(epoch)
         return found
+
+    def _stops(self) -> bool:
+        """Whether any process was asked to: all end at the same turn."""
+        if self.crew.alone:
+            return stop_asked()
+        return bool(self.crew.sum(torch.tensor(float(stop_asked()), device=self.crew.device)))
 
     def _loss(self, entrance: Entrance, epoch: list[Sequence[int]], place: int) -> Loss:
         batch = self.stream.pieces.batch(epoch[place])

@@ -76,7 +76,8 @@ def _same_weights() -> tuple[Any, Any, Any]:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    theirs = BertForMaskedLM._from_config(config, attn_implementation="sdpa")
+    kind: Any = BertForMaskedLM
+    theirs = kind._from_config(config, attn_implementation="sdpa")
     with TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
         return theirs.train(), load(folder).train(), load(folder).train()

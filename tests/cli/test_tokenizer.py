@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from manyheads import load
 from manyheads.cli.main import main
+from tests.train.tiny import write_corpus
 
 
 @pytest.fixture
@@ -45,6 +47,44 @@ def test_wordpiece_may_keep_capitals(corpus: Path, capsys: pytest.CaptureFixture
     assert Tokenizer.from_file(str(out)).encode("The").tokens == ["[CLS]", "The", "[SEP]"]
 
 
+@pytest.mark.parametrize("kind", ["bytes", "wordpiece"])
+def test_a_masked_encoder_is_trained_by_commands_alone(
+    kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path, documents=40)
+    special = ["--special", "[MASK]"] if kind == "bytes" else []
+    learn = ["tokenizer", "corpus.txt", "--kind", kind, "--size", "300", *special]
+    assert main(learn) == 0
+    (tmp_path / "run.toml").write_text("""
+[model]
+size = "modernbert-base"
+change = { layers = 2, width = 16, heads = 2, hidden = 16, vocabulary = 300 }
+
+[data]
+train = "corpus.txt"
+tokenizer = "tokenizer.json"
+length = 16
+batch = 64
+
+[objective]
+kind = "MaskedLM"
+
+[run]
+folder = "out"
+steps = 2
+device = "cpu"
+""")
+    assert main(["train", "run.toml"]) == 0
+    assert "saved to out/model as modernbert" in capsys.readouterr().out
+    model = load("out/model")
+    mask = Tokenizer.from_file("tokenizer.json").token_to_id("[MASK]")
+    assert model.tokenizer.encode("the cat [MASK]").ids.count(mask) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -54,6 +94,14 @@ def test_wordpiece_may_keep_capitals(corpus: Path, capsys: pytest.CaptureFixture
         (["{}/a.txt", "--size", "9"], "size=9 has no room beside 256 bytes and <|end|>: use 257 "),
         (["{}/a.txt", "-o", "{}/no/t.json"], "there is no folder {}/no: make it, or name another."),
         (["{}/a.txt", "-o", "{}"], "{} is a folder: name a file in it."),
+        (
+            ["{}/a.txt", "--special", "<|end|>"],
+            "the special token '<|end|>' is there already: name it once.",
+        ),
+        (
+            ["{}/a.txt", "--special", ""],
+            "special token 0 is '': give it a name, such as [MASK].",
+        ),
     ],
 )
 def test_wrong_use_is_one_line(

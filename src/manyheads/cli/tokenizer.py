@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from manyheads.cli.asked import Flag
 from manyheads.errors import InputError
 
 __all__ = ["TrainTokenizer"]
@@ -30,13 +31,19 @@ class TrainTokenizer:
     kind: Literal["bytes", "wordpiece"] = "bytes"
     """Byte-level pairs, which can write any text, or WordPiece as BERT has it."""
 
+    special: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]],
+        tyro.conf.arg(metavar="TOKEN", help_behavior_hint="(repeatable)"),
+    ] = ()
+    """A token that no text is cut into, such as [MASK], which a masked model of bytes needs."""
+
     field: str = "text"
     """The field that holds the text of a .jsonl or .parquet row."""
 
     format: Literal["as named", "text", "jsonl", "parquet"] = "as named"
     """How to read the files, whatever their names end in."""
 
-    cased: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    cased: Flag = False
     """Keep capitals apart in wordpiece; bytes always do."""
 
     def run(self) -> int:
@@ -51,7 +58,9 @@ class TrainTokenizer:
 
         source = TextFiles(self.files, field=self.field, format=self.format)
         count = len(source.files())
-        tokenizer = train_tokenizer(source, self.size, self.kind, lowercase=not self.cased)
+        tokenizer = train_tokenizer(
+            source, self.size, self.kind, lowercase=not self.cased, specials=self.special
+        )
         beside = folder / f".{self.out.name}.new"
         tokenizer.save(str(beside))
         beside.replace(self.out)

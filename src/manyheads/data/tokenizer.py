@@ -30,14 +30,14 @@ def train_tokenizer(
     """A `tokenizers.Tokenizer` of at most `size` entries, learnt from texts.
 
     "bytes" is byte-level BPE: it can write any text, gives every byte back, and ends documents with
-    <|end|>; `specials` come after it, such as a mask. "wordpiece" has BERT's special tokens and
-    puts [CLS] and [SEP] around a text; `lowercase` is for it alone, and the library breaks ties
-    between its rare entries by chance, so that learning twice may give two of them; "bytes" are
-    always the same. A pair must occur `least` times to become an entry.
+    <|end|>. "wordpiece" has BERT's special tokens and puts [CLS] and [SEP] around a text;
+    `lowercase` is for it alone, and the library breaks ties between its rare entries by chance, so
+    that learning twice may give two of them; "bytes" are always the same. `specials` come after
+    those that a kind has, such as a [MASK] for bytes. A pair must occur `least` times to become an
+    entry.
     """
+    _check_specials(kind, specials)
     _check_size(size, kind, len(specials))
-    if specials and kind != "bytes":
-        raise ConfigError(f"specials={tuple(specials)} are for bytes", "WordPiece has BERT's own")
     try:
         import tokenizers  # noqa: F401
     except ImportError:
@@ -47,7 +47,7 @@ def train_tokenizer(
     if kind == "bytes":
         tokenizer, trainer = _bytes(size, least, specials)
     else:
-        tokenizer, trainer = _wordpiece(size, least, lowercase)
+        tokenizer, trainer = _wordpiece(size, least, lowercase, specials)
     read = _Read(source, shown)
     tokenizer.train_from_iterator(read, trainer=trainer)
     if read.error is not None:
@@ -59,10 +59,25 @@ def train_tokenizer(
     return tokenizer
 
 
+def _check_specials(kind: Kind, specials: Sequence[str]) -> None:
+    own = (END,) if kind == "bytes" else BERT
+    for place, name in enumerate(specials):
+        if not name.strip():
+            raise ConfigError(
+                f"special token {place} is {name!r}", "give it a name, such as [MASK]"
+            )
+        if name in own or name in specials[:place]:
+            raise ConfigError(f"the special token {name!r} is there already", "name it once")
+
+
 def _check_size(size: int, kind: Kind, specials: int) -> None:
-    least = BYTES + 1 + specials if kind == "bytes" else len(BERT) + 1
+    least = specials + (BYTES + 1 if kind == "bytes" else len(BERT) + 1)
     if size < least:
-        what = f"{BYTES} bytes and {END}" if kind == "bytes" else f"{len(BERT)} special tokens"
+        what = (
+            f"{BYTES} bytes and {END}"
+            if kind == "bytes"
+            else f"{len(BERT) + specials} special tokens"
+        )
         raise ConfigError(f"size={size} has no room beside {what}", f"use {least} or more")
 
 
@@ -104,7 +119,7 @@ def _bytes(size: int, least: int, specials: Sequence[str]) -> tuple[Any, Any]:
     return tokenizer, trainer
 
 
-def _wordpiece(size: int, least: int, lowercase: bool) -> tuple[Any, Any]:
+def _wordpiece(size: int, least: int, lowercase: bool, specials: Sequence[str]) -> tuple[Any, Any]:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -112,7 +127,10 @@ def _wordpiece(size: int, least: int, lowercase: bool) -> tuple[Any, Any]:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     trainer = trainers.WordPieceTrainer(
-        vocab_size=size, min_frequency=least, special_tokens=list(BERT), show_progress=False
+        vocab_size=size,
+        min_frequency=least,
+        special_tokens=[*BERT, *specials],
+        show_progress=False,
     )
     return tokenizer, trainer
 

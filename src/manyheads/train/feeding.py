@@ -32,6 +32,8 @@ __all__ = [
 ]
 
 READING = "reading the data"
+# What ends a document in GPT-2, T5 and Llama, Gemma, and between the sentences of BERT.
+OTHER_ENDS = ("<|endoftext|>", "</s>", "<eos>", "[SEP]")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -92,8 +94,9 @@ class Texts(Amount):
 
     `validation` is other files, or the last share of the training texts. Documents are kept apart
     and cut to `length`, or all laid end to end and cut every `length` tokens ("fixed"), or for
-    training every `stride`, so that passes differ. `end` is the token put behind a document,
-    `opening` and `closing` those around every piece; "" is none.
+    training every `stride`, so that passes differ. `end` is the token put behind a document: by
+    default <|end|>, or what the tokenizer has for it. `opening` and `closing` are those around
+    every piece; "" is none.
     `tokenizer` is a tokenizer.json; "" is the model's own.
     """
 
@@ -130,6 +133,12 @@ class Texts(Amount):
         if isinstance(self.validation, tuple):
             self._source(self.validation).files()
 
+    def check_words(self, tokenizer: Any) -> None:
+        """Refuse tokens that the tokenizer does not have."""
+        self._end(tokenizer)
+        for key in ("opening", "closing"):
+            _token(tokenizer, getattr(self, key), f"data.{key}")
+
     def feed(self, tokenizer: Any, folder: Path) -> Fed:
         place = Path(self.store) if self.store else folder
         training = self._stored(self.train, tokenizer, place)
@@ -152,7 +161,20 @@ class Texts(Amount):
         said = repr((paths, self.field, self.separator, self.end, self.tokenizer))
         place = folder / f"texts-{zlib.crc32(said.encode()):08x}"
         with at_once("tokenising, of which finished parts are kept"):
-            return write_store(self._source(paths), tokenizer, place, end=self.end or None)
+            return write_store(self._source(paths), tokenizer, place, end=self._end(tokenizer))
+
+    def _end(self, tokenizer: Any) -> str | None:
+        """The token behind a document; tokenizers of others have other names for it."""
+        if self.end != END:
+            _token(tokenizer, self.end, "data.end")
+            return self.end or None
+        for name in (END, *OTHER_ENDS):
+            if tokenizer.token_to_id(name) is not None:
+                return name
+        raise ConfigError(
+            f"data.end: the tokenizer has no token {END!r}, nor {', '.join(map(repr, OTHER_ENDS))}",
+            'name the one that ends a document, or write end = "" for none',
+        )
 
     def _pieces(self, store: Store, tokenizer: Any, stride: int = 0) -> Pieces:
         if self.layout == "fixed":
@@ -177,7 +199,9 @@ def _token(tokenizer: Any, name: str, key: str) -> int | None:
         return None
     number: int | None = tokenizer.token_to_id(name)
     if number is None:
-        raise ConfigError(f"{key}: the tokenizer has no token {name!r}", "name one that it has")
+        raise ConfigError(
+            f"{key}: the tokenizer has no token {name!r}", "name one that it has, or none"
+        )
     return number
 
 

@@ -15,7 +15,7 @@ from manyheads.models.recipes import ModelConfig
 from manyheads.models.vision import VisionConfig
 from manyheads.parts.positions import Learned
 from manyheads.train.entrance import Entrance
-from manyheads.train.feeding import Data
+from manyheads.train.feeding import Data, Texts
 from manyheads.train.folding import folded
 from manyheads.train.run import Start
 from manyheads.train.tiling import tile
@@ -59,6 +59,8 @@ def check_fits(model: Model, data: Data, tokenizer: Any) -> None:
             f"{embedding.vocabulary}",
             f"set model.change.vocabulary={words}, or use the model's own tokenizer",
         )
+    if isinstance(data, Texts):
+        data.check_words(tokenizer)
     if isinstance(embedding.position, Learned) and data.length > embedding.position.longest:
         raise ConfigError(
             f"data.length={data.length} and the model has {embedding.position.longest} positions",

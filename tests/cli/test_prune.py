@@ -7,6 +7,7 @@ import pytest
 
 from manyheads import build, load, save
 from manyheads.checkpoints.companions import read_tokenizer
+from manyheads.cli.asked import first_texts
 from manyheads.cli.main import main
 from manyheads.surgery import origins
 from tests.train.tiny import write_corpus
@@ -54,6 +55,21 @@ def test_numbers_come_as_json(place: Path, tmp_path: Path) -> None:
     assert told["after"]["parameters"] < told["before"]["parameters"]
     assert told["cut"] == pytest.approx(told["curve"][-1]["value"], abs=1e-5)
     assert picture.exists()
+
+
+def test_no_more_is_measured_on_than_was_asked(place: Path) -> None:
+    model = load(place / "model")
+    assert model.tokenizer is not None
+    texts = ["the cat sat on a mat", "one dog ran over some hill", "and sun was low"]
+    counts = [len(model.tokenizer.encode(text)) for text in texts]
+    first, others = first_texts(model, texts, counts[0] + 2)
+    assert (first[0], others[1:]) == (texts[0], texts[2:])
+    assert first[1] + others[0] == texts[1]
+    assert len(model.tokenizer.encode(first[1])) == 2
+    assert first_texts(model, texts, counts[0]) == (texts[:1], texts[1:])
+    assert first_texts(model, texts, 1000) == (texts, [])
+    pairs = [("the cat sat", "on a mat"), ("one dog", "ran")]
+    assert first_texts(model, pairs, 1) == (pairs[:1], pairs[1:])
 
 
 def test_a_budget_that_cannot_be_met_writes_nothing(

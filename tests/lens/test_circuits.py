@@ -16,6 +16,7 @@ from manyheads.lens.circuits import (
     copying_score,
     eigenvalue_score,
     score_circuits,
+    score_copying,
 )
 from manyheads.lens.composition import compose, resemble
 from manyheads.lens.pairs import ByPair
@@ -102,6 +103,31 @@ def test_a_head_as_wide_as_the_words_copies_every_one() -> None:
     assert copying_score(ov, shifted, range(VOCABULARY), top=1) == 0.0
 
 
+@pytest.mark.parametrize("top", [1, 5, 40])
+@pytest.mark.parametrize("portion", [7, 64, 2048])
+def test_copying_is_the_same_however_many_words_are_met_at_once(
+    top: int, portion: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(copying_score.__globals__, "WORDS_AT_ONCE", portion)
+    draw = torch.Generator().manual_seed(top)
+    table = torch.randn(301, WIDTH, generator=draw)
+    both = torch.randn(WIDTH, 8, generator=draw).double(), torch.randn(8, WIDTH, generator=draw)
+    drawn = torch.randperm(301, generator=draw)[:90]
+    for right in (both[0].T, both[1].double()):
+        ov = Factors(both[0], right)
+        whole = table.double()[drawn] @ ov.matrix.T @ table.double().T
+        own = whole.gather(1, drawn[:, None])
+        expected = ((whole > own).sum(1) < top).double().mean()
+        assert copying_score(ov, Words(table, table), drawn, top) == pytest.approx(float(expected))
+
+
+def test_words_that_are_level_copy_none() -> None:
+    table = torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(0)).expand(50, WIDTH)
+    both = torch.eye(WIDTH).double()
+    assert copying_score(Factors(both, both), Words(table, table), range(50), top=5) == 0.0
+    assert copying_score(Factors(both, both), Words(table, table), range(50), top=50) == 1.0
+
+
 @pytest.mark.parametrize(
     "name", ["gpt2", "llama", "gates", "one key head", "sinks", "normed heads"]
 )
@@ -155,6 +181,15 @@ def test_a_sample_of_words_is_drawn_once_for_all_heads() -> None:
     assert one.facts["words"] == 10
     tenths = one["copying"].means * 10
     np.testing.assert_allclose(tenths, tenths.round(), atol=1e-9)
+
+
+def test_copying_alone_is_that_of_all_scores() -> None:
+    model = small(DECODERS["llama"])
+    every, alone = (score(model, shown=False) for score in (score_circuits, score_copying))
+    assert set(alone.names) == {"copying", "copying_eigenvalues"}
+    assert alone.facts == every.facts
+    for name in alone.names:
+        np.testing.assert_array_equal(alone[name].means, every[name].means)
 
 
 def test_models_without_words_have_the_rest() -> None:

@@ -353,7 +353,7 @@ def raises_interrupt(*_: Any, **__: Any) -> Any:
 
 def test_breaking_off_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = planted_model()
-    monkeypatch.setattr(trials, "score_circuits", raises_interrupt)
+    monkeypatch.setattr(trials, "score_copying", raises_interrupt)
     found = found_in(model, sequences=4)
     assert not found.complete
     assert found.best(Head(1, 0)) == "induction"

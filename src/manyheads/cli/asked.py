@@ -154,15 +154,24 @@ def texts_of(file: Path) -> list[str]:
 
 
 def first_texts(model: "Model", texts: list[Any], tokens: int) -> tuple[list[Any], list[Any]]:
-    """The first texts or pairs, as many as have so many tokens together, and the others."""
+    """The first texts, as many as have so many tokens together, and the others.
+
+    The last is cut where it would be more; the pairs of a model that translates stay whole.
+    """
     if tokens < 1:
         raise InputError(f"--tokens {tokens} measures nothing", "use 1 or more")
-    held = 0
+    left = tokens
     for place, text in enumerate(texts):
         parts = text if isinstance(text, tuple) else (text,)
-        held += sum(len(model.tokenizer.encode(part).ids) for part in parts)
-        if held >= tokens:
-            return texts[: place + 1], texts[place + 1 :]
+        found = [model.tokenizer.encode(part, add_special_tokens=False) for part in parts]
+        count = sum(len(each) for each in found)
+        if count >= left:
+            rest = texts[place + 1 :]
+            if count == left or isinstance(text, tuple):
+                return texts[: place + 1], rest
+            end = found[0].offsets[left - 1][1]
+            return [*texts[:place], text[:end]], [*filter(str.strip, [text[end:]]), *rest]
+        left -= count
     return texts, []
 
 

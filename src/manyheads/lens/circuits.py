@@ -5,7 +5,7 @@ act on columns: OV = W_O W_V turns what is read into what is written, and a quer
 by x' QK y with QK = W_Q' W_K. All are kept in factors of the head's size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +35,13 @@ __all__ = [
     "eigenvalue_score",
     "folded",
     "score_circuits",
+    "score_copying",
 ]
 
-# Numbers held at once while tokens are scored against all words.
-ROOM = 2**26
+# Words that are met at once: most heads leave after the first of them.
+WORDS_AT_ONCE = 2048
+# Below this share of two vectors' lengths their products differ by rounding alone.
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,18 +180,54 @@ def score_circuits(
     """
     part = part_of(model, stack, sublayer)
     found = Circuits(part)
-    words = Words.of(model) if isinstance(model.config.readout, LanguageHead) else None
-    drawn = None if words is None else _draw(words, sample, seed)
-    products = None if words is None else _products(words)
+    copying = matching = None
+    if isinstance(model.config.readout, LanguageHead):
+        words = Words.of(model)
+        copying = _Copying(words, _draw(words, sample, seed), top)
+        matching = _met(words.enter, words.enter)
+
+    def score(head: Head) -> dict[str, float]:
+        alone = _alone(found, head)
+        if copying is None or matching is None:
+            return alone
+        qk = found.qk(head)
+        values = torch.linalg.eigvals(qk.right @ matching @ qk.left)
+        return alone | {"matching_eigenvalues": eigenvalue_score(values)} | copying(found.ov(head))
+
+    return _each_head(part, score, top, 0 if copying is None else len(copying.drawn), shown)
+
+
+def score_copying(
+    model: Model,
+    *,
+    top: int = 5,
+    sample: int | None = 2048,
+    seed: int = 0,
+    stack: StackName | None = None,
+    sublayer: Sublayer = Sublayer.ATTENTION,
+    shown: bool = True,
+) -> ByHead:
+    """Of `score_circuits` "copying" and "copying_eigenvalues" alone, at a part of the cost."""
+    part = part_of(model, stack, sublayer)
+    found, words = Circuits(part), Words.of(model)
+    copying = _Copying(words, _draw(words, sample, seed), top)
+
+    def score(head: Head) -> dict[str, float]:
+        return copying(found.ov(head))
+
+    return _each_head(part, score, top, len(copying.drawn), shown)
+
+
+def _each_head(
+    part: Part, score: Callable[[Head], dict[str, float]], top: int, words: int, shown: bool
+) -> ByHead:
     rows = []
     with Progress("reading weights", total=len(part.heads), unit="heads", shown=shown) as bar:
         for head in part.heads:
-            rows.append(_alone(found, head))
-            if words is not None and products is not None and drawn is not None:
-                rows[-1] |= _through_words(found, head, words, products, drawn, top)
+            rows.append(score(head))
             bar.advance()
     means = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    facts: dict[str, Any] = {"top": top, "words": 0 if drawn is None else len(drawn)}
+    facts: dict[str, Any] = {"top": top, "words": words}
     return ByHead(kind="circuits", blocks=part.blocks, means=means, facts=facts)
 
 
@@ -199,21 +238,37 @@ def eigenvalue_score(values: Tensor) -> float:
 
 
 def copying_score(ov: Factors, words: Words, drawn: Sequence[int] | Tensor, top: int = 5) -> float:
-    """The share of words among whose `top` logits, when the head reads them, is their own."""
+    """The share of words among whose `top` logits, when the head reads them, is their own.
+
+    A word that `top` others have beaten is not asked again, so that a head which copies little
+    meets a small part of the vocabulary; level words count as beaten.
+    """
     drawn = torch.as_tensor(drawn, device=words.enter.device)
-    leaving = (words.leave.double() @ ov.left).float()
-    scale = leaving.norm()
-    if scale == 0:
-        return 0.0
-    hits = 0
-    for chunk in drawn.split(max(1, ROOM // len(words.leave))):
-        read = (words.enter[chunk].double() @ ov.right.T).float()
-        logits = read @ leaving.T
-        own = logits.gather(1, chunk.unsqueeze(1))
-        # A head that writes nothing puts all words level: none of them is copied.
-        beaten_by = (logits >= own).sum(1) - 1
-        hits += int((beaten_by < top).sum())
-    return hits / len(drawn)
+    left = ov.left.float()
+    read, mine = words.enter[drawn] @ ov.right.T.float(), words.leave[drawn] @ left
+    # A head that writes nothing puts all words level: none of them is copied.
+    least = (read * mine).sum(1) - ROUNDING * read.norm(dim=1) * mine.norm(dim=1)
+    beaten_by = torch.zeros_like(drawn)
+    asked = torch.arange(len(drawn), device=drawn.device)
+    # Each portion is from the whole of the vocabulary, whose beginning is often unlike the rest.
+    portions = -(-len(words.leave) // WORDS_AT_ONCE)
+    for first in range(portions):
+        scored = _scored(read[asked], left, words.leave[first::portions])
+        itself = (drawn[asked] % portions == first).nonzero().squeeze(1)
+        scored[itself, drawn[asked[itself]] // portions] = -torch.inf
+        beaten_by[asked] += (scored >= least[asked, None]).sum(1)
+        asked = asked[beaten_by[asked] < top]
+        if not len(asked):
+            break
+    return len(asked) / len(drawn)
+
+
+def _scored(
+    read: Float[Tensor, "k d"], left: Float[Tensor, "c d"], leave: Float[Tensor, "w c"]
+) -> Float[Tensor, "k w"]:
+    """read left' leave', the cheaper product first."""
+    few = len(read) < left.shape[1]
+    return (read @ left.T) @ leave.T if few else read @ (leave @ left).T
 
 
 def _alone(found: Circuits, head: Head) -> dict[str, float]:
@@ -226,33 +281,27 @@ def _alone(found: Circuits, head: Head) -> dict[str, float]:
     }
 
 
-def _through_words(
-    found: Circuits,
-    head: Head,
-    words: Words,
-    products: tuple[Float[Tensor, "c c"], Float[Tensor, "c c"]],
-    drawn: Tensor,
-    top: int,
-) -> dict[str, float]:
-    leave_enter, enter_enter = products
-    ov, qk = found.ov(head), found.qk(head)
-    copying = torch.linalg.eigvals(ov.right @ leave_enter.T @ ov.left)
-    matching = torch.linalg.eigvals(qk.right @ enter_enter @ qk.left)
-    return {
-        "copying_eigenvalues": eigenvalue_score(copying),
-        "matching_eigenvalues": eigenvalue_score(matching),
-        "copying": copying_score(ov, words, drawn, top),
-    }
+class _Copying:
+    """How well the words that a head reads come out as themselves."""
+
+    def __init__(self, words: Words, drawn: Tensor, top: int) -> None:
+        self.words, self.drawn, self.top = words, drawn, top
+        self._met = _met(words.enter, words.leave)
+
+    def __call__(self, ov: Factors) -> dict[str, float]:
+        values = torch.linalg.eigvals(ov.right @ self._met @ ov.left)
+        return {
+            "copying_eigenvalues": eigenvalue_score(values),
+            "copying": copying_score(ov, self.words, self.drawn, self.top),
+        }
 
 
-def _products(words: Words) -> tuple[Float[Tensor, "c c"], Float[Tensor, "c c"]]:
-    """leave' enter and enter' enter, through which all heads' words meet; c x c, not v x v."""
-    width = words.enter.shape[1]
-    found = [words.enter.new_zeros(width, width, dtype=torch.float64) for _ in range(2)]
-    for enter, leave in zip(words.enter.split(8192), words.leave.split(8192), strict=True):
-        found[0] += leave.double().T @ enter.double()
-        found[1] += enter.double().T @ enter.double()
-    return found[0], found[1]
+def _met(one: Float[Tensor, "v c"], other: Float[Tensor, "v c"]) -> Float[Tensor, "c c"]:
+    """one' other, through which all heads' words meet; c x c, not v x v."""
+    found = one.new_zeros(one.shape[1], other.shape[1], dtype=torch.float64)
+    for some, others in zip(one.split(8192), other.split(8192), strict=True):
+        found += some.double().T @ others.double()
+    return found
 
 
 def _draw(words: Words, sample: int | None, seed: int) -> Tensor:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from manyheads.encoding.reading import TextReader, find_longest, reads_texts
 from manyheads.lens.addresses import Address, blocks_of
-from manyheads.lens.circuits import score_circuits
+from manyheads.lens.circuits import score_copying
 from manyheads.lens.even import even_scores
 from manyheads.lens.findings import (
     FEWEST,
@@ -199,7 +199,7 @@ def try_copying(gathered: Gathered, model: TextReader) -> None:
     facts: Facts = {"vocabulary": model.config.embedding.vocabulary}
     for sublayer in sublayers:
         if sublayer in here:
-            found = score_circuits(
+            found = score_copying(
                 model, sample=WORDS, stack=stack, sublayer=sublayer, shown=gathered.shown
             )
             facts |= found.facts

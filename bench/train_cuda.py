@@ -22,7 +22,7 @@ from manyheads.train.entrance import Entrance
 from manyheads.train.objectives import CausalLM, MaskedLM, Objective
 from manyheads.train.optimisers import AdamW
 from manyheads.train.report import operations
-from manyheads.train.update import Updater, asked
+from manyheads.train.update import Updater, asked, goes_ahead
 
 __all__ = ["PARTS", "run"]
 
@@ -60,14 +60,16 @@ class _Ours:
             )
             [prepared] = asked(iter((step,)), self.objective, self.model, seed=0, first=0)
             pinned = prepared.pinned()
+            optimiser = AdamW(rate=1e-4).build(self.model)
             updater = Updater(
                 entrance=Entrance(self.model.train(), members),
-                optimiser=AdamW(rate=1e-4).build(self.model),
+                optimiser=optimiser,
                 score=torch.compile(self.objective.score),
                 crew=members,
                 seed=0,
                 half=next(self.model.parameters()).dtype == torch.float32,
                 clip=1.0,
+                ahead=goes_ahead(optimiser),
             )
         return lambda: torch.tensor(updater.run(pinned).loss)
 

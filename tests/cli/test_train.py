@@ -58,14 +58,14 @@ def test_a_file_is_trained_and_the_model_named(
 def test_stopped_it_says_how_to_go_on(
     run_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    update = Updater.run
+    update = Updater.begin
 
     def interrupted(self: Updater, asked: Any, **more: Any) -> Any:
         if asked.number == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return update(self, asked, **more)
 
-    monkeypatch.setattr(Updater, "run", interrupted)
+    monkeypatch.setattr(Updater, "begin", interrupted)
     assert main(["train", run_file.name]) == 143
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("stopped at step ")

@@ -187,7 +187,7 @@ def test_whole_models_are_measured_as_on_the_cpu(name: str, device: str) -> None
     texts = [torch.randint(300, (length,)).tolist() for length in (700, 3, 260)]
     expected, found = (
         statistics(
-            build(name, seed=0, device=where, **changes),
+            build(name, seed=0, **changes).to(where),
             texts,
             classes={"low": range(30)},
             progress=False,

@@ -104,7 +104,7 @@ def test_a_run_learns(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "text.txt").write_text("a rose is a rose is a rose. " * 2000)
+    (tmp_path / "text.txt").write_text("a rose is a rose is a rose.\n" * 20000)
     tables = {
         "model": {
             "size": "gpt2",

@@ -19,8 +19,8 @@ from torch.autograd.function import once_differentiable
 __all__ = ["word_losses"]
 
 # Scores held at once: a thousand tokens for a vocabulary of 50 thousand, 256 MB in float32. A GPU
-# has more room, and loses less by larger products.
-ROOM = {"cpu": 2**26, "cuda": 2**28}
+# has more room, a gigabyte in half precision, and loses less by larger products.
+ROOM = {"cpu": 2**26, "cuda": 2**29}
 # Products of half numbers are fast on a GPU where rows begin at multiples of 16 bytes.
 ROUND = 64
 
@@ -145,7 +145,7 @@ def _walk(
         narrow = torch.cat((narrow, narrow.new_zeros(spare, narrow.shape[1])))
     sums = vectors.new_zeros(2, dtype=wide)
     to_x = torch.empty_like(x, dtype=dtype)
-    to_vectors = torch.zeros_like(vectors, dtype=wide) if pull is not None else None
+    to_vectors: Tensor | None = None
     to_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
     for index in range(how.count):
         here = slice(index * size, (index + 1) * size)
@@ -155,13 +155,14 @@ def _walk(
             scores, bias, answers[here], pull, how.smoothing, words
         )
         sums += added
-        if push is None or to_vectors is None:
+        if push is None:
             continue
         if to_bias is not None:
             to_bias += push[:, :words].sum(0, dtype=wide)
         push = push.to(dtype)
         to_x[here] = push @ narrow
-        to_vectors += (push.T @ part)[:words]
+        product = (push.T @ part)[:words]
+        to_vectors = product.to(wide) if to_vectors is None else to_vectors.add_(product)
     if to_vectors is None:
         return sums, (None, None, None)
     given = None if bias is None or to_bias is None else to_bias.to(bias.dtype)

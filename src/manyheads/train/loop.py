@@ -1,5 +1,6 @@
 """The steps of one phase: update, tell, validate, look at the heads, save."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,7 +16,7 @@ from manyheads.train.report import Display, Speed
 from manyheads.train.state import Checkpoints, Skipped, Standing, tensors_of
 from manyheads.train.stopping import Stop
 from manyheads.train.telemetry import HeadWatcher, Probe
-from manyheads.train.update import Asked, Outcome, Updater
+from manyheads.train.update import Asked, Outcome, Underway, Updater
 from manyheads.train.validation import Validation
 
 __all__ = ["Habits", "Loop"]
@@ -37,6 +38,15 @@ class Habits:
     @staticmethod
     def due(every: int, step: int) -> bool:
         return every > 0 and step % every == 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A step that was begun, and the learning rate it has."""
+
+    step: Step
+    rate: float
+    underway: Underway
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,19 +78,29 @@ class Loop:
         speed = Speed()
         speed.add(0)
         self.updater.entrance.model.train()
-        while standing.step < end:
-            asked = next(steps)
-            rate = self.rate(standing.step)
-            outcome = self.updater.run(asked, stop=self.stop.asked)
-            standing = _after(standing, asked.step, outcome)
-            speed.add(asked.step.tokens)
-            self._tell(standing, outcome, rate, speed)
-            self._check(standing)
+        begun: deque[_Begun] = deque()
+        stopped = False
+        while standing.step + len(begun) < end and not stopped:
+            number = standing.step + len(begun) + 1
+            asked, rate = next(steps), self.rate(number - 1)
+            underway = self.updater.begin(asked, stop=self.stop.asked)
+            begun.append(_Begun(asked.step, rate, underway))
+            # The host reads what a step came to while the device is at the next, unless there is
+            # something to do with the weights between them.
+            ahead = self.updater.ahead and not self._pauses(number, end)
+            while len(begun) > (ahead and not stopped):
+                one = begun.popleft()
+                outcome = one.underway.outcome()
+                standing = _after(standing, one.step, outcome)
+                stopped = stopped or outcome.stop
+                speed.add(one.step.tokens)
+                self._tell(standing, outcome, one.rate, speed)
+                self._check(standing)
+            if begun:
+                continue
             self._look(standing.step, at_end=standing.step == end)
-            if outcome.stop or standing.step == end or self._saves(standing.step):
+            if stopped or standing.step == end or self._saves(standing.step):
                 self.save(standing)
-            if outcome.stop:
-                break
         self.checkpoints.wait()
         if self.board is not None:
             self.board.close()
@@ -99,6 +119,12 @@ class Loop:
         habits = self.habits
         every = (habits.checkpoint_every, habits.keep_every)
         return step in self.marked or any(Habits.due(each, step) for each in every)
+
+    def _pauses(self, step: int, end: int) -> bool:
+        """Whether the weights after this step are looked at or kept."""
+        habits = self.habits
+        every = (habits.validate_every, habits.telemetry_every)
+        return step == end or self._saves(step) or any(Habits.due(each, step) for each in every)
 
     def _tell(self, standing: Standing, outcome: Outcome, rate: float, speed: Speed) -> None:
         share = 0.0

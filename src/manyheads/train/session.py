@@ -30,7 +30,7 @@ from manyheads.train.state import Checkpoints, Standing, read_standing, restore
 from manyheads.train.stopping import Stop
 from manyheads.train.telemetry import SEQUENCES, Probe, make_probe
 from manyheads.train.tiling import raise_rotary
-from manyheads.train.update import Updater
+from manyheads.train.update import Updater, goes_ahead
 from manyheads.train.update import asked as asked_of
 from manyheads.train.validation import Validation
 
@@ -240,6 +240,7 @@ class _Session:
                 seed=settings.seed,
                 half=settings.half,
                 clip=settings.clip,
+                ahead=goes_ahead(optimiser),
             ),
             rate=rate,
             checkpoints=self.checkpoints,

@@ -17,7 +17,7 @@ from manyheads.train.entrance import Entrance
 from manyheads.train.loss import Loss, Task
 from manyheads.train.objectives import Objective
 
-__all__ = ["Asked", "Outcome", "Updater", "asked", "seeded"]
+__all__ = ["Asked", "Outcome", "Underway", "Updater", "asked", "goes_ahead", "seeded"]
 
 Score = Callable[[Any, Task], Loss]
 
@@ -79,11 +79,53 @@ def asked(
         yield Asked(step, number, tuple(tasks))
 
 
+def goes_ahead(optimiser: Optimizer) -> bool:
+    """Whether it can learn from a device how far to go and whether at all: torch's fused AdamW."""
+    weights = [each for group in optimiser.param_groups for each in group["params"]]
+    return (
+        isinstance(optimiser, torch.optim.AdamW)
+        and bool(optimiser.defaults["fused"])
+        and all(each.is_cuda and not hasattr(each, "full_tensor") for each in weights)
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Underway:
+    """A step that a device may still be at; its numbers are on their way to the host.
+
+    They are the loss of every micro-batch of all processes, the targets, whether to stop, each
+    part of the loss, and the norm of the gradient before anything is divided.
+    """
+
+    numbers: Tensor
+    ready: torch.cuda.Event | None
+    batches: int
+    names: tuple[str, ...]
+    share: float
+
+    def outcome(self) -> Outcome:
+        """Wait for it: the only time that the host waits for the device."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        *told, raw = self.numbers.tolist()
+        totals, (found, stop, *parts) = told[: self.batches], told[self.batches :]
+        targets = max(found, 1.0)
+        return Outcome(
+            loss=sum(totals) / targets,
+            parts={name: part / targets for name, part in zip(self.names, parts, strict=True)},
+            norm=raw * self.share / targets,
+            targets=int(found),
+            broken=tuple(place for place, total in enumerate(totals) if not math.isfinite(total)),
+            stop=stop > 0,
+        )
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Updater:
     """Gradients of all micro-batches, over all processes, divided by all targets.
 
-    `score` is the objective's, perhaps compiled.
+    `score` is the objective's, perhaps compiled. `ahead` leaves it to the device to clip and to
+    skip, so that the host can go on to the next step; the optimiser must be able to.
     """
 
     entrance: Entrance
@@ -93,15 +135,22 @@ class Updater:
     seed: int
     half: bool
     clip: float
+    ahead: bool = False
 
     def run(self, asked: Asked, *, stop: bool = False) -> Outcome:
-        """Follow the gradient of a step."""
+        """Follow the gradient of a step, to its end."""
+        return self.begin(asked, stop=stop).outcome()
+
+    def begin(self, asked: Asked, *, stop: bool = False) -> Underway:
+        """Follow the gradient of a step; `ahead`, the device may take its time."""
         losses = [self._one(asked, index) for index in range(len(asked.tasks))]
-        outcome = self._outcome(asked.step, losses, stop)
-        if outcome.sound:
-            self._follow(outcome)
+        underway = self._underway(asked.step, losses, stop)
+        if not self.ahead:
+            outcome = underway.outcome()
+            if outcome.sound:
+                self._follow(outcome)
         self.optimiser.zero_grad(set_to_none=True)
-        return outcome
+        return underway
 
     def _one(self, asked: Asked, index: int) -> Loss:
         """Add one micro-batch's gradients to those before."""
@@ -123,9 +172,8 @@ class Updater:
             whole.backward()
         return cast(Loss, loss)
 
-    def _outcome(self, step: Step, losses: list[Loss], stop: bool) -> Outcome:
-        """All that the host must know, fetched at once: the only time it waits for the device."""
-        names = sorted(losses[0].parts)
+    def _underway(self, step: Step, losses: list[Loss], stop: bool) -> Underway:
+        names = tuple(sorted(losses[0].parts))
         count = len(step.places) * self.crew.world
         told = torch.zeros(count + 2 + len(names), dtype=torch.float64, device=self.crew.device)
         for place, loss in zip(step.places, losses, strict=True):
@@ -135,16 +183,12 @@ class Updater:
         for index, name in enumerate(names):
             told[count + 2 + index] = sum(loss.parts[name].double() for loss in losses)
         norm = self._norm().to(told)
-        *numbers, raw = torch.cat((self.crew.sum(told), norm[None])).tolist()
-        totals, targets = numbers[:count], max(numbers[count], 1.0)
-        return Outcome(
-            loss=sum(totals) / targets,
-            parts={name: numbers[count + 2 + i] / targets for i, name in enumerate(names)},
-            norm=raw * self.entrance.gradient_share / targets,
-            targets=int(numbers[count]),
-            broken=tuple(place for place, total in enumerate(totals) if not math.isfinite(total)),
-            stop=numbers[count + 1] > 0,
-        )
+        numbers = torch.cat((self.crew.sum(told), norm[None]))
+        if self.ahead:
+            self._follow_unseen(numbers, count)
+        numbers, ready = _sent(numbers)
+        share = self.entrance.gradient_share
+        return Underway(numbers=numbers, ready=ready, batches=count, names=names, share=share)
 
     def _norm(self) -> Tensor:
         norm = nn.utils.get_total_norm(self._gradients())
@@ -159,6 +203,19 @@ class Updater:
         torch._foreach_mul_(self._gradients(), scale)
         self.optimiser.step()
 
+    def _follow_unseen(self, numbers: Tensor, count: int) -> None:
+        """The same where the host does not know the outcome: the optimiser looks for itself."""
+        totals, targets, norm = numbers[:count], numbers[count].clamp(min=1), numbers[-1]
+        scale = self.entrance.gradient_share / targets
+        if self.clip:
+            scale = scale * (self.clip / (norm * scale + 1e-6)).clamp(max=1)
+        sound = totals.isfinite().all() & norm.isfinite()
+        # What torch's fused optimisers were given for half-precision gradients: it divides by the
+        # one, and where the other is one it does nothing.
+        setattr(self.optimiser, "grad_scale", (1 / scale).float())  # noqa: B010
+        setattr(self.optimiser, "found_inf", (~sound).float())  # noqa: B010
+        self.optimiser.step()
+
     def _gradients(self) -> list[Tensor]:
         """Of the weights that the optimiser changes."""
         return [
@@ -167,3 +224,14 @@ class Updater:
             for parameter in group["params"]
             if parameter.grad is not None
         ]
+
+
+def _sent(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """On their way to the host, and what says that they are there."""
+    if not numbers.is_cuda:
+        return numbers, None
+    host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    host.copy_(numbers, non_blocking=True)
+    ready = torch.cuda.Event()
+    ready.record()
+    return host, ready

@@ -43,7 +43,7 @@ def test_known_files_travel_byte_by_byte_and_no_others(by: str, place: Path) -> 
     if by == "save":
         save(load(place), target)
     else:
-        assert main(["convert", str(place), str(target)]) == 0
+        assert main(["convert", str(place), "-o", str(target)]) == 0
     for name in KNOWN:
         assert (target / name).read_bytes() == (place / name).read_bytes(), name
     found = {file.name for file in target.iterdir()}

@@ -194,7 +194,7 @@ def test_what_the_hub_refuses_is_said_in_one_line(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse(kind))
     with pytest.raises(InputError, match=reason):
         load("some/one")
-    assert main(["convert", "some/one", str(home / "out")]) == 2
+    assert main(["convert", "some/one", "-o", str(home / "out")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not (home / "out").exists()
 
@@ -242,7 +242,7 @@ def test_an_unknown_family_of_a_snapshot_is_named(home: Path) -> None:
 
 def test_a_name_is_converted_as_a_folder_is(home: Path) -> None:
     cache(home, NAME, COMMIT, "main")
-    assert main(["convert", NAME, str(home / "out"), "--dtype", "bfloat16"]) == 0
+    assert main(["convert", NAME, "-o", str(home / "out"), "--dtype", "bfloat16"]) == 0
     model = load(home / "out")
     assert next(model.parameters()).dtype == torch.bfloat16
     assert model.generation == {"eos_token_id": 0}

@@ -19,7 +19,7 @@ def test_a_folder_is_written_anew_bit_by_bit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = small(tmp_path / "one")
-    assert main(["convert", str(source), str(tmp_path / "two")]) == 0
+    assert main(["convert", str(source), "-o", str(tmp_path / "two")]) == 0
     assert "as gpt2, as transformers reads it" in capsys.readouterr().out
     for file in source.iterdir():
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
@@ -27,7 +27,7 @@ def test_a_folder_is_written_anew_bit_by_bit(
 
 def test_the_type_can_be_changed(tmp_path: Path) -> None:
     source = small(tmp_path / "one")
-    assert main(["convert", str(source), str(tmp_path / "two"), "--dtype", "bfloat16"]) == 0
+    assert main(["convert", str(source), "-o", str(tmp_path / "two"), "--dtype", "bfloat16"]) == 0
     kinds = {tensor.dtype for tensor in load_file(tmp_path / "two" / "model.safetensors").values()}
     assert kinds == {torch.bfloat16}
 
@@ -36,14 +36,14 @@ def test_our_own_layout_says_that_we_alone_open_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(build("council", seed=0), tmp_path / "one")
-    assert main(["convert", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
+    assert main(["convert", str(tmp_path / "one"), "-o", str(tmp_path / "two")]) == 0
     assert "which manyheads alone opens" in capsys.readouterr().out
 
 
 def test_a_wrong_folder_is_one_line_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["convert", str(tmp_path / "nowhere"), str(tmp_path / "two")]) == 2
+    assert main(["convert", str(tmp_path / "nowhere"), "-o", str(tmp_path / "two")]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: there is no folder")
     assert said.count("\n") == 1
@@ -53,6 +53,6 @@ def test_a_wrong_folder_is_one_line_and_writes_nothing(
 def test_a_model_may_be_written_over_itself(tmp_path: Path) -> None:
     source = small(tmp_path / "one")
     before = load(source).state_dict()
-    assert main(["convert", str(source), str(source)]) == 0
+    assert main(["convert", str(source), "-o", str(source)]) == 0
     after = load(source).state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())

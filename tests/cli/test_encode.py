@@ -16,6 +16,7 @@ from manyheads.cli.main import main
 from tests.encoding.tiny import small
 
 TEXTS = ["the cat sat", "", "on the mat"]
+SAID = [word for text in TEXTS for word in ("--text", text)]
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_each_line_becomes_a_row(
     folder: Path, lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "vectors.npy"
-    assert main(["encode", str(folder), str(lines), "--out", str(out)]) == 0
+    assert main(["encode", str(folder), "--file", str(lines), "-o", str(out)]) == 0
     expected = encode(load(folder), TEXTS).numpy()
     np.testing.assert_allclose(np.load(out), expected, atol=1e-6)
     assert capsys.readouterr().out.startswith("3 texts, 27 tokens in ")
@@ -44,7 +45,7 @@ def test_each_line_becomes_a_row(
 def test_every_kind_of_file_holds_the_same(folder: Path, tmp_path: Path) -> None:
     for suffix in (".npy", ".safetensors", ".jsonl"):
         out = str(tmp_path / f"vectors{suffix}")
-        assert main(["encode", str(folder), "--text", *TEXTS, "--out", out]) == 0
+        assert main(["encode", str(folder), *SAID, "--out", out]) == 0
     rows = [json.loads(line) for line in (tmp_path / "vectors.jsonl").read_text().splitlines()]
     assert [row["text"] for row in rows] == TEXTS
     vectors = torch.tensor([row["vector"] for row in rows])
@@ -55,7 +56,7 @@ def test_every_kind_of_file_holds_the_same(folder: Path, tmp_path: Path) -> None
 def test_pooling_and_length_can_be_asked_for(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "vectors.npy"
     asked = ["--pooling", "cls", "--normalise", "--batch-tokens", "5", "--device", "cpu"]
-    assert main(["encode", str(folder), "--text", *TEXTS, "--out", str(out), *asked]) == 0
+    assert main(["encode", str(folder), *SAID, "--out", str(out), *asked]) == 0
     expected = encode(load(folder), TEXTS, pooling="cls", normalise=True)
     np.testing.assert_allclose(np.load(out), expected.numpy(), atol=1e-6)
 
@@ -72,7 +73,7 @@ def test_only_line_ends_end_a_text(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\u2028still one\ntwo"))
     out = tmp_path / "vectors.jsonl"
-    assert main(["encode", str(folder), "-", "--out", str(out)]) == 0
+    assert main(["encode", str(folder), "--file", "-", "--out", str(out)]) == 0
     assert len(out.read_text("utf-8").splitlines()) >= 2
     rows = [json.loads(line) for line in out.read_text("utf-8").split("\n")[:-1]]
     assert [row["text"] for row in rows] == ["one\u2028still one", "two"]
@@ -82,7 +83,7 @@ def test_cut_texts_are_told_of(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "vectors.npy")
-    assert main(["encode", str(folder), "--text", "a" * 40, "b", "--out", out]) == 0
+    assert main(["encode", str(folder), "--text", "a" * 40, "--text", "b", "--out", out]) == 0
     assert "1 of 2 texts were cut at 24 tokens" in capsys.readouterr().err
 
 
@@ -90,10 +91,13 @@ def test_cut_texts_are_told_of(
     ("arguments", "said"),
     [
         (["--text", "a"], "nothing says where the vectors go: add --out vectors.npy."),
-        (["--out", "x.npy"], "texts come from files or from --text: give one of both, not both."),
+        (["--out", "x.npy"], "texts come from --text or from --file: give one of both, not both."),
         (["--text", "a", "--out", "x.txt"], "x.txt does not end as a file of vectors"),
         (["--text", "a", "--out", "no/x.npy"], "there is no folder no: make it, or name another."),
-        (["broken.txt", "--out", "x.npy"], "broken.txt is not UTF-8: invalid start byte at byte 1"),
+        (
+            ["--file", "broken.txt", "--out", "x.npy"],
+            "broken.txt is not UTF-8: invalid start byte at byte 1",
+        ),
         (["--text", "a", "--out", "x.npy", "--normalise", "--no-normalise"], "contradict"),
         (["--text", "a", "--out", "x.npy", "--batch-tokens", "0"], "batch_tokens=0 holds no token"),
         (["--text", "a", "--out", "x.npy", "--device", "cuda"], "torch finds no CUDA device here"),
@@ -123,8 +127,10 @@ def test_a_file_that_is_not_there_is_one_line(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "vectors.npy")
-    assert main(["encode", str(folder), str(tmp_path / "nothing.txt"), "--out", out]) == 1
-    assert capsys.readouterr().err.endswith("nothing.txt: No such file or directory.\n")
+    missing = tmp_path / "nothing.txt"
+    assert main(["encode", str(folder), "--file", str(missing), "--out", out]) == 2
+    said = f"error: there is no file {missing}: name one with texts.\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(

@@ -1,5 +1,6 @@
 """manyheads gate as a person at a terminal meets it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,15 @@ def test_gates_are_taught_and_the_figures_told(
 
 
 def test_all_can_learn_with_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*ASKED, "--steps", "8", "--rate", "0.01", "--learn", "all"]) == 0
+    told = ["--json", "figures.json", "--shared"]
+    assert main([*ASKED, "--steps", "8", "--rate", "0.01", "--learn", "all", *told]) == 0
     words = capsys.readouterr().out.splitlines()[3].split()
     assert float(words[2]) < float(words[1])
     assert (folder / "gated" / "config.json").exists()
+    figures = json.loads((folder / "figures.json").read_text("utf-8"))
+    assert figures["after"]["perplexity"] == pytest.approx(float(words[2]), abs=1e-3)
+    [gate] = load(folder / "gated").config.stack.layers[0].attention.inner.gates
+    assert gate.heads == "shared"
 
 
 @pytest.mark.parametrize(

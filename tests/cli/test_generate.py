@@ -58,7 +58,7 @@ def test_many_prompts_are_named_and_come_in_order(
 ) -> None:
     lines = tmp_path / "prompts.txt"
     lines.write_text("two\n\nthree\n")
-    found = run(capsys, folder, "--prompt", "one", "--prompt-file", lines, "--new-tokens", 5)
+    found = run(capsys, folder, "--text", "one", "--file", lines, "--new-tokens", 5)
     written = generate(load(folder), ["one", "two", "three"], new_tokens=5)
     named = zip(("one", "two", "three"), written, strict=True)
     assert found == "".join(f"> {name}\n{each.text}\n\n" for name, each in named)
@@ -74,34 +74,58 @@ def test_many_prompts_are_named_and_come_in_order(
     ],
 )
 def test_json_tells_everything_and_a_seed_repeats_it(
-    how: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+    how: list[str], folder: Path, tmp_path: Path
 ) -> None:
-    asked = [folder, "--prompt", "ä", "--prompt", "b", "--new-tokens", 6, "--json", "--logprobs"]
-    found = run(capsys, *asked, "--seed", 1, *how)
-    first, second = map(json.loads, found.splitlines())
+    texts = ["--text", "ä", "--text", "b"]
+    asked = ["generate", str(folder), *texts, "--new-tokens", "6", "--logprobs", "--seed", "1"]
+    once, again = tmp_path / "once.json", tmp_path / "again.json"
+    assert main([*asked, *how, "--json", str(once)]) == 0
+    first, second = json.loads(once.read_text("utf-8"))
     assert (first["prompt"], second["prompt"]) == ("ä", "b")
     for each in (first, second):
         assert set(each) == {"prompt", "text", "ids", "stopped_by", "logprobs"}
         assert len(each["ids"]) == len(each["logprobs"]) == 6
         assert each["stopped_by"] == "length"
-    assert found == run(capsys, *asked, "--seed", 1, *how)
+    assert main([*asked, *how, "--json", str(again)]) == 0
+    assert once.read_bytes() == again.read_bytes()
 
 
 def test_logprobs_are_shown_token_by_token(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = run(capsys, folder, "--prompt", "a", "--new-tokens", 4, "--logprobs")
+    found = run(capsys, folder, "--text", "a", "--new-tokens", 4, "--logprobs")
     written = generate(load(folder), "a", new_tokens=4, logprobs=True)
     rows = found[len(written.text or "") + 1 :].splitlines()
     assert [float(row.split()[0]) for row in rows] == pytest.approx(written.logprobs, abs=1e-3)
     assert [int(row.split()[1]) for row in rows] == list(written.ids)
 
 
-def test_chat_speaks_by_the_template(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--chat", "--prompt", "Hi", "--system", "Be brief", "--new-tokens", 8]
+def test_json_goes_to_a_file_and_the_text_to_the_terminal(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, asked = tmp_path / "written.json", ["--text", "Hello", "--new-tokens", "5"]
+    plain = run(capsys, folder, *asked)
+    assert main(["generate", str(folder), *asked, "--json", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == plain
+    assert printed.err == f"everything is in {out}\n"
+    [row] = json.loads(out.read_text("utf-8"))
+    assert (row["prompt"], f"{row['text']}\n") == ("Hello", plain)
+
+
+def test_without_a_model_our_own_writes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--text", "The city of", "--new-tokens", 3).strip()
+
+
+def test_chat_speaks_by_the_template(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--chat", "--text", "Hi", "--system", "Be brief", "--new-tokens", 8]
     text = generate(load(folder), "s:Be brief;u:Hi;a:", new_tokens=8).text
     assert run(capsys, folder, *asked) == f"{text}\n"
-    assert json.loads(run(capsys, folder, *asked, "--json"))["text"] == text
+    out = str(tmp_path / "said.json")
+    assert main(["generate", str(folder), *map(str, asked), "--json", out]) == 0
+    assert json.loads(Path(out).read_text("utf-8"))[0]["text"] == text
 
 
 def test_a_conversation_remembers_and_ends_with_an_empty_line(
@@ -120,15 +144,17 @@ def test_a_conversation_remembers_and_ends_with_an_empty_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "there is no prompt: give --prompt, --prompt-file, or --chat."),
-        (["--prompt", "a", "--temperature", "0"], "temperature=0.0 cannot divide scores: "),
-        (["--prompt", "a", "--beams", "0"], "width=0 is no beam: "),
-        (["--prompt", "a", "--beams", "2", "--top-k", "2"], "beams search for the likeliest text "),
-        (["--prompt", "a", "--beams", "2", "--stop", "b"], "beams are judged as whole texts "),
-        (["--prompt", "a", "--new-tokens", "5000"], "1 tokens and new_tokens=5000 go past "),
-        (["--prompt", "a", "--system", "b"], "--system opens a conversation: give --chat too."),
-        (["--chat", "--json"], "a conversation is written as it comes: "),
-        (["--prompt", "a", "--device", "abacus"], "there is no device 'abacus': "),
+        ([], "there is no text to go on from: give --text, --file, or --chat."),
+        (["--file", "nowhere.txt"], "there is no file nowhere.txt: name one with texts."),
+        (["--text", "a", "--json", "out.txt"], "--json out.txt does not end in .json: "),
+        (["--text", "a", "--temperature", "0"], "temperature=0.0 cannot divide scores: "),
+        (["--text", "a", "--beams", "0"], "width=0 is no beam: "),
+        (["--text", "a", "--beams", "2", "--top-k", "2"], "beams search for the likeliest text "),
+        (["--text", "a", "--beams", "2", "--stop", "b"], "beams are judged as whole texts "),
+        (["--text", "a", "--new-tokens", "5000"], "1 tokens and new_tokens=5000 go past "),
+        (["--text", "a", "--system", "b"], "--system opens a conversation: give --chat too."),
+        (["--chat", "--json", "a.json"], "a conversation is written as it comes: "),
+        (["--text", "a", "--device", "abacus"], "there is no device 'abacus': "),
     ],
 )
 def test_wrong_use_is_one_line(
@@ -141,10 +167,10 @@ def test_models_that_cannot_are_one_line_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(build("gpt2", layers=1, width=16, heads=2, vocabulary=50, seed=0), tmp_path / "mute")
-    said = refused(capsys, tmp_path / "mute", "--prompt", "a")
+    said = refused(capsys, tmp_path / "mute", "--text", "a")
     assert said.startswith("a prompt of text needs a tokenizer and this model has none: ")
     save(build("council", seed=0), tmp_path / "reader")
-    assert "reads and does not write" in refused(capsys, tmp_path / "reader", "--prompt", "a")
+    assert "reads and does not write" in refused(capsys, tmp_path / "reader", "--text", "a")
 
 
 def test_on_a_terminal_nothing_moves_the_cursor(monkeypatch: pytest.MonkeyPatch) -> None:

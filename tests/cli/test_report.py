@@ -33,7 +33,7 @@ def test_a_report_its_pictures_and_the_next_command(
 
 
 def test_numbers_go_to_a_file_of_json(folder: Path) -> None:
-    out, numbers = folder / "second.html", folder / "heads.json"
+    out, numbers = folder / "second.html", folder / "made" / "heads.json"
     given = ["report", str(folder / "model"), "--file", str(folder / "text.txt"), "-o", str(out)]
     assert main([*given, "--by", "none", "--json", str(numbers)]) == 0
     rows = json.loads(numbers.read_text("utf-8"))
@@ -46,6 +46,17 @@ def test_a_name_that_is_no_page_is_refused_before_anything_is_read(
     given = ["report", "nowhere", "--file", str(tmp_path / "none.txt"), "-o", "report.pdf"]
     assert main(given) == 2
     assert "let its name end in .html" in capsys.readouterr().err
+
+
+def test_a_text_may_be_typed_or_read_but_not_both(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["report", str(folder / "model"), "--text", WORDS, "--by", "none", "--shown", "20"]
+    out = tmp_path / "typed.html"
+    assert main([*given, "-o", str(out)]) == 0
+    assert "a text that was typed" in out.read_text("utf-8")
+    assert main([*given, "--file", str(folder / "text.txt")]) == 2
+    assert "from --text or from --file" in capsys.readouterr().err
 
 
 def test_a_missing_text_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,8 +66,8 @@ class Ablate:
     json: JsonFile = None
     """Where everything goes as JSON, whole or not at all; manyheads.lens reads it back."""
 
-    device: DeviceName = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
+    device: DeviceName = "auto"
+    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
 
     seed: int = 0
     """For masked words and for what is put in a head's place."""

@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT",
     "DeviceName",
+    "DtypeName",
     "Flag",
     "JsonFile",
     "ModelName",
+    "OutFolder",
     "PartName",
+    "Picture",
     "TextFile",
     "Texts",
     "check_json",
@@ -51,24 +54,29 @@ Texts = Annotated[
 ]
 TextFile = Annotated[Path | None, tyro.conf.arg(metavar="TEXTFILE", help_behavior_hint="")]
 JsonFile = Annotated[Path | None, tyro.conf.arg(metavar="OUT", help_behavior_hint="")]
+Picture = Annotated[Path | None, tyro.conf.arg(metavar="PNG", help_behavior_hint="")]
+OutFolder = Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")]
 DeviceName = str
+DtypeName = Literal["as it is", "float32", "bfloat16", "float16"]
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 PartName = Literal["attention", "encoder", "cross"]
 
 
-def open_model(name: str, device: str) -> "Model":
-    """A model to look at, where it is asked to be."""
+def open_model(name: str, device: DeviceName, dtype: DtypeName = "as it is") -> "Model":
+    """A model where it is asked to be, by default on CUDA where torch finds it."""
     import torch
 
     from manyheads.checkpoints.folder import load
 
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         kind = torch.device(device).type
     except RuntimeError:
-        raise InputError(f"there is no device {device!r}", "use cpu or cuda") from None
+        raise InputError(f"there is no device {device!r}", "use auto, cpu or cuda") from None
     if kind == "cuda" and not torch.cuda.is_available():
         raise InputError("torch finds no CUDA device here", "use --device cpu")
-    return load(name, device=device)
+    return load(name, dtype=None if dtype == "as it is" else getattr(torch, dtype), device=device)
 
 
 def read_texts(model: "Model", text: tuple[str, ...], file: Path | None, tokens: int) -> Any:
@@ -190,6 +198,7 @@ def pairs_of(texts: list[str]) -> list[tuple[str, str]]:
 
 def write_json(path: Path, value: Any) -> None:
     """Beside the file first, then moved, so that it is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         partial.write_text(json.dumps(value, indent=1), encoding="utf-8")

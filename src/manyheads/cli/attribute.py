@@ -51,8 +51,8 @@ class Attribute:
     json: JsonFile = None
     """Where everything goes as JSON, whole or not at all."""
 
-    device: DeviceName = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
+    device: DeviceName = "auto"
+    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
 
     def run(self) -> int:
         """Print what speaks for the word, and what the model would say after each layer."""

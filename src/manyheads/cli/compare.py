@@ -61,8 +61,8 @@ class Compare:
     json: JsonFile = None
     """Where everything goes as JSON, whole or not at all; manyheads.lens reads it back."""
 
-    device: DeviceName = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
+    device: DeviceName = "auto"
+    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
 
     def run(self) -> int:
         """Print the heads that moved most; 1 where it was broken off."""

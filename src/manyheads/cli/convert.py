@@ -1,10 +1,11 @@
 """manyheads convert: a model folder read, checked and written anew."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
+
+from manyheads.cli.asked import DtypeName, OutFolder, open_model
 
 __all__ = ["Convert"]
 
@@ -13,24 +14,21 @@ __all__ = ["Convert"]
 class Convert:
     """Read a model and write it anew, in the layout of its family or in our own.
 
-    For example: manyheads convert gpt2/ gpt2-half/ --dtype bfloat16
+    For example: manyheads convert gpt2/ -o gpt2-half/ --dtype bfloat16
     """
 
-    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """The folder to read, or a model of the hub: org/name or org/name@revision."""
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """The folder of a model, or a model of the hub: org/name or org/name@revision."""
 
-    target: Annotated[Path, tyro.conf.Positional]
+    out: OutFolder
     """The folder to write, whole or not at all."""
 
-    dtype: Literal["as it is", "float32", "bfloat16", "float16"] = "as it is"
+    dtype: DtypeName = "as it is"
     """The type of the weights written."""
 
     def run(self) -> int:
         """Say where it went and who can open it."""
-        import torch
+        from manyheads.checkpoints.folder import save
 
-        from manyheads.checkpoints.folder import load, save
-
-        kind = None if self.dtype == "as it is" else getattr(torch, self.dtype)
-        print(save(load(self.source, dtype=kind), self.target))
+        print(save(open_model(self.model, "cpu", self.dtype), self.out))
         return 0

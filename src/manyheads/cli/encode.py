@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from manyheads.cli.asked import DeviceName, DtypeName, Flag, Texts, open_model
 from manyheads.errors import InputError
 
 if TYPE_CHECKING:
     from manyheads.encoding.encode import Options
-    from manyheads.models.build import Model
 
 __all__ = ["Encode"]
 
@@ -22,23 +22,24 @@ __all__ = ["Encode"]
 class Encode:
     """Turn texts into vectors: one text a line, one vector a text.
 
-    For example: manyheads encode minilm/ sentences.txt --out vectors.npy
+    For example: manyheads encode minilm/ --file sentences.txt -o vectors.npy
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """The folder of a model with a tokenizer, or a model of the hub: org/name."""
 
-    files: Annotated[
-        tuple[str, ...],
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="TEXTFILE ...", help_behavior_hint=""),
+    text: Texts = ()
+    """A text to encode; given several times, each is one."""
+
+    file: Annotated[
+        tyro.conf.UseAppendAction[tuple[Path, ...]],
+        tyro.conf.arg(metavar="TEXTFILE", help_behavior_hint="(repeatable)"),
     ] = ()
-    """Files of texts, each line a text, empty ones too; - is what is piped in."""
+    """Texts to encode, each line one, empty ones too; - is what is piped in."""
 
-    text: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT ...", help_behavior_hint="")] = ()
-    """Texts given here, in place of files."""
-
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    out: Annotated[
+        Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")
+    ] = None
     """Where the vectors go: a .npy, .safetensors or .jsonl file, written whole or not at all."""
 
     pooling: Annotated[
@@ -47,38 +48,34 @@ class Encode:
     ] = None
     """The mean of a text's tokens, the first or the last."""
 
-    normalise: Annotated[
-        bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")
-    ] = False
+    normalise: Flag = False
     """Bring vectors to length one, whatever the model says."""
 
-    no_normalise: Annotated[
-        bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")
-    ] = False
+    no_normalise: Flag = False
     """Leave vectors as long as they are, whatever the model says."""
 
     batch_tokens: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
     """Tokens computed together; by default as many as suit the device."""
 
-    dtype: Literal["as it is", "float32", "bfloat16", "float16"] = "as it is"
+    dtype: DtypeName = "as it is"
     """The type of the weights while encoding."""
 
-    device: str = "auto"
-    """Where to compute: cpu or cuda; auto is cuda where there is one."""
+    device: DeviceName = "auto"
+    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
 
     def run(self) -> int:
         """Say how many texts went where, and how fast."""
         if self.out is None:
             raise InputError("nothing says where the vectors go", "add --out vectors.npy")
-        if bool(self.files) == bool(self.text):
-            raise InputError("texts come from files or from --text", "give one of both, not both")
+        if bool(self.file) == bool(self.text):
+            raise InputError("texts come from --text or from --file", "give one of both, not both")
         from manyheads.encoding.storing import check_target, store
 
         check_target(self.out)
         options, texts = self._options(), self._texts()
         from manyheads.encoding.encode import encode_counted
 
-        model = self._load()
+        model = open_model(self.model, self.device, self.dtype)
         started = time.perf_counter()
         done = encode_counted(model, texts, options)
         seconds = time.perf_counter() - started
@@ -104,28 +101,17 @@ class Encode:
         )
 
     def _texts(self) -> list[str]:
-        return list(self.text) or [line for file in self.files for line in _lines(file)]
-
-    def _load(self) -> "Model":
-        import torch
-
-        from manyheads.checkpoints.folder import load
-
-        device = self.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            raise InputError(f"--device {device}: torch finds no CUDA device here", "use cpu")
-        kind = None if self.dtype == "as it is" else getattr(torch, self.dtype)
-        return load(self.model, dtype=kind, device=device)
+        return list(self.text) or [line for file in self.file for line in _lines(file)]
 
 
-def _lines(name: str) -> list[str]:
+def _lines(name: Path) -> list[str]:
     """Lines end where a line feed or a carriage return says so, and nowhere else."""
+    if str(name) != "-" and not name.is_file():
+        raise InputError(f"there is no file {name}", "name one with texts")
     try:
-        if name == "-":
+        if str(name) == "-":
             return _without_ends(sys.stdin)
-        with Path(name).open(encoding="utf-8") as file:
+        with name.open(encoding="utf-8") as file:
             return _without_ends(file)
     except UnicodeDecodeError as error:
         raise InputError(

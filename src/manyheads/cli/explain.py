@@ -4,11 +4,11 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from manyheads.cli.asked import Flag, Picture
 from manyheads.errors import InputError
 
 __all__ = ["Explain", "load_words"]
@@ -43,12 +43,10 @@ class Explain:
     seed: int = 0
     """Which random weights the model has."""
 
-    picture: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="")] = None
+    picture: Picture = None
     """Also draw a picture: all heads of the sentence, or the curves of --scaling."""
 
-    scaling: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")] = (
-        False
-    )
+    scaling: Flag = False
     """Measure instead why scores are divided by the root of the head size."""
 
     def run(self) -> int:

@@ -1,12 +1,20 @@
 """manyheads gate: a trained model to one with gates."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from manyheads.errors import InputError
+from manyheads.cli.asked import (
+    DeviceName,
+    Flag,
+    JsonFile,
+    OutFolder,
+    check_json,
+    open_model,
+    write_json,
+)
 
 __all__ = ["GateCommand"]
 
@@ -23,10 +31,10 @@ class GateCommand:
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """The folder of a model that writes, or a name on the hub."""
 
-    file: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+    file: Annotated[Path, tyro.conf.arg(metavar="TEXTFILE")]
     """The text to learn from: plain, .jsonl or .parquet."""
 
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="OUT")]
+    out: OutFolder
     """The folder to save the gated model to."""
 
     at: Literal["query", "key", "value", "output", "final"] = "output"
@@ -35,8 +43,8 @@ class GateCommand:
     per: Literal["head", "channel"] = "head"
     """One number a head, or one a channel."""
 
-    heads: Literal["own", "shared"] = "own"
-    """Whether each head has its own gate."""
+    shared: Flag = False
+    """One gate for all heads of a layer, in place of one each."""
 
     how: Literal["times", "plus"] = "times"
     """Whether it scales or shifts."""
@@ -68,21 +76,25 @@ class GateCommand:
     seed: int = 0
     """The same numbers every time."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute; by default on CUDA where torch finds it."""
+    json: JsonFile = None
+    """Where the figures before and after go as JSON, whole or not at all."""
+
+    device: DeviceName = "auto"
+    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
 
     def run(self) -> int:
         """Print the figures before and after, and where the model is."""
-        from manyheads.checkpoints.folder import load, save
+        from manyheads.checkpoints.folder import save
         from manyheads.data.texts import TextFiles
         from manyheads.parts.gates import Gate
         from manyheads.surgery.gating import pieces, teach_gates
 
-        model = load(self.model, device=self._device())
+        check_json(self.json)
+        model = open_model(self.model, self.device)
         gate = Gate(
             at=self.at,
             per=self.per,
-            heads=self.heads,
+            heads="shared" if self.shared else "own",
             how=self.how,
             activation=self.activation,
         )
@@ -104,14 +116,8 @@ class GateCommand:
         saved = save(done.model, self.out)
         print(done)
         print(saved)
+        if self.json is not None:
+            told = {"before": asdict(done.before), "after": asdict(done.after)}
+            write_json(self.json, {**told, "texts": done.texts, "learnt": done.learnt})
+            print(f"the figures are in {self.json}")
         return 0
-
-    def _device(self) -> str:
-        import torch
-
-        there = torch.cuda.is_available()
-        if self.device == "auto":
-            return "cuda" if there else "cpu"
-        if self.device == "cuda" and not there:
-            raise InputError("torch finds no CUDA device here", "use --device cpu")
-        return self.device

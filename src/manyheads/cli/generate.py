@@ -2,13 +2,24 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from manyheads.cli.asked import Flag
+from manyheads.cli.asked import (
+    DEFAULT,
+    DeviceName,
+    DtypeName,
+    Flag,
+    JsonFile,
+    ModelName,
+    TextFile,
+    check_json,
+    open_model,
+    read_file,
+    write_json,
+)
 from manyheads.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Generate"]
 
-Texts = tyro.conf.UseAppendAction[tuple[str, ...]]
+Many = tyro.conf.UseAppendAction[tuple[str, ...]]
 Number = tyro.conf.arg(metavar="NUMBER", help_behavior_hint="")
 
 
@@ -25,17 +36,19 @@ Number = tyro.conf.arg(metavar="NUMBER", help_behavior_hint="")
 class Generate:
     """Write on from one prompt as it comes, or from many at once; or converse.
 
-    For example: manyheads generate gpt2/ --prompt "Once upon a time" --temperature 0.8 --seed 1
+    For example: manyheads generate gpt2/ --text "Once upon a time" --temperature 0.8 --seed 1
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """The folder of a model that writes, or a name on the hub."""
+    model: ModelName = DEFAULT
+    """The folder of a model that writes, a house model, or a model of the hub: org/name."""
 
-    prompt: Annotated[Texts, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(repeatable)")] = ()
+    text: Annotated[
+        Many, tyro.conf.arg(aliases=["--prompt"], metavar="TEXT", help_behavior_hint="(repeatable)")
+    ] = ()
     """What to go on from; given several times, all are written side by side."""
 
-    prompt_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """Prompts from a file, one a line."""
+    file: TextFile = None
+    """Texts to go on from, one a line."""
 
     new_tokens: int = 128
     """How many tokens to write at most."""
@@ -58,7 +71,7 @@ class Generate:
     repetition_penalty: float = 1.0
     """Above 1, what was said before becomes less likely."""
 
-    stop: Annotated[Texts, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(repeatable)")] = ()
+    stop: Annotated[Many, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(repeatable)")] = ()
     """End a text before this string."""
 
     seed: Annotated[int | None, Number] = None
@@ -67,8 +80,8 @@ class Generate:
     logprobs: Flag = False
     """Also show the log-probability of every token."""
 
-    json: Flag = False
-    """One JSON object a line: prompt, text, ids, stopped_by and logprobs."""
+    json: JsonFile = None
+    """Where prompts, texts, ids, stopped_by and logprobs go as JSON, whole or not at all."""
 
     chat: Flag = False
     """Speak by the model's chat template; without a prompt, line by line until an empty one."""
@@ -76,55 +89,45 @@ class Generate:
     system: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
     """With --chat: what the model is told before the conversation."""
 
-    dtype: Literal["as it is", "float32", "bfloat16", "float16"] = "as it is"
+    dtype: DtypeName = "as it is"
     """The type to compute in."""
 
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
+    device: DeviceName = "auto"
+    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
 
     def run(self) -> int:
         """Write to the standard output."""
         prompts = self._prompts()
         # What cannot be is said before a model is loaded in vain.
         self._wishes()
-        model = self._load()
+        model = open_model(self.model, self.device, self.dtype)
         if self.chat and not prompts:
             self._converse(model)
-        elif len(prompts) == 1 and not (self.json or self.logprobs or self.beams > 1):
+        elif len(prompts) == 1 and not self._at_the_end():
             self._say(self._stream(model, self._prepared(model, prompts[0])))
         else:
             self._write_all(model, prompts)
         return 0
 
     def _prompts(self) -> list[str]:
-        prompts = list(self.prompt)
-        if self.prompt_file is not None:
-            lines = self.prompt_file.read_text("utf-8").splitlines()
-            prompts += [line for line in lines if line.strip()]
-        if not prompts and (not self.chat or self.prompt_file is not None):
-            raise InputError("there is no prompt", "give --prompt, --prompt-file, or --chat")
+        check_json(self.json)
+        prompts = list(self.text)
+        if self.file is not None:
+            prompts += [line for line in read_file(self.file).splitlines() if line.strip()]
+        if not prompts and not self.chat:
+            raise InputError("there is no text to go on from", "give --text, --file, or --chat")
         if self.system is not None and not self.chat:
             raise InputError("--system opens a conversation", "give --chat too")
-        if self.chat and not prompts and (self.json or self.logprobs or self.beams > 1):
+        if self.chat and not prompts and self._at_the_end():
             raise InputError(
                 "a conversation is written as it comes",
-                "leave out --json, --logprobs and --beams, or give a --prompt",
+                "leave out --json, --logprobs and --beams, or give a --text",
             )
         return prompts
 
-    def _load(self) -> Any:
-        import torch
-
-        from manyheads.checkpoints.folder import load
-
-        try:
-            kind = torch.device(self.device).type
-        except RuntimeError:
-            raise InputError(f"there is no device {self.device!r}", "use cpu or cuda") from None
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise InputError("torch finds no CUDA device here", "use --device cpu")
-        dtype = None if self.dtype == "as it is" else getattr(torch, self.dtype)
-        return load(self.model, dtype=dtype, device=self.device)
+    def _at_the_end(self) -> bool:
+        """Whether what is asked for is known only when all is written."""
+        return self.json is not None or self.logprobs or self.beams > 1
 
     def _choosing(self) -> "Choosing":
         from manyheads.decoding.choosing import Beams, Greedy, Sample
@@ -202,11 +205,12 @@ class Generate:
             all_written = generate(
                 model, ready, logprobs=self.logprobs, progress=tell, **self._wishes()
             )
-        for prompt, written in zip(prompts, all_written, strict=True):
-            if self.json:
-                _print_json(prompt, written)
-            else:
-                _print_plain(prompt, written, model.tokenizer, named=len(prompts) > 1)
+        pairs = list(zip(prompts, all_written, strict=True))
+        for prompt, written in pairs:
+            _print_plain(prompt, written, model.tokenizer, named=len(prompts) > 1)
+        if self.json is not None:
+            write_json(self.json, [_row(*pair) for pair in pairs])
+            print(f"everything is in {self.json}", file=sys.stderr)
 
 
 def _given(value: object) -> bool:
@@ -219,14 +223,11 @@ def _ask() -> str:
     return sys.stdin.readline().rstrip("\r\n")
 
 
-def _print_json(prompt: str, written: "Written") -> None:
-    import json
-    from dataclasses import asdict
-
+def _row(prompt: str, written: "Written") -> dict[str, Any]:
     found = {"prompt": prompt, **asdict(written)}
     if written.logprobs is None:
         del found["logprobs"]
-    print(json.dumps(found, ensure_ascii=False))
+    return found
 
 
 def _print_plain(prompt: str, written: "Written", tokenizer: Any, *, named: bool) -> None:

@@ -46,8 +46,8 @@ class Inspect:
     json: JsonFile = None
     """Where everything goes as JSON, whole or not at all; manyheads.lens reads it back."""
 
-    device: DeviceName = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
+    device: DeviceName = "auto"
+    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
 
     seed: int = 0
     """For the random texts that kinds are told by."""
@@ -64,7 +64,7 @@ class Inspect:
         with cuts_told():
             given = bool(self.text) or self.file is not None
             texts = read_texts(model, self.text, self.file, self.tokens) if given else None
-            small = SMALL if self.device == "cpu" else None
+            small = SMALL if next(model.parameters()).device.type == "cpu" else None
             found = inspect(model, texts, seed=self.seed, batch_tokens=small)
         show(Console(), self.model, found, model.tokenizer)
         if self.json is not None:

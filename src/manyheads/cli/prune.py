@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from manyheads.cli.asked import (
+    DeviceName,
     Flag,
     JsonFile,
     PartName,
+    Picture,
     check_json,
     cuts_told,
     first_texts,
@@ -80,14 +82,14 @@ class Prune:
     tokens: int = 20_000
     """How much of the text is measured on."""
 
-    picture: Annotated[Path | None, tyro.conf.arg(metavar="PNG", help_behavior_hint="")] = None
+    picture: Picture = None
     """Where the curve is drawn; by default in the folder of the model."""
 
     json: JsonFile = None
     """Where all numbers go as JSON, whole or not at all."""
 
-    device: str = "cpu"
-    """Where to compute: cpu or cuda."""
+    device: DeviceName = "auto"
+    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
 
     seed: int = 0
     """For random orders, masked words, gates and mending."""

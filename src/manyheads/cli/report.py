@@ -11,6 +11,7 @@ import tyro
 
 from manyheads.cli.asked import (
     DEFAULT,
+    DeviceName,
     JsonFile,
     ModelName,
     TextFile,
@@ -18,7 +19,7 @@ from manyheads.cli.asked import (
     open_model,
     write_json,
 )
-from manyheads.errors import CutWarning
+from manyheads.errors import CutWarning, InputError
 
 __all__ = ["Report"]
 
@@ -33,8 +34,11 @@ class Report:
     model: ModelName = DEFAULT
     """The folder of a model with a tokenizer, a name on the hub, or house-gpt."""
 
+    text: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
+    """The text to read; without it and a file some short articles of our own."""
+
     file: TextFile = None
-    """The text, in UTF-8; by default some short articles of our own."""
+    """The text to read, all of a file, in UTF-8."""
 
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="HTML")] = Path("report.html")
     """The file to write; it needs no network and nothing beside it."""
@@ -56,8 +60,8 @@ class Report:
     json: JsonFile = None
     """Where what was found about each head goes as JSON, whole or not at all."""
 
-    device: str = "cpu"
-    """Where to compute: cpu or cuda."""
+    device: DeviceName = "auto"
+    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
 
     def run(self) -> int:
         """Measure, write the file, print the heads and what to try next."""
@@ -88,7 +92,8 @@ class Report:
                 shown=self.shown,
                 say=lambda step: print(step, file=sys.stderr, flush=True),
             )
-        source = "articles of our own" if self.file is None else self.file.name
+        own = "articles of our own" if self.text is None else "a text that was typed"
+        source = own if self.file is None else self.file.name
         made = f"Made on {time.strftime('%d %B %Y')} from {source}."
         # What the next commands shall read.
         file = "text.txt" if self.file is None else str(self.file)
@@ -106,6 +111,10 @@ class Report:
         return 0
 
     def _text(self) -> str:
+        if self.text is not None and self.file is not None:
+            raise InputError("the text comes from --text or from --file", "give one of both")
+        if self.text is not None:
+            return self.text
         if self.file is None:
             from manyheads.lens.passages import passages
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from manyheads.cli.asked import Flag
+from manyheads.cli.asked import DeviceName, Flag, open_model
 from manyheads.errors import MissingExtraError
 
 __all__ = ["Studio"]
@@ -34,8 +34,8 @@ class Studio:
     no_browser: Flag = False
     """Print the address and open nothing."""
 
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
+    device: DeviceName = "auto"
+    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
 
     def run(self) -> int:
         """Answer the page until Ctrl-C."""
@@ -47,12 +47,11 @@ class Studio:
             raise MissingExtraError(
                 f"the studio needs the package {error.name}", "pip install 'manyheads[studio]'"
             ) from None
-        from manyheads.checkpoints.folder import load
         from manyheads.studio.shelf import name_of
 
         door, listening = open_door(self.host, self.port)
         with listening:
             names = self.models or ("house-gpt",)
-            models = [(name_of(name), load(name, device=self.device)) for name in names]
+            models = [(name_of(name), open_model(name, self.device)) for name in names]
             serve(models, door, listening, browse=not self.no_browser)
         return 0

@@ -1,0 +1,56 @@
+"""The same names for the same options in every command."""
+
+from collections import defaultdict
+
+import pytest
+
+from manyheads.cli.main import COMMANDS
+from manyheads.cli.options import Option, options_of, places_of
+
+LOOKING = ("inspect", "ablate", "attribute", "compare", "report")
+WRITING = ("report", "encode", "convert", "tokenizer", "prune", "gate")
+
+
+def by_name() -> dict[str, list[tuple[str, Option]]]:
+    found: dict[str, list[tuple[str, Option]]] = defaultdict(list)
+    for command, asked in COMMANDS.items():
+        for option in options_of(asked):
+            found[option.names[0]].append((command, option))
+    return found
+
+
+@pytest.mark.parametrize("name", by_name())
+def test_an_option_is_of_one_kind_everywhere(name: str) -> None:
+    assert len({option.kind for _, option in by_name()[name]}) == 1
+
+
+@pytest.mark.parametrize("name", ["--json", "--device", "--dtype", "--picture", "--seed", "--set"])
+def test_what_follows_is_named_alike(name: str) -> None:
+    told = {option.metavar for _, option in by_name()[name] if option.metavar != "NUMBER"}
+    assert len(told) == 1
+
+
+def test_texts_are_given_by_the_same_two_names() -> None:
+    for command in (*LOOKING, "generate", "encode"):
+        names = {option.names[0] for option in options_of(COMMANDS[command])}
+        assert {"--text", "--file", "--device"} <= names, command
+    for command in (*LOOKING, "prune", "gate", "generate"):
+        assert "--json" in {option.names[0] for option in options_of(COMMANDS[command])}, command
+
+
+def test_what_is_written_goes_to_out_and_o_is_short_for_it() -> None:
+    outs = by_name()["--out"]
+    assert {command for command, _ in outs} == set(WRITING)
+    assert all(option.names == ("--out", "-o") for _, option in outs)
+
+
+def test_a_model_comes_first_by_place() -> None:
+    without = ("explain", "tokenizer", "train", "completion")
+    for command in COMMANDS.keys() - without:
+        assert places_of(COMMANDS[command])[0].kind == "model", command
+
+
+def test_where_to_compute_is_left_to_torch_by_default() -> None:
+    for command, option in by_name()["--device"]:
+        assert option.kind == "other"
+        assert COMMANDS[command].__dataclass_fields__["device"].default == "auto"

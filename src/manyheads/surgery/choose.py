@@ -18,6 +18,7 @@ from manyheads.models.build import Model
 from manyheads.surgery.closing import Closing
 from manyheads.surgery.ordering import ORDERS, By, Goes, Question
 from manyheads.surgery.prune import Keep, prune
+from manyheads.surgery.walking import measure_in_order
 from manyheads.taps import Sublayer
 
 __all__ = ["Chosen", "choose"]
@@ -202,7 +203,7 @@ def _within(steps: Sequence[Without], sign: float, budget: float | None) -> int:
 
 def _in_order(study: Study, order: Sequence[Address]) -> Cumulative:
     heads = tuple(address.head for address in order)
-    effects = study.measure([heads[: count + 1] for count in range(len(heads))])
+    effects = measure_in_order(study, heads)
     steps = tuple(_without(effects, place) for place in range(len(heads)))
     return Cumulative(steps, effects.whole[0], effects.complete)
 

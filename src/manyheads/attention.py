@@ -397,4 +397,6 @@ def _opens(look: Look | None) -> bool:
 
 
 def _split(joined: Float[Tensor, "n rows"], rows: dict[str, int]) -> dict[str, Tensor]:
-    return dict(zip(rows, joined.split(list(rows.values()), dim=-1), strict=True))
+    """By name; behind the last may be spare ones."""
+    sizes = [*rows.values(), joined.shape[-1] - sum(rows.values())]
+    return dict(zip(rows, joined.split(sizes, dim=-1)[:-1], strict=True))

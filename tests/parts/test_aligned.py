@@ -14,7 +14,10 @@ def test_widened_is_the_same_map(biased: bool) -> None:
     x = torch.randn(7, 6, dtype=torch.float64, requires_grad=True)
     leaves = (x, *linear.parameters())
     pull = torch.randn(7, 5, dtype=torch.float64)
-    found, expected = widened(linear, x, 3), linear(x)
+    wide, expected = widened(linear, x, 3), linear(x)
+    assert wide.shape == (7, 8)
+    assert not wide[:, 5:].any()
+    found = wide[:, :5]
     torch.testing.assert_close(found, expected)
     for one, other in zip(
         torch.autograd.grad((found * pull).sum(), leaves),

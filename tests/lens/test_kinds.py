@@ -148,6 +148,10 @@ def test_heads_for_marks_and_numbers_are_told_on_texts_of_the_models_own_words(
     place = torch.arange(places).float()
     latest = place.expand(places, places) * 0.5 - 2 * SHARP * torch.eye(places)
     looks = [Look(quotes, latest), Look(numbers, latest), Look(stops)]
+    # A taste for quotes, hardly more for the latest; and a small one beside a sink.
+    faint, small = place.expand(places, places) * 0.01, latest.clone()
+    small[:, 0] = SHARP + 0.5 * place + 1
+    looks += [Look(quotes, faint - 2 * SHARP * torch.eye(places)), Look(quotes, small)]
     found = found_in(text_model(looks, tokenizer=tokenizer, places=places), sequences=4)
     wanted = ["bracket quotes", "numbering numbers", "punctuation"]
     for head, name in enumerate(wanted):
@@ -156,6 +160,9 @@ def test_heads_for_marks_and_numbers_are_told_on_texts_of_the_models_own_words(
     # Whitespace leaves no token of a line's end.
     assert not any(name.startswith("numbering line ends") for name in found.scores.names)
     assert "punctuation, which is" in found.of(Head(0, 2))[0].evidence
+    assert "of its weight, all others like it 0." in found.of(Head(0, 0))[0].evidence
+    for head in (3, 4):
+        assert found.scores["bracket quotes"].of(Head(0, head)) > 0.8
 
 
 def test_a_tokenizer_that_pads_and_cuts_changes_nothing(tokenizer: Any) -> None:

@@ -203,6 +203,24 @@ def test_shares_are_those_of_the_definition_on_the_pattern(name: str) -> None:
         assert found["some"].share[place] == pytest.approx(sum(known) / len(known))
 
 
+def test_the_weight_on_rivals_is_told_and_a_word_that_sees_none_is_not_asked() -> None:
+    model = small(DECODERS["gpt2"])
+    words = tuple((place,) for place in range(1, 7))
+    asked = {"source": 5, "targets": (1,), "task": "some"}
+    late = Pair(**asked, rivals=(0, 3))
+    early = Pair(task="some", source=2, targets=(1,), rivals=(4,))
+    texts = [MarkedText((1, 2, 3, 4, 5, 6, 7), words, (late, early))]
+    found = point(model, texts, shown=False)[0]["some"]
+    seen = patterns(model, [list(texts[0].ids)])
+    for place, head in enumerate(Head(layer, head) for layer in (0, 1) for head in range(4)):
+        row = seen.of(head, 0).weights[6]
+        assert found.counts[place] == 1
+        assert found.weight[place] == pytest.approx(float(row[2]), abs=1e-6)
+        assert found.rivals[place] == pytest.approx(float(row[1] + row[4]), abs=1e-6)
+    plain = point(model, [MarkedText(texts[0].ids, words, (Pair(**asked),))], shown=False)[0]
+    assert plain["some"].rivals.tolist() == [0.0] * 8
+
+
 def test_both_stacks_of_an_encoder_decoder_are_asked_and_cross_attention_is_not() -> None:
     model = small(SEQ2SEQS["t5"])
     words = tuple((place,) for place in range(1, 7))

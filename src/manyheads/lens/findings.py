@@ -39,6 +39,7 @@ class Finding:
     """One kind in all heads: scores (NaN where not measured), the least that counts, and words.
 
     `told` says of the head at a place what was seen; `details` tell kinds of several forms apart.
+    Where `holds` is given, a head needs more than its score, and has it there.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Finding:
     least: FloatsByHead
     told: Callable[[int], str]
     details: Sequence[str] | None = None
+    holds: Bool[np.ndarray, " h"] | None = None
     column: str = ""
 
     @property
@@ -56,7 +58,7 @@ class Finding:
     def label(self, place: int) -> Label | None:
         """The label of a head that scores more than the least."""
         score, least = float(self.scores[place]), float(self.least[place])
-        if not score > least:
+        if not score > least or (self.holds is not None and not self.holds[place]):
             return None
         detail = "" if self.details is None else self.details[place]
         return Label(
@@ -176,20 +178,26 @@ def of_circuits(found: ByHead, table: Table) -> Finding:
 def of_pointing(kind: str, found: Pointed, table: Table, detail: str = "") -> Finding:
     """A kind by the share of words that look at the right word most."""
     known = np.where(found.counts >= FEWEST, found.share, np.nan)
+    least = table[kind]
 
     def told(place: int) -> str:
         fixed = f"{found.fixed[place]:.2f} by {found.choice[place]}"
         return (
             f"looks at the right word most for {found.share[place]:.2f} of "
             f"{found.counts[place]:,.0f} words ({found.task}) against {fixed}, and gives it "
-            f"{found.weight[place]:.2f} of its weight"
+            f"{found.weight[place]:.2f} of its weight{beside(place)}"
         )
+
+    def beside(place: int) -> str:
+        others = f", all others like it {found.rivals[place]:.2f}"
+        return others if least.times_rivals else ""
 
     return Finding(
         kind=kind,
         scores=known,
-        least=table[kind].beside_fixed(found.fixed, found.errors),
+        least=least.beside_fixed(found.fixed, found.errors),
         told=told,
+        holds=least.holds(found.weight, found.rivals),
         details=[detail] * len(known) if detail else None,
         column=f"{kind} {detail}".rstrip(),
     )

@@ -1,7 +1,7 @@
 """Texts in which some words should look at others: brackets, numbers, syntax, coreference."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from manyheads.errors import InputError
@@ -13,14 +13,15 @@ __all__ = ["MarkedText", "Pair", "Written", "align", "mark", "plain_tokenizer"]
 class Pair:
     """A word, and those of which one should be what it looks at most.
 
-    It chooses among `candidates`, or among all other words where there are none. Pairs of the same
-    `task` are counted together.
+    It chooses among `candidates`, or among all other words where there are none. `rivals` are words
+    like the right ones, to be told from them. Pairs of the same `task` are counted together.
     """
 
     task: str
     source: int
     targets: tuple[int, ...]
     candidates: tuple[int, ...] = ()
+    rivals: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,4 +131,5 @@ def _kept(pair: Pair, words: tuple[tuple[int, ...], ...]) -> Pair | None:
     lost = bool(pair.candidates) and len(candidates) < len(pair.candidates)
     if not words[pair.source] or not targets or lost:
         return None
-    return Pair(task=pair.task, source=pair.source, targets=targets, candidates=candidates)
+    rivals = tuple(word for word in pair.rivals if words[word])
+    return replace(pair, targets=targets, candidates=candidates, rivals=rivals)

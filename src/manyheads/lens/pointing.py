@@ -39,15 +39,17 @@ FloatsByHead = Float[np.ndarray, " h"]
 class Pointed:
     """One task: by head the share of words that look at the right one most, over `counts` words.
 
-    `weight` is what the right word gets on average. `fixed` is the share that the best fixed
-    choice gets right, and `choice` which that is. A word counts where it may see a right one and
-    another beside it.
+    `weight` is what the right word gets on average, and `rivals` what all its rivals get together,
+    0 where it has none. `fixed` is the share that the best fixed choice gets right, and `choice`
+    which that is. A word counts where it may see a right one and another beside it, a rival where
+    there should be one.
     """
 
     task: str
     counts: FloatsByHead
     share: FloatsByHead
     weight: FloatsByHead
+    rivals: FloatsByHead
     fixed: FloatsByHead
     choice: tuple[str, ...]
 
@@ -100,7 +102,7 @@ class _Counting:
         found: dict[str, list[np.ndarray]] = {}
         choice: list[str] = []
         for block in blocks:
-            none = torch.zeros(len(self.tasks), 1 + len(CHOICES) + 2 * block.heads)
+            none = torch.zeros(len(self.tasks), 1 + len(CHOICES) + 3 * block.heads)
             sums = self.sums.get(block, none)[self.tasks[task]].double().numpy()
             count, rest = sums[0], sums[1:] / (sums[0] or np.nan)
             fixed, hits = rest[: len(CHOICES)], rest[len(CHOICES) :]
@@ -108,7 +110,8 @@ class _Counting:
             parts = {
                 "counts": np.full(block.heads, count),
                 "share": hits[: block.heads],
-                "weight": hits[block.heads :],
+                "weight": hits[block.heads : 2 * block.heads],
+                "rivals": hits[2 * block.heads :],
                 "fixed": np.full(block.heads, fixed[best]),
             }
             for name, values in parts.items():
@@ -125,6 +128,7 @@ class _Asked:
     tasks: Int[Tensor, " p"]
     sources: Int[Tensor, " p"]
     right: Bool[Tensor, "p w"]
+    rivals: Bool[Tensor, "p w"]
     open: Bool[Tensor, "p w"]
     chooses: Bool[Tensor, " p"]
 
@@ -133,9 +137,10 @@ class _Asked:
         words, pairs = len(text.words), text.pairs
         right = torch.zeros(len(pairs), words, dtype=torch.bool)
         free = torch.tensor([bool(places) for places in text.words])
-        allowed = torch.zeros_like(right)
+        allowed, rivals = torch.zeros_like(right), torch.zeros_like(right)
         for row, pair in enumerate(pairs):
             right[row, list(pair.targets)] = True
+            rivals[row, list(pair.rivals)] = True
             allowed[row] = free
             if pair.candidates:
                 allowed[row] = False
@@ -145,6 +150,7 @@ class _Asked:
             torch.tensor([tasks[pair.task] for pair in pairs]),
             torch.tensor([pair.source for pair in pairs]),
             right,
+            rivals,
             allowed,
             torch.tensor([bool(pair.candidates) for pair in pairs]),
         )
@@ -192,13 +198,15 @@ class _Batch:
         seen = (belongs[asked.sources] @ visible.cpu().float() @ belongs.T) > 0
         seen &= asked.open
         right, wrong = seen & asked.right, seen & ~asked.right
-        counts = right.any(1) & wrong.any(1)
+        rivals = seen & asked.rivals
+        alone = asked.rivals.any(1) & ~rivals.any(1)
+        counts = right.any(1) & wrong.any(1) & ~alone
         best_right = looks.masked_fill(~right, -1.0).amax(-1)
         best_wrong = looks.masked_fill(~wrong, -1.0).amax(-1)
         hits = (best_right > best_wrong).float()
-        on_right = (looks * right).sum(-1)
+        on_right, on_rivals = (looks * right).sum(-1), (looks * rivals).sum(-1)
         ones = torch.ones(len(counts), 1)
-        row = torch.cat((ones, asked.fixed(seen), hits.T, on_right.T), dim=1)
+        row = torch.cat((ones, asked.fixed(seen), hits.T, on_right.T, on_rivals.T), dim=1)
         sums = self.sums.setdefault(block, torch.zeros(len(self._tasks), row.shape[1]))
         sums.index_add_(0, asked.tasks[counts], row[counts])
 

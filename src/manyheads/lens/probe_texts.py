@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -165,7 +165,8 @@ def bracketed_texts(words: Sequence[str], texts: int = 48, seed: int = 0) -> Ite
     """Random words in brackets, nested and side by side, or in quotes.
 
     Between a bracket and its partner stand others of the same kind, so that the nearest is often
-    wrong; of quotes, which look alike on both sides, only closing ones are asked.
+    wrong; of quotes, which look alike on both sides, only closing ones are asked. All other marks
+    of a text are rivals of the right one.
     """
     draw = random.Random(seed)
     for place in range(texts):
@@ -181,7 +182,15 @@ def bracketed_texts(words: Sequence[str], texts: int = 48, seed: int = 0) -> Ite
                 opening = len(said)
                 said += [QUOTE, *_some(draw, words, 10), QUOTE]
                 pairs.append(_matching("quotes", len(said) - 1, opening))
-        yield Written.spaced([*said, *_some(draw, words)], pairs)
+        marked = sorted({pair.source for pair in pairs} | {pair.targets[0] for pair in pairs})
+        yield Written.spaced(
+            [*said, *_some(draw, words)], [_beside(pair, marked) for pair in pairs]
+        )
+
+
+def _beside(pair: Pair, marks: Sequence[int]) -> Pair:
+    asked = {pair.source, *pair.targets}
+    return replace(pair, rivals=tuple(place for place in marks if place not in asked))
 
 
 def _nest(

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from manyheads.errors import InputError
 
@@ -19,12 +19,16 @@ class Threshold:
     """The least score of a kind: `above`, or what stands beside it where that is more.
 
     `times_even` is so many times the score of a head that looks at all it may see alike, and
-    `over_fixed` so much more than the best fixed choice. `source` says where they come from.
+    `over_fixed` so much more than the best fixed choice. Beside its score a head must give what is
+    right `weight` of its weight, and `times_rivals` times what its rivals get together. `source`
+    says where they come from.
     """
 
     above: float
     times_even: float = 0.0
     over_fixed: float = 0.0
+    weight: float = 0.0
+    times_rivals: float = 0.0
     source: str = ""
 
     def beside_even(self, even: Float[np.ndarray, " h"]) -> Float[np.ndarray, " h"]:
@@ -36,6 +40,12 @@ class Threshold:
     ) -> Float[np.ndarray, " h"]:
         """The least score beside a fixed choice; three standard errors above it at the least."""
         return np.fmax(self.above, fixed + np.fmax(self.over_fixed, 3 * errors))
+
+    def holds(
+        self, weight: Float[np.ndarray, " h"], rivals: Float[np.ndarray, " h"]
+    ) -> Bool[np.ndarray, " h"]:
+        """Whether each head gives enough to what is right, in itself and beside the rivals."""
+        return (weight >= self.weight) & (weight >= self.times_rivals * rivals)
 
 
 @cache

@@ -77,12 +77,91 @@ def test_an_adapter_is_trained_and_opens_in_peft(
     torch.testing.assert_close(adapted, expected, atol=1e-5, rtol=0)
 
 
+def test_merged_the_model_opens_by_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = ["--set", "adapter.merged=true", "--set", "run.steps=2"]
+    assert main(["adapt", "base", "run.toml", *wanted]) == 0
+    said = capsys.readouterr().out
+    assert "as an adapter of gpt2, merged into out/model, as peft reads it" in said
+    model: Any = load("base")
+    load_adapter(model, folder / "out" / "adapter")
+    ids = torch.arange(10)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(
+            load("out/model")(ids).logits, model(ids).logits, atol=1e-5, rtol=0
+        )
+    assert main(["generate", "out/model", "--text", "the cat", "--new-tokens", "3"]) == 0
+
+
+def learning(folder: Path, which: str, *more: str) -> dict[str, torch.Tensor]:
+    """How far every weight moves in a run of a few steps."""
+    text = FILE[FILE.index("[data]") :]
+    (folder / "learn.toml").write_text(f"{text}\n[learn]\n{which}\n")
+    assert main(["adapt", "base", "learn.toml", *more]) == 0
+    before, after = load("base").state_dict(), load("out/model").state_dict()
+    return {name: (after[name] - before[name]).abs() for name in before}
+
+
+def own_rows(moved: torch.Tensor, head: int) -> torch.Tensor:
+    """Of a fused projection the rows of queries, keys and values of one of two heads."""
+    return moved.unflatten(0, (3, 2, 8))[:, head]
+
+
+def test_only_some_heads_learn_even_when_taken_up_again(folder: Path) -> None:
+    learning(folder, 'only = ["L0H1"]', "--set", "run.steps=3")
+    moved = learning(folder, 'only = ["L0H1"]')
+    project = moved.pop("stack.layers.0.attention.project.weight")
+    assert float(own_rows(project, 1).min()) > 0
+    assert float(own_rows(project, 0).max()) == 0
+    output = moved.pop("stack.layers.0.attention.output.weight")
+    assert float(output[:, 8:].min()) > 0
+    assert float(output[:, :8].max()) == 0
+    moved.pop("stack.layers.0.attention.project.bias")
+    assert not any(bool(each.any()) for each in moved.values())
+
+
+def test_all_but_some_heads_learn(folder: Path) -> None:
+    moved = learning(folder, 'all_but = ["L0H1"]')
+    project = moved["stack.layers.0.attention.project.weight"]
+    assert float(own_rows(project, 1).max()) == 0
+    assert float(own_rows(project, 0).min()) > 0
+    assert all(bool(each.any()) for each in moved.values())
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ('only = ["L9H0"]', "the model has no head L9H0: its layers begin with L0H0, L1H0."),
+        (
+            "",
+            "learn.toml: learn: only=[] and all_but=[] say which heads learn: "
+            'give one of both, such as only = ["L0H1"].',
+        ),
+        ('onyl = ["L0H0"]', "learn.toml: learn.onyl is unknown: write learn.only."),
+    ],
+)
+def test_wrong_heads_to_learn_are_refused(
+    which: str, words: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "learn.toml").write_text(f"{FILE[FILE.index('[data]') :]}\n[learn]\n{which}\n")
+    assert main(["adapt", "base", "learn.toml"]) == 2
+    assert capsys.readouterr().err.strip().splitlines()[-1] == f"error: {words}"
+    assert not (folder / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
         ("adapter.rang=4", "run.toml: adapter.rang is unknown: write adapter.rank."),
         ("adapter.rank=0", "run.toml: adapter: rank=0 updates nothing: use 1 or more."),
         ("adapter.heads=L7H0", "the model has no head L7H0: its layers begin with L0H0, L1H0."),
+        (
+            "learn.only=L0H1",
+            "run.toml: [adapter] and [learn] are both given: leave one of them out.",
+        ),
+        (
+            "run.distributed=fsdp",
+            "run.toml: run.distributed is 'fsdp', which cuts matrices up: use 'ddp'.",
+        ),
         ("model.size=gpt2", "run.toml: [model] is given and the model is base: leave [model] out."),
     ],
 )

@@ -14,12 +14,13 @@ __all__ = ["Adapt"]
 
 @dataclass(frozen=True, slots=True)
 class Adapt:
-    """Train a low-rank adapter as a run file says and save it in peft's files; the model rests.
+    """Train a low-rank adapter as a run file says and save it in peft's files, or some heads alone.
 
     For example: manyheads adapt gpt2/ run.toml --set adapter.rank=16
 
     The file is one for train without [model] and with [adapter]: rank, alpha, targets, layers,
-    heads, dropout, scaling, name, base.
+    heads, dropout, scaling, name, base, and merged = true to save the whole model too. With [learn]
+    instead, only = ["L0H1"] or all_but = ["L0H1"] names heads, and the model itself is trained.
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
@@ -38,7 +39,7 @@ class Adapt:
     """Begin anew; what is there is set aside."""
 
     def run(self) -> int:
-        """Say how it ended and where the adapter is, or how to go on."""
+        """Say how it ended and where the adapter or the model is, or how to go on."""
         from manyheads.surgery.adapting import read_adapting, train_adapter
 
         asked = read_adapting(self.model, self.file, self.set)

@@ -1,76 +1,149 @@
-"""A run that trains an adapter and leaves its files."""
+"""A run that changes a model in part: it trains an adapter, or some of the heads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
-from manyheads.checkpoints.folder import Saved, family_of
+from manyheads.checkpoints.folder import Saved, family_of, save
 from manyheads.errors import ConfigError, ManyheadsError
 from manyheads.models.build import Model
-from manyheads.surgery.adapters import adapt
+from manyheads.models.recipes import ModelConfig
+from manyheads.surgery.adapters import adapt, detach, merge
 from manyheads.surgery.lowrank import LowRank
 from manyheads.surgery.peft_files import save_adapter
 from manyheads.surgery.quantised import quantise
+from manyheads.surgery.trainable import learn_all_but, learn_only
 from manyheads.train.reading import changed, read_table, read_toml
 from manyheads.train.run import Run, run_of
 from manyheads.train.session import Finished, Surgery, train
+from manyheads.train.starting import dressed
 
-__all__ = ["AdapterTable", "Adapting", "read_adapting", "train_adapter"]
+__all__ = ["AdapterTable", "Adapting", "LearnTable", "read_adapting", "train_adapter"]
 
-SECTION = "adapter"
+ADAPTER, LEARN = "adapter", "learn"
+MODEL = "model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterTable(LowRank):
-    """The [adapter] table of a run file: what is adapted, and in how many bits the rest lies."""
+    """The [adapter] table of a run file: what is adapted, and in how many bits the rest lies.
+
+    `merged` saves the model too, with the adapter in its weights.
+    """
 
     name: str = "default"
     base: Literal["as it is", "nf4"] = "as it is"
+    merged: bool = False
+
+    def __post_init__(self) -> None:
+        LowRank.__post_init__(self)
+        if self.merged and self.base == "nf4":
+            raise ConfigError(
+                "merged=true and base='nf4': four bits cannot take up a small update",
+                "leave one of them out",
+            )
+
+    def open(self, model: Model, seed: int) -> Model:
+        if self.base == "nf4":
+            quantise(model)
+        adapt(model, self, self.name, seed=seed)
+        return model
+
+    def close(self, model: Model, place: Path) -> Saved:
+        folder = save_adapter(model, place / ADAPTER, self.name)
+        family = family_of(model).__name__.rpartition(".")[2]
+        kind = f"an adapter of {family}"
+        if self.merged:
+            merge(model, self.name)
+            detach(model)
+            kind += f", merged into {_saved_whole(model, place).folder}"
+        return Saved(folder, kind, "manyheads alone" if family == "native" else "peft")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnTable:
+    """The [learn] table of a run file: heads that learn alone, or all that learns `but` some.
+
+    The model itself is trained and saved; what belongs to a head is as in `learn_only`.
+    """
+
+    only: tuple[str, ...] = ()
+    all_but: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.only) == bool(self.all_but):
+            raise ConfigError(
+                f"only={list(self.only)} and all_but={list(self.all_but)} say which heads learn",
+                'give one of both, such as only = ["L0H1"]',
+            )
+
+    def open(self, model: Model, seed: int) -> Model:
+        del seed
+        if self.only:
+            learn_only(model, self.only)
+        else:
+            learn_all_but(model, self.all_but)
+        return model
+
+    def close(self, model: Model, place: Path) -> Saved:
+        return _saved_whole(model, place)
+
+
+def _saved_whole(model: Model, place: Path) -> Saved:
+    """Without the gates that a regulariser may have trained along."""
+    weights = {name: each.detach().cpu() for name, each in model.state_dict().items()}
+    return save(dressed(cast(ModelConfig, model.config), weights, model), place / MODEL)
+
+
+Change = AdapterTable | LearnTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapting:
-    """A run and the adapter that it trains."""
+    """A run and what it changes of a model."""
 
     run: Run
-    adapter: AdapterTable
+    change: Change
 
 
 def read_adapting(model: str, file: Path, settings: Sequence[str] = ()) -> Adapting:
-    """A run file as for training, with an [adapter] table; the model is named beside it."""
+    """A run file as for training, with [adapter] or [learn]; the model is named beside it."""
     tables = changed(read_toml(file), settings)
     if tables.get("model"):
         raise ConfigError(f"{file}: [model] is given and the model is {model}", "leave [model] out")
     tables["model"] = {"folder": model}
-    own = {key: table for key, table in tables.items() if key != SECTION}
+    own = {key: table for key, table in tables.items() if key not in (ADAPTER, LEARN)}
     try:
-        adapter: AdapterTable = read_table(AdapterTable, tables.get(SECTION, {}), SECTION)
+        change = _change(tables)
         run = replace(run_of(own), tables=tables)
         if run.run.distributed == "fsdp":
-            raise ConfigError("run.distributed is 'fsdp', which cuts adapters up", "use 'ddp'")
+            raise ConfigError("run.distributed is 'fsdp', which cuts matrices up", "use 'ddp'")
     except ManyheadsError as error:
         raise ConfigError(f"{file}: {error.problem}", error.remedy) from None
-    return Adapting(run=run, adapter=adapter)
+    return Adapting(run=run, change=change)
+
+
+def _change(tables: dict[str, Any]) -> Change:
+    if ADAPTER in tables and LEARN in tables:
+        raise ConfigError("[adapter] and [learn] are both given", "leave one of them out")
+    if LEARN in tables:
+        learn: LearnTable = read_table(LearnTable, tables[LEARN], LEARN)
+        return learn
+    adapter: AdapterTable = read_table(AdapterTable, tables.get(ADAPTER, {}), ADAPTER)
+    return adapter
 
 
 def train_adapter(
     asked: Adapting, *, since: str = "", fresh: bool = False, shown: bool = True
 ) -> Finished:
-    """Train the adapter alone; its files are in the folder `adapter` of the run."""
-    config = asked.adapter
+    """Train what is asked alone.
+
+    The files of an adapter are in the folder `adapter` of the run, a whole model in `model`.
+    """
 
     def opened(model: Model) -> Model:
-        if config.base == "nf4":
-            quantise(model)
-        adapt(model, config, config.name, seed=asked.run.run.seed)
-        return model
+        return asked.change.open(model, asked.run.run.seed)
 
-    def closed(model: Model, place: Path) -> Saved:
-        folder = save_adapter(model, place / SECTION, config.name)
-        family = family_of(model).__name__.rpartition(".")[2]
-        reader = "manyheads alone" if family == "native" else "peft"
-        return Saved(folder, f"an adapter of {family}", reader)
-
-    surgery = Surgery(open=opened, close=closed)
+    surgery = Surgery(open=opened, close=asked.change.close)
     return train(asked.run, since=since, fresh=fresh, shown=shown, surgery=surgery)

@@ -20,7 +20,7 @@ from manyheads.train.folding import folded
 from manyheads.train.run import Start
 from manyheads.train.tiling import tile
 
-__all__ = ["check_fits", "export", "first_model", "tokenizer_of"]
+__all__ = ["check_fits", "dressed", "export", "first_model", "tokenizer_of"]
 
 
 def first_model(start: Start, seed: int) -> Model:
@@ -68,7 +68,7 @@ def check_fits(model: Model, data: Data, tokenizer: Any) -> None:
         )
 
 
-def _dressed(config: ModelConfig, weights: Mapping[str, Tensor], like: Model) -> Model:
+def dressed(config: ModelConfig, weights: Mapping[str, Tensor], like: Model) -> Model:
     """A model with these weights and all else that came with another."""
     fresh = build(config, device="meta")
     fresh.load_state_dict(folded(like, weights), assign=True)
@@ -84,4 +84,4 @@ def export(entrance: Entrance, folder: Path) -> Saved | None:
         return None
     config = cast(ModelConfig, entrance.model.config)
     with torch.no_grad():
-        return save(_dressed(config, weights, entrance.model), folder)
+        return save(dressed(config, weights, entrance.model), folder)

@@ -13,7 +13,7 @@ from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.kernels import reference
 from manyheads.kernels.choose import Choice, attend, choose
 from manyheads.kernels.contract import Facts, Request, Want
-from manyheads.parts.aligned import aligned
+from manyheads.parts.aligned import split_map
 from manyheads.parts.gates import GATE_TAPS, Gate, GatePlace, check_gates
 from manyheads.parts.masks.rules import All, Mask
 from manyheads.parts.norms import NoNorm, Norm, make_norm
@@ -240,7 +240,7 @@ class Attention(nn.Module):
         if place == "own":
             positions = x.lengths.positions if cache is None else cache.plan.positions
             place = self.place(positions)
-        parts = _split(aligned(self.project, x.values), self.our_rows)
+        parts = split_map(self.project, x.values, self.our_rows)
         query = self._query(parts, x, place, look)
         kept = self._keys(parts, x, memory, place, cache, look)
         read = self._mix(query, kept, x, place, look)
@@ -260,7 +260,7 @@ class Attention(nn.Module):
         """The keys and values of a memory, to be kept while decoding."""
         if self.project_memory is None:
             raise InputError("this layer attends to itself", "give memory to cross-attention only")
-        parts = _split(aligned(self.project_memory, memory.values), self.memory_rows)
+        parts = split_map(self.project_memory, memory.values, self.memory_rows)
         return Kept(*self._key_value(parts, memory, None, look), memory.lengths)
 
     def explain(self, queries: Lengths, keys: Lengths, place: Place) -> Choice:
@@ -397,6 +397,4 @@ def _opens(look: Look | None) -> bool:
 
 
 def _split(joined: Float[Tensor, "n rows"], rows: dict[str, int]) -> dict[str, Tensor]:
-    """By name; behind the last may be spare ones."""
-    sizes = [*rows.values(), joined.shape[-1] - sum(rows.values())]
-    return dict(zip(rows, joined.split(sizes, dim=-1)[:-1], strict=True))
+    return dict(zip(rows, joined.split(list(rows.values()), dim=-1), strict=True))

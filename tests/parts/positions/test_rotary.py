@@ -157,6 +157,17 @@ def test_half_precision_stays_half(dtype: torch.dtype) -> None:
     assert Rotary().turn(torch.arange(3), 8)(torch.randn(3, 1, 8, dtype=dtype)).dtype == dtype
 
 
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_halves_turned_at_once_are_the_same_forth_and_back(share: float) -> None:
+    turn = Rotary(share=share).turn(torch.arange(5), 8)
+    x = torch.randn(5, 3, 8, requires_grad=True)
+    found, expected = turn.turned_whole(x), turn(x)
+    torch.testing.assert_close(found, expected)
+    pull = torch.randn(5, 3, 8)
+    [one], [other] = (torch.autograd.grad((y * pull).sum(), x) for y in (found, expected))
+    torch.testing.assert_close(one, other)
+
+
 def test_impossible_rotations_are_refused() -> None:
     with refuses(
         ConfigError,

@@ -72,11 +72,26 @@ class Turn:
 
     def __call__(self, x: Float[Tensor, "n h d"]) -> Float[Tensor, "n h d"]:
         """Turn the first channels of each head, the rest stays."""
+        if torch.compiler.is_compiling():
+            return self.turned_whole(x)
         half = self.cos.shape[-1]
         first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
         cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
         turned = (first * cos - second * sin, second * cos + first * sin)
         return torch.cat((*turned, rest), dim=-1) if rest.shape[-1] else torch.cat(turned, dim=-1)
+
+    def turned_whole(self, x: Float[Tensor, "n h d"]) -> Float[Tensor, "n h d"]:
+        """The same, of both halves at once and without their concatenation.
+
+        Compiled, the way back of halves cut apart and joined is ten times slower than this one.
+        """
+        half = self.cos.shape[-1]
+        turning, rest = x.split((2 * half, x.shape[-1] - 2 * half), dim=-1)
+        cos, sin = (each.to(x.dtype).unsqueeze(-2) for each in (self.cos, self.sin))
+        pairs = turning.unflatten(-1, (2, half))
+        sign = (2 * torch.arange(2, device=x.device, dtype=x.dtype) - 1).unsqueeze(-1)
+        turned = (pairs * cos + pairs.flip(-2) * (sin * sign)).flatten(-2)
+        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,13 @@ from manyheads import (
     DecoderConfig,
     Embedding,
     EncoderConfig,
+    Gate,
     GlobalTokens,
     LanguageHead,
     LayerConfig,
     NoPosition,
     Ragged,
+    Rotary,
     StackConfig,
     SwiGLU,
     T5Buckets,
@@ -43,8 +45,9 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def with_position(position: object, mask: object) -> DecoderConfig | EncoderConfig:
-    attention = AttentionConfig(width=256, heads=4, kv_heads=2, position=position, mask=mask)
+def with_position(position: object, mask: object, **more: object) -> DecoderConfig | EncoderConfig:
+    choices = {"kv_heads": 2, "position": position, "mask": mask} | more
+    attention = AttentionConfig(width=256, heads=4, **choices)
     layer = LayerConfig(
         attention=Branch(attention), feedforward=Branch(SwiGLU(width=256, hidden=512))
     )
@@ -63,6 +66,9 @@ MODELS = {
     "alibi": with_position(Alibi(), Causal()),
     "t5": with_position(T5Buckets(), Window(2000, 2000)),
     "longformer": with_position(NoPosition(), Window(64, 64) | GlobalTokens((0,))),
+    "uneven": with_position(Rotary(), Causal(), kv_heads=(3, 1)),
+    "uneven alibi": with_position(Alibi(), Causal(), kv_heads=(3, 1)),
+    "a gate a head": with_position(Rotary(), Causal(), gates=(Gate(at="output"),), bias="all"),
 }
 
 
@@ -76,7 +82,7 @@ def test_compiled_model_equals_the_eager_one_without_graph_breaks(name: str) -> 
     assert difference(found, expected) < 2e-5
 
 
-@pytest.mark.parametrize("name", ["llama", "t5"])
+@pytest.mark.parametrize("name", ["llama", "t5", "uneven", "a gate a head"])
 def test_compiled_model_has_the_gradients_of_the_eager_one(name: str) -> None:
     model = build(MODELS[name], seed=0, device="cuda")
     batch = tokens(*LENGTHS)
@@ -88,7 +94,7 @@ def test_compiled_model_has_the_gradients_of_the_eager_one(name: str) -> None:
         assert difference(found, expected) < 1e-3
 
 
-@pytest.mark.parametrize("name", ["modernbert", "llama", "gated"])
+@pytest.mark.parametrize("name", ["modernbert", "llama", "gated", "uneven", "a gate a head"])
 def test_half_precision_stays_near_single(name: str) -> None:
     batch = tokens(*LENGTHS)
     single = build(MODELS[name], seed=0, device="cuda")

@@ -67,6 +67,7 @@ OTHERS = {
     "alibi in a window": config(position=Alibi(), mask=Window(20)),
     "learned": config(position=NoPosition(), embedding_position=Learned(count=200)),
     "sink": config(sink="learned"),
+    "uneven": config(kv_heads=(3, 1)),
     "gated": named("gated-1.7b", layers=2, vocabulary=VOCABULARY),
 }
 

@@ -67,6 +67,7 @@ def test_all_can_learn_with_them(folder: Path, capsys: pytest.CaptureFixture[str
         (["--held-out", "0"], "a share of 0 cannot be held out: use 0 < share <= 0.5."),
         (["--device", "cuda"], "torch finds no CUDA device here: use --device cpu."),
         (["--steps", "0"], "steps=0 teach nothing: use 1 or more."),
+        (["-o", "corpus.txt"], "--out corpus.txt is a file: name a folder."),
     ],
 )
 def test_wrong_wishes_are_refused(

@@ -72,6 +72,13 @@ def test_no_more_is_measured_on_than_was_asked(place: Path) -> None:
     assert first_texts(model, pairs, 1) == (pairs[:1], pairs[1:])
 
 
+def test_of_one_text_no_error_is_shown(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prune(place, "--tokens", "5", "--keep", "0.75", "--by", "random") == 0
+    said = capsys.readouterr().out
+    assert "judged by 1 text\n" in said
+    assert "nan" not in said
+
+
 def test_a_budget_that_cannot_be_met_writes_nothing(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -98,6 +98,7 @@ def test_of_two_doubles_one_goes() -> None:
     more = choose(model, TEXTS, "redundancy", share=0.9, shown=False)
     assert not more.met
     assert "cannot be had" in more.shortfall
+    assert more.shortfall.endswith(f"; {len(more.order)} do what another does")
 
 
 @pytest.mark.parametrize("by", ["ablation", "gradient"])

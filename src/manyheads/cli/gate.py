@@ -15,6 +15,7 @@ from manyheads.cli.asked import (
     open_model,
     write_json,
 )
+from manyheads.errors import InputError
 
 __all__ = ["GateCommand"]
 
@@ -90,6 +91,8 @@ class GateCommand:
         from manyheads.surgery.gating import pieces, teach_gates
 
         check_json(self.json)
+        if self.out.is_file():
+            raise InputError(f"--out {self.out} is a file", "name a folder")
         model = open_model(self.model, self.device)
         gate = Gate(
             at=self.at,

@@ -1,10 +1,13 @@
 """What `manyheads prune` shows: which heads went and why, the curve, both models side by side."""
 
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+
+from manyheads.cli.asked import counted
 
 if TYPE_CHECKING:
     from manyheads.surgery.operation import Operation
@@ -15,12 +18,9 @@ __all__ = ["draw", "show"]
 def show(console: Console, done: "Operation", texts: int) -> None:
     """Print the table of heads, what they cost, and size and speed before and after."""
     chosen = done.chosen
-    console.print(
-        f"{chosen.count} of {chosen.total} heads go by {chosen.by}, judged by {texts} texts"
-        if chosen.met
-        else f"{chosen.total} heads by {chosen.by}, judged by {texts} texts",
-        highlight=False,
-    )
+    went = f"{chosen.count} of {chosen.total} heads go" if chosen.met else f"{chosen.total} heads"
+    judges = counted(texts, "text")
+    console.print(f"{went} by {chosen.by}, judged by {judges}", highlight=False)
     console.print(_heads(done))
     if chosen.harmful:
         names = ", ".join(map(str, chosen.harmful))
@@ -44,7 +44,8 @@ def _heads(done: "Operation") -> Table:
             row["why"] + (", does harm" if row["harmful"] else ""),
             f"{row['value']:.4f}",
             f"{row['change']:+.4f}",
-            f"{row['change_error']:.2g}",
+            # Of a single text no error is known.
+            "" if isnan(row["change_error"]) else f"{row['change_error']:.2g}",
         )
     return table
 

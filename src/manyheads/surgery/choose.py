@@ -102,6 +102,8 @@ class Chosen:
         steps = self.curve.steps
         best = min(steps, key=lambda step: self.sign * step.change, default=None)
         least = "" if best is None else f", at best {best.change:+.4g} without {len(best.heads)}"
+        if self.by == "redundancy":
+            least += f"; {len(self.order)} do what another does"
         return (
             f"{' for '.join(asked)} cannot be had: {self.count} of {self.total} heads "
             f"({self.count / self.total:.0%}) come to {self.change:+.4g}{least}"

@@ -89,7 +89,7 @@ def teach_gates(
     """A new model with gates, trained on texts; both are measured on others. This one stays."""
     if not isinstance(model, Decoder):
         raise InputError(
-            f"a {type(model).__name__} writes no next word to be scored",
+            f"{type(model).__name__} models write no next word to be scored",
             "use surgery.add_gates and train it with an objective of its own",
         )
     if steps < 1:

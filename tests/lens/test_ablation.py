@@ -381,16 +381,16 @@ def test_ctrl_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None
     model, batch = small(DECODERS["llama"]), ids(LENGTHS)
     whole = ablate(model, batch, room=1, shown=False)
     runs = 0
-    resume = effects.Trunk.resume
+    speak = effects.Trunk.speak
 
     def tired(self: Any, *given: Any) -> Any:
         nonlocal runs
         runs += 1
         if runs > 8 + 2:
             raise KeyboardInterrupt
-        return resume(self, *given)
+        return speak(self, *given)
 
-    monkeypatch.setattr(effects.Trunk, "resume", tired)
+    monkeypatch.setattr(effects.Trunk, "speak", tired)
     # One text after another, each head alone: the first text is finished, and a second of one token
     # brings no loss.
     result = ablate(model, batch, room=1, shown=False)

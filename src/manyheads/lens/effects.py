@@ -156,7 +156,7 @@ class Study:
             taken = [(*sets[place], *fixed) for place in places]
             above = [layer for layer in layers if layer >= start]
             edits = Edits(self._changes(taken, above, instead))
-            hidden = trunk.resume(start, edits, len(places))
+            hidden = trunk.speak(start, edits, len(places))
             yield places, judged(hidden, len(places)).double().cpu(), weights
 
     def _changes(

@@ -21,7 +21,7 @@ from manyheads.models.vision import Vision
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Watcher
 
-__all__ = ["Asked", "Given", "Targets", "ask", "check_asked", "read", "run", "shares"]
+__all__ = ["Asked", "Given", "Targets", "ask", "check_asked", "climb", "read", "run", "shares"]
 
 # For each text the right answer by position; or, for classes of whole texts and images, one each.
 Targets = Sequence[Mapping[int, int]] | Sequence[int]
@@ -100,6 +100,18 @@ def run(model: Model, given: Given, watch: Watcher | None = None) -> Output:
     if isinstance(model, Seq2Seq):
         return model(given.source, given.ids, watch=watch)
     return model(given.ids, watch=watch)
+
+
+def climb(model: Model, given: Given, watch: Watcher) -> None:
+    """The same for a watcher alone: no word is scored."""
+    if isinstance(model, Vision):
+        run(model, given, watch)
+        return
+    assert given.ids is not None, "every model but a Vision reads ids"
+    if isinstance(model, Seq2Seq):
+        model.hidden(given.source, given.ids, watch=watch)
+    else:
+        model.hidden(given.ids, watch=watch)
 
 
 def ask(model: Model, given: Given, targets: Targets | None) -> Asked:

@@ -9,7 +9,7 @@ from torch import Tensor
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.errors import InputError
 from manyheads.lens.addresses import Block
-from manyheads.lens.given import Given, run
+from manyheads.lens.given import Given, climb
 from manyheads.models.build import Model
 from manyheads.models.layer import Layer
 from manyheads.models.seq2seq import Seq2Seq
@@ -182,7 +182,7 @@ class Trunk:
             sites.append(Site(-1, Tap.EMBEDDINGS, stack="decoder"))
             sites.append(Site(-1, Tap.FINAL, stack="decoder"))
         self._seen = Edits({} if changes is None else changes, sites)
-        run(part.model, given, self._seen)
+        climb(part.model, given, self._seen)
 
     def __getitem__(self, site: Site) -> Ragged:
         return self._seen[site]
@@ -201,15 +201,37 @@ class Trunk:
         stack = self.part.stack
         return self.go_on(repeated(self[entry(stack, layer)], copies), layer, watch, copies)
 
+    def speak(self, layer: int, watch: Edits, copies: int = 1) -> Ragged:
+        """What `resume` gives where nothing but head outputs is changed: `layer` mixes no more.
+
+        Its heads say in each copy what they have said, but for what the watcher changes.
+        """
+        attention, site = self.part.attention(layer), self.part.site(layer, Tap.HEAD_OUTPUT)
+        # A gate after the output reads what the attention read, and of attention to memory the one
+        # before it would have to be known: these run as a whole.
+        gated = any(gate.at == "final" for gate in attention.config.gates)
+        if gated or self.part.sublayer is Sublayer.CROSS:
+            return self.resume(layer, watch, copies)
+        spoken = watch.see(site, repeated(self.head_outputs(layer), copies))
+        assert isinstance(spoken, Ragged), "heads say no patterns"
+        x = repeated(self[entry(self.part.stack, layer)], copies)
+        module = cast(Layer, self.part.stack.layers[layer])
+        written = attention.output(spoken.values.flatten(1))
+        x = x.with_values(module.attention_residual.leave(x, written, None))
+        x, _ = module.finish(x, self._memory(copies))
+        return self.go_on(x, layer + 1, watch, copies)
+
     def go_on(self, x: Ragged, layer: int, watch: Edits | None = None, copies: int = 1) -> Ragged:
         """The same from a residual stream of one's own."""
-        name, stack = self.part.stack_name, self.part.stack
-        memory = None
-        if name == "decoder":
-            memory = repeated(self[Site(-1, Tap.FINAL, stack="encoder")], copies)
-        final, _ = stack.resume(x, layer, memory=memory, watch=watch)
-        if name != "encoder":
+        final, _ = self.part.stack.resume(x, layer, memory=self._memory(copies), watch=watch)
+        if self.part.stack_name != "encoder":
             return final
         model = cast(Seq2Seq, self.part.model)
         begin = repeated(self[Site(-1, Tap.EMBEDDINGS, stack="decoder")], copies)
         return model.decoder.resume(begin, 0, memory=final, watch=watch)[0]
+
+    def _memory(self, copies: int) -> Ragged | None:
+        """What cross-attention reads."""
+        if self.part.stack_name != "decoder":
+            return None
+        return repeated(self[Site(-1, Tap.FINAL, stack="encoder")], copies)

@@ -143,6 +143,12 @@ class Layer(nn.Module):
         elif self.attention_rest is not None:
             here = _within(look, Sublayer.ATTENTION)
             x = _say(self.attention_rest, self.attention_residual, x, here)
+        return self.finish(x, memory, look)
+
+    def finish(
+        self, x: Ragged, memory: Ragged | Kept | None = None, look: Look | None = None
+    ) -> tuple[Ragged, RouterLosses | None]:
+        """What `forward` answers, from the residual stream after the attention to itself."""
         if self.cross is not None:
             here = _within(look, Sublayer.CROSS)
             x, entered = _enter(self.cross_residual, x, here)

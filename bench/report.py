@@ -1,0 +1,135 @@
+"""Reports of 12 x 12 heads: how large they are and what they cost, beside pages of BertViz.
+
+    python bench/report.py [--lengths 128 512 2048] [--bertviz 32 64 128]
+
+The model has the shape of GPT-2 small, a vocabulary of 4,096 and random weights, three times as
+large as at the start of training, so that its heads look somewhere. A report measures and shows as
+many tokens as it is asked for; what each of its steps costs is told in seconds of all cores
+together. First it is checked that the page holds the weights that the lens gives. BertViz, where it
+is installed, draws the patterns of the same model on the same tokens, its two views one after the
+other, and measures nothing.
+"""
+
+import argparse
+import base64
+import gzip
+import json
+import re
+import tempfile
+import time
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from corpus import prose
+from side_by_side import say
+
+from manyheads.data.texts import GivenTexts
+from manyheads.data.tokenizer import train_tokenizer
+from manyheads.lens.patterns import patterns
+from manyheads.models.build import build
+from manyheads.report.examine import examine
+from manyheads.report.page import compose
+from manyheads.report.writing import write_page
+from manyheads.taps import Head
+
+# A weight is kept as a byte of its root.
+ROUNDED = 1 / 255
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lengths", type=int, nargs="*", default=[128, 512, 2048])
+    parser.add_argument("--bertviz", type=int, nargs="*", default=[32, 64, 128])
+    asked = parser.parse_args()
+    texts = prose()
+    model: Any = build("gpt2", vocabulary=4096, positions=2048, dropout=0.0, seed=0)
+    with torch.no_grad():
+        for parameter in model.stack.parameters():
+            parameter.mul_(3.0)
+    model.tokenizer = train_tokenizer(GivenTexts(tuple(texts[:4000])), size=4096, shown=False)
+    text = " ".join(texts[:4000])
+    say(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float32, 12 x 12 heads")
+    for length in asked.lengths:
+        report(model, text, length)
+    if asked.bertviz:
+        bertviz(model, text, asked.bertviz)
+
+
+def report(model: Any, text: str, length: int) -> None:
+    """Write one report of so many tokens and say what it came to."""
+    marks: list[tuple[str, float]] = []
+
+    def step(name: str) -> None:
+        marks.append((name.partition(" ")[0], time.process_time()))
+
+    wall = time.perf_counter()
+    found = examine(
+        model, text, name="gpt2-shape", measured=length, shown=length, say=step, progress=False
+    )
+    step("page ")
+    page = compose(found, where="model/", file="text.txt")
+    with tempfile.TemporaryDirectory() as folder:
+        size = write_page(page, Path(folder) / "report.html")
+    marks.append(("", time.process_time()))
+    wall = time.perf_counter() - wall
+    check(model, page, list(found.reading.ids))
+    cores = marks[-1][1] - marks[0][1]
+    worth = "nothing" if found.worth is None else found.worth.by
+    steps = pairwise(marks)
+    told = ", ".join(f"{name} {after - before:.1f}" for (name, before), (_, after) in steps)
+    say(
+        f"report, {length:>5} tokens: {size / 1e6:.2f} MB, {cores:.1f} core-seconds, {wall:.1f} s,"
+        f" {found.keys} keys a query, worth by {worth} ({told})"
+    )
+
+
+def check(model: Any, page: str, ids: list[int]) -> None:
+    """Refuse a page whose weights are not the model's."""
+    [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    for place, head in ((0, Head(0, 0)), (143, Head(11, 11))):
+        raw = gzip.decompress(base64.b64decode(json.loads(data)["patterns"][place]))
+        counts = np.frombuffer(raw[: len(ids)], np.uint8).astype(np.int64)
+        kept = int(counts.sum())
+        low, high, small = (
+            np.frombuffer(raw[len(ids) :], np.uint8).astype(np.int64).reshape(3, kept)
+        )
+        rows = np.repeat(np.arange(len(ids)), counts)
+        starts = np.repeat(np.cumsum(counts) - counts, counts)
+        steps = np.cumsum(low + 256 * high)
+        columns = steps - np.where(starts > 0, steps[starts - 1], 0)
+        weights = patterns(model, [ids], [head]).of(head).weights.numpy()
+        apart = np.abs(np.sqrt(weights[rows, columns]) - small / 255).max()
+        if apart > ROUNDED:
+            raise SystemExit(f"{head}: the page is {apart:.3f} off the pattern")
+
+
+def bertviz(model: Any, text: str, lengths: list[int]) -> None:
+    """What BertViz writes for the same patterns, where it is installed."""
+    try:
+        views = import_module("bertviz")
+    except ImportError:
+        say("bertviz is not installed: pip install bertviz")
+        return
+    heads = [Head(layer, head) for layer in range(12) for head in range(12)]
+    for length in lengths:
+        ids = model.tokenizer.encode(text).ids[:length]
+        words = [model.tokenizer.decode([each]) for each in ids]
+        found = patterns(model, [ids], heads)
+        weights = [found.of(head).weights for head in heads]
+        layers = tuple(
+            torch.stack(weights[start : start + 12])[None] for start in range(0, 144, 12)
+        )
+        told = []
+        for view in (views.head_view, views.model_view):
+            started = time.process_time()
+            page = view(layers, words, html_action="return").data
+            told.append(f"{len(page) / 1e6:.1f} MB in {time.process_time() - started:.1f}")
+        say(f"bertviz, {length:>5} tokens: head view {told[0]}, model view {told[1]} core-seconds")
+
+
+if __name__ == "__main__":
+    main()

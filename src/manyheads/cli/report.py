@@ -40,6 +40,9 @@ class Report:
     file: TextFile = None
     """The text to read, all of a file, in UTF-8."""
 
+    image: Annotated[Path | None, tyro.conf.arg(metavar="IMAGE", help_behavior_hint="")] = None
+    """For a model that reads images: a PNG or a JPEG in place of a text."""
+
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="HTML")] = Path("report.html")
     """The file to write; it needs no network and nothing beside it."""
 
@@ -69,7 +72,7 @@ class Report:
 
         check_page_path(self.out)
         check_json(self.json)
-        text = self._text()
+        text = self._given()
 
         from rich.console import Console
 
@@ -93,7 +96,8 @@ class Report:
                 say=lambda step: print(step, file=sys.stderr, flush=True),
             )
         own = "articles of our own" if self.text is None else "a text that was typed"
-        source = own if self.file is None else self.file.name
+        read = self.image or self.file
+        source = own if read is None else read.name
         made = f"Made on {time.strftime('%d %B %Y')} from {source}."
         # What the next commands shall read.
         file = "text.txt" if self.file is None else str(self.file)
@@ -110,9 +114,14 @@ class Report:
         print(f"the report is in {self.out} ({size / 1e6:.2f} MB, {seconds:.0f} s)")
         return 0
 
-    def _text(self) -> str:
+    def _given(self) -> str | Path:
+        """A text, or the path of an image."""
         if self.text is not None and self.file is not None:
             raise InputError("the text comes from --text or from --file", "give one of both")
+        if self.image is not None and (self.text is not None or self.file is not None):
+            raise InputError("a model reads a text or an image", "give one of both")
+        if self.image is not None:
+            return self.image
         if self.text is not None:
             return self.text
         if self.file is None:

@@ -1,5 +1,6 @@
 """What `manyheads report` prints and draws beside its file."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from manyheads.lens.addresses import Address
 from manyheads.pictures.atlas import draw_atlas
 from manyheads.pictures.grid import draw_grid
 from manyheads.pictures.head_map import draw_head_map
+from manyheads.pictures.over_image import draw_over_image
 from manyheads.report.advice import advise
 from manyheads.report.examine import Findings
+from manyheads.report.image import Picture
 from manyheads.report.sections import flags_of, number
 
 __all__ = ["draw_all", "show"]
@@ -97,9 +100,27 @@ def draw_all(found: Findings, folder: Path) -> list[Path]:
         numbers=[best.head.layer],
         names={(0, each.head.head): found.kinds.best(each) for each in layer},
         title=f"{found.name}, layer {best.head.layer}",
-        subtitle=f"queries down, keys across, {len(found.reading.ids)} tokens",
+        subtitle=f"queries down, keys across, {len(found.reading)} tokens",
     )
+    if found.reading.picture is not None:
+        paths.append(folder / f"class-{best.head.layer}.png")
+        _draw_class(found, found.reading.picture, layer, paths[-1])
     return paths
+
+
+def _draw_class(found: Findings, picture: Picture, heads: Sequence[Address], path: Path) -> None:
+    """Where the class token looks, laid over the image."""
+    seen = [_dense(found, each)[0, 1:].reshape(picture.rows, picture.columns) for each in heads]
+    pixels = picture.pixels.float().cpu()
+    # Back into the range of colours, whatever range the model reads.
+    image = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp_min(1e-9)
+    draw_over_image(
+        image.expand(3, -1, -1).permute(1, 2, 0).numpy(),
+        np.stack(seen),
+        path,
+        names=[str(each) for each in heads],
+        title=f"{found.name}: where the class token looks",
+    )
 
 
 def _clearest(found: Findings) -> Address:
@@ -138,7 +159,7 @@ def _draw_atlas(found: Findings, path: Path) -> None:
 def _dense(found: Findings, address: Address) -> Float[np.ndarray, "t t"]:
     """A pattern as a square again; what was not kept is 0."""
     largest = next(each for each in found.largest if each.address == address)
-    length = len(found.reading.ids)
+    length = len(found.reading)
     pattern = np.zeros((length, length), dtype=np.float32)
     np.put_along_axis(pattern, largest.keys.cpu().numpy(), largest.weights.cpu().numpy(), axis=1)
     return pattern

@@ -85,7 +85,8 @@ def _gate(found: Findings, model: str, text: str) -> list[Advice]:
 
 def _merge(found: Findings, model: str, text: str) -> list[Advice]:
     doubles = found.alike.doubles
-    if not doubles:
+    # Pruning reads texts.
+    if not doubles or found.reading.picture is not None:
         return []
     pair = doubles[0]
     return [

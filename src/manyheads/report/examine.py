@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -21,7 +22,8 @@ from manyheads.lens.results import ByHead
 from manyheads.lens.statistics import Statistics, statistics
 from manyheads.models.build import Model
 from manyheads.models.readout import LanguageHead
-from manyheads.report.reading import Reading, read_text
+from manyheads.models.vision import Vision
+from manyheads.report.reading import Reading, read_picture, read_text
 from manyheads.surgery.questions import Questions, questions
 
 __all__ = ["By", "Findings", "Worth", "examine"]
@@ -83,7 +85,7 @@ class Findings:
 
 def examine(
     model: Model,
-    text: str,
+    text: str | Path,
     *,
     name: str,
     by: By = "auto",
@@ -94,15 +96,20 @@ def examine(
 ) -> Findings:
     """Measure all heads on `measured` tokens of a text, and keep the patterns on the first `shown`.
 
+    A path is that of an image, for a `Vision`.
+
     `by` says how a head's worth is told: exactly, by ablation, or from one backward pass; "auto"
     ablates where that takes about a minute at most.
     """
     for what, count in (("measured", measured), ("shown", shown)):
         if count < 2:
             raise InputError(f"{what}={count} tokens show nothing", "use 2 or more")
-    reading = read_text(model, name, text, measured=measured, shown=shown)
+    if isinstance(text, Path):
+        reading = read_picture(model, name, text)
+    else:
+        reading = read_text(model, name, text, measured=measured, shown=shown)
     texts = list(reading.measured)
-    say(f"1/5 statistics of every head over {len(texts)} pieces of the text")
+    say(f"1/5 statistics of every head over {_told(reading)}")
     seen = statistics(model, texts, progress=progress)
     say("2/5 what kind of head each is")
     told = kinds(model, texts, sequences=16, progress=progress)
@@ -110,9 +117,9 @@ def examine(
     worth, missing = _worth(model, texts, by, seen.facts["tokens"], progress)
     say("4/5 heads that do the same")
     alike = redundancy(model, texts[:LIKENESS_TEXTS], progress=progress)
-    say(f"5/5 where the heads look on {len(reading.ids)} tokens")
-    keys = _keys(len(seen.addresses), len(reading.ids))
-    largest = top_keys(model, [list(reading.ids)], count=keys)
+    say(f"5/5 where the heads look on {len(reading)} tokens")
+    keys = _keys(len(seen.addresses), len(reading))
+    largest = top_keys(model, reading.shown, count=keys)
     return Findings(
         name=name,
         model=model,
@@ -128,11 +135,18 @@ def examine(
     )
 
 
+def _told(reading: Reading) -> str:
+    pieces = f"{len(reading.measured)} pieces of the text"
+    return pieces if reading.picture is None else f"the {len(reading) - 1} patches of the image"
+
+
 def _worth(
-    model: Model, texts: list[str], by: By, tokens: int, progress: bool
+    model: Model, texts: list[Any], by: By, tokens: int, progress: bool
 ) -> tuple[Worth | None, str]:
     if by == "none":
         return None, "it was not asked for"
+    if isinstance(model, Vision):
+        return None, "an image alone does not say what the right class is"
     if model.readout is not None and not isinstance(model.config.readout, LanguageHead):
         return None, "a text alone does not say what the right class is"
     asked = questions(model, texts)

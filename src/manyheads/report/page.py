@@ -36,6 +36,7 @@ def compose(found: Findings, *, where: str, file: str, made: str = "") -> str:
         "img-src data:; base-uri 'none'; form-action 'none'",
         "name": escape(found.name),
         "made": escape(made),
+        "read": "text" if found.reading.picture is None else "image",
         "style": _part("look.css"),
         "overview": sections.overview(found),
         "about": sections.about_model(found),
@@ -71,9 +72,11 @@ def _data(found: Findings, measures: list[Measure]) -> dict[str, Any]:
                 "flags": flags[str(address)],
             }
         )
+    picture = found.reading.picture
     by_head = {each.address: each for each in found.largest}
     return {
         "tokens": list(found.reading.letters),
+        "picture": None if picture is None else [picture.address, picture.rows, picture.columns],
         "heads": heads,
         "measures": [_measure(each) for each in measures],
         "patterns": [

@@ -9,8 +9,9 @@ from manyheads.errors import InputError
 from manyheads.models.build import Model
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
+from manyheads.report.image import Picture, read_image
 
-__all__ = ["Reading", "check_model", "read_file", "read_text", "word_of"]
+__all__ = ["Reading", "check_model", "read_file", "read_picture", "read_text", "word_of"]
 
 # Letters that a token has at the most, on average: what lies beyond is not read.
 LETTERS_A_TOKEN = 16
@@ -22,18 +23,24 @@ PIECES, SHORTEST, LONGEST = 8, 32, 256
 class Reading:
     """Pieces that are measured, and the ids and letters of the tokens that are shown."""
 
-    measured: tuple[str, ...]
+    measured: tuple[Any, ...]
     ids: tuple[int, ...]
     letters: tuple[str, ...]
+    picture: Picture | None = None
+
+    @property
+    def shown(self) -> list[Any]:
+        """What the patterns are of, as the lens takes it."""
+        return [list(self.ids)] if self.picture is None else [self.picture.pixels]
+
+    def __len__(self) -> int:
+        return len(self.letters)
 
 
 def check_model(model: Model, name: str) -> TextReader:
     """Refuse what a report of a text cannot show, in plain words."""
     if isinstance(model, Vision):
-        raise InputError(
-            f"{name} reads images, and a report is made of a text",
-            f"open it with: manyheads studio {name}",
-        )
+        raise InputError(f"{name} reads images", "give it one with --image")
     if isinstance(model, Seq2Seq):
         raise InputError(
             f"{name} has an encoder and a decoder, and a report shows one stack of layers",
@@ -75,6 +82,14 @@ def read_text(model: Model, name: str, text: str, *, measured: int, shown: int) 
     numbers = [int(each) for each in ids]
     pieces = _pieces(model.tokenizer, text, measured, limit)
     return Reading(tuple(pieces), tuple(numbers), tuple(_letters(model.tokenizer, text, numbers)))
+
+
+def read_picture(model: Model, name: str, file: Path) -> Reading:
+    """One image, its patches in place of tokens."""
+    if not isinstance(model, Vision):
+        raise InputError(f"{name} reads no images", "give it a text with --text or --file")
+    picture = read_image(model, file)
+    return Reading((picture.pixels,), (), tuple(picture.patches), picture)
 
 
 def _pieces(tokenizer: Any, text: str, measured: int, limit: int | None) -> list[str]:

@@ -66,6 +66,7 @@ def about_model(found: Findings) -> str:
     weights = sum(each.numel() for each in model.parameters())
     counts = sorted({block.heads for block in blocks})
     each = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    picture = found.reading.picture
     kind = "a decoder" if isinstance(model, Decoder) else "an encoder"
     inner = attention_at(stacks_of(model)["main"], blocks[0].layer, Sublayer.ATTENTION).config
     sees = (
@@ -78,13 +79,26 @@ def about_model(found: Findings) -> str:
         if inner.key_heads != inner.heads
         else ""
     )
-    facts = found.seen.facts
+    if picture is not None:
+        kind, sees = "an encoder of images", "every patch and the class token see all the others"
     return (
         f"<strong>{escape(found.name)}</strong> is {kind} of {_amount(weights)} parameters: "
         f"{len(blocks)} layers of {each} attention heads, {found.heads} in all, on a residual "
-        f"stream of {inner.width} channels; {sees}.{shared} Every number below was measured on "
-        f"{facts['tokens']:,} tokens of the given text, in {facts['texts']} pieces; the patterns "
-        f"are those of its first {len(found.reading.ids):,} tokens."
+        f"stream of {inner.width} channels; {sees}.{shared} {_measured_on(found)}"
+    )
+
+
+def _measured_on(found: Findings) -> str:
+    picture, facts = found.reading.picture, found.seen.facts
+    if picture is not None:
+        return (
+            f"Every number below was measured on the given image, cut into {picture.rows} x "
+            f"{picture.columns} patches behind the class token, which stands first."
+        )
+    return (
+        f"Every number below was measured on {facts['tokens']:,} tokens of the given text, in "
+        f"{facts['texts']} pieces; the patterns are those of its first {len(found.reading):,} "
+        "tokens."
     )
 
 

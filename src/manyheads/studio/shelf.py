@@ -1,6 +1,5 @@
 """The models of a studio by name: what each reads and answers, and its tokens in letters."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from manyheads.data.habits import image_habits
 from manyheads.decoding.room import check_writes
 from manyheads.encoding.reading import find_longest, open_texts, reads_texts
 from manyheads.errors import InputError, ManyheadsError
@@ -149,7 +149,7 @@ class Book:
         image = torch.from_numpy(raw.reshape(pixels.height, pixels.width, 3).transpose(2, 0, 1))
         if channels == 1:
             image = image.mean(0, keepdim=True)
-        mean, std = _habits(self.model, channels)
+        mean, std = image_habits(self.model, channels)
         scaled = ((image - mean) / std).contiguous().to(self._device)
         places = [
             f"row {row + 1}, column {column + 1}"
@@ -238,13 +238,3 @@ def _fresh(name: str, taken: dict[str, Book]) -> str:
     while found in taken:
         found, count = f"{name} ({count})", count + 1
     return found
-
-
-def _habits(model: Vision, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean and the deviation that its images are brought to."""
-    said: dict[str, Any] = json.loads(model.side_files.get("preprocessor_config.json", b"{}"))
-    found = []
-    for name in ("image_mean", "image_std"):
-        value = said.get(name) or [0.5] * channels
-        found.append(torch.tensor(value, dtype=torch.float32)[:channels].reshape(-1, 1, 1))
-    return found[0], found[1]

@@ -9,9 +9,11 @@ const spans = [];
 
 function buildLook() {
   const text = document.getElementById("view-text");
+  if (data.picture) layOver(text, ...data.picture);
   data.tokens.forEach((token, place) => {
     const span = make("span", token.replace(/\n/g, "⏎\n"), { class: "token" });
     span.dataset.place = place;
+    if (data.picture && place) span.style.gridArea = areaOf(place - 1, data.picture[2]);
     text.append(span);
     spans.push(span);
   });
@@ -23,6 +25,26 @@ function buildLook() {
   const map = document.getElementById("map");
   map.addEventListener("mousemove", (event) => { if (!looking.pinned) choosePlace(placeOn(map, event)); });
   map.addEventListener("click", (event) => pin(placeOn(map, event)));
+}
+
+// An image under its patches; the class token, which is no patch, stands above it.
+function layOver(text, address, rows, columns) {
+  text.classList.add("picture");
+  text.style.setProperty("--columns", columns);
+  text.style.setProperty("--rows", rows);
+  text.append(make("img", "", { src: address, alt: "The image that was read" }));
+  document.querySelector("#tabs [data-view=text]").textContent = "Image";
+}
+
+// The image lies under its patches, so that none may wait for an empty cell.
+function areaOf(patch, columns) {
+  return `${Math.floor(patch / columns) + 2} / ${patch % columns + 1}`;
+}
+
+// Where no weight falls the image is dark, where much does it glows.
+function glow(weight) {
+  const share = Math.sqrt(weight);
+  return `rgb(${Math.round(8 + 247 * share)} ${Math.round(12 + 218 * share)} ${Math.round(34 + 26 * share)} / ${0.66 - 0.16 * share})`;
 }
 
 function placeOn(map, event) {
@@ -69,7 +91,7 @@ function drawText(looks) {
   for (const span of spans) { span.style.background = span.style.color = ""; span.classList.remove("at"); }
   for (const [place, weight] of looks) {
     const colour = weightColour(weight);
-    spans[place].style.background = css(colour);
+    spans[place].style.background = data.picture ? glow(weight / looks[0][1]) : css(colour);
     spans[place].style.color = inkOn(colour);
   }
   spans[looking.at].classList.add("at");

@@ -101,6 +101,20 @@ def test_of_two_doubles_one_goes() -> None:
     assert more.shortfall.endswith(f"; {len(more.order)} do what another does")
 
 
+def test_a_head_that_only_the_gradient_calls_harmful_does_not_go_first(model: Decoder) -> None:
+    found = lens.importance(model, TEXTS, shown=False)
+    predicted = found["predicted"]
+    said = predicted.means < -predicted.errors
+    suspects = {head for head, harm in zip(found.addresses, said, strict=True) if harm}
+    alone = {head for head, _ in lens.ablate(model, TEXTS, shown=False).harmful()}
+    chosen = choose(model, TEXTS, "gradient", share=0.0, shown=False)
+    assert set(chosen.harmful) == suspects & alone
+    first = len(chosen.harmful)
+    assert {each.head for each in chosen.order[:first]} == set(chosen.harmful)
+    sizes = [each.why for each in chosen.order[first:]]
+    assert sizes == sorted(sizes)
+
+
 @pytest.mark.parametrize("by", ["ablation", "gradient"])
 def test_iterating_measures_anew(model: Decoder, by: Any) -> None:
     chosen = choose(model, TEXTS, by, share=0.5, iterative=True, shown=False)

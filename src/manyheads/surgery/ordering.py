@@ -82,7 +82,12 @@ def by_ablation(asked: Question, heads: Sequence[Address]) -> list[Goes]:
 
 
 def by_gradient(asked: Question, heads: Sequence[Address]) -> list[Goes]:
-    """The least |output . gradient| first, after heads that the gradient says do harm."""
+    """The least |output . gradient| first (arXiv 1905.10650), after heads that do harm.
+
+    A gradient tells what a little less of a head would do. Without all of it a model may lose most
+    where that is a gain, so those of which the gradient says that they do harm are taken away to
+    see whether they do.
+    """
     del heads
     if isinstance(asked.metric, Similarity):
         raise InputError(
@@ -91,18 +96,28 @@ def by_gradient(asked: Question, heads: Sequence[Address]) -> list[Goes]:
         )
     found = importance(asked.model, asked.given, **asked.options)
     predicted, column = found["predicted"], found["importance"]
-    harms = (asked.sign * predicted.means < -predicted.errors).tolist()
+    said = (asked.sign * predicted.means < -predicted.errors).tolist()
+    harms = _harms(asked, [head for head, harm in zip(found.addresses, said, strict=True) if harm])
     rows = zip(found.addresses, column.means.tolist(), predicted.means.tolist(), strict=True)
     listed = [
         Goes(
             head,
             f"importance {size:.4f}, predicted {change:+.4f}",
-            asked.sign * change if harms[place] else size,
-            harms[place],
+            asked.sign * harms[head] if head in harms else size,
+            head in harms,
         )
-        for place, (head, size, change) in enumerate(rows)
+        for head, size, change in rows
     ]
     return sorted(listed, key=_first)
+
+
+def _harms(asked: Question, suspects: Sequence[Address]) -> dict[Address, float]:
+    """Those of the heads without which the model really does better, and by how much."""
+    if not suspects:
+        return {}
+    heads = [address.head for address in suspects]
+    found = ablate(asked.model, asked.given, heads, asked.keep, seed=asked.seed, **asked.options)
+    return dict(found.harmful())
 
 
 def by_redundancy(asked: Question, heads: Sequence[Address]) -> list[Goes]:

@@ -44,7 +44,7 @@ def check_model(model: Model, name: str) -> TextReader:
     if isinstance(model, Seq2Seq):
         raise InputError(
             f"{name} has an encoder and a decoder, and a report shows one stack of layers",
-            "measure it with manyheads.lens.statistics and manyheads.lens.kinds",
+            "see the heads of both and those across with: manyheads inspect",
         )
     if model.tokenizer is None:
         raise InputError(f"{name} has no tokenizer", "put a tokenizer.json into its folder")

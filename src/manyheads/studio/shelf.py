@@ -223,7 +223,7 @@ def _check(name: str, model: Model) -> None:
     if isinstance(model, Seq2Seq):
         raise InputError(
             f"{name} reads one text and writes another, and the studio shows one text",
-            "use an encoder, a decoder or a vision model",
+            "use another model, or see its heads with: manyheads inspect",
         )
     if not isinstance(model, Vision) and model.tokenizer is None:
         raise InputError(

@@ -31,9 +31,9 @@ __all__ = ["By", "Findings", "Worth", "examine"]
 By = Literal["auto", "ablation", "gradient", "none"]
 Say = Callable[[str], None]
 
-# Multiplications that ablating every head may cost before gradients are used instead: about a
+# Multiplications that ablating every head may cost before gradients are used instead: about half a
 # minute on two cores.
-MOST_WORK = 4e12
+MOST_WORK = 1.5e12
 # Likeness of outputs needs few tokens to be told.
 LIKENESS_TEXTS = 8
 # Keys of all queries of all heads together, and of one query.

@@ -214,12 +214,13 @@ def _tell(
             name,
             f"{tokens / times.seconds(name) / 1e3:,.0f}",
             f"{times.seconds(name) * 1e3:.1f} ms",
+            f"{times.host_seconds(name) * 1e3:.1f} ms",
             f"{times.ratio(THEIRS, name):.2f}",
             f"{tokens * work / times.seconds(name) / peak:.0%}",
         ]
         for name in entrants
     ]
-    columns = ["", "thousand tokens/s", "a step", "times theirs", "of matmul peak"]
+    columns = ["", "thousand tokens/s", "a step", "to queue it", "times theirs", "of matmul peak"]
     show(f"{title}; first losses within {off:.1e}", columns, rows)
     say(f"goal: {goal} times theirs\n")
 

@@ -4,7 +4,7 @@
 
 Two layers of four heads read random letters, a block of them said twice in each text; what a block
 is cannot be known, only that it comes again. The telemetry of the training run watches the heads
-and the loss on both copies of a random block. `bump.json` and a picture of the docs say what it saw.
+and the loss on both copies of a random block. `bump.json` and a picture in docs say what it saw.
 """
 
 import argparse

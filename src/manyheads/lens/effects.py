@@ -1,6 +1,6 @@
 """The metric of a model without some heads, for many choices of heads at the cost of few."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypedDict, Unpack
@@ -18,9 +18,12 @@ from manyheads.models.resting import resting
 from manyheads.progress import Progress
 from manyheads.taps import Head, Site, Sublayer, Tap
 
-__all__ = ["Effects", "Heads", "Options", "Study"]
+__all__ = ["Effects", "Heads", "Measured", "Options", "Study"]
 
 Heads = tuple[Head, ...]
+# Which sets were taken away, or none: the metric by text with each of them gone, or as things
+# stand; and what the texts weigh.
+Measured = tuple[list[int], Float[Tensor, "copies b"], Float[Tensor, " b"]]
 
 # Tokens that run side by side: enough to fill the machine, few enough to stay in its caches.
 ROOM_ON_CPU = 1024
@@ -110,6 +113,12 @@ class Study:
 
         What was measured before Ctrl-C is kept.
         """
+        return self.collect("ablating", sets, lambda texts: self._share(texts, sets, fixed))
+
+    def collect(
+        self, label: str, sets: Sequence[Heads], measure: Callable[[range], Iterator[Measured]]
+    ) -> Effects:
+        """What `measure` tells of one share of the texts after another; Ctrl-C keeps it."""
         texts = len(self.given)
         baseline = torch.full((texts,), torch.nan, dtype=torch.float64)
         weights = torch.zeros(texts, dtype=torch.float64)
@@ -118,14 +127,14 @@ class Study:
         parts = list(shares(self.sizes, self.room))
         total = len(parts) * max(1, len(sets))
         with (
-            Progress("ablating", total=total, unit="runs", shown=self.shown) as bar,
+            Progress(label, total=total, unit="runs", shown=self.shown) as bar,
             resting(self.part.model),
             torch.no_grad(),
         ):
             try:
                 for chosen in parts:
                     rows = slice(chosen.start, chosen.stop)
-                    for places, found, weighing in self._share(chosen, sets, fixed):
+                    for places, found, weighing in measure(chosen):
                         weights[rows] = weighing
                         if places:
                             values[rows, places] = found.T
@@ -140,9 +149,7 @@ class Study:
             sets=tuple(sets), baseline=baseline, values=values, weights=weights, complete=complete
         )
 
-    def _share(
-        self, texts: range, sets: Sequence[Heads], fixed: Heads
-    ) -> Iterator[tuple[list[int], Float[Tensor, "copies b"], Float[Tensor, " b"]]]:
+    def _share(self, texts: range, sets: Sequence[Heads], fixed: Heads) -> Iterator[Measured]:
         """First what the texts give as things stand, then without one group of sets each."""
         layers = sorted({head.layer for each in (*sets, fixed) for head in each})
         instead = self.instead.of(texts, layers)

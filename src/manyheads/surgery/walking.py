@@ -7,16 +7,12 @@ own would have to begin at its lowest.
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.lens.effects import Effects, Heads, Study
-from manyheads.lens.given import shares
+from manyheads.lens.effects import Effects, Heads, Measured, Study
 from manyheads.lens.metrics import judge
 from manyheads.lens.trunk import Change, Edits, Trunk, entry
-from manyheads.models.resting import resting
-from manyheads.progress import Progress
 from manyheads.taps import Head, Tap
 
 __all__ = ["measure_in_order"]
@@ -27,38 +23,11 @@ def measure_in_order(study: Study, order: Sequence[Head]) -> Effects:
 
     The same as `study.measure` of those sets. What was measured before Ctrl-C is kept.
     """
-    texts, complete = len(study.given), True
-    baseline = torch.full((texts,), torch.nan, dtype=torch.float64)
-    weights = torch.zeros(texts, dtype=torch.float64)
-    values = torch.full((texts, len(order)), torch.nan, dtype=torch.float64)
-    parts = list(shares(study.sizes, study.room))
-    total = len(parts) * max(1, len(order))
-    with (
-        Progress("taking away", total=total, unit="runs", shown=study.shown) as bar,
-        resting(study.part.model),
-        torch.no_grad(),
-    ):
-        try:
-            for chosen in parts:
-                rows = slice(chosen.start, chosen.stop)
-                for taken, (found, weighing) in enumerate(_share(study, chosen, order)):
-                    weights[rows] = weighing
-                    if taken:
-                        values[rows, taken - 1] = found
-                        bar.advance()
-                    else:
-                        baseline[rows] = found
-        except KeyboardInterrupt:
-            if values.isnan().all():
-                raise
-            complete = False
     sets: tuple[Heads, ...] = tuple(tuple(order[: count + 1]) for count in range(len(order)))
-    return Effects(sets=sets, baseline=baseline, values=values, weights=weights, complete=complete)
+    return study.collect("taking away", sets, lambda texts: _share(study, texts, order))
 
 
-def _share(
-    study: Study, texts: range, order: Sequence[Head]
-) -> Iterator[tuple[Float[Tensor, " b"], Float[Tensor, " b"]]]:
+def _share(study: Study, texts: range, order: Sequence[Head]) -> Iterator[Measured]:
     """First what the texts give with all heads, then with one fewer and one fewer."""
     part, layers = study.part, sorted({head.layer for head in order})
     instead = study.instead.of(texts, layers)
@@ -66,9 +35,9 @@ def _share(
     weights = judged.weights.double().cpu()
     trunk = Trunk(part, study.given.select(texts), layers=layers)
     entries = {layer: trunk[entry(part.stack, layer)] for layer in layers}
-    yield judged(trunk.hidden)[0].double().cpu(), weights
+    yield [], judged(trunk.hidden).double().cpu(), weights
     gone: dict[int, list[int]] = {layer: [] for layer in layers}
-    for head in order:
+    for taken, head in enumerate(order):
         gone[head.layer].append(head.head)
         changes = {
             part.site(layer, Tap.HEAD_OUTPUT): _silence(gone[layer], instead[layer])
@@ -79,7 +48,7 @@ def _share(
         edits = Edits(changes, above.values())
         hidden = trunk.go_on(entries[head.layer], head.layer, edits)
         entries |= {layer: edits[site] for layer, site in above.items()}
-        yield judged(hidden)[0].double().cpu(), weights
+        yield [taken], judged(hidden).double().cpu(), weights
 
 
 def _silence(heads: Sequence[int], instead: Float[Tensor, "_ h d"]) -> Change:

@@ -126,6 +126,12 @@ def test_other_shapes_are_refused() -> None:
         match_heads(one, small(VISIONS["vit"]))
     with refuses(
         InputError,
+        "the first model has the form of Decoder and the second Encoder: "
+        "compare models of the same shape.",
+    ):
+        match_heads(one, small(ENCODERS["bert"]))
+    with refuses(
+        InputError,
         "the first model has stacks ['main'] and the second ['decoder', 'encoder']: "
         "compare models of the same shape.",
     ):

@@ -193,6 +193,7 @@ def _sizes(before: Model, after: Model, same_layers: bool) -> Iterator[tuple[str
     yield "stacks", sorted(stacks_of(before)), sorted(stacks_of(after))
     read = ["images" if isinstance(each, Vision) else "texts" for each in (before, after)]
     yield "to read", read[0], read[1]
+    yield "the form of", type(before).__name__, type(after).__name__
     for name, stack in stacks_of(before).items():
         other = stacks_of(after)[name]
         yield f"in {name} a width of", stack.config.width, other.config.width

@@ -16,6 +16,7 @@ from transformers import (
 
 from manyheads import build, load, save
 from manyheads.checkpoints.folder import FAMILIES
+from manyheads.errors import InputError
 from tests.parity.comparing import VOCABULARY, texts
 
 TINY = {"layers": 2, "width": 32, "heads": 4, "vocabulary": VOCABULARY}
@@ -81,3 +82,14 @@ def test_every_family_has_the_four_functions() -> None:
 
 def test_our_own_layout_is_asked_last() -> None:
     assert list(FAMILIES)[-1] == "manyheads"
+
+
+def test_folders_near_one_of_a_model_point_on(tmp_path: Path) -> None:
+    (tmp_path / "run/model").mkdir(parents=True)
+    (tmp_path / "run/model/config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"is the folder of a run: name its model, .*run/model"):
+        load(tmp_path / "run")
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text("{}")
+    with pytest.raises(InputError, match="holds a low-rank adapter and no model"):
+        load(tmp_path / "adapter")

@@ -96,6 +96,7 @@ def load(
         dtype = torch.float32
     modules = modules_of(place)
     folder = modules.transformer
+    _check_holds_model(folder)
     described = read_json(folder / CONFIG)
     family = _family(described, folder)
     asked = _config(family, described, folder)
@@ -198,6 +199,20 @@ def _opened_by(family: ModuleType, described: Mapping[str, Any]) -> str:
     """`transformers`, unless the family knows better."""
     name: str = getattr(family, "opened_by", lambda _: "transformers")(described)
     return name
+
+
+def _check_holds_model(folder: Path) -> None:
+    """Point on from folders that are near one of a model."""
+    if (folder / CONFIG).is_file():
+        return
+    if (folder / "model" / CONFIG).is_file():
+        raise InputError(f"{folder} is the folder of a run", f"name its model, {folder / 'model'}")
+    if (folder / "adapter_config.json").is_file():
+        raise InputError(
+            f"{folder} holds a low-rank adapter and no model",
+            "load the model it was made for and give both to surgery.load_adapter, or adapt "
+            "with merged = true, which saves the whole model too",
+        )
 
 
 def _family(described: Mapping[str, Any], folder: Path) -> ModuleType:

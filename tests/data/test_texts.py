@@ -115,3 +115,12 @@ def test_memory_does_not_grow_with_the_corpus(name: str, tmp_path: Path) -> None
     small, large = peak(2_000), peak(20_000)
     assert large < 1.2 * small
     assert large < 3_000_000
+
+
+def test_a_small_text_comes_in_passages_that_end_with_lines() -> None:
+    text = "a rose is a rose is a rose.\n" * 700
+    passages = list(_cut([text], None))
+    assert "".join(passage for passage, _ in passages) == text
+    assert len(passages) == 5
+    assert all(passage.endswith("\n") for passage, _ in passages)
+    assert [ends for _, ends in passages] == [False] * 4 + [True]

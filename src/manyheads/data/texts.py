@@ -18,8 +18,10 @@ from manyheads.errors import InputError
 
 __all__ = ["GivenTexts", "Passage", "RowTexts", "TextFiles", "TextSource"]
 
-# Characters of a passage, and bytes read at a time.
-PASSAGE = 2**16
+# Characters of a passage: few, since what is held out of a text is cut off between two of them.
+PASSAGE = 2**12
+# Characters read at a time.
+READ = 2**16
 
 TEXT_SUFFIXES = (
     *(".txt", ".text", ".md", ".rst", ".tex", ".html", ".htm", ".xml", ".csv", ".tsv", ".log"),
@@ -163,7 +165,7 @@ def _decoded(path: Path, errors: str) -> Iterator[str]:
     before = 0
     with opened(path) as file:
         while True:
-            read = file.read(PASSAGE)
+            read = file.read(READ)
             # Bytes of a character that began in what was read last.
             begun = len(decoder.getstate()[0])
             try:
@@ -193,23 +195,28 @@ def _cut(chunks: Iterable[str], separator: str | None) -> Iterator[tuple[str, bo
                 yield from _document(text, begun)
                 begun = False
         # A separator that is half read lies at the very end, and is not cut through.
-        while len(waiting) > 2 * PASSAGE:
-            passage, waiting = _first_passage(waiting)
-            yield passage, False
-            begun = True
+        start = 0
+        while len(waiting) - start > 2 * PASSAGE:
+            stop = _end(waiting, start)
+            yield waiting[start:stop], False
+            start, begun = stop, True
+        waiting = waiting[start:]
     yield from _document(waiting, begun)
 
 
 def _document(text: str, begun: bool) -> Iterator[tuple[str, bool]]:
     if not begun and not text.strip():
         return
-    while len(text) > PASSAGE:
-        passage, text = _first_passage(text)
-        yield passage, False
-    yield text, True
+    start = 0
+    while len(text) - start > PASSAGE:
+        stop = _end(text, start)
+        yield text[start:stop], False
+        start = stop
+    yield text[start:], True
 
 
-def _first_passage(text: str) -> tuple[str, str]:
-    line, word = text.rfind("\n", 0, PASSAGE) + 1, text.rfind(" ", 0, PASSAGE)
-    place = line if line > 0 else word if word > 0 else PASSAGE
-    return text[:place], text[place:]
+def _end(text: str, start: int) -> int:
+    """Where the passage from here on ends: with a line, or a word, or anywhere."""
+    most = start + PASSAGE
+    line, word = text.rfind("\n", start, most) + 1, text.rfind(" ", start, most)
+    return line if line > start else word if word > start else most

@@ -9,10 +9,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "manyheads"
 
 FLOORS = {
+    "devices.py": 0,
     "errors.py": 0,
     "progress.py": 0,
     "ragged.py": 0,
     "taps.py": 0,
+    "whole.py": 0,
     "parts/": 1,
     "kernels/": 2,
     "cache.py": 2,

@@ -100,7 +100,10 @@ def test_cut_texts_are_told_of(
         ),
         (["--text", "a", "--out", "x.npy", "--normalise", "--no-normalise"], "contradict"),
         (["--text", "a", "--out", "x.npy", "--batch-tokens", "0"], "batch_tokens=0 holds no token"),
-        (["--text", "a", "--out", "x.npy", "--device", "cuda"], "torch finds no CUDA device here"),
+        (
+            ["--text", "a", "--out", "x.npy", "--device", "cuda"],
+            "torch finds no CUDA device: use cpu",
+        ),
     ],
 )
 def test_a_wrong_wish_is_one_line_and_writes_nothing(

@@ -65,7 +65,7 @@ def test_all_can_learn_with_them(folder: Path, capsys: pytest.CaptureFixture[str
     [
         (["--layers", "5"], "layer 5 of main has no attention: use 0, 1."),
         (["--held-out", "0"], "a share of 0 cannot be held out: use 0 < share <= 0.5."),
-        (["--device", "cuda"], "torch finds no CUDA device here: use --device cpu."),
+        (["--device", "cuda"], "--device is 'cuda' and torch finds no CUDA device: use cpu."),
         (["--steps", "0"], "steps=0 teach nothing: use 1 or more."),
         (["-o", "corpus.txt"], "--out corpus.txt is a file: name a folder."),
     ],

@@ -9,33 +9,13 @@ import pytest
 
 from manyheads.cli.main import main
 from manyheads.data import writing
-from tests.train.tiny import write_corpus
+from tests.train.tiny import write_run_file
 
 
 @pytest.fixture
 def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    write_corpus(tmp_path, documents=40)
-    (tmp_path / "run.toml").write_text("""
-[model]
-size = "gpt2"
-change = { layers = 1, width = 16, heads = 2, vocabulary = 300, positions = 16, dropout = 0.0 }
-
-[data]
-train = "corpus.txt"
-tokenizer = "tokenizer.json"
-length = 16
-batch = 64
-
-[objective]
-kind = "CausalLM"
-
-[run]
-folder = "out"
-steps = 4
-device = "cpu"
-""")
-    return tmp_path / "run.toml"
+    return write_run_file(tmp_path)
 
 
 def test_stopped_while_tokenising_it_says_so_and_goes_on(

@@ -57,3 +57,31 @@ def tables(folder: Path, *, dropout: float = 0.0, **settings: Any) -> dict[str, 
 
 def tiny(folder: Path, **settings: Any) -> Run:
     return run_of(tables(folder, **settings))
+
+
+RUN_FILE = """
+[model]
+size = "gpt2"
+change = { layers = 1, width = 16, heads = 2, vocabulary = 300, positions = 16, dropout = 0.0 }
+
+[data]
+train = "corpus.txt"
+tokenizer = "tokenizer.json"
+length = 16
+batch = 64
+
+[objective]
+kind = "CausalLM"
+
+[run]
+folder = "out"
+steps = 4
+device = "cpu"
+"""
+
+
+def write_run_file(folder: Path) -> Path:
+    """run.toml of a causal model of one layer, and all that it names."""
+    write_corpus(folder, documents=40)
+    (folder / "run.toml").write_text(RUN_FILE)
+    return folder / "run.toml"

@@ -1,7 +1,6 @@
 """What the commands that look at heads ask for alike: a model, texts, where numbers go."""
 
 import json
-import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from manyheads.errors import CutWarning, InputError
+from manyheads.whole import whole
 
 if TYPE_CHECKING:
     from manyheads.models.build import Model
@@ -35,6 +35,7 @@ __all__ = [
     "open_model",
     "pairs_of",
     "read_file",
+    "read_letters",
     "read_texts",
     "texts_of",
     "where",
@@ -67,16 +68,10 @@ def open_model(name: str, device: DeviceName, dtype: DtypeName = "as it is") -> 
     import torch
 
     from manyheads.checkpoints.folder import load
+    from manyheads.devices import device_of
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise InputError(f"there is no device {device!r}", "use auto, cpu or cuda") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError("torch finds no CUDA device here", "use --device cpu")
-    return load(name, dtype=None if dtype == "as it is" else getattr(torch, dtype), device=device)
+    place = str(device_of(device, "--device"))
+    return load(name, dtype=None if dtype == "as it is" else getattr(torch, dtype), device=place)
 
 
 def read_texts(model: "Model", text: tuple[str, ...], file: Path | None, tokens: int) -> Any:
@@ -139,25 +134,30 @@ def cuts_told() -> Iterator[None]:
         print(each, file=sys.stderr)
 
 
-def read_file(file: Path) -> str:
-    """A text of some words."""
-    if not file.is_file():
+def read_letters(file: Path) -> str:
+    """All that a file says, - being what is piped in."""
+    if str(file) != "-" and not file.is_file():
         raise InputError(f"there is no file {file}", "name one with texts")
     try:
-        whole = file.read_text(encoding="utf-8")
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{file} is not UTF-8: {error.reason} at byte {error.start}", "convert it first"
         ) from None
-    if not whole.strip():
+
+
+def read_file(file: Path) -> str:
+    """A text of some words."""
+    text = read_letters(file)
+    if not text.strip():
         raise InputError(f"{file} holds no text", "name a file with some")
-    return whole
+    return text
 
 
 def texts_of(file: Path) -> list[str]:
     """Apart by blank lines, or one a line where there are none."""
-    whole = read_file(file)
-    parts = whole.split("\n\n") if "\n\n" in whole.strip() else whole.split("\n")
+    said = read_file(file)
+    parts = said.split("\n\n") if "\n\n" in said.strip() else said.split("\n")
     return [part.strip("\n") for part in parts if part.strip()]
 
 
@@ -197,11 +197,6 @@ def pairs_of(texts: list[str]) -> list[tuple[str, str]]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Beside the file first, then moved, so that it is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        partial.write_text(json.dumps(value, indent=1), encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    """Whole, or not at all."""
+    with whole(path) as beside:
+        beside.write_text(json.dumps(value, indent=1), encoding="utf-8")

@@ -2,14 +2,14 @@
 
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from manyheads.cli.asked import DeviceName, DtypeName, Flag, Texts, open_model
+from manyheads.cli.asked import DeviceName, DtypeName, Flag, Texts, open_model, read_letters
 from manyheads.errors import InputError
 
 if TYPE_CHECKING:
@@ -104,20 +104,6 @@ class Encode:
         return list(self.text) or [line for file in self.file for line in _lines(file)]
 
 
-def _lines(name: Path) -> list[str]:
+def _lines(file: Path) -> list[str]:
     """Lines end where a line feed or a carriage return says so, and nowhere else."""
-    if str(name) != "-" and not name.is_file():
-        raise InputError(f"there is no file {name}", "name one with texts")
-    try:
-        if str(name) == "-":
-            return _without_ends(sys.stdin)
-        with name.open(encoding="utf-8") as file:
-            return _without_ends(file)
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{name} is not UTF-8: {error.reason} at byte {error.start}", "convert it first"
-        ) from None
-
-
-def _without_ends(lines: Iterable[str]) -> list[str]:
-    return [line.removesuffix("\n") for line in lines]
+    return [line.removesuffix("\n") for line in StringIO(read_letters(file))]

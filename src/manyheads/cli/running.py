@@ -9,7 +9,7 @@ import tyro
 if TYPE_CHECKING:
     from manyheads.train.session import Finished
 
-__all__ = ["Changes", "Since", "follow", "tell"]
+__all__ = ["Changes", "Since", "follow"]
 
 Changes = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KEY=VALUE")]
 Since = Annotated[str, tyro.conf.arg(name="from", metavar="STEP-N", help_behavior_hint="")]
@@ -24,10 +24,10 @@ def follow(work: "Callable[[], Finished]", command: str) -> int:
     except Stopped as stopped:
         print(f"{stopped}; go on with: {command}", file=sys.stderr)
         return stopped.code
-    return tell(finished, command)
+    return _tell(finished, command)
 
 
-def tell(finished: "Finished", command: str) -> int:
+def _tell(finished: "Finished", command: str) -> int:
     """Where what was trained is, or how to go on; of several processes one says so."""
     standing = finished.standing
     if finished.code and finished.tells:

@@ -5,8 +5,6 @@ from queue import Empty, Full, Queue
 from threading import Event, Thread
 from typing import Any, Protocol, TypeVar
 
-import torch
-
 from manyheads.errors import ConfigError
 
 __all__ = ["Pinnable", "prefetched"]
@@ -25,17 +23,15 @@ Item = TypeVar("Item", bound=Pinnable)
 GLANCE = 0.05
 
 
-def prefetched(items: Iterator[Item], *, ahead: int = 2, pin: bool | None = None) -> Iterator[Item]:
+def prefetched(items: Iterator[Item], *, ahead: int = 2, pin: bool = False) -> Iterator[Item]:
     """The same items, up to `ahead` of them ready before they are asked for.
 
-    Memory is pinned where there is CUDA, unless `pin` says otherwise. An error of the source comes
-    out here, in its turn. The thread ends with the iteration: at its end, on `close()`, or when
-    nobody holds it any more.
+    `pin` them where they go to a GPU. An error of the source comes out here, in its turn. The
+    thread ends with the iteration: at its end, on `close()`, or when nobody holds it any more.
     """
     if ahead < 1:
         raise ConfigError(f"ahead={ahead} reads nothing ahead", "use 1 or more")
-    pinning = torch.cuda.is_available() if pin is None else pin
-    return _prefetched(items, ahead, pinning)
+    return _prefetched(items, ahead, pin)
 
 
 def _prefetched(items: Iterator[Item], ahead: int, pinning: bool) -> Iterator[Item]:

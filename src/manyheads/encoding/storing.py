@@ -1,8 +1,6 @@
 """Vectors to a file: written beside it under another name, then moved, so never found in part."""
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from manyheads.errors import InputError
+from manyheads.whole import whole
 
 __all__ = ["check_target", "store"]
 
@@ -21,15 +20,8 @@ def store(vectors: Float[Tensor, "b c"], texts: Sequence[str], target: Path) -> 
     """The rows of a .npy array, the tensor "vectors" of a .safetensors, a line a text of .jsonl."""
     check_target(target)
     write = partial(WRITERS[target.suffix], vectors.detach().cpu(), texts)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    os.close(handle)
-    try:
-        write(Path(name))
-        # mkstemp lets the owner alone read; a file made the usual way follows the umask.
-        Path(name).chmod(0o666 & ~_umask())
-        Path(name).replace(target)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    with whole(target) as beside:
+        write(beside)
 
 
 def check_target(target: Path) -> None:
@@ -56,12 +48,6 @@ def _write_jsonl(vectors: Tensor, texts: Sequence[str], file: Path) -> None:
         for text, vector in zip(texts, vectors, strict=True):
             row = {"text": text, "vector": vector.tolist()}
             opened.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
 
 
 WRITERS: dict[str, Callable[[Tensor, Sequence[str], Path], None]] = {

@@ -14,6 +14,7 @@ from manyheads.lens.metrics import Metric, better, named
 from manyheads.lens.results import ByHead, frame_of
 from manyheads.lens.stand_ins import How
 from manyheads.lens.trunk import Part, StackName, find_heads
+from manyheads.lens.walking import measure_in_order
 from manyheads.models.build import Model
 from manyheads.taps import Head, Sublayer
 
@@ -178,7 +179,7 @@ def ablate_in_order(
     """The first head, the first two, and so on: the pruning curve of arXiv 1905.10650."""
     study = Study.of(model, texts, **options)
     chosen = find_heads(study.part, order)
-    effects = study.measure([chosen[: count + 1] for count in range(len(chosen))])
+    effects = measure_in_order(study, chosen)
     steps = tuple(_without(effects, place) for place in range(len(chosen)))
     return Cumulative(steps, effects.whole[0], effects.complete)
 

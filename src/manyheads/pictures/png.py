@@ -1,6 +1,5 @@
 """A figure becomes a file whole, or not at all."""
 
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from manyheads.errors import InputError
+from manyheads.whole import whole
 
 __all__ = ["DOTS", "INK", "QUIET", "STYLE", "check_path", "write_figure", "write_png"]
 
@@ -47,15 +47,11 @@ def write_png(figure: Figure, path: Path) -> None:
 
 
 def write_figure(figure: Figure, path: Path, **options: Any) -> None:
-    """Write beside the file first, then move, so that a failure leaves what was there before."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """A failure leaves what was there before, and names the file that was asked for."""
     try:
-        with partial.open("wb") as file, warnings.catch_warnings():
+        with whole(path) as beside, beside.open("wb") as file, warnings.catch_warnings():
             # A token in a script that the font lacks is drawn as boxes; the map is still right.
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             figure.savefig(file, format=path.suffix.lower()[1:], **options)
-        partial.replace(path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        partial.unlink(missing_ok=True)

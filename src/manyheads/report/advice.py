@@ -4,14 +4,13 @@ import shlex
 from dataclasses import dataclass
 
 from manyheads.lens.dead import LOSS_BELOW
+from manyheads.lens.measures import SINK_ABOVE
 from manyheads.models.decoder import Decoder
 from manyheads.models.readout import LanguageHead
 from manyheads.report.examine import Findings
 
 __all__ = ["Advice", "advise"]
 
-# A head that gives the first token more than this is drained by a sink.
-SINK_ABOVE = 0.3
 # Gates are worth a trial where this share of the heads has a sink.
 MANY_SINKS = 0.15
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from manyheads.lens.addresses import attention_at, stacks_of
 from manyheads.lens.labels import Label
+from manyheads.lens.measures import SINK_ABOVE
 from manyheads.models.decoder import Decoder
 from manyheads.report.advice import Advice
 from manyheads.report.examine import Findings, Worth
@@ -183,7 +184,7 @@ def activations(found: Findings) -> str:
     first = found.seen["first_token"].layers() if "first_token" in found.seen else {}
     for each in found.seen.activations:
         mine = first.get(each.layer)
-        sinks = "–" if mine is None else f"{int((mine > 0.3).sum())} of {len(mine)}"
+        sinks = "–" if mine is None else f"{int((mine > SINK_ABOVE).sum())} of {len(mine)}"
         share = "–" if mine is None else number(float(np.nanmean(mine)), share=True)
         token = "" if each.token is None else word_of(found.model.tokenizer, each.token).strip()
         place = f"token {each.position} of piece {each.text}, <code>{escape(token)}</code>"

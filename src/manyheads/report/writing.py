@@ -1,10 +1,9 @@
 """A report becomes a file whole, or not at all."""
 
-import os
-import tempfile
 from pathlib import Path
 
 from manyheads.errors import InputError
+from manyheads.whole import whole
 
 __all__ = ["check_page_path", "write_page"]
 
@@ -18,17 +17,9 @@ def check_page_path(path: Path) -> None:
 
 
 def write_page(page: str, path: Path) -> int:
-    """Write beside the file first, then move; how many bytes it has."""
+    """Write it, and say how many bytes it has."""
     check_page_path(path)
     written = page.encode("utf-8", errors="replace")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(written)
-        Path(partial).chmod(0o644)
-        Path(partial).replace(path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+    with whole(path) as beside:
+        beside.write_bytes(written)
     return len(written)

@@ -14,11 +14,11 @@ from manyheads.lens.given import Targets, read
 from manyheads.lens.metrics import Metric, named
 from manyheads.lens.results import frame_of
 from manyheads.lens.trunk import Part, StackName
+from manyheads.lens.walking import measure_in_order
 from manyheads.models.build import Model
 from manyheads.surgery.closing import Closing
 from manyheads.surgery.ordering import ORDERS, By, Goes, Question
 from manyheads.surgery.prune import Keep, prune
-from manyheads.surgery.walking import measure_in_order
 from manyheads.taps import Sublayer
 
 __all__ = ["Chosen", "choose"]

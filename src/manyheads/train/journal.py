@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.errors import MissingExtraError
+from manyheads.whole import whole
 
 __all__ = ["Board", "Journal"]
 
@@ -24,9 +25,8 @@ class Journal:
         if not self._writes or not self.file.exists():
             return
         kept = [line for line in _whole_lines(self.file) if json.loads(line)["step"] <= step]
-        fresh = self.file.with_name(self.file.name + ".part")
-        fresh.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        fresh.replace(self.file)
+        with whole(self.file) as fresh:
+            fresh.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def write(self, line: Mapping[str, Any]) -> None:
         if self._writes:

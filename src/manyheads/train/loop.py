@@ -87,15 +87,11 @@ class Loop:
             begun.append(_Begun(asked.step, rate, underway))
             # The host reads what a step came to while the device is at the next, unless there is
             # something to do with the weights between them.
-            ahead = self.updater.ahead and not self._pauses(number, end)
-            while len(begun) > (ahead and not stopped):
-                one = begun.popleft()
-                outcome = one.underway.outcome()
-                standing = _after(standing, one.step, outcome)
-                stopped = stopped or outcome.stop
-                speed.add(one.step.tokens)
-                self._tell(standing, outcome, one.rate, speed)
-                self._check(standing)
+            left = 1 if self.updater.ahead and not self._pauses(number, end) else 0
+            while len(begun) > left:
+                standing, ends = self._settle(begun.popleft(), standing, speed)
+                if ends:
+                    stopped, left = True, 0
             if begun:
                 continue
             self._look(standing.step, at_end=standing.step == end)
@@ -105,6 +101,15 @@ class Loop:
         if self.board is not None:
             self.board.close()
         return standing
+
+    def _settle(self, one: _Begun, standing: Standing, speed: Speed) -> tuple[Standing, bool]:
+        """Where the run stands after a step, once its outcome is known, and whether to stop."""
+        outcome = one.underway.outcome()
+        standing = _after(standing, one.step, outcome)
+        speed.add(one.step.tokens)
+        self._tell(standing, outcome, one.rate, speed)
+        self._check(standing)
+        return standing, outcome.stop
 
     def save(self, standing: Standing) -> None:
         """A snapshot of everything, written while the work goes on."""

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from manyheads.checkpoints.folder import Saved
 from manyheads.data.prefetch import prefetched
 from manyheads.data.stream import Position, Stream
+from manyheads.devices import device_of
 from manyheads.errors import ConfigError
 from manyheads.models.build import Model
 from manyheads.train.crew import Crew, crew
@@ -71,21 +72,12 @@ def train(
     `since` names another checkpoint to go on from, of this run or a path to one of another; `fresh`
     begins anew. Whatever is in the way is set aside in the run's folder.
     """
-    device = _device(run.run.device)
+    device = str(device_of(run.run.device, "run.device"))
     for data in run.data:
         data.check()
     with crew(run.run.distributed, device) as members, Stop() as stop:
         session = _Session(run, members, stop, shown and members.leads, surgery)
         return session.run(since, fresh)
-
-
-def _device(asked: str) -> str:
-    found = asked
-    if asked == "auto":
-        found = "cuda" if torch.cuda.is_available() else "cpu"
-    if found.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"run.device is {asked!r} and torch finds no CUDA device", "use cpu")
-    return found
 
 
 class _Session:

@@ -144,11 +144,17 @@ class Updater:
     def begin(self, asked: Asked, *, stop: bool = False) -> Underway:
         """Follow the gradient of a step; `ahead`, the device may take its time."""
         losses = [self._one(asked, index) for index in range(len(asked.tasks))]
-        underway = self._underway(asked.step, losses, stop)
-        if not self.ahead:
-            outcome = underway.outcome()
-            if outcome.sound:
-                self._follow(outcome)
+        names, numbers = self._numbers(asked.step, losses, stop)
+        batches = len(asked.step.places) * self.crew.world
+        scale = self._scale(numbers, batches)
+        if self.ahead:
+            self._follow_unseen(scale, numbers, batches)
+        told, ready = _sent(numbers)
+        share = self.entrance.gradient_share
+        underway = Underway(numbers=told, ready=ready, batches=batches, names=names, share=share)
+        if not self.ahead and underway.outcome().sound:
+            torch._foreach_mul_(self._gradients(), float(scale))
+            self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         return underway
 
@@ -172,7 +178,10 @@ class Updater:
             whole.backward()
         return cast(Loss, loss)
 
-    def _underway(self, step: Step, losses: list[Loss], stop: bool) -> Underway:
+    def _numbers(
+        self, step: Step, losses: list[Loss], stop: bool
+    ) -> tuple[tuple[str, ...], Tensor]:
+        """The names of the parts, and what `Underway` holds, still on the device."""
         names = tuple(sorted(losses[0].parts))
         count = len(step.places) * self.crew.world
         told = torch.zeros(count + 2 + len(names), dtype=torch.float64, device=self.crew.device)
@@ -183,12 +192,7 @@ class Updater:
         for index, name in enumerate(names):
             told[count + 2 + index] = sum(loss.parts[name].double() for loss in losses)
         norm = self._norm().to(told)
-        numbers = torch.cat((self.crew.sum(told), norm[None]))
-        if self.ahead:
-            self._follow_unseen(numbers, count)
-        numbers, ready = _sent(numbers)
-        share = self.entrance.gradient_share
-        return Underway(numbers=numbers, ready=ready, batches=count, names=names, share=share)
+        return names, torch.cat((self.crew.sum(told), norm[None]))
 
     def _norm(self) -> Tensor:
         norm = nn.utils.get_total_norm(self._gradients())
@@ -196,22 +200,20 @@ class Updater:
         whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole
 
-    def _follow(self, outcome: Outcome) -> None:
-        scale = self.entrance.gradient_share / max(outcome.targets, 1)
+    def _scale(self, numbers: Tensor, batches: int) -> Tensor:
+        """What gradients are multiplied by: the sum over all becomes a mean, and is clipped."""
+        scale = self.entrance.gradient_share / numbers[batches].clamp(min=1)
         if self.clip:
-            scale *= min(1.0, self.clip / (outcome.norm + 1e-6))
-        torch._foreach_mul_(self._gradients(), scale)
-        self.optimiser.step()
+            scale = scale * (self.clip / (numbers[-1] * scale + 1e-6)).clamp(max=1)
+        return scale
 
-    def _follow_unseen(self, numbers: Tensor, count: int) -> None:
-        """The same where the host does not know the outcome: the optimiser looks for itself."""
-        totals, targets, norm = numbers[:count], numbers[count].clamp(min=1), numbers[-1]
-        scale = self.entrance.gradient_share / targets
-        if self.clip:
-            scale = scale * (self.clip / (norm * scale + 1e-6)).clamp(max=1)
-        sound = totals.isfinite().all() & norm.isfinite()
-        # What torch's fused optimisers were given for half-precision gradients: it divides by the
-        # one, and where the other is one it does nothing.
+    def _follow_unseen(self, scale: Tensor, numbers: Tensor, batches: int) -> None:
+        """Where the host does not know the outcome, the optimiser looks for itself.
+
+        By what torch's fused ones were given for half-precision gradients: they divide by the one,
+        and where the other is one they do nothing.
+        """
+        sound = numbers[:batches].isfinite().all() & numbers[-1].isfinite()
         setattr(self.optimiser, "grad_scale", (1 / scale).float())  # noqa: B010
         setattr(self.optimiser, "found_inf", (~sound).float())  # noqa: B010
         self.optimiser.step()

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from manyheads.lens.effects import Study
+from manyheads.lens.walking import measure_in_order
 from manyheads.models.build import build
-from manyheads.surgery.walking import measure_in_order
 from manyheads.taps import Sublayer
 
 TEXTS = [[1, 2, 3, 4, 5, 6], [5, 6, 7, 5, 6], [9, 8, 7, 6, 5, 4, 3], [11, 12, 13]]

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from manyheads.attention import Attention, AttentionConfig, CacheSlot
-from manyheads.cache import Cache, Fixed, Growing, Kept, Ring, Slots
+from manyheads.attention import Attention, AttentionConfig
+from manyheads.cache import Cache, CacheSlot, Fixed, Growing, Kept, Ring, Slots
 from manyheads.errors import ConfigError, InputError
 from manyheads.parts.gates import Gate
 from manyheads.parts.masks import All, Blocks, Causal, GlobalTokens, Mask, Prefix, Window

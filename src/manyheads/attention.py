@@ -8,12 +8,13 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyheads.cache import Kept, Plan, Steady, Store
+from manyheads.cache import CacheSlot, Kept, Steady
 from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.kernels import reference
 from manyheads.kernels.choose import Choice, attend, choose
 from manyheads.kernels.contract import Facts, Request, Want
 from manyheads.parts.aligned import split_map
+from manyheads.parts.dropping import drop_heads
 from manyheads.parts.gates import GATE_TAPS, Gate, GatePlace, check_gates
 from manyheads.parts.masks.rules import All, Mask
 from manyheads.parts.norms import NoNorm, Norm, make_norm
@@ -33,7 +34,7 @@ from manyheads.parts.sharing import KeyHeads, groups_of, listed, nearest, owners
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
 
-__all__ = ["Attention", "AttentionConfig", "CacheSlot", "Place"]
+__all__ = ["Attention", "AttentionConfig", "Place"]
 
 # What a layer needs to know of positions, made once a forward and shared by layers that agree.
 Place = Turn | AlibiBias | BucketBias | None
@@ -166,14 +167,6 @@ class AttentionConfig:
         }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CacheSlot:
-    """A layer's store, and what this forward adds to it."""
-
-    store: Store
-    plan: Plan | Steady
-
-
 class Attention(nn.Module):
     """Attention over a ragged batch; all projections of one input are one matrix.
 
@@ -189,6 +182,8 @@ class Attention(nn.Module):
         rows, biased = config.rows(), config.bias in ("inputs", "all")
         reads_memory = config.keys_from == "memory"
         self.our_rows = config.query_rows() if reads_memory else rows
+        bare = isinstance(config.query_norm, NoNorm) and isinstance(config.key_norm, NoNorm)
+        self.plain = bare and list(self.our_rows) == ["query", "key", "value"]
         self.memory_rows = {name: rows[name] for name in rows if name not in self.our_rows}
         self.project = nn.Linear(config.width, sum(self.our_rows.values()), bias=biased)
         self.project_memory = (
@@ -240,14 +235,14 @@ class Attention(nn.Module):
         if place == "own":
             positions = x.lengths.positions if cache is None else cache.plan.positions
             place = self.place(positions)
-        parts = split_map(self.project, x.values, self.our_rows)
-        query = self._query(parts, x, place, look)
-        kept = self._keys(parts, x, memory, place, cache, look)
+        parts, turn = self._parts(x.values, place)
+        query = self._query(parts, x, turn, look)
+        kept = self._keys(parts, x, memory, turn, cache, look)
         read = self._mix(query, kept, x, place, look)
         if self.head_scale is not None:
             read = read * self.head_scale.to(read.dtype)[:, None]
         if self.training and self.config.drop_heads:
-            read = self._drop_heads(read, x.lengths)
+            read = drop_heads(read, x.lengths, self.config.drop_heads)
         read = self._gated("output", read, parts, x, look)
         read = seen(look, Tap.HEAD_OUTPUT, read, x)
         written = self.output(read.flatten(1))
@@ -285,6 +280,14 @@ class Attention(nn.Module):
 
     def _heads(self, x: Float[Tensor, "n hd"]) -> Float[Tensor, "n h d"]:
         return rearrange(x, "n (h d) -> n h d", d=self.config.size)
+
+    def _parts(
+        self, x: Float[Tensor, "n c"], place: Place
+    ) -> tuple[dict[str, Float[Tensor, "n rows"]], Place]:
+        """The rows of the projection by name, and how queries and keys are still to turn."""
+        if self.plain and isinstance(place, Turn) and place.cuts(x, self.config.size):
+            return place.cut(self.project(x), self.our_rows), None
+        return split_map(self.project, x, self.our_rows), place
 
     def _query(
         self, parts: dict[str, Tensor], x: Ragged, place: Place, look: Look | None
@@ -382,13 +385,6 @@ class Attention(nn.Module):
                 opened = seen(look, GATE_TAPS[at], opened, source)
                 value = gate.apply(value, opened)
         return value
-
-    def _drop_heads(self, read: Float[Tensor, "n h d"], lengths: Lengths) -> Float[Tensor, "n h d"]:
-        """Each sequence loses some heads; the others are scaled up to make good for them."""
-        kept = torch.rand(lengths.count, self.config.heads, device=read.device)
-        kept = (kept >= self.config.drop_heads).to(read.dtype)
-        kept = kept * (self.config.heads / kept.sum(1, keepdim=True).clamp(min=1))
-        return read * kept[lengths.sequence_of_token].unsqueeze(-1)
 
 
 def _opens(look: Look | None) -> bool:

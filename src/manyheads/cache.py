@@ -13,7 +13,18 @@ from manyheads.parts.masks.render import exact_band
 from manyheads.parts.masks.rules import Mask
 from manyheads.ragged import Lengths
 
-__all__ = ["Cache", "Fixed", "Growing", "Kept", "Plan", "Ring", "Slots", "Steady", "Store"]
+__all__ = [
+    "Cache",
+    "CacheSlot",
+    "Fixed",
+    "Growing",
+    "Kept",
+    "Plan",
+    "Ring",
+    "Slots",
+    "Steady",
+    "Store",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +220,14 @@ class Ring(Store):
             values += [self.v[sequence, order], v[place]]
             each.append(held + plan.new.each[sequence])
         return Kept(torch.cat(keys), torch.cat(values), Lengths.of(each, k.device))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CacheSlot:
+    """A layer's store, and what this forward adds to it."""
+
+    store: Store
+    plan: Plan | Steady
 
 
 class Cache:

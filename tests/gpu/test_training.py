@@ -11,12 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.data.batch import Batch
+from manyheads.data.stream import Position, Step
 from manyheads.models.build import build
 from manyheads.ragged import Ragged
 from manyheads.train.chunked import word_losses
+from manyheads.train.crew import crew
+from manyheads.train.entrance import Entrance
 from manyheads.train.objectives import CausalLM, MaskedLM, Objective
+from manyheads.train.optimisers import AdamW
 from manyheads.train.run import run_of
 from manyheads.train.session import train
+from manyheads.train.update import Updater, asked, goes_ahead
 
 WORDS = 517
 
@@ -95,6 +100,38 @@ def test_a_compiled_step_has_the_gradients_of_another(name: str) -> None:
         assert other is not None
         assert one.norm() > 0
         assert (one - other).norm() < 3e-2 * one.norm(), key
+
+
+@pytest.mark.parametrize("name", ["gpt2", "modernbert-base"])
+def test_a_step_never_waits_for_the_device(name: str) -> None:
+    change, objective = MODELS[name]
+    model = build(name, vocabulary=WORDS, seed=0, device="cuda", **change)
+    draw = torch.Generator().manual_seed(0)
+    texts = [torch.randint(2, WORDS, (length,), generator=draw) for length in (200, 31, 150)]
+    batch = Batch(texts=Ragged.from_list(texts))
+    step = Step(number=0, batches=(batch,), places=(0,), tokens=381, sequences=3, after=Position())
+    [asked_for] = asked(iter((step,)), objective, model, seed=0, first=0)
+    with crew("none", "cuda") as members:
+        optimiser = AdamW(rate=1e-4).build(model)
+        updater = Updater(
+            entrance=Entrance(model.train(), members),
+            optimiser=optimiser,
+            score=torch.compile(objective.score),
+            crew=members,
+            seed=0,
+            half=True,
+            clip=1.0,
+            ahead=goes_ahead(optimiser),
+        )
+        pinned = asked_for.pinned()
+        for _ in range(3):
+            updater.begin(pinned).outcome()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            underway = updater.begin(pinned)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert underway.outcome().sound
 
 
 def test_a_run_learns(tmp_path: Path) -> None:

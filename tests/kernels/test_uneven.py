@@ -9,8 +9,10 @@ from torch import Tensor
 
 from manyheads.attention import AttentionConfig
 from manyheads.errors import ConfigError
+from manyheads.kernels import fused
 from manyheads.kernels.choose import attend
 from manyheads.kernels.contract import Request, Want
+from manyheads.kernels.uneven import attend_repeated
 from manyheads.parts.masks import Causal, Window
 from manyheads.parts.positions import Alibi
 from manyheads.parts.positions.relative import BucketBias, ShawBias, T5Buckets
@@ -85,6 +87,22 @@ def test_a_step_of_fixed_shape_agrees() -> None:
     found = attend(q, k, v, asked)
     wanted = attend(q, repeated(k), repeated(v), replace(asked, groups=None))
     torch.testing.assert_close(found.output, wanted.output)
+
+
+@pytest.mark.parametrize("bias", BIASES)
+def test_one_call_with_copies_of_keys_agrees(bias: str) -> None:
+    asked = request(bias=BIASES[bias])
+    mine, theirs = tensors(), tensors()
+    found, wanted = attend_repeated(fused.attend, *mine, asked), attend(*theirs, asked, "reference")
+    torch.testing.assert_close(found.output, wanted.output)
+    torch.testing.assert_close(found.lse, wanted.lse)
+    pull = torch.randn_like(found.output)
+    for one, other in zip(
+        torch.autograd.grad(found.output, mine, pull),
+        torch.autograd.grad(wanted.output, theirs, pull),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
 
 
 def test_equal_groups_are_told_by_their_number() -> None:

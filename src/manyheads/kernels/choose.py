@@ -9,7 +9,7 @@ from torch import Tensor
 from manyheads.errors import KernelError
 from manyheads.kernels import banded, flex, fused, reference, step, varlen
 from manyheads.kernels.contract import Attended, Facts, Request
-from manyheads.kernels.uneven import attend_by_group
+from manyheads.kernels.uneven import attend_by_group, attend_repeated
 
 __all__ = ["KERNELS", "Choice", "attend", "choose"]
 
@@ -64,7 +64,10 @@ def attend(
         able = [name for name, one in KERNELS.items() if one.cannot(request, facts) is None]
         raise KernelError(f"{kernel} cannot do this, {reason}", f"use auto, {', '.join(able)}")
     if request.groups is not None and kernel != "reference":
-        return attend_by_group(KERNELS[kernel].attend, q, k, v, request)
+        # A step of decoding reads all keys, and should read them once.
+        repeats = facts.device == "cuda" and kernel != "step"
+        unevenly = attend_repeated if repeats else attend_by_group
+        return unevenly(KERNELS[kernel].attend, q, k, v, request)
     return KERNELS[kernel].attend(q, k, v, request)
 
 

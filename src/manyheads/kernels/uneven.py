@@ -1,4 +1,4 @@
-"""Key heads that serve different numbers of queries: one call of a kernel for each such number."""
+"""Key heads that serve different numbers of queries, by kernels that know equal numbers alone."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -10,17 +10,19 @@ from torch import Tensor
 
 from manyheads.kernels.contract import Attended, Request
 
-__all__ = ["attend_by_group"]
+__all__ = ["attend_by_group", "attend_repeated"]
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Request], Attended]
 
 
 def attend_by_group(
-    attend: Callable[[Tensor, Tensor, Tensor, Request], Attended],
+    attend: Kernel,
     q: Float[Tensor, "n h d"],
     k: Float[Tensor, "m g d"],
     v: Float[Tensor, "m g e"],
     request: Request,
 ) -> Attended:
-    """What a kernel that knows equal groups alone makes of unequal ones; no key is repeated.
+    """One call of the kernel for each number of queries that a key serves; no key is repeated.
 
     Only slices are taken and joined, so that a step of decoding can be recorded.
     """
@@ -44,6 +46,25 @@ def attend_by_group(
     order = range(len(groups))
     lse = torch.cat([lses[key] for key in order], dim=1) if lses else None
     return Attended(torch.cat([outputs[key] for key in order], dim=1), lse)
+
+
+def attend_repeated(
+    attend: Kernel,
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "m g d"],
+    v: Float[Tensor, "m g e"],
+    request: Request,
+) -> Attended:
+    """One call, in which every query has its own copy of its key: where launches cost more."""
+    groups = request.groups
+    assert groups is not None
+    whole = [slice(0, q.shape[1])]
+    return attend(q, _repeated(k, groups), _repeated(v, groups), _part(request, whole))
+
+
+def _repeated(x: Float[Tensor, "m g d"], groups: tuple[int, ...]) -> Float[Tensor, "m h d"]:
+    heads = x.split(1, dim=1)
+    return torch.cat([x.expand(-1, n, -1) for x, n in zip(heads, groups, strict=True)], dim=1)
 
 
 def _part(request: Request, queries: list[slice]) -> Request:

@@ -6,8 +6,8 @@ from typing import Generic, TypeVar
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.attention import Attention, AttentionConfig, CacheSlot, Place
-from manyheads.cache import Kept
+from manyheads.attention import Attention, AttentionConfig, Place
+from manyheads.cache import CacheSlot, Kept
 from manyheads.errors import ConfigError
 from manyheads.parts.constant import Constant, ConstantLayer
 from manyheads.parts.experts import Experts, MixtureOfExperts, RouterLosses

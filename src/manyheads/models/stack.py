@@ -6,8 +6,8 @@ from typing import cast
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from manyheads.attention import AttentionConfig, CacheSlot, Place
-from manyheads.cache import Cache, Fixed, Growing, Kept, Plan, Steady
+from manyheads.attention import AttentionConfig, Place
+from manyheads.cache import Cache, CacheSlot, Fixed, Growing, Kept, Plan, Steady
 from manyheads.errors import ConfigError, InputError
 from manyheads.kernels.choose import Choice
 from manyheads.models.layer import Layer, LayerConfig

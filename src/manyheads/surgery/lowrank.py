@@ -96,8 +96,12 @@ class Update(nn.Module):
         read = x
         if self.columns != ((0, self.shape[1]),):
             read = torch.cat([x[..., start:stop] for start, stop in self.columns], dim=-1)
-        inside = self.down(self.dropout(read.to(self.down.weight.dtype)))
-        more = (self.up(inside) * self.scale).to(written.dtype)
+        # Autocast brings both to one type by itself, and not by way of the wider one.
+        if not torch.is_autocast_enabled(x.device.type):
+            read = read.to(self.down.weight.dtype)
+        # Scaled where it is narrow.
+        inside = self.down(self.dropout(read)) * self.scale
+        more = self.up(inside).to(written.dtype)
         if self.rows == ((0, self.shape[0]),):
             return written + more
         place = 0

@@ -109,7 +109,8 @@ class _WordLosses(torch.autograd.Function):
             ctx.save_for_backward(x, vectors, bias, answers)
             sums, _ = _walk(x, vectors, bias, answers, None, how, dtype)
             return sums
-        pull = vectors.new_tensor([1.0, 0.0], dtype=_wide(dtype))
+        # All of the first and none of the second, made where it is used: to send it is to wait.
+        pull = torch.arange(1, -1, -1, dtype=_wide(dtype), device=vectors.device)
         sums, gradients = _walk(x, vectors, bias, answers, pull, how, dtype)
         ctx.save_for_backward(*gradients)
         return sums

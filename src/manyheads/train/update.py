@@ -185,12 +185,14 @@ class Updater:
         names = tuple(sorted(losses[0].parts))
         count = len(step.places) * self.crew.world
         told = torch.zeros(count + 2 + len(names), dtype=torch.float64, device=self.crew.device)
+        # Filled, for to assign a number to a place on a device is to wait for the device.
         for place, loss in zip(step.places, losses, strict=True):
-            told[place] = loss.total
-        told[count] = sum(loss.targets for loss in losses)
-        told[count + 1] = float(stop)
+            told[place].copy_(loss.total)
+        told[count].fill_(sum(loss.targets for loss in losses))
+        told[count + 1].fill_(float(stop))
         for index, name in enumerate(names):
-            told[count + 2 + index] = sum(loss.parts[name].double() for loss in losses)
+            parts = torch.stack([loss.parts[name] for loss in losses])
+            told[count + 2 + index].copy_(parts.sum(dtype=told.dtype))
         norm = self._norm().to(told)
         return names, torch.cat((self.crew.sum(told), norm[None]))
 

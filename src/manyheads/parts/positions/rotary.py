@@ -1,8 +1,10 @@
 """Rotary positions: queries and keys turn with their place, so scores know only distances."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -80,6 +82,23 @@ class Turn:
         turned = (first * cos - second * sin, second * cos + first * sin)
         return torch.cat((*turned, rest), dim=-1) if rest.shape[-1] else torch.cat(turned, dim=-1)
 
+    def cuts(self, x: Float[Tensor, "n c"], size: int) -> bool:
+        """Whether to `cut` a projection of these tokens: worth it for the way back alone."""
+        half = self.cos.shape[-1]
+        whole = size == 2 * half and half >= 16 and half & (half - 1) == 0
+        learns = torch.compiler.is_compiling() and torch.is_grad_enabled()
+        return whole and learns and x.is_cuda
+
+    def cut(
+        self, joined: Float[Tensor, "n rows"], rows: Mapping[str, int]
+    ) -> dict[str, Float[Tensor, "n some"]]:
+        """Queries and keys, turned, and values, of a projection that holds them in this order."""
+        from manyheads.parts.positions.turning import turn_parts
+
+        heads, keys, _ = (each // (2 * self.cos.shape[-1]) for each in rows.values())
+        parts = turn_parts(joined, self.cos, self.sin, heads, keys)
+        return {name: part.flatten(1) for name, part in zip(rows, parts, strict=True)}
+
     def turned_whole(self, x: Float[Tensor, "n h d"]) -> Float[Tensor, "n h d"]:
         """The same, of both halves at once and without their concatenation.
 
@@ -125,10 +144,12 @@ class Rotary:
             )
         return channels
 
-    def frequencies(self, size: int) -> Float[Tensor, " half"]:
+    def frequencies(
+        self, size: int, device: torch.device | Literal["cpu"] = "cpu"
+    ) -> Float[Tensor, " half"]:
         """Radians a position for each pair of channels."""
         channels = self.turned(size)
-        exponent = torch.arange(0, channels, 2, dtype=torch.float64) / channels
+        exponent = torch.arange(0, channels, 2, dtype=torch.float64, device=device) / channels
         plain = self.theta**-exponent
         match self.scaling:
             case Unscaled():
@@ -150,7 +171,8 @@ class Rotary:
 
     def turn(self, positions: Int[Tensor, " n"], size: int) -> Turn:
         if torch.compiler.is_compiling():
-            frequencies = self.frequencies(size).to(positions.device, torch.float32)
+            # Made on the device, which a copy from the host would wait for.
+            frequencies = self.frequencies(size, positions.device).float()
             return Turn(*_turn_whole(positions, frequencies, self.stretch))
         frequencies = self.frequencies_on(size, positions.device)
         return Turn(*_cos_sin(positions, frequencies, self.stretch))
@@ -191,7 +213,7 @@ def _yarn(
 
     low = max(math.floor(channel_turning(scaling.fast)), 0)
     high = min(math.ceil(channel_turning(scaling.slow)), channels - 1)
-    steps = torch.arange(channels // 2, dtype=torch.float64)
+    steps = torch.arange(channels // 2, dtype=torch.float64, device=plain.device)
     stretched = ((steps - low) / max(high - low, 0.001)).clamp(0, 1)
     return plain / scaling.factor * stretched + plain * (1 - stretched)
 

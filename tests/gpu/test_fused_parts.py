@@ -1,0 +1,57 @@
+"""Kernels of compiled training steps: what they make of numbers and of gradients is the plain."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyheads.parts.feedforward import ACTIVATIONS, Activation
+from manyheads.parts.positions.rotary import Rotary
+
+KINDS: dict[torch.dtype, float] = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+def close(found: Tensor, expected: Tensor, limit: float) -> None:
+    assert found.shape == expected.shape
+    assert (found.double() - expected).norm() < limit * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize(("heads", "keys", "size"), [(12, 12, 64), (7, 1, 32), (32, 8, 128)])
+@pytest.mark.parametrize("tokens", [1, 777])
+def test_parts_cut_and_turned(
+    tokens: int, heads: int, keys: int, size: int, dtype: torch.dtype
+) -> None:
+    from manyheads.parts.positions.turning import turn_parts
+
+    joined = torch.randn(tokens, (heads + 2 * keys) * size, device="cuda", dtype=dtype)
+    joined.requires_grad_()
+    turn = Rotary().turn(torch.arange(tokens, device="cuda"), size)
+    found = turn_parts(joined, turn.cos, turn.sin, heads, keys)
+    exact = joined.detach().double().requires_grad_()
+    query, key, value = exact.unflatten(1, (-1, size)).split((heads, keys, keys), dim=1)
+    expected = (turn(query), turn(key), value)
+    pulls = [torch.randn_like(each) for each in found]
+    [back] = torch.autograd.grad(found, joined, pulls)
+    [true] = torch.autograd.grad(expected, exact, [pull.double() for pull in pulls])
+    for one, other in zip((*found, back), (*expected, true), strict=True):
+        close(one, other, KINDS[dtype])
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize(("tokens", "size"), [(1, 8), (300, 1152), (33, 200)])
+def test_gated_halves(tokens: int, size: int, activation: Activation, dtype: torch.dtype) -> None:
+    from manyheads.parts.gating import KINDS as NAMES
+    from manyheads.parts.gating import gated
+
+    joined = 3 * torch.randn(tokens, 2 * size, device="cuda", dtype=dtype)
+    joined.requires_grad_()
+    found = gated(joined, NAMES.index(activation))
+    exact = joined.detach().double().requires_grad_()
+    gate, passed = exact.chunk(2, dim=1)
+    expected = ACTIVATIONS[activation](gate) * passed
+    pull = torch.randn_like(found)
+    [back] = torch.autograd.grad(found, joined, pull)
+    [true] = torch.autograd.grad(expected, exact, pull.double())
+    close(found, expected, KINDS[dtype])
+    close(back, true, KINDS[dtype])

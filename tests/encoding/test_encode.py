@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads import Ragged, build, encode
-from manyheads.encoding import relaid
 from manyheads.encoding.encode import TEXTS_AT_ONCE, Options, encode_counted
 from manyheads.encoding.reading import _COPIES
 from manyheads.errors import CutWarning, InputError
 from manyheads.models.sentence import Pooling, Sentence
+from manyheads.parts import relaid
 from tests.encoding.tiny import as_ids, letters, plain_hidden, small
 from tests.messages import refuses
 
@@ -153,22 +153,6 @@ def test_vectors_are_plain_tensors_of_float32_that_may_be_trained_on() -> None:
     assert found.dtype == torch.float32
     assert not found.requires_grad
     assert not found.is_inference()
-
-
-def test_weights_are_laid_out_anew_for_many_tokens_only_and_put_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(relaid.platform, "machine", lambda: "aarch64")
-    model = small()
-    weight = model.stack.layers[0].attention.project.weight
-    place, values = weight.data_ptr(), weight.detach().clone()
-    with relaid.relaid(model.stack, relaid.FEWEST_TOKENS - 1):
-        assert weight.is_contiguous()
-    with relaid.relaid(model.stack, relaid.FEWEST_TOKENS):
-        assert weight.T.is_contiguous()
-        assert torch.equal(weight, values)
-    assert weight.is_contiguous()
-    assert weight.data_ptr() == place
 
 
 def test_weights_are_put_back_where_encoding_fails(monkeypatch: pytest.MonkeyPatch) -> None:

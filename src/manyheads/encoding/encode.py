@@ -21,13 +21,13 @@ from manyheads.encoding.reading import (
     open_texts,
     reads_texts,
 )
-from manyheads.encoding.relaid import relaid
 from manyheads.errors import CutWarning, InputError
 from manyheads.models.build import Model
 from manyheads.models.resting import resting
 from manyheads.models.sentence import Pooling, Sentence
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import Stack
+from manyheads.parts.relaid import relaid
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 

@@ -7,7 +7,7 @@ from typing import Any, TypedDict, Unpack
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyheads.lens.given import Given, Targets, read, shares
 from manyheads.lens.metrics import Metric, judge, weighed
@@ -15,6 +15,8 @@ from manyheads.lens.stand_ins import How, StandIns, stand_ins
 from manyheads.lens.trunk import Change, Edits, Part, StackName, Trunk, part_of
 from manyheads.models.build import Model
 from manyheads.models.resting import resting
+from manyheads.models.vision import Vision
+from manyheads.parts.relaid import relaid
 from manyheads.progress import Progress
 from manyheads.taps import Head, Site, Sublayer, Tap
 
@@ -129,6 +131,7 @@ class Study:
         with (
             Progress(label, total=total, unit="runs", shown=self.shown) as bar,
             resting(self.part.model),
+            relaid(self.part.model, sum(self.sizes) * max(1, len(sets)), *self._words()),
             torch.no_grad(),
         ):
             try:
@@ -148,6 +151,14 @@ class Study:
         return Effects(
             sets=tuple(sets), baseline=baseline, values=values, weights=weights, complete=complete
         )
+
+    def _words(self) -> list[Tensor]:
+        """The vectors that hidden states are multiplied with, where an embedding owns them."""
+        model = self.part.model
+        if model.readout is None or isinstance(model, Vision):
+            return []
+        vectors = model.readout.vectors(model.table)
+        return [vectors] if isinstance(vectors, nn.Parameter) else []
 
     def _share(self, texts: range, sets: Sequence[Heads], fixed: Heads) -> Iterator[Measured]:
         """First what the texts give as things stand, then without one group of sets each."""

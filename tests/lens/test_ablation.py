@@ -432,6 +432,21 @@ def test_a_result_is_saved_and_opened_again(tmp_path: Any) -> None:
     np.testing.assert_allclose(again["change"].means, result["change"].means)
 
 
+def test_heads_of_a_result_are_taken_as_they_are() -> None:
+    model, given = small(DECODERS["llama"]), ids(LENGTHS)
+    ranked = [head for head, _ in ablate(model, given, shown=False)["change"].ranked()[:2]]
+    assert all(isinstance(head, Address) for head in ranked)
+    by_name = ablate_together(model, given, list(map(str, ranked)), shown=False)
+    assert ablate_together(model, given, ranked, shown=False) == by_name
+    assert len(ablate_in_order(model, given, ranked, shown=False).steps) == 2
+    with refuses(
+        InputError,
+        "encoder L0H0 is none of the attention heads of the main stack: "
+        "name that one: stack='encoder', sublayer=Sublayer.ATTENTION.",
+    ):
+        ablate(model, given, [Address(Head(0, 0), "encoder")], shown=False)
+
+
 def test_what_cannot_be_measured_is_refused() -> None:
     decoder, encoder = small(DECODERS["llama"]), small(ENCODERS["bert"])
     with refuses(InputError, "the model has no head L7H0: use L0H0 to L1H3, as it has them."):

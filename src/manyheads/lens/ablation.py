@@ -28,7 +28,7 @@ __all__ = [
     "ablate_together",
 ]
 
-HeadNames = Literal["all"] | Iterable[Head | str]
+HeadNames = Literal["all"] | Iterable[Head | Address | str]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
@@ -173,7 +173,7 @@ def ablate_together(
 def ablate_in_order(
     model: Model,
     texts: Any,
-    order: Sequence[Head | str],
+    order: Sequence[Head | Address | str],
     **options: Unpack[Options],
 ) -> Cumulative:
     """The first head, the first two, and so on: the pruning curve of arXiv 1905.10650."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.ablation import HeadNames
+from manyheads.lens.addresses import Address
 from manyheads.lens.given import Targets, read
 from manyheads.lens.metrics import Metric
 from manyheads.lens.patching import Runs
@@ -34,7 +35,7 @@ def patch_paths(
     corrupted: Any,
     metric: Metric = "loss",
     *,
-    receivers: Sequence[Head | str] | Literal["logits"],
+    receivers: Sequence[Head | Address | str] | Literal["logits"],
     through: Through = "query",
     senders: HeadNames = "all",
     base: Base = "clean",

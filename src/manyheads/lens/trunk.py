@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.errors import InputError
-from manyheads.lens.addresses import Block
+from manyheads.lens.addresses import Address, Block
 from manyheads.lens.given import Given, climb
 from manyheads.models.build import Model
 from manyheads.models.layer import Layer
@@ -99,17 +99,32 @@ def part_of(
     return part
 
 
-def find_heads(part: Part, heads: Literal["all"] | Iterable[Head | str]) -> tuple[Head, ...]:
+def find_heads(
+    part: Part, heads: Literal["all"] | Iterable[Head | Address | str]
+) -> tuple[Head, ...]:
     """The named heads, each of which the part has."""
     if heads == "all":
         return part.heads
     known = set(part.heads)
-    found = tuple(Head.parse(each) if isinstance(each, str) else each for each in heads)
+    found = tuple(_head_of(part, each) for each in heads)
     for head in found:
         if head not in known:
             last = part.heads[-1]
             raise InputError(f"the model has no head {head}", f"use L0H0 to {last}, as it has them")
     return found
+
+
+def _head_of(part: Part, given: Head | Address | str) -> Head:
+    if isinstance(given, str):
+        return Head.parse(given)
+    if isinstance(given, Head):
+        return given
+    if (given.stack, given.sublayer) != (part.stack_name, part.sublayer):
+        raise InputError(
+            f"{given} is none of the {part.sublayer.value} heads of the {part.stack_name} stack",
+            f"name that one: stack={given.stack!r}, sublayer={given.sublayer}",
+        )
+    return given.head
 
 
 def entry(stack: Stack, layer: int) -> Site:

@@ -165,6 +165,6 @@ def test_what_cannot_be_split_is_refused() -> None:
     with refuses(
         InputError,
         "the last 0.1 of 1 documents and 3 tokens cannot be split off: "
-        "give more text, or another share.",
+        "give more text, another share, or a separator that makes more documents of it.",
     ):
         store_of([3]).split(0.1, by="documents")

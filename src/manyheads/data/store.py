@@ -166,7 +166,7 @@ class Store:
             raise InputError(
                 f"the last {share:.3g} of {len(bounds) - 1} documents and {self.size} tokens "
                 "cannot be split off",
-                "give more text, or another share",
+                "give more text, another share, or a separator that makes more documents of it",
             )
         return replace(self, stop=place), replace(self, start=place)
 

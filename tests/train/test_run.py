@@ -1,5 +1,6 @@
 """A run file is refused before any work, in words that lead to the line."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,21 @@ def test_a_file_that_is_not_there_or_no_toml_is_one_line(tmp_path: Path) -> None
 def refused(error: type, message: str, tables: dict[str, Any]) -> None:
     with refuses(error, message):
         train(run_of(tables), shown=False)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ({}, "objective lacks kind: add objective.kind, one of 'CausalLM', 'MaskedLM', "),
+        ({"objectve": {"kind": "CausalLM"}}, "objectve is unknown: write objective."),
+    ],
+)
+def test_a_table_that_is_left_out_or_misspelt_is_named(
+    written: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    asked = {key: table for key, table in tables(tmp_path).items() if key != "objective"}
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        run_of(asked | written)
 
 
 def test_what_the_run_lacks_is_found_before_any_work(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import tomllib
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from inspect import Parameter, signature
@@ -87,9 +87,14 @@ def read_table(
         raise ConfigError(f"{where} is {table!r}", f"write it as a table, [{where}]")
     hints = get_type_hints(kind)
     defaults = {field.name: _default(field) for field in fields(kind) if field.init}
+    _check_known(defaults, table, where)
     for name, default in defaults.items():
-        if name not in {*table, *given} and default is NOT_GIVEN:
+        if name in {*table, *given} or default is not NOT_GIVEN:
+            continue
+        if not _is_table(hints[name]):
             raise ConfigError(f"{where or 'the file'} lacks {name}", f"add {_join(where, name)}")
+        # An empty one says what it lacks.
+        table = {**table, name: {}}
     read = _read_values(hints, defaults, table, where)
     try:
         return kind(**read, **given)
@@ -110,14 +115,24 @@ def read_arguments(function: Callable[..., Any], table: Mapping[str, Any], where
 def _read_values(
     hints: Mapping[str, Any], defaults: Mapping[str, Any], table: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
-    for key in table:
-        if key not in defaults:
-            raise unknown(_join(where, key), [_join(where, name) for name in defaults])
+    _check_known(defaults, table, where)
     return {
         name: _read(hints[name], table[name], _join(where, name), default)
         for name, default in defaults.items()
         if name in table
     }
+
+
+def _check_known(known: Iterable[str], table: Mapping[str, Any], where: str) -> None:
+    for key in table:
+        if key not in known:
+            raise unknown(_join(where, key), [_join(where, name) for name in known])
+
+
+def _is_table(kind: Any) -> bool:
+    """Whether it is written as a table and no other way."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return all(is_dataclass(each) for each in kinds)
 
 
 def _default(field: "Field[Any]") -> Any:

@@ -5,9 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from manyheads.checkpoints.files import INDEX, WEIGHTS, Weights, read_json, write_folder
+from manyheads.checkpoints import files
+from manyheads.checkpoints.files import (
+    INDEX,
+    WEIGHTS,
+    Weights,
+    read_json,
+    write_folder,
+    write_tensors,
+)
 from manyheads.errors import InputError
 
 
@@ -55,6 +64,53 @@ def test_a_full_disk_leaves_the_old_folder_whole_and_nothing_beside_it(tmp_path:
     assert (model / "a").read_text() == "old"
     assert (model / "b").read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_full_disk_is_told_of_the_folder_also_where_safetensors_meets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("Error while serializing: No space left on device (os error 28)")
+
+    monkeypatch.setattr(files, "save_file", full)
+    model = tmp_path / "model"
+    with pytest.raises(OSError, match="No space left on device, and nothing there") as caught:
+        write_folder(model, {WEIGHTS: lambda file: write_tensors({}, file)})
+    assert (caught.value.errno, caught.value.filename) == (28, str(model))
+    assert not list(tmp_path.iterdir())
+
+
+def test_new_weights_leave_no_older_ones_in_several_files(tmp_path: Path) -> None:
+    shards = ["model-1.safetensors", "model-2.safetensors"]
+    index = json.dumps({"weight_map": dict(zip("ab", shards, strict=True)) | {"c": "../mine"}})
+    (tmp_path / "mine").write_text("keep")
+    write_folder(tmp_path / "model", {INDEX: write(index), **dict.fromkeys(shards, write("old"))})
+    write_folder(tmp_path / "model", {"config.json": write("{}")})
+    assert (tmp_path / "model" / shards[0]).exists()
+    write_folder(tmp_path / "model", {WEIGHTS: write("new")})
+    assert sorted(each.name for each in (tmp_path / "model").iterdir()) == ["config.json", WEIGHTS]
+    assert (tmp_path / "mine").read_text() == "keep"
+
+
+def test_a_link_to_a_folder_stays_one(tmp_path: Path) -> None:
+    write_folder(tmp_path / "model", {"a": write("old")})
+    (tmp_path / "link").symlink_to(tmp_path / "model")
+    write_folder(tmp_path / "link", {"a": write("new")})
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "model" / "a").read_text() == "new"
+
+
+@pytest.mark.parametrize("said", [[1], {"a": 3}, None])
+def test_an_index_that_names_no_files_is_refused(tmp_path: Path, said: object) -> None:
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": said}))
+    with pytest.raises(InputError, match="has no weight_map from tensors to files"):
+        Weights(tmp_path)
+
+
+def test_weights_of_a_quantised_model_are_refused_by_name(tmp_path: Path) -> None:
+    save_file({"a.weight": torch.ones(2, dtype=torch.int8)}, tmp_path / WEIGHTS)
+    with pytest.raises(InputError, match=r"a\.weight as I8"):
+        Weights(tmp_path)["a.weight"]
 
 
 def test_a_swap_that_fails_puts_the_old_folder_back(

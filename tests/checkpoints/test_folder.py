@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
@@ -93,3 +94,46 @@ def test_folders_near_one_of_a_model_point_on(tmp_path: Path) -> None:
     (tmp_path / "adapter/adapter_config.json").write_text("{}")
     with pytest.raises(InputError, match="holds a low-rank adapter and no model"):
         load(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("n_head", "4"),
+        ("n_embd", None),
+        ("vocab_size", 61.0),
+        ("layer_norm_epsilon", "small"),
+        ("architectures", 3),
+    ],
+)
+def test_a_config_with_a_value_of_another_type_is_told_as_that(
+    key: str, value: object, tmp_path: Path
+) -> None:
+    save(build("gpt2", seed=0, **TINY), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
+    with pytest.raises(InputError, match=r"config\.json says something of the wrong type"):
+        load(tmp_path)
+
+
+def test_a_family_that_is_no_name_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": ["gpt2"]}')
+    with pytest.raises(InputError, match=r"model_type=\['gpt2'\], a family manyheads does not"):
+        load(tmp_path)
+
+
+def test_a_surplus_tensor_is_called_as_in_the_file(tmp_path: Path) -> None:
+    save(build("gpt2", seed=0, **TINY), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "extra.thing": torch.zeros(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r": extra\.thing belongs to no part"):
+        load(tmp_path)
+
+
+def test_a_device_or_type_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    save(build("gpt2", seed=0, **TINY), tmp_path)
+    with pytest.raises(InputError, match="there is no device 'gpu'"):
+        load(tmp_path, device="gpu")
+    with pytest.raises(InputError, match=r"dtype=torch\.int8 is none that a model computes in"):
+        load(tmp_path, dtype=torch.int8)
+    assert load(tmp_path, device=torch.device("cpu")).config

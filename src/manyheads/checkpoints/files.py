@@ -1,7 +1,9 @@
 """Checkpoint folders: read without loading, written whole or not at all."""
 
+import errno
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -9,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from manyheads.errors import InputError
 
-__all__ = ["Weights", "read_json", "read_list", "write_folder"]
+__all__ = ["Weights", "read_json", "read_list", "write_folder", "write_tensors"]
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MOST_MAPPED = 2**24
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+# As safetensors calls the types that a model computes in; it names others I8, F8_E4M3, ...
+COMPUTED = ("F64", "F32", "F16", "BF16")
 
 
 class Weights:
@@ -31,18 +36,26 @@ class Weights:
     def __init__(self, folder: Path) -> None:
         self._file_of: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._kinds: dict[str, str] = {}
         self._open: dict[Path, Any] = {}
         self._read = 0
         for file in _weight_files(folder):
             opened = self._opened(file)
             for name in opened.keys():  # noqa: SIM118, it is no dictionary
                 self._file_of[name] = file
-                self._shapes[name] = tuple(opened.get_slice(name).get_shape())
+                part = opened.get_slice(name)
+                self._shapes[name], self._kinds[name] = tuple(part.get_shape()), part.get_dtype()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self._shapes
 
     def __getitem__(self, name: str) -> Tensor:
+        if self._kinds[name] not in COMPUTED:
+            raise InputError(
+                f"{self._file_of[name]} holds {name} as {self._kinds[name]}, quantised or no "
+                "weight at all",
+                "use the model as it was before, in 16 or 32 bits",
+            )
         if self._read > MOST_MAPPED:
             self._open.clear()
             self._read = 0
@@ -71,7 +84,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     if (folder / INDEX).exists():
-        named = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
+        named = _shards(folder)
         missing = [name for name in named if not (folder / name).exists()]
         if missing or not named:
             raise InputError(
@@ -87,6 +100,16 @@ def _weight_files(folder: Path) -> list[Path]:
             f"torch.load({pickles[0]!r}, weights_only=True), {WEIGHTS!r})",
         )
     raise InputError(f"{folder} has no {WEIGHTS} and no {INDEX}", "name a folder that has one")
+
+
+def _shards(folder: Path) -> list[str]:
+    """The files that an index names."""
+    named = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(named, dict) or not all(isinstance(each, str) for each in named.values()):
+        raise InputError(
+            f"{folder / INDEX} has no weight_map from tensors to files", "download it again"
+        )
+    return sorted(set(named.values()))
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -118,9 +141,9 @@ def write_folder(folder: Path, files: Mapping[str, Callable[[Path], object]]) ->
     """Write files into a folder so that it has all of them or stays as it was.
 
     They are written to a new folder beside it, which then takes its place; other files that lay in
-    the old folder are carried over.
+    the old folder are carried over, but for older weights in several files.
     """
-    folder = folder.absolute()
+    folder = folder.resolve()
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file", "name a folder to save to")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -135,11 +158,39 @@ def write_folder(folder: Path, files: Mapping[str, Callable[[Path], object]]) ->
             # Some writers let nobody else read it, and a model is to be shared.
             (fresh / name).chmod(0o644)
             _flush(fresh / name)
+        if WEIGHTS in files:
+            _drop_shards(fresh)
         fresh.chmod(0o755)
         _take_place(fresh, folder)
+    except OSError as error:
+        shutil.rmtree(fresh, ignore_errors=True)
+        why = f"{error.strerror or error}, and nothing there was changed"
+        raise OSError(error.errno, why, str(folder)) from error
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
+
+
+def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """One safetensors file; a full disk is an OSError, as with any other file."""
+    try:
+        save_file(dict(tensors), file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        found = re.search(r"os error (\d+)", str(error))
+        number = int(found[1]) if found else errno.EIO
+        raise OSError(number, os.strerror(number) if found else str(error), str(file)) from error
+
+
+def _drop_shards(folder: Path) -> None:
+    """Older weights in several files are no longer this model's, and some programs read all."""
+    if not (folder / INDEX).is_file():
+        return
+    try:
+        older = _shards(folder)
+    except InputError:
+        older = []
+    for name in [*(each for each in older if Path(each).name == each and each != WEIGHTS), INDEX]:
+        (folder / name).unlink(missing_ok=True)
 
 
 def _take_place(fresh: Path, folder: Path) -> None:

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any, cast
 
 import torch
-from safetensors.torch import save_file
 
 from manyheads.checkpoints import (
     bert,
@@ -29,11 +28,12 @@ from manyheads.checkpoints.companions import (
     read_generation,
     read_tokenizer,
 )
-from manyheads.checkpoints.files import WEIGHTS, Weights, read_json, write_folder
+from manyheads.checkpoints.files import WEIGHTS, Weights, read_json, write_folder, write_tensors
 from manyheads.checkpoints.hub import HOUSE_FOLDER, folder_of
 from manyheads.checkpoints.names import fitting, from_theirs, to_theirs
 from manyheads.checkpoints.sentences import modules_of, sentence_files, sentence_of
 from manyheads.checkpoints.stored import Stored, corrected, says, unread_as_stored
+from manyheads.devices import device_of
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model, build
 from manyheads.models.recipes import ModelConfig
@@ -61,6 +61,7 @@ FAMILIES: dict[str, ModuleType] = {
     "manyheads": native,
 }
 CONFIG = "config.json"
+DTYPES = "torch.float32, torch.bfloat16 or torch.float16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def load(
     *,
     revision: str | None = None,
     dtype: torch.dtype | None = None,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
 ) -> Model:
     """The model of a folder or of a name, read straight to its device and type.
 
@@ -91,7 +92,9 @@ def load(
     "org/name@revision" is one. Without a `dtype` it is as stored, but the house models, stored in
     half the room, come in float32.
     """
-    place = folder_of(where, revision)
+    place, home = folder_of(where, revision), device_of(str(device))
+    if dtype is not None and not getattr(dtype, "is_floating_point", False):
+        raise InputError(f"dtype={dtype!r} is none that a model computes in", f"use {DTYPES}")
     if dtype is None and place.parent == HOUSE_FOLDER:
         dtype = torch.float32
     modules = modules_of(place)
@@ -99,18 +102,18 @@ def load(
     _check_holds_model(folder)
     described = read_json(folder / CONFIG)
     family = _family(described, folder)
-    asked = _config(family, described, folder)
+    asked = _read(lambda: family.config_of(described), folder)
     beside = read_companions(folder) | modules.files(place)
     sentence = sentence_of(modules, beside, described, asked)
     with Weights(folder) as weights:
         stored = Stored(family, weights)
         config = stored.config(asked)
-        model = build(config, device="meta")
+        model = _read(lambda: build(config, device="meta"), folder)
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         table = family.entries(config, shapes)
-        fitting(table, shapes, stored.read_by(config), str(folder / WEIGHTS))
+        fitting(table, shapes, stored.read_by(config), str(folder / WEIGHTS), stored.in_file)
         placed = {
-            name: tensor.to(device=device, dtype=dtype)
+            name: tensor.to(device=home, dtype=dtype)
             for name, tensor in from_theirs(table, stored.__getitem__)
         }
         model.unread = stored.unread(config)
@@ -144,9 +147,7 @@ def save(model: Model, folder: str | Path) -> Saved:
     text = json.dumps({**described, "dtype": str(kind).removeprefix("torch.")}, indent=1)
     beside = {CONFIG: text.encode(), **companions(model, Path(folder))}
     beside |= sentence_files(model.sentence, _width(config), model.side_files)
-    files: dict[str, Callable[[Path], object]] = {
-        WEIGHTS: partial(save_file, tensors, metadata={"format": "pt"})
-    }
+    files: dict[str, Callable[[Path], object]] = {WEIGHTS: partial(write_tensors, tensors)}
     files |= {name: partial(_write, data) for name, data in beside.items()}
     write_folder(Path(folder), files)
     return Saved(Path(folder), name, _opened_by(family, described))
@@ -217,7 +218,7 @@ def _check_holds_model(folder: Path) -> None:
 
 def _family(described: Mapping[str, Any], folder: Path) -> ModuleType:
     name = described.get("model_type")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise InputError(
             f"{folder / CONFIG} says model_type={name!r}, a family manyheads does not know",
             f"use one of {', '.join(FAMILIES)}",
@@ -225,13 +226,23 @@ def _family(described: Mapping[str, Any], folder: Path) -> ModuleType:
     return FAMILIES[name]
 
 
-def _config(family: ModuleType, described: Mapping[str, Any], folder: Path) -> Any:
+def _read(make: Callable[[], Any], folder: Path) -> Any:
+    """What a config.json makes, or what in it cannot be."""
     try:
-        return family.config_of(described)
+        return make()
     except ConfigError as error:
         raise InputError(f"{folder / CONFIG}: {error.problem}", error.remedy) from None
+    except InputError:
+        raise
     except KeyError as error:
         raise InputError(f"{folder / CONFIG} lacks {error}", "use a whole config.json") from None
+    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        first = str(error).partition("\n")[0]
+        raise InputError(
+            f"{folder / CONFIG} says something of the wrong type, so that no model can be made "
+            f"of it ({first})",
+            "give whole numbers for sizes, numbers and lists where they belong",
+        ) from error
 
 
 def _width(config: ModelConfig) -> int:

@@ -1,11 +1,15 @@
 """GPT-2: weights stored [in, out], queries, keys and values in one matrix."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from manyheads.checkpoints.bert import class_names
+from manyheads.checkpoints.causal_heads import HEADS, head_of
 from manyheads.checkpoints.names import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.decoder import DecoderConfig
+from manyheads.models.readout import ClassHead, LanguageHead, Readout, TokenHead
 from manyheads.models.recipes import ModelConfig, gpt2
 from manyheads.parts.positions import Learned
 
@@ -21,8 +25,8 @@ LAYER = (
     ("feedforward.expand", "mlp.c_fc", True),
     ("feedforward.contract", "mlp.c_proj", True),
 )
-
-
+# What classes are scored with; words are by their own table.
+SCORES: dict[type[Readout], str] = {ClassHead: "score", TokenHead: "classifier"}
 # What other GPT-2s may say and this one cannot: a value besides these would load and be wrong.
 SAYS = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
@@ -40,7 +44,7 @@ def config_of(theirs: Mapping[str, Any]) -> ModelConfig:
                 f"{name}={theirs[name]!r} is a GPT-2 manyheads does not know",
                 f"use {' or '.join(map(repr, known))}",
             )
-    return gpt2(
+    config = gpt2(
         width=theirs["n_embd"],
         heads=theirs["n_head"],
         layers=theirs["n_layer"],
@@ -50,6 +54,8 @@ def config_of(theirs: Mapping[str, Any]) -> ModelConfig:
         hidden=theirs.get("n_inner") or 4 * theirs["n_embd"],
         eps=float(theirs.get("layer_norm_epsilon", 1e-5)),
     )
+    assert isinstance(config.readout, LanguageHead)
+    return replace(config, readout=head_of(theirs, config.readout))
 
 
 def describe(config: ModelConfig) -> dict[str, Any] | None:
@@ -61,7 +67,7 @@ def describe(config: ModelConfig) -> dict[str, Any] | None:
     drop = config.embedding.dropout
     return {
         "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
+        "architectures": [f"GPT2{_class(config.readout)}"],
         "n_embd": config.stack.width,
         "n_head": layer.attention.inner.heads,
         "n_layer": len(config.stack.layers),
@@ -73,6 +79,7 @@ def describe(config: ModelConfig) -> dict[str, Any] | None:
         "embd_pdrop": drop,
         "attn_pdrop": drop,
         "resid_pdrop": drop,
+        **class_names(config.readout),
     }
 
 
@@ -82,6 +89,10 @@ def entries(config: ModelConfig, ours: Iterable[str]) -> list[Entry]:  # noqa: A
         Entry("embedding.tokens.weight", ("transformer.wte.weight",)),
         Entry("embedding.positions.weight", ("transformer.wpe.weight",)),
     ]
+    if isinstance(config.readout, ClassHead | TokenHead):
+        kinds, head = ("weight", "bias"), SCORES[type(config.readout)]
+        scores = [Entry(f"readout.{kind}", (f"{head}.{kind}",)) for kind in kinds]
+        table += scores if config.readout.bias else scores[:1]
     for kind in ("weight", "bias"):
         table.append(Entry(f"stack.final_norm.{kind}", (f"transformer.ln_f.{kind}",)))
         for index in range(len(config.stack.layers)):
@@ -100,4 +111,9 @@ def canonical(name: str) -> str | None:
     """Older files lack the prefix and carry the causal mask."""
     if name.endswith((".attn.bias", ".attn.masked_bias")):
         return None
-    return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
+    whole = ("transformer.", "lm_head.", *(f"{head}." for head in SCORES.values()))
+    return name if name.startswith(whole) else f"transformer.{name}"
+
+
+def _class(readout: Readout) -> str:
+    return "LMHeadModel" if isinstance(readout, LanguageHead) else HEADS[type(readout)]

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
+from manyheads.checkpoints.bert import class_names
+from manyheads.checkpoints.causal_heads import HEADS, head_of
 from manyheads.checkpoints.names import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.decoder import DecoderConfig
@@ -31,10 +33,10 @@ TIED_COPIES = ("lm_head.weight",)
 # Their default where a config.json leaves it out; rotary models know no limit of their own.
 LONGEST = 32768
 CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
 }
 
 
@@ -71,7 +73,7 @@ def config_of(theirs: Mapping[str, Any]) -> ModelConfig:
             layers=tuple(layer(index) for index in range(theirs["num_hidden_layers"])),
             final_norm=norm,
         ),
-        readout=LanguageHead(tied=bool(theirs.get("tie_word_embeddings", False))),
+        readout=head_of(theirs, LanguageHead(tied=bool(theirs.get("tie_word_embeddings", False)))),
     )
 
 
@@ -85,12 +87,12 @@ def describe(config: ModelConfig) -> dict[str, Any] | None:
         return None
     attention, feedforward = first.attention.inner, first.feedforward.inner
     rope = _describe_rotary(attention.position)
-    if rope is None or not isinstance(feedforward, SwiGLU) or not isinstance(head, LanguageHead):
+    if rope is None or not isinstance(feedforward, SwiGLU):
         return None
     family = _family(config, attention)
     return {
         "model_type": family,
-        "architectures": [CLASSES[family]],
+        "architectures": [CLASSES[family] + HEADS[type(head)]],
         "hidden_size": config.stack.width,
         "num_hidden_layers": len(config.stack.layers),
         "num_attention_heads": attention.heads,
@@ -100,23 +102,26 @@ def describe(config: ModelConfig) -> dict[str, Any] | None:
         "vocab_size": config.embedding.vocabulary,
         "rms_norm_eps": norm.eps,
         "rope_parameters": rope,
-        "tie_word_embeddings": head.tied,
+        "tie_word_embeddings": getattr(head, "tied", False),
         "attention_bias": attention.bias == "all",
         "mlp_bias": feedforward.bias,
         "attention_dropout": attention.dropout,
         "max_position_embeddings": LONGEST,
         "hidden_act": "silu",
         **_describe_windows(config, family),
+        **class_names(head),
     }
 
 
 def entries(config: ModelConfig, ours: Iterable[str]) -> list[Entry]:
     assert isinstance(config, DecoderConfig)
     have = set(ours)
+    head = "lm_head" if isinstance(config.readout, LanguageHead) else "score"
     table = [
         Entry("embedding.tokens.weight", ("model.embed_tokens.weight",)),
         Entry("stack.final_norm.weight", ("model.norm.weight",)),
-        Entry("readout.weight", ("lm_head.weight",)),
+        Entry("readout.weight", (f"{head}.weight",)),
+        Entry("readout.bias", (f"{head}.bias",)),
     ]
     for index, layer in enumerate(config.stack.layers):
         assert layer.attention is not None
@@ -148,7 +153,7 @@ def canonical(name: str) -> str | None:
     """Files of the bare model lack the prefix; old ones carry the rotary frequencies."""
     if name.endswith(".rotary_emb.inv_freq"):
         return None
-    return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
+    return name if name.startswith(("model.", "lm_head.", "score.")) else f"model.{name}"
 
 
 def _bias(theirs: Mapping[str, Any]) -> Literal["none", "inputs", "all"]:

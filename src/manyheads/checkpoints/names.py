@@ -183,16 +183,23 @@ def fitting(
     ours: Mapping[str, tuple[int, ...]],
     found: Mapping[str, tuple[int, ...]],
     where: str,
+    in_file: Callable[[str], str] = str,
 ) -> None:
-    """Refuse a file whose tensors do not fit, naming all that are missing, surplus or misshapen."""
+    """Refuse a file whose tensors do not fit, naming all that are missing, surplus or misshapen.
+
+    `in_file` says how the file itself calls a tensor that it has.
+    """
     expected: dict[str, tuple[int, ...]] = {}
     for entry in entries:
         lying = entry.found(found) if isinstance(entry, Either) else entry
         expected |= lying.expected(ours)
     faults = [f"{name} {expected[name]} is missing" for name in expected.keys() - found.keys()]
-    faults += [f"{name} belongs to no part of the model" for name in found.keys() - expected.keys()]
     faults += [
-        f"{name} is {found[name]} and the config asks for {expected[name]}"
+        f"{in_file(name)} belongs to no part of the model"
+        for name in found.keys() - expected.keys()
+    ]
+    faults += [
+        f"{in_file(name)} is {found[name]} and the config asks for {expected[name]}"
         for name in expected.keys() & found.keys()
         if found[name] != expected[name]
     ]

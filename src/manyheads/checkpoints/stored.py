@@ -33,6 +33,10 @@ class Stored:
     def __getitem__(self, name: str) -> Tensor:
         return self._weights[self._file_name[name]]
 
+    def in_file(self, name: str) -> str:
+        """How the file itself calls a tensor."""
+        return self._file_name.get(name, name)
+
     def config(self, described: ModelConfig) -> ModelConfig:
         """As described, and the head tied or not as `transformers` would find it.
 

@@ -11,10 +11,9 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from manyheads.checkpoints.files import read_json, write_folder
+from manyheads.checkpoints.files import read_json, write_folder, write_tensors
 from manyheads.checkpoints.folder import family_of
 from manyheads.checkpoints.names import Either, Entry
 from manyheads.errors import ConfigError, InputError
@@ -71,7 +70,7 @@ def save_adapter(model: Model, folder: Path | str, name: str = "default") -> Pat
     write_folder(
         Path(folder),
         {
-            WEIGHTS: partial(save_file, tensors, metadata={"format": "pt"}),
+            WEIGHTS: partial(write_tensors, tensors),
             CONFIG: lambda path: path.write_text(json.dumps(described, indent=1), "utf-8"),
         },
     )

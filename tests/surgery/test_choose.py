@@ -15,8 +15,10 @@ from manyheads.surgery.choose import choose
 from manyheads.surgery.closing import Closing
 from manyheads.surgery.mending import Mending, mend
 from manyheads.surgery.prune import prune
+from manyheads.surgery.trainable import learn_only
 from manyheads.taps import Head, Sublayer
 from manyheads.train.optimisers import AdamW
+from tests.messages import refuses
 from tests.models import zoo
 
 TEXTS = [[1, 2, 3, 4, 5, 6], [5, 6, 7, 5, 6], [9, 8, 7, 6, 5, 4, 3], [11, 12, 13]]
@@ -228,6 +230,26 @@ def test_mending_lowers_the_loss_and_leaves_the_model_alone(model: Decoder) -> N
 def test_what_cannot_be_asked(model: Decoder, options: Any, match: str) -> None:
     with pytest.raises(InputError, match=match):
         choose(model, TEXTS, shown=False, **options)
+
+
+def test_only_what_may_learn_is_mended(model: Decoder) -> None:
+    held = prune(model, [])
+    learn_only(held, ["L0H1"])
+    mended = mend(held, TEXTS, steps=2, shown=False)
+    before, after = held.state_dict(), mended.state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    attention = "stack.layers.0.attention"
+    assert moved <= {
+        *(f"{attention}.{part}" for part in ("project.weight", "project.bias", "output.weight"))
+    }
+    size = model.config.stack.layers[0].attention.inner.size
+    columns = (after[f"{attention}.output.weight"] != before[f"{attention}.output.weight"]).any(0)
+    assert columns.nonzero().flatten().tolist() == list(range(size, 2 * size))
+    for parameter in held.parameters():
+        parameter.requires_grad_(False)
+    message = "nothing of this model may learn: let it, with surgery.learn_all(model)."
+    with refuses(InputError, message):
+        mend(held, TEXTS, steps=2, shown=False)
 
 
 def test_no_steps_mend_nothing(model: Decoder) -> None:

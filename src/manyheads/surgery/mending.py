@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from manyheads.errors import InputError
 from manyheads.lens.given import Targets, read
 from manyheads.models.build import Model
 from manyheads.surgery.keeping import whole
 from manyheads.surgery.rebuilding import rebuild
+from manyheads.surgery.trainable import learn_as
 from manyheads.surgery.tuning import objective_for, tune
 from manyheads.train.objectives import Objective
 from manyheads.train.optimisers import AdamW, OptimiserConfig
@@ -44,8 +46,9 @@ def mend(
 ) -> AnyModel:
     """A new model, trained for so many steps on the texts; this one is not touched.
 
-    What is asked follows from the model: the next word, a masked word, or the `targets`, as in
-    `lens.ablate`; or it is any `objective` of training.
+    All learns, or what `learn_only` and its like left to learn. What is asked follows from the
+    model: the next word, a masked word, or the `targets`, as in `lens.ablate`; or it is any
+    `objective` of training.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=4, vocabulary=50, seed=0)
@@ -53,7 +56,10 @@ def mend(
     >>> mended.config == model.config
     True
     """
+    if not any(each.requires_grad for each in model.parameters()):
+        raise InputError("nothing of this model may learn", "let it, with surgery.learn_all(model)")
     mended = rebuild(model, whole(model))
+    learn_as(mended, model)
     given = read(mended, texts)
     asked = objective or objective_for(mended, given, targets)
     tune(

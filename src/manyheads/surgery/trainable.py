@@ -14,9 +14,9 @@ from manyheads.lens.addresses import attention_at, stacks_of
 from manyheads.parts.gates import Gate
 from manyheads.surgery.targets import AnyHead, chosen_heads
 
-__all__ = ["learn_all", "learn_all_but", "learn_gates", "learn_only"]
+__all__ = ["learn_all", "learn_all_but", "learn_as", "learn_gates", "learn_only"]
 
-# On a module that owns parameters of which some places rest: their names, and the hooks on them.
+# On a module that owns parameters of which some places rest: those that learn by name, and hooks.
 PARTLY, HOOKS = "partly", "partly_hooks"
 
 # A parameter by its owner and name, and the places of it that are meant.
@@ -78,6 +78,19 @@ def learn_all(model: nn.Module) -> None:
             parameter.requires_grad_(True)
 
 
+def learn_as(model: nn.Module, other: nn.Module) -> None:
+    """Let of a model learn what does of another of the same parts."""
+    learn_all(model)
+    ours = dict(model.named_modules())
+    for path, module in other.named_modules():
+        partly = module.__dict__.get(PARTLY, {})
+        for name, parameter in module.named_parameters(recurse=False):
+            if name in partly:
+                _hold(ours[path], name, partly[name])
+            else:
+                getattr(ours[path], name).requires_grad_(parameter.requires_grad)
+
+
 def _hold(module: nn.Module, name: str, learns: Bool[Tensor, "..."]) -> int:
     """Let only some places of a parameter learn."""
     parameter = getattr(module, name)
@@ -85,7 +98,7 @@ def _hold(module: nn.Module, name: str, learns: Bool[Tensor, "..."]) -> int:
     if learns.any() and not learns.all():
         hook = parameter.register_hook(partial(_masked, learns))
         module.__dict__.setdefault(HOOKS, []).append(hook)
-        module.__dict__.setdefault(PARTLY, set()).add(name)
+        module.__dict__.setdefault(PARTLY, {})[name] = learns
     return int(learns.sum())
 
 

@@ -163,6 +163,7 @@ def test_a_new_role_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "broad" not in found.roles[Address(Head(0, 0))][0]
     assert Address(Head(0, 1)) not in found.roles
     assert "L0H0 was" in str(found)
+    assert next(iter(found.table().columns[-1].cells)).startswith("was ")
 
 
 def test_every_kind_of_model_is_compared() -> None:

@@ -246,7 +246,7 @@ class Comparison:
             for address, why in found.items():
                 yield f"  {address} {name} ({', '.join(why)})"
         for address in self.roles:
-            yield f"  {address} was {self._role(address)}"
+            yield f"  {address} {self._role(address)}"
         if self.gone:
             yield f"  gone: {', '.join(map(str, self.gone))}"
         if not self.facts.get("complete", True):
@@ -270,7 +270,7 @@ class Comparison:
         if address not in self.roles:
             return ""
         one, two = (", ".join(each) or "of no kind" for each in self.roles[address])
-        return f"{one}, is {two}"
+        return f"was {one}, is {two}"
 
 
 def _under(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -16,6 +17,7 @@ from transformers import (
 
 from manyheads import build, load, save
 from manyheads.checkpoints.llama import config_of
+from manyheads.checkpoints.qwen_gated import with_attention
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.layer import Branch
 from manyheads.parts.masks import Causal, Window
@@ -79,6 +81,32 @@ def test_same_logits_here_and_back(name: str, tmp_path: Path) -> None:
         return AutoModelForCausalLM.from_pretrained(place, attn_implementation="eager")
 
     check_decoder(theirs(CONFIGS[name]), opener, tmp_path)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_any_number_of_heads_opens_there_as_it_is_told(family: str, tmp_path: Path) -> None:
+    shape = {"layers": 2, "width": 32, "heads": 3, "kv_heads": 1, "head_size": 8, "hidden": 24}
+    plain: Any = build("llama-1b-shape", **shape, vocabulary=VOCABULARY, seed=0)
+    bias = "inputs" if family == "qwen2" else "none"
+    model = build(with_attention(plain.config, bias=bias), seed=0)
+    saved = save(model, tmp_path)
+    assert (saved.family, saved.opened_by) == (
+        "qwen2" if family == "qwen2" else "mistral",
+        "transformers",
+    )
+    there = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    ids = torch.arange(VOCABULARY)[None, :20]
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, there(ids).logits, atol=1e-5, rtol=0)
+    assert load(tmp_path).config == model.config
+
+
+def test_with_biases_a_llama_of_odd_heads_is_saved_as_our_own(tmp_path: Path) -> None:
+    shape = {"layers": 1, "width": 32, "heads": 3, "kv_heads": 1, "head_size": 8, "hidden": 24}
+    plain: Any = build("llama-1b-shape", **shape, vocabulary=VOCABULARY, seed=0)
+    model = build(with_attention(plain.config, bias="all"), seed=0)
+    assert save(model, tmp_path).family == "manyheads"
+    assert load(tmp_path).config == model.config
 
 
 def test_older_spelling_of_rotary_scaling_is_read() -> None:

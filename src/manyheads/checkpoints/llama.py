@@ -251,7 +251,10 @@ def _family(config: DecoderConfig, attention: AttentionConfig) -> str:
         return "qwen3"
     if attention.bias == "inputs":
         return "qwen2"
-    return "mistral" if all(_windows(config)) else "llama"
+    # `transformers` refuses a Llama whose heads do not share the width evenly, whatever their size.
+    # A Mistral without a window computes the same and may have any number of them.
+    odd = config.stack.width % attention.heads != 0
+    return "mistral" if odd or all(_windows(config)) else "llama"
 
 
 def _windows(config: DecoderConfig) -> list[Window | None]:
@@ -265,7 +268,7 @@ def _describe_windows(config: DecoderConfig, family: str) -> dict[str, Any]:
     windows = _windows(config)
     widths = [window.before + 1 for window in windows if window is not None]
     if family == "mistral":
-        return {"sliding_window": widths[0]}
+        return {"sliding_window": widths[0] if widths else None}
     if family == "llama":
         return {}
     kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]

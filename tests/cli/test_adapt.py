@@ -130,7 +130,7 @@ def test_all_but_some_heads_learn(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("which", "words"),
     [
-        ('only = ["L9H0"]', "the model has no head L9H0: its layers begin with L0H0, L1H0."),
+        ('only = ["L9H0"]', "the model has no head L9H0: use layers 0 to 1, as it has them."),
         (
             "",
             "learn.toml: learn: only=[] and all_but=[] say which heads learn: "
@@ -153,7 +153,7 @@ def test_wrong_heads_to_learn_are_refused(
     [
         ("adapter.rang=4", "run.toml: adapter.rang is unknown: write adapter.rank."),
         ("adapter.rank=0", "run.toml: adapter: rank=0 updates nothing: use 1 or more."),
-        ("adapter.heads=L7H0", "the model has no head L7H0: its layers begin with L0H0, L1H0."),
+        ("adapter.heads=L7H0", "the model has no head L7H0: use layers 0 to 1, as it has them."),
         (
             "learn.only=L0H1",
             "run.toml: [adapter] and [learn] are both given: leave one of them out.",

@@ -8,8 +8,9 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2ForSequenceClassification
 
-from manyheads import build
+from manyheads import build, load
 from manyheads.errors import InputError
 from manyheads.surgery import LowRank, adapt, detach, load_adapter, merge, save_adapter
 from manyheads.surgery.lowrank import Update
@@ -181,3 +182,38 @@ def test_files_that_say_more_than_we_know_are_refused(tmp_path: Path) -> None:
         load_adapter(model, tmp_path / "nowhere")
     with pytest.raises(InputError, match="there is no adapter 'other'"):
         save_adapter(model, folder, "other")
+
+
+def test_an_adapter_in_a_pickle_or_nowhere_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    model = build("gpt2", layers=1, width=16, heads=2, vocabulary=50, seed=0)
+    with pytest.raises(InputError, match="name a folder that an adapter was saved to"):
+        load_adapter(model, tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (tmp_path / "adapter_model.bin").write_bytes(b"")
+    with pytest.raises(InputError, match="which can run any code: convert it where you trust it"):
+        load_adapter(model, tmp_path)
+
+
+def test_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    model = build("gpt2", layers=1, width=16, heads=2, vocabulary=50, seed=0)
+    adapt(model, LowRank())
+    save_adapter(model, tmp_path)
+    described = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**described, "lora_alpha": None}))
+    detach(model)
+    with pytest.raises(InputError, match="says lora_alpha=None: give a number"):
+        load_adapter(model, tmp_path)
+
+
+def test_an_adapter_of_a_decoder_that_classifies_opens_there(tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=16, num_labels=3)
+    theirs = GPT2ForSequenceClassification(config).eval()
+    theirs.save_pretrained(tmp_path / "model")
+    ours: Any = load(tmp_path / "model")
+    adapt(ours, LowRank())
+    shaken(ours)
+    save_adapter(ours, tmp_path / "adapter")
+    ids = torch.arange(5)[None]
+    with torch.no_grad():
+        found = PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()(ids).logits
+        torch.testing.assert_close(found, ours(ids).logits, atol=1e-5, rtol=0)

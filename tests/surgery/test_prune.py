@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from manyheads import lens
 from manyheads.cache import Fixed
@@ -279,8 +280,17 @@ def llama() -> Any:
 
 def test_what_is_still_uniform_stays_in_its_family(tmp_path: Path) -> None:
     even = prune(llama(), ["L0H0", "L0H5", "L1H1", "L1H7"])
-    assert save(even, tmp_path / "even").family == "llama"
+    # Six heads do not divide the width of 32, which their Llama asks for.
+    saved = save(even, tmp_path / "even")
+    assert (saved.family, saved.opened_by) == ("mistral", "transformers")
     close(load(tmp_path / "even"), even)
+    quarters = prune(llama(), [f"L{layer}H{head}" for layer in (0, 1) for head in range(0, 8, 2)])
+    assert save(quarters, tmp_path / "quarters").family == "llama"
+    for folder, ours in (("even", even), ("quarters", quarters)):
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / folder)
+        ids = torch.arange(20)[None]
+        with torch.no_grad():
+            torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, atol=1e-5, rtol=0)
     assert origins(load(tmp_path / "even")) == origins(even)
     odd = prune(llama(), ["L0H0", "L1H1", "L1H7"])
     assert save(odd, tmp_path / "odd").family == "manyheads"
@@ -296,6 +306,9 @@ def test_token_ids_of_a_family_outlive_it(tmp_path: Path) -> None:
     assert (
         load(save(prune(again, ["L0H0"]), tmp_path / "odder").folder).described["eos_token_id"] == 7
     )
+    shorter = save(prune_layers(model, [1]), tmp_path / "shorter")
+    assert shorter.family == "llama"
+    assert load(shorter.folder).described["eos_token_id"] == 7
 
 
 @pytest.mark.parametrize("name", ["8 over 4", "7 over 1", "alibi shared", "buckets shared"])
@@ -470,3 +483,11 @@ def test_other_bad_wishes() -> None:
     changed.add_module("extra", torch.nn.Linear(2, 2))
     with pytest.raises(InputError, match="merge or detach"):
         prune(changed, ["L0H0"])
+
+
+def test_one_head_needs_no_list() -> None:
+    model = build("gpt2", layers=1, width=16, heads=2, vocabulary=50, seed=0)
+    for head in ("L0H1", Head(0, 1)):
+        assert prune(model, head).config == prune(model, ["L0H1"]).config
+    with pytest.raises(InputError, match="3 is not the address of a head: write it as L5H1"):
+        prune(model, iter([3]))  # type: ignore[arg-type]

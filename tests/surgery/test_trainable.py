@@ -81,6 +81,11 @@ def test_queries_keys_and_values_have_rates_of_their_own() -> None:
 
 def test_a_head_that_is_not_there_is_refused_and_all_goes_on_learning() -> None:
     model = llama()
-    with pytest.raises(InputError, match="that layer has heads 0 to 3"):
+    with pytest.raises(InputError, match="use L0H0 to L0H3 in that layer"):
         learn_only(model, ("L0H9",))
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_bare_head_of_an_encoder_decoder_is_its_decoders_own() -> None:
+    model = build("transformer-base", layers=1, width=16, heads=2, vocabulary=50, seed=0)
+    assert learn_only(model, ["L0H1"]) == learn_only(model, ["decoder L0H1"]) > 0

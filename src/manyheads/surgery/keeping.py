@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from torch import nn
+
 from manyheads.errors import InputError
 from manyheads.lens.addresses import Address, stacks_of
 from manyheads.models.build import Model
@@ -13,8 +15,10 @@ from manyheads.models.stack import Stack
 from manyheads.parts.experts import Experts
 from manyheads.taps import Head, Sublayer
 
-__all__ = ["Kept", "find_addresses", "find_stack", "parse", "whole"]
+__all__ = ["AnyHead", "Kept", "find_addresses", "find_stack", "parse", "whole"]
 
+AnyHead = Head | Address | str
+HOW_TO_NAME = "write it as L5H1, or decoder L2H0 cross"
 ADDRESS = re.compile(r"(?:(encoder|decoder|main)\s+)?(L\d+H\d+)(?:\s+(attention|cross))?", re.I)
 
 
@@ -72,16 +76,14 @@ def parse(text: str) -> tuple[str | None, Head, Sublayer]:
     """
     match = ADDRESS.fullmatch(text.strip())
     if match is None:
-        raise InputError(
-            f"{text!r} is not the address of a head",
-            "write it as L5H1, or decoder L2H0 cross",
-        )
+        raise InputError(f"{text!r} is not the address of a head", HOW_TO_NAME)
     stack = match[1].lower() if match[1] else None
     return stack, Head.parse(match[2]), Sublayer((match[3] or "attention").lower())
 
 
-def find_addresses(model: Model, heads: Iterable[Head | Address | str]) -> tuple[Address, ...]:
+def find_addresses(model: nn.Module, heads: AnyHead | Iterable[AnyHead]) -> tuple[Address, ...]:
     """The named heads, each of which the model has; bare ones of a `Seq2Seq` are its decoder's."""
+    heads = [heads] if isinstance(heads, Head | Address | str) else heads
     stacks = stacks_of(model)
     usual = "decoder" if isinstance(model, Seq2Seq) else "main"
     found: dict[Address, None] = {}
@@ -89,8 +91,10 @@ def find_addresses(model: Model, heads: Iterable[Head | Address | str]) -> tuple
         if isinstance(given, str):
             stack, head, sublayer = parse(given)
             address = Address(head, stack or usual, sublayer)
-        else:
+        elif isinstance(given, Head | Address):
             address = given if isinstance(given, Address) else Address(given, usual)
+        else:
+            raise InputError(f"{given!r} is not the address of a head", HOW_TO_NAME)
         _check(stacks, address)
         found[address] = None
     return tuple(found)

@@ -19,6 +19,7 @@ from manyheads.checkpoints.names import Either, Entry
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
+from manyheads.models.readout import LanguageHead
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.surgery.adapters import Adapter, adapters, check_name, use
 from manyheads.surgery.lowrank import Update, adapters_on, attach, places
@@ -27,6 +28,7 @@ from manyheads.surgery.targets import Part, joined, parts_of
 __all__ = ["load_adapter", "save_adapter"]
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 # What an adapter of theirs may say besides, with what it is where it says nothing of weight.
@@ -81,6 +83,7 @@ def load_adapter(model: Model, folder: Path | str, name: str = "default") -> Ada
     """Add an adapter from its files and make it the active one; nothing is set to learn."""
     check_name(model, name)
     place = Path(folder)
+    _check_holds_adapter(place)
     described = read_json(place / CONFIG)
     _refuse_foreign(described, place)
     pairs = _read(place / WEIGHTS)
@@ -191,7 +194,8 @@ def _config(
     lows: Mapping[str, _Low],
 ) -> dict[str, Any]:
     rank, alpha = _commonest(list(ranks.values())), _commonest(list(alphas.values()))
-    task = {Decoder: "CAUSAL_LM", Seq2Seq: "SEQ_2_SEQ_LM"}.get(type(model))
+    writes = isinstance(model.config.readout, LanguageHead)
+    task = {Decoder: "CAUSAL_LM", Seq2Seq: "SEQ_2_SEQ_LM"}.get(type(model)) if writes else None
     return {
         "peft_type": "LORA",
         "task_type": task,
@@ -219,10 +223,27 @@ def _exact(module: str) -> str:
     return "^" + re.escape(module)
 
 
+def _check_holds_adapter(place: Path) -> None:
+    if not (place / WEIGHTS).exists() and (place / PICKLE).exists():
+        raise InputError(
+            f"{place} has its adapter in a pickle ({PICKLE}), which can run any code",
+            "convert it where you trust it: safetensors.torch.save_file("
+            f"torch.load({PICKLE!r}, weights_only=True), {WEIGHTS!r})",
+        )
+    for name in (CONFIG, WEIGHTS):
+        if not (place / name).is_file():
+            raise InputError(
+                f"there is no {place / name}", "name a folder that an adapter was saved to"
+            )
+
+
 def _refuse_foreign(described: Mapping[str, Any], place: Path) -> None:
     kind = described.get("peft_type")
     if kind != "LORA":
         raise InputError(f"{place / CONFIG} says peft_type={kind!r}", "use a LORA adapter")
+    for key in ("lora_alpha", "lora_dropout"):
+        if not isinstance(described.get(key, 0), int | float):
+            raise InputError(f"{place / CONFIG} says {key}={described[key]!r}", "give a number")
     for key, nothing in NOTHING.items():
         if described.get(key) not in nothing and key in described:
             raise InputError(
@@ -233,8 +254,6 @@ def _refuse_foreign(described: Mapping[str, Any], place: Path) -> None:
 
 def _read(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
     """The two matrices of every module."""
-    if not file.is_file():
-        raise InputError(f"there is no {file}", "name a folder that an adapter was saved to")
     try:
         with safe_open(file, framework="pt") as opened:
             # It is no dictionary.

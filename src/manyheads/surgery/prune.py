@@ -15,10 +15,10 @@ from manyheads.lens.stand_ins import stand_ins
 from manyheads.lens.trunk import StackName, part_of
 from manyheads.models.build import Model
 from manyheads.models.resting import resting
-from manyheads.surgery.keeping import Kept, find_addresses, find_stack, whole
+from manyheads.surgery.keeping import AnyHead, Kept, find_addresses, find_stack, whole
 from manyheads.surgery.rebuilding import Means, rebuild
 from manyheads.surgery.record import note_origins
-from manyheads.taps import Head, Sublayer
+from manyheads.taps import Sublayer
 
 __all__ = ["Keep", "prune", "prune_layers", "prune_neurons"]
 
@@ -28,7 +28,7 @@ AnyModel = TypeVar("AnyModel", bound=Model)
 
 def prune(
     model: AnyModel,
-    heads: Iterable[Head | Address | str],
+    heads: AnyHead | Iterable[AnyHead],
     keep: Keep = "zero",
     texts: Any = None,
 ) -> AnyModel:

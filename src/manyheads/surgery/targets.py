@@ -9,12 +9,12 @@ from typing import Literal
 from torch import nn
 
 from manyheads.attention import Attention
-from manyheads.errors import ConfigError, InputError
-from manyheads.lens.addresses import Address, blocks_of
+from manyheads.errors import ConfigError
 from manyheads.models.layer import Layer
 from manyheads.models.stack import Stack
 from manyheads.parts.experts import MixtureOfExperts
 from manyheads.parts.feedforward import FeedForward
+from manyheads.surgery.keeping import AnyHead, find_addresses
 from manyheads.taps import Head, Sublayer
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "Chosen",
     "Part",
     "Spans",
-    "addresses_of",
     "chosen_heads",
     "chosen_parts",
     "joined",
@@ -32,7 +31,6 @@ __all__ = [
 
 # Places from the first to before the second.
 Spans = tuple[tuple[int, int], ...]
-AnyHead = Head | Address | str
 # Which heads of which attention: stack, layer and sublayer, and the numbers.
 Chosen = dict[tuple[str, int, Sublayer], frozenset[int]]
 
@@ -203,43 +201,11 @@ def _without_overlap(parts: list[Part]) -> list[Part]:
     return parts
 
 
-def addresses_of(heads: Iterable[AnyHead]) -> list[Address]:
-    """Heads as people write them: L5H1, "decoder L2H0 cross", a Head or an Address."""
-    return [_address(head) for head in heads]
-
-
-def _address(head: AnyHead) -> Address:
-    if isinstance(head, Address):
-        return head
-    if isinstance(head, Head):
-        return Address(head)
-    words = head.split()
-    sublayer, stack = Sublayer.ATTENTION, "main"
-    if words and words[-1] == Sublayer.CROSS.value:
-        sublayer, words = Sublayer.CROSS, words[:-1]
-    if len(words) == 2:
-        stack, words = words[0], words[1:]
-    if len(words) != 1:
-        raise InputError(
-            f"{head!r} is not the address of a head", "write it as L5H1 or decoder L5H1 cross"
-        )
-    return Address(Head.parse(words[0]), stack, sublayer)
-
-
 def chosen_heads(model: nn.Module, heads: Iterable[AnyHead]) -> Chosen:
     """Heads gathered by the attention they belong to; one that does not exist is refused."""
-    blocks = {(block.stack, block.layer, block.sublayer): block for block in blocks_of(model)}
     found: dict[tuple[str, int, Sublayer], set[int]] = {}
-    for address in addresses_of(heads):
+    for address in find_addresses(model, heads):
         place = (address.stack, address.head.layer, address.sublayer)
-        if place not in blocks:
-            said = ", ".join(str(block.addresses[0]) for block in blocks.values())
-            raise InputError(f"the model has no head {address}", f"its layers begin with {said}")
-        last = blocks[place].heads - 1
-        if address.head.head > last:
-            raise InputError(
-                f"the model has no head {address}", f"that layer has heads 0 to {last}"
-            )
         found.setdefault(place, set()).add(address.head.head)
     return {place: frozenset(numbers) for place, numbers in found.items()}
 

@@ -25,6 +25,18 @@ def test_a_folder_is_written_anew_bit_by_bit(
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
 
 
+def test_the_folder_may_stand_behind_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, two, three = small(tmp_path / "one"), tmp_path / "two", tmp_path / "three"
+    assert main(["convert", str(source), str(two)]) == 0
+    assert (two / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+    assert main(["convert", str(source)]) == 2
+    assert "0 folders to write to are named" in capsys.readouterr().err
+    assert main(["convert", str(source), str(three), "-o", str(three)]) == 2
+    assert not three.exists()
+
+
 def test_the_type_can_be_changed(tmp_path: Path) -> None:
     source = small(tmp_path / "one")
     assert main(["convert", str(source), "-o", str(tmp_path / "two"), "--dtype", "bfloat16"]) == 0

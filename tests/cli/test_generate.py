@@ -53,6 +53,22 @@ def test_one_prompt_is_written_as_generate_writes_it(
     assert found == f"{generate(load(folder), 'Hello', new_tokens=20).text}\n"
 
 
+def test_a_token_may_end_a_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = generate(load(folder), "Hello", new_tokens=20)
+    stop = written.ids[2]
+    found = run(capsys, folder, "--prompt", "Hello", "--new-tokens", 20, "--stop-id", stop)
+    expected = generate(load(folder), "Hello", new_tokens=20, stop_ids=[stop])
+    assert expected.stopped_by == "stop id"
+    assert found == f"{expected.text}\n"
+
+
+def test_no_temperature_is_said_in_the_words_of_the_command(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, folder, "--prompt", "Hello", "--temperature", 0)
+    assert said.endswith("leave it out, and the likeliest token is taken.")
+
+
 def test_many_prompts_are_named_and_come_in_order(
     folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -147,7 +163,7 @@ def test_a_conversation_remembers_and_ends_with_an_empty_line(
         ([], "there is no text to go on from: give --text, --file, or --chat."),
         (["--file", "nowhere.txt"], "there is no file nowhere.txt: name one with texts."),
         (["--text", "a", "--json", "out.txt"], "--json out.txt does not end in .json: "),
-        (["--text", "a", "--temperature", "0"], "temperature=0.0 cannot divide scores: "),
+        (["--text", "a", "--temperature", "-1"], "temperature=-1.0 cannot divide scores: "),
         (["--text", "a", "--beams", "0"], "width=0 is no beam: "),
         (["--text", "a", "--beams", "2", "--top-k", "2"], "beams search for the likeliest text "),
         (["--text", "a", "--beams", "2", "--stop", "b"], "beams are judged as whole texts "),

@@ -1,11 +1,13 @@
 """manyheads convert: a model folder read, checked and written anew."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from manyheads.cli.asked import DtypeName, OutFolder, open_model
+from manyheads.cli.asked import DtypeName, open_model
+from manyheads.errors import InputError
 
 __all__ = ["Convert"]
 
@@ -14,14 +16,23 @@ __all__ = ["Convert"]
 class Convert:
     """Read a model and write it anew, in the layout of its family or in our own.
 
-    For example: manyheads convert gpt2/ -o gpt2-half/ --dtype bfloat16
+    For example: manyheads convert gpt2/ gpt2-half/ --dtype bfloat16
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """The folder of a model, or a model of the hub: org/name or org/name@revision."""
 
-    out: OutFolder
+    folder: Annotated[
+        Path | None,
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(or -o)"),
+    ] = None
     """The folder to write, whole or not at all."""
+
+    out: Annotated[
+        Path | None, tyro.conf.arg(aliases=["-o"], metavar="FOLDER", help_behavior_hint="")
+    ] = None
+    """The same, as other commands name it."""
 
     dtype: DtypeName = "as it is"
     """The type of the weights written."""
@@ -30,5 +41,11 @@ class Convert:
         """Say where it went and who can open it."""
         from manyheads.checkpoints.folder import save
 
-        print(save(open_model(self.model, "cpu", self.dtype), self.out))
+        given = [each for each in (self.folder, self.out) if each is not None]
+        if len(given) != 1:
+            raise InputError(
+                f"{len(given)} folders to write to are named",
+                f"name one: manyheads convert {self.model} FOLDER",
+            )
+        print(save(open_model(self.model, "cpu", self.dtype), given[0]))
         return 0

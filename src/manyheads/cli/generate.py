@@ -74,6 +74,12 @@ class Generate:
     stop: Annotated[Many, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(repeatable)")] = ()
     """End a text before this string."""
 
+    stop_id: Annotated[
+        tyro.conf.UseAppendAction[tuple[int, ...]],
+        tyro.conf.arg(metavar="ID", help_behavior_hint="(repeatable)"),
+    ] = ()
+    """End a text at this token, in place of the model's own end of text."""
+
     seed: Annotated[int | None, Number] = None
     """Draw the same tokens every time."""
 
@@ -143,6 +149,11 @@ class Generate:
             return Beams(width=self.beams)
         if not draws:
             return Greedy()
+        if self.temperature == 0:
+            raise InputError(
+                "--temperature 0 leaves nothing to draw",
+                "leave it out, and the likeliest token is taken",
+            )
         temperature = 1.0 if self.temperature is None else self.temperature
         return Sample(temperature=temperature, **narrowed)  # type: ignore[arg-type]
 
@@ -154,6 +165,7 @@ class Generate:
             "choose": self._choosing(),
             "repetition_penalty": self.repetition_penalty,
             "stop": self.stop,
+            "stop_ids": self.stop_id or "model",
             "seed": self.seed,
         }
         Wishes(**wishes)

@@ -60,13 +60,29 @@ def test_all_can_learn_with_them(folder: Path, capsys: pytest.CaptureFixture[str
     assert gate.heads == "shared"
 
 
+def test_an_encoder_is_scored_by_masked_words(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = SHAPE | {"vocabulary": 301, "hidden": 32, "dropout": 0.0}
+    model: Any = build("bert-base", **shape, seed=0)
+    model.tokenizer = load(folder / "base").tokenizer
+    model.tokenizer.add_special_tokens(["[MASK]"])
+    save(model, folder / "base")
+    asked = [*ASKED, "--steps", "8", "--batch", "64", "--rate", "0.01", "--learn", "all"]
+    assert main(asked) == 0
+    before, after = map(float, capsys.readouterr().out.splitlines()[3].split()[1:])
+    assert after < before == pytest.approx(300, rel=0.2)
+    assert load(folder / "gated").config.stack.layers[0].attention.inner.gates
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
         (["--layers", "5"], "layer 5 of main has no attention: use 0, 1."),
         (["--held-out", "0"], "a share of 0 cannot be held out: use 0 < share <= 0.5."),
         (["--device", "cuda"], "--device is 'cuda' and torch finds no CUDA device: use cpu."),
-        (["--steps", "0"], "steps=0 teach nothing: use 1 or more."),
+        (["--steps", "0"], "steps=0 teaches nothing: use 1 or more."),
+        (["--batch", "0"], "batch_tokens=0 teaches nothing: use 1 or more."),
         (["-o", "corpus.txt"], "--out corpus.txt is a file: name a folder."),
     ],
 )

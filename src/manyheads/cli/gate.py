@@ -30,7 +30,7 @@ class GateCommand:
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """The folder of a model that writes, or a name on the hub."""
+    """The folder of a model that writes or fills in masked words, or a name on the hub."""
 
     file: Annotated[Path, tyro.conf.arg(metavar="TEXTFILE")]
     """The text to learn from: plain, .jsonl or .parquet."""

@@ -15,9 +15,13 @@ from manyheads.lens.statistics import statistics
 from manyheads.lens.trunk import Edits
 from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
+from manyheads.models.encoder import Encoder
+from manyheads.models.readout import LanguageHead
 from manyheads.models.resting import resting
 from manyheads.parts.gates import Gate
+from manyheads.progress import Progress
 from manyheads.surgery.gates import add_gates
+from manyheads.surgery.questions import questions
 from manyheads.surgery.trainable import learn_all, learn_gates
 from manyheads.surgery.tuning import objective_for, tune
 from manyheads.taps import Site, Tap
@@ -35,7 +39,7 @@ class Figures:
     """What the gated-attention study (arXiv 2505.06708) looks at, over some texts.
 
     The share of attention on the first token, mean over heads; the largest activation of the
-    residual stream; perplexity.
+    residual stream; perplexity, of an encoder that of masked words.
     """
 
     first_token: float
@@ -87,15 +91,19 @@ def teach_gates(
     shown: bool = True,
 ) -> Gated:
     """A new model with gates, trained on texts; both are measured on others. This one stays."""
-    if not isinstance(model, Decoder):
+    if not isinstance(model, Decoder | Encoder) or not isinstance(
+        model.config.readout, LanguageHead
+    ):
         raise InputError(
-            f"{type(model).__name__} models write no next word to be scored",
+            f"a {type(model).__name__} with {type(model.config.readout).__name__} names no word of "
+            "a plain text, next or masked, to be scored by",
             "use surgery.add_gates and train it with an objective of its own",
         )
-    if steps < 1:
-        raise InputError(f"steps={steps} teach nothing", "use 1 or more")
+    for name, number in (("steps", steps), ("batch_tokens", batch_tokens)):
+        if number < 1:
+            raise InputError(f"{name}={number} teaches nothing", "use 1 or more")
     gated = add_gates(model, gate, layers)
-    before = _figures(model, held_out, shown)
+    before = _figures(model, held_out, seed, shown)
     if learn == "gates":
         learnt = learn_gates(gated)
     else:
@@ -120,30 +128,36 @@ def teach_gates(
         learnt=learnt,
         texts=len(held_out),
         before=before,
-        after=_figures(gated, held_out, shown),
+        after=_figures(gated, held_out, seed, shown),
     )
 
 
-def _figures(model: Decoder, texts: Sequence[Any], shown: bool) -> Figures:
+def _figures(model: Decoder | Encoder, texts: Sequence[Any], seed: int, shown: bool) -> Figures:
     found = statistics(model, texts, progress=shown)
     return Figures(
         first_token=float(found["first_token"].means.mean()),
         largest=max(each.largest for each in found.activations),
-        perplexity=_perplexity(model, texts),
+        perplexity=_perplexity(model, texts, seed, shown),
     )
 
 
-def _perplexity(model: Decoder, texts: Sequence[Any]) -> float:
-    """exp of the mean loss of a next word."""
-    given = read(model, texts)
+def _perplexity(model: Decoder | Encoder, texts: Sequence[Any], seed: int, shown: bool) -> float:
+    """exp of the mean loss of a next word, or of one that the seed masks."""
+    asked = questions(model, texts, seed=seed)
+    given, sizes = asked.given, asked.given.sizes(model)
     last, total, count = Site(-1, Tap.FINAL), 0.0, 0.0
-    with torch.no_grad(), resting(model):
-        for some in shares(given.sizes(model), ROOM):
-            judged = judge(model, given, some, "loss")
+    with (
+        torch.no_grad(),
+        resting(model),
+        Progress("scoring", total=sum(sizes), unit="tokens", shown=shown) as bar,
+    ):
+        for some in shares(sizes, ROOM):
+            judged = judge(model, given, some, "loss", asked.targets)
             seen = Edits({}, [last])
             run(model, given.select(some), seen)
             total += float((judged(seen[last])[0].double() * judged.weights).sum())
             count += float(judged.weights.sum())
+            bar.advance(sum(sizes[text] for text in some))
     return math.exp(min(total / max(count, 1.0), 700.0))
 
 

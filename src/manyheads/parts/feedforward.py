@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.parts.compiled import learns_compiled
 from manyheads.ragged import Ragged
 from manyheads.taps import Look, Tap, seen
 
@@ -92,8 +92,7 @@ class FeedForward(nn.Module):
 
 def _gated(joined: Float[Tensor, "n two_m"], activation: Activation) -> Float[Tensor, "n m"]:
     """One half, activated, times the other."""
-    learns = torch.compiler.is_compiling() and torch.is_grad_enabled()
-    if learns and joined.is_cuda and joined.dim() == 2:
+    if learns_compiled(joined) and joined.dim() == 2:
         # Its way back is faster than what a compiler makes of the lines below.
         from manyheads.parts.gating import KINDS, gated
 

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.errors import ConfigError
+from manyheads.parts.compiled import learns_compiled
 
 __all__ = ["NTK", "Linear", "Llama3", "Rotary", "Scaling", "Turn", "Unscaled", "YaRN"]
 
@@ -86,8 +87,7 @@ class Turn:
         """Whether to `cut` a projection of these tokens: worth it for the way back alone."""
         half = self.cos.shape[-1]
         whole = size == 2 * half and half >= 16 and half & (half - 1) == 0
-        learns = torch.compiler.is_compiling() and torch.is_grad_enabled()
-        return whole and learns and x.is_cuda
+        return whole and learns_compiled(x)
 
     def cut(
         self, joined: Float[Tensor, "n rows"], rows: Mapping[str, int]

@@ -190,10 +190,20 @@ def _counterpart(
     for family in dict.fromkeys(FAMILIES.values()):
         described = family.describe(config)
         if described is not None and says(family, described, config):
-            if family is native:
-                described = {**native.facts_of(loaded_from), **described}
-            return str(described["model_type"]), described
+            facts = native.facts_of(loaded_from)
+            return str(described["model_type"]), _with_facts(family, described, facts, config)
     raise AssertionError("our own layout can say everything")
+
+
+def _with_facts(
+    family: ModuleType, described: dict[str, Any], facts: Mapping[str, Any], config: ModelConfig
+) -> dict[str, Any]:
+    """A new description with what was true of the model before, unless it tells of another one."""
+    ids = {name: value for name, value in facts.items() if name.endswith("_token_id")}
+    for known in (facts, ids):
+        if says(family, {**described, **known}, config):
+            return {**described, **known}
+    return described
 
 
 def _opened_by(family: ModuleType, described: Mapping[str, Any]) -> str:

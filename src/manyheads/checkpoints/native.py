@@ -35,7 +35,7 @@ def canonical(name: str) -> str | None:
 
 
 def facts_of(described: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What stays true of a model that its own family can no longer describe."""
+    """What stays true of a model whose description is a new one."""
     return {
         name: value
         for name, value in (described or {}).items()

@@ -54,6 +54,10 @@ def test_a_model_in_training() -> None:
             "prompt 1 is empty and the model has no token that begins texts: "
             "give it at least one token.",
         ),
+        (
+            torch.tensor([[1.5, 2.0]]),
+            "prompt 0 is no row of token ids: give whole numbers in one row.",
+        ),
         ([5, 6], "prompt 0 is the single number 5: give a list of prompts, [[5, 6, 7]]."),
         ([[1], "two"], "prompts mix texts and token ids: give all of one kind."),
         (

@@ -1,5 +1,6 @@
 """Neurons and layers go by what they are worth."""
 
+import weakref
 from typing import Any
 
 import pytest
@@ -67,3 +68,28 @@ def test_budgets_and_bad_wishes() -> None:
     experts = build(zoo.DECODERS["experts"], seed=0)
     with pytest.raises(InputError, match="no feed-forward has neurons"):
         choose_neurons(experts, TEXTS, shown=False)
+
+
+def test_no_two_models_without_layers_lie_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[weakref.ref[Any]] = []
+
+    def watched(*given: Any, **more: Any) -> Any:
+        assert not any(each() is not None for each in alive)
+        alive.append(weakref.ref(made := prune_layers(*given, **more)))
+        return made
+
+    monkeypatch.setattr("manyheads.surgery.layers.prune_layers", watched)
+    model = build(zoo.DECODERS["windows and whole"], seed=0)
+    choose_layers(model, TEXTS, share=0.7, shown=False)
+    assert len(alive) == 5
+
+
+def test_what_was_chosen_is_told_in_a_line() -> None:
+    model = build(zoo.DECODERS["gpt2"], seed=0)
+    chosen = choose_neurons(model, TEXTS, "random", share=0.5, points=2, shown=False)
+    change = chosen.curve[-1].change
+    assert str(chosen) == (
+        f"by random: {chosen.count} of {chosen.total} may go, {chosen.baseline:.4f} {change:+.4f}"
+    )
+    unmet = choose_layers(model, TEXTS, budget=-50.0, shown=False)
+    assert str(unmet).endswith("+0.0000, which is not as asked")

@@ -61,7 +61,7 @@ def _ids_of_all(model: Any, prompts: Prompts) -> list[list[int]]:
                 f"prompts have shape {tuple(prompts.shape)}",
                 "give (batch, length), a list of prompts, or a Ragged; one prompt is ids[None]",
             )
-        return [ids.tolist() for ids in prompts]
+        return [_plain(ids, index) for index, ids in enumerate(prompts)]
     if any(isinstance(prompt, str) for prompt in prompts):
         return _encoded(model, prompts)
     return [_plain(prompt, index) for index, prompt in enumerate(prompts)]

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from manyheads.errors import InputError
@@ -87,5 +88,9 @@ def choose_layers(
 
 
 def _measured(exam: Exam, sets: Sequence[Sequence[int]], stack: StackName | None) -> Any:
-    variants = [Variant(prune_layers(exam.model, each, stack=stack)) for each in sets]
+    variants = [partial(_left_out, exam.model, each, stack) for each in sets]
     return exam.measure(variants, "leaving layers out")
+
+
+def _left_out(model: Model, layers: Sequence[int], stack: StackName | None) -> Variant:
+    return Variant(prune_layers(model, layers, stack=stack))

@@ -1,6 +1,6 @@
 """The metric of changed models beside that of the whole one, text by text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -50,6 +50,11 @@ class ChosenParts(Generic[Each]):
     count: int
     met: bool
 
+    def __str__(self) -> str:
+        change = next((at.change for at in self.curve if at.taken == self.count), 0.0)
+        told = f"by {self.by}: {self.count:,} of {self.total:,} may go, {self.baseline:.4f}"
+        return f"{told} {change:+.4f}" + ("" if self.met else ", which is not as asked")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Variant:
@@ -87,22 +92,31 @@ class Exam:
         room = ROOM_ON_CUDA if next(self.model.parameters()).is_cuda else ROOM_ON_CPU
         return list(shares(self.given.sizes(self.model), room))
 
-    def measure(self, variants: Sequence[Variant], label: str = "measuring") -> Effects:
-        """The metric of every text under each variant, all judged as the whole model is."""
-        count = len(self.given)
+    def measure(
+        self, variants: Sequence[Variant | Callable[[], Variant]], label: str = "measuring"
+    ) -> Effects:
+        """The metric of every text under each variant, all judged as the whole model is.
+
+        A variant that is made when its turn comes is gone after it: no two lie in memory.
+        """
+        count, parts = len(self.given), self.shares
         values = torch.full((count, len(variants) + 1), torch.nan, dtype=torch.float64)
         weights = torch.zeros(count, dtype=torch.float64)
-        parts = self.shares
+        judges = []
         total = len(parts) * (len(variants) + 1)
         with Progress(label, total=total, unit="runs", shown=self.shown) as bar, torch.no_grad():
-            for texts in parts:
-                rows = slice(texts.start, texts.stop)
-                judged = judge(self.model, self.given, texts, self.metric, self.targets)
-                weights[rows] = judged.weights.double().cpu()
-                for place, variant in enumerate((Variant(self.model), *variants)):
+            for place, each in enumerate((Variant(self.model), *variants)):
+                variant = each if isinstance(each, Variant) else each()
+                for index, texts in enumerate(parts):
+                    rows = slice(texts.start, texts.stop)
+                    if not place:
+                        asked = judge(self.model, self.given, texts, self.metric, self.targets)
+                        weights[rows] = asked.weights.double().cpu()
+                        judges.append(asked)
                     hidden = _hidden(variant, self.given.select(texts))
-                    values[rows, place] = judged(hidden)[0].double().cpu()
+                    values[rows, place] = judges[index](hidden)[0].double().cpu()
                     bar.advance()
+                del variant
         return Effects(
             sets=((),) * len(variants),
             baseline=values[:, 0],

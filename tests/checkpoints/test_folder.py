@@ -18,6 +18,8 @@ from transformers import (
 from manyheads import build, load, save
 from manyheads.checkpoints.folder import FAMILIES
 from manyheads.errors import InputError
+from manyheads.models.sentence import Sentence
+from manyheads.surgery import origins, prune
 from tests.parity.comparing import VOCABULARY, texts
 
 TINY = {"layers": 2, "width": 32, "heads": 4, "vocabulary": VOCABULARY}
@@ -137,3 +139,18 @@ def test_a_device_or_type_that_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"dtype=torch\.int8 is none that a model computes in"):
         load(tmp_path, dtype=torch.int8)
     assert load(tmp_path, device=torch.device("cpu")).config
+
+
+def test_what_was_true_of_an_older_model_is_not_said_of_a_new_one(tmp_path: Path) -> None:
+    model: Any = build("bert-base", seed=0, **TINY, hidden=48)
+    model.sentence, model.generation = Sentence(normalise=True), {"eos_token_id": 3}
+    pruned = prune(model, ["L0H1"])
+    save(pruned, tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    assert load(tmp_path).sentence is not None
+    fresh: Any = build("gpt2", seed=0, **TINY)
+    save(fresh, tmp_path)
+    again = load(tmp_path)
+    assert (again.sentence, again.generation) == (None, {})
+    assert all(new == old for new, old in origins(again).items())
+    assert (tmp_path / "notes.txt").read_text() == "mine"

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +137,13 @@ def _parsed(file: Path) -> Any:
         raise InputError(f"{file} is not JSON ({error})", "mend it or download it again") from None
 
 
-def write_folder(folder: Path, files: Mapping[str, Callable[[Path], object]]) -> None:
+def write_folder(
+    folder: Path, files: Mapping[str, Callable[[Path], object]], *, without: Iterable[str] = ()
+) -> None:
     """Write files into a folder so that it has all of them or stays as it was.
 
     They are written to a new folder beside it, which then takes its place; other files that lay in
-    the old folder are carried over, but for older weights in several files.
+    the old folder are carried over, but for those `without` and older weights in several files.
     """
     folder = folder.resolve()
     if folder.exists() and not folder.is_dir():
@@ -158,6 +160,8 @@ def write_folder(folder: Path, files: Mapping[str, Callable[[Path], object]]) ->
             # Some writers let nobody else read it, and a model is to be shared.
             (fresh / name).chmod(0o644)
             _flush(fresh / name)
+        for name in without:
+            (fresh / name).unlink(missing_ok=True)
         if WEIGHTS in files:
             _drop_shards(fresh)
         fresh.chmod(0o755)

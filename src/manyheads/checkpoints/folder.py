@@ -61,6 +61,8 @@ FAMILIES: dict[str, ModuleType] = {
     "manyheads": native,
 }
 CONFIG = "config.json"
+# What these say is true of one model alone, and would be a lie beside another's weights.
+OF_ONE = ("generation_config.json", "modules.json", "surgery.json")
 DTYPES = "torch.float32, torch.bfloat16 or torch.float16"
 
 
@@ -149,7 +151,7 @@ def save(model: Model, folder: str | Path) -> Saved:
     beside |= sentence_files(model.sentence, _width(config), model.side_files)
     files: dict[str, Callable[[Path], object]] = {WEIGHTS: partial(write_tensors, tensors)}
     files |= {name: partial(_write, data) for name, data in beside.items()}
-    write_folder(Path(folder), files)
+    write_folder(Path(folder), files, without=[name for name in OF_ONE if name not in files])
     return Saved(Path(folder), name, _opened_by(family, described))
 
 

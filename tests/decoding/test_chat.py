@@ -154,6 +154,11 @@ def test_what_a_template_refuses_is_said_in_its_own_words() -> None:
         apply_chat([USER, USER], config(BRACKETS))
 
 
+def test_a_template_that_cannot_be_read_is_to_be_mended_and_not_the_messages() -> None:
+    with pytest.raises(InputError, match=r"cannot be read, .* in line 2: mend chat_template in"):
+        apply_chat([USER], config("hello\n{% for m in %}"))
+
+
 @pytest.mark.parametrize(
     "template",
     [

@@ -109,13 +109,18 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _render(template: str, variables: Mapping[str, Any]) -> str:
     try:
-        from jinja2.exceptions import TemplateError
+        from jinja2.exceptions import TemplateError, TemplateSyntaxError
     except ImportError:
         raise MissingExtraError(
             "a chat template needs the package jinja2", "pip install 'manyheads[chat]'"
         ) from None
     try:
         text: str = _environment().from_string(template).render(variables)
+    except TemplateSyntaxError as error:
+        raise InputError(
+            f"the model's chat template cannot be read, {error.message} in line {error.lineno}",
+            "mend chat_template in its tokenizer_config.json, or its chat_template.jinja",
+        ) from None
     except TemplateError as error:
         raise InputError(
             f"the model's chat template refuses, {error}", "give messages as it wants them"

@@ -1,11 +1,17 @@
 """A file is there whole, or as it was before."""
 
+import errno
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["whole"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["whole", "write_tensors"]
 
 
 @contextmanager
@@ -28,3 +34,17 @@ def whole(path: Path) -> Iterator[Path]:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def write_tensors(tensors: Mapping[str, "Tensor"], file: Path) -> None:
+    """One safetensors file; a full disk is an OSError, as with any other file."""
+    # They load torch, which those who write text should not wait for.
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(dict(tensors), file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        found = re.search(r"os error (\d+)", str(error))
+        number = int(found[1]) if found else errno.EIO
+        raise OSError(number, os.strerror(number) if found else str(error), str(file)) from error

@@ -8,16 +8,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from manyheads.checkpoints import files
 from manyheads.checkpoints.files import (
     INDEX,
     WEIGHTS,
     Weights,
     read_json,
     write_folder,
-    write_tensors,
 )
 from manyheads.errors import InputError
+from manyheads.whole import write_tensors
 
 
 def write(text: str):
@@ -72,7 +71,7 @@ def test_a_full_disk_is_told_of_the_folder_also_where_safetensors_meets_it(
     def full(*_: object, **__: object) -> None:
         raise SafetensorError("Error while serializing: No space left on device (os error 28)")
 
-    monkeypatch.setattr(files, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     model = tmp_path / "model"
     with pytest.raises(OSError, match="No space left on device, and nothing there") as caught:
         write_folder(model, {WEIGHTS: lambda file: write_tensors({}, file)})

@@ -57,6 +57,49 @@ def test_numbers_come_as_json(place: Path, tmp_path: Path) -> None:
     assert picture.exists()
 
 
+def test_neurons_go_and_are_named_by_layer(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, numbers = tmp_path / "small", tmp_path / "numbers.json"
+    assert (
+        prune(place, "--what", "neurons", "--keep", "0.75", "-o", str(out), "--json", str(numbers))
+        == 0
+    )
+    assert "32 of 128 neurons go by gradient" in capsys.readouterr().out
+    told = json.loads(numbers.read_text("utf-8"))
+    assert told["neurons"] == 128
+    assert sum(map(len, told["removed"].values())) == 32
+    assert told["cut"] == pytest.approx(told["curve"][-1]["value"], abs=1e-5)
+    assert (out / "curve.png").exists()
+    hidden = [layer.feedforward.inner.hidden for layer in load(out).config.stack.layers]
+    assert sum(hidden) == 96
+
+
+def test_layers_go(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "small"
+    assert prune(place, "--what", "layers", "--keep", "0.5", "-o", str(out)) == 0
+    said = capsys.readouterr().out
+    assert "1 of 2 layers go by ablation" in said
+    assert "layer " in said
+    assert len(load(out).stack.layers) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["neurons", "--by", "l0"], "neurons have no order by l0: use ablation, gradient, random."),
+        (["neurons", "--iterative"], "neurons are too many to be measured anew after each"),
+        (["layers", "--by", "gradient"], "layers have no order by gradient: use ablation, random."),
+        (["layers", "--mean"], "layers leave no mean behind"),
+    ],
+)
+def test_what_is_for_heads_alone_is_refused(
+    place: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prune(place, "--keep", "0.5", "--what", *more) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_no_more_is_measured_on_than_was_asked(place: Path) -> None:
     model = load(place / "model")
     assert model.tokenizer is not None

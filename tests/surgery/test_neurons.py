@@ -89,7 +89,28 @@ def test_what_was_chosen_is_told_in_a_line() -> None:
     chosen = choose_neurons(model, TEXTS, "random", share=0.5, points=2, shown=False)
     change = chosen.curve[-1].change
     assert str(chosen) == (
-        f"by random: {chosen.count} of {chosen.total} may go, {chosen.baseline:.4f} {change:+.4f}"
+        f"by random: {chosen.count} of {chosen.total} neurons may go, "
+        f"loss {chosen.baseline:.4f} {change:+.4f}"
     )
     unmet = choose_layers(model, TEXTS, budget=-50.0, shown=False)
     assert str(unmet).endswith("+0.0000, which is not as asked")
+
+
+def test_a_budget_is_followed_closer_than_the_points_of_the_curve() -> None:
+    model = build("gpt2", layers=2, width=32, heads=4, vocabulary=50, seed=0)
+    texts = [list(range(1, 20)), list(range(20, 45))]
+    free = choose_neurons(model, texts, points=2, shown=False)
+    budget = max(free.curve[0].change, 1e-4) / 2
+    chosen = choose_neurons(model, texts, points=2, budget=budget, shown=False)
+    assert len(chosen.curve) > len(free.curve)
+    taken = [point.taken for point in chosen.curve]
+    assert taken == sorted(taken)
+    [last] = [point for point in chosen.curve if point.taken == chosen.count]
+    assert last.change <= budget
+    beyond = [point for point in chosen.curve if point.taken > chosen.count]
+    assert beyond[0].taken - chosen.count <= 2
+    assert beyond[0].change > budget
+    rows = chosen.rows()
+    assert [row["taken"] for row in rows] == taken
+    assert [row["goes"] for row in rows] == [count <= chosen.count for count in taken]
+    assert rows[0]["what"] == f"{taken[0]} neurons"

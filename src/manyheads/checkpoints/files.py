@@ -1,9 +1,7 @@
 """Checkpoint folders: read without loading, written whole or not at all."""
 
-import errno
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -11,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from manyheads.errors import InputError
 
-__all__ = ["Weights", "read_json", "read_list", "write_folder", "write_tensors"]
+__all__ = ["Weights", "read_json", "read_list", "write_folder"]
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -173,16 +170,6 @@ def write_folder(
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
-
-
-def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """One safetensors file; a full disk is an OSError, as with any other file."""
-    try:
-        save_file(dict(tensors), file, metadata={"format": "pt"})
-    except SafetensorError as error:
-        found = re.search(r"os error (\d+)", str(error))
-        number = int(found[1]) if found else errno.EIO
-        raise OSError(number, os.strerror(number) if found else str(error), str(file)) from error
 
 
 def _drop_shards(folder: Path) -> None:

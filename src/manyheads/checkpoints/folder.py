@@ -28,7 +28,7 @@ from manyheads.checkpoints.companions import (
     read_generation,
     read_tokenizer,
 )
-from manyheads.checkpoints.files import WEIGHTS, Weights, read_json, write_folder, write_tensors
+from manyheads.checkpoints.files import WEIGHTS, Weights, read_json, write_folder
 from manyheads.checkpoints.hub import HOUSE_FOLDER, folder_of
 from manyheads.checkpoints.names import fitting, from_theirs, to_theirs
 from manyheads.checkpoints.sentences import modules_of, sentence_files, sentence_of
@@ -38,6 +38,7 @@ from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model, build
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.whole import write_tensors
 
 __all__ = ["FAMILIES", "Saved", "family_of", "load", "save"]
 

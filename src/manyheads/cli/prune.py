@@ -1,4 +1,4 @@
-"""manyheads prune: a model without the heads that a text does not need."""
+"""manyheads prune: a model without the heads, neurons or layers that a text does not need."""
 
 import sys
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ CURVE = "curve.png"
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """Take away the heads that a text does not need, and leave a smaller model.
+    """Take away the heads, neurons or layers that a text does not need; leave a smaller model.
 
     For example: manyheads prune gpt2/ --file book.txt --keep 0.6 -o gpt2-small/
 
@@ -56,19 +56,25 @@ class Prune:
     ] = None
     """Where the pruned model goes, with its curve; without it nothing is written."""
 
+    what: Literal["heads", "neurons", "layers"] = "heads"
+    """Heads, neurons of the feed-forwards, or whole layers."""
+
     keep: Annotated[float | None, tyro.conf.arg(metavar="SHARE", help_behavior_hint="")] = None
-    """The share of the heads that stays, such as 0.6."""
+    """The share of them that stays, such as 0.6."""
 
     loss_budget: Annotated[float | None, tyro.conf.arg(metavar="NATS", help_behavior_hint="")] = (
         None
     )
     """How much the loss a token may rise; of a model of vectors, how much likeness may be lost."""
 
-    by: Literal["ablation", "gradient", "redundancy", "random", "l0"] = "ablation"
-    """What heads are ordered by."""
+    by: Annotated[
+        Literal["ablation", "gradient", "redundancy", "random", "l0"] | None,
+        tyro.conf.arg(help_behavior_hint=""),
+    ] = None
+    """What they are ordered by; left out, heads and layers by ablation, neurons by gradient."""
 
     iterative: Flag = False
-    """Measure all that are left anew after each head."""
+    """Measure all that are left anew after each head or layer."""
 
     mean: Flag = False
     """Let what a head says on average stay behind."""
@@ -124,13 +130,14 @@ class Prune:
         from manyheads.surgery.operation import Wish
 
         if self.keep is not None and not 0 <= self.keep <= 1:
-            raise InputError(f"--keep {self.keep:g} is no share of the heads", "use 0 to 1")
+            raise InputError(f"--keep {self.keep:g} is no share of the {self.what}", "use 0 to 1")
         check_json(self.json)
         if self.picture is not None:
             check_path(self.picture)
         if self.out is not None and self.out.is_file():
             raise InputError(f"--out {self.out} is a file", "name a folder")
         return Wish(
+            what=self.what,
             share=None if self.keep is None else 1 - self.keep,
             budget=self.loss_budget,
             by=self.by,

@@ -1,4 +1,4 @@
-"""What `manyheads prune` shows: which heads went and why, the curve, both models side by side."""
+"""What `manyheads prune` shows: what went and why, the curve, both models side by side."""
 
 from math import isnan
 from pathlib import Path
@@ -16,12 +16,14 @@ __all__ = ["draw", "show"]
 
 
 def show(console: Console, done: "Operation", texts: int) -> None:
-    """Print the table of heads, what they cost, and size and speed before and after."""
+    """Print the table of what goes, what it costs, and size and speed before and after."""
     chosen = done.chosen
-    went = f"{chosen.count} of {chosen.total} heads go" if chosen.met else f"{chosen.total} heads"
+    went = f"{chosen.total:,} {chosen.unit}"
+    if chosen.met:
+        went = f"{chosen.count:,} of {went} go"
     judges = counted(texts, "text")
     console.print(f"{went} by {chosen.by}, judged by {judges}", highlight=False)
-    console.print(_heads(done))
+    console.print(_curve(done))
     if chosen.harmful:
         names = ", ".join(map(str, chosen.harmful))
         console.print(f"better without: {names}", highlight=False)
@@ -29,19 +31,20 @@ def show(console: Console, done: "Operation", texts: int) -> None:
         console.print(_sides(done))
 
 
-def _heads(done: "Operation") -> Table:
+def _curve(done: "Operation") -> Table:
     chosen = done.chosen
-    table = Table("", "head", "why", box=None, pad_edge=False)
+    table = Table("", chosen.unit.removesuffix("s"), "why", box=None, pad_edge=False)
     for name in (chosen.metric, "change", "±"):
         table.add_column(name, justify="right")
-    table.add_row("0", "none", "the whole model", f"{chosen.curve.baseline:.4f}", "", "")
+    table.add_row("0", "none", "the whole model", f"{chosen.baseline:.4f}", "", "")
     for row in chosen.rows():
         if not (row["goes"] or not chosen.met):
             continue
         table.add_row(
-            str(row["taken"]),
-            row["head"],
-            row["why"] + (", does harm" if row["harmful"] else ""),
+            f"{row['taken']:,}",
+            row.get("head") or row["what"],
+            # Neurons and layers go by nothing else than the order that was asked for.
+            row.get("why", f"by {chosen.by}") + (", does harm" if row.get("harmful") else ""),
             f"{row['value']:.4f}",
             f"{row['change']:+.4f}",
             # Of a single text no error is known.
@@ -66,7 +69,7 @@ def _sides(done: "Operation") -> Table:
     ):
         ratio = f"{other / one:.2f}" if one else "-"
         table.add_row(name, f"{one:,.0f}", f"{other:,.0f}", ratio)
-    table.add_row(done.chosen.metric, f"{done.chosen.curve.baseline:.4f}", f"{done.cut:.4f}", "")
+    table.add_row(done.chosen.metric, f"{done.chosen.baseline:.4f}", f"{done.cut:.4f}", "")
     if done.mended is not None:
         table.add_row("after mending", "", f"{done.mended:.4f}", "")
     return table
@@ -85,9 +88,9 @@ def draw(done: "Operation", path: Path) -> None:
         chosen=chosen.count / chosen.total if chosen.count else None,
     )
     words = CurveWords(
-        title=f"{chosen.count} of {chosen.total} heads taken away",
+        title=f"{chosen.count:,} of {chosen.total:,} {chosen.unit} taken away",
         subtitle=f"in the order of {chosen.by}; the band is one standard error of the change",
-        share="share of heads that are gone",
+        share=f"share of {chosen.unit} that are gone",
         value=chosen.metric,
     )
-    draw_curve([line], chosen.curve.baseline, path, words=words)
+    draw_curve([line], chosen.baseline, path, words=words)

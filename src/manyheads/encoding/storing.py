@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
-from safetensors.torch import save_file
 from torch import Tensor
 
 from manyheads.errors import InputError
-from manyheads.whole import whole
+from manyheads.whole import whole, write_tensors
 
 __all__ = ["check_target", "store"]
 
@@ -40,7 +39,7 @@ def _write_npy(vectors: Tensor, texts: Sequence[str], file: Path) -> None:  # no
 
 
 def _write_safetensors(vectors: Tensor, texts: Sequence[str], file: Path) -> None:  # noqa: ARG001
-    save_file({"vectors": vectors.contiguous()}, file)
+    write_tensors({"vectors": vectors.contiguous()}, file)
 
 
 def _write_jsonl(vectors: Tensor, texts: Sequence[str], file: Path) -> None:

@@ -50,6 +50,15 @@ class Chosen:
         return tuple(each.head for each in self.order[: self.count])
 
     @property
+    def unit(self) -> str:
+        return "heads"
+
+    @property
+    def baseline(self) -> float:
+        """The metric of the whole model."""
+        return self.curve.baseline
+
+    @property
     def harmful(self) -> tuple[Address, ...]:
         """Heads without which the model does better, by more than a standard error."""
         return tuple(each.head for each in self.order if each.harmful)

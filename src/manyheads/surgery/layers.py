@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from manyheads.errors import InputError
 from manyheads.lens.given import Targets
-from manyheads.lens.metrics import Metric
+from manyheads.lens.metrics import Metric, named
 from manyheads.lens.trunk import StackName
 from manyheads.models.build import Model
 from manyheads.surgery.keeping import find_stack
@@ -28,6 +28,9 @@ class ChosenLayers(ChosenParts[int]):
     def layers(self) -> tuple[int, ...]:
         """Those that may go, as `prune_layers` takes them."""
         return self.order[: self.count]
+
+    def told(self, start: int, stop: int) -> str:
+        return ", ".join(f"layer {layer}" for layer in self.order[start:stop])
 
 
 def choose_layers(
@@ -78,12 +81,14 @@ def choose_layers(
     count, met = within(curve, exam.sign, limit, share=share, budget=budget)
     return ChosenLayers(
         by=by,
+        metric=named(metric),
         order=tuple(order),
         curve=curve,
         baseline=effects.whole[0],
         total=total,
         count=count,
         met=met,
+        unit="layers",
     )
 
 

@@ -12,6 +12,7 @@ from manyheads.errors import InputError
 from manyheads.lens.effects import ROOM_ON_CPU, ROOM_ON_CUDA, Effects
 from manyheads.lens.given import Given, Targets, read, run, shares
 from manyheads.lens.metrics import Metric, better, judge, weighed
+from manyheads.lens.results import frame_of
 from manyheads.lens.trunk import Change, Edits
 from manyheads.models.build import Model
 from manyheads.models.resting import resting
@@ -43,17 +44,61 @@ class ChosenParts(Generic[Each]):
     """
 
     by: str
+    metric: str
     order: tuple[Each, ...]
     curve: tuple[Point, ...]
     baseline: float
     total: int
     count: int
     met: bool
+    unit: str = "parts"
+
+    @property
+    def change(self) -> float:
+        """Of the metric without those that may go."""
+        return next((at.change for at in self.curve if at.taken == self.count), 0.0)
+
+    @property
+    def harmful(self) -> tuple[Each, ...]:
+        """None that is known: what each does alone is not measured with its error."""
+        return ()
+
+    def told(self, start: int, stop: int) -> str:
+        """In words, what goes from one point of the curve to the next."""
+        return f"{stop - start:,} {self.unit}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record a point of the curve."""
+        before = [0, *(point.taken for point in self.curve)]
+        return [
+            {
+                "taken": point.taken,
+                "share": point.taken / self.total,
+                "what": self.told(start, point.taken),
+                "value": point.value,
+                "change": point.change,
+                "change_error": point.error,
+                "goes": point.taken <= self.count,
+            }
+            for start, point in zip(before, self.curve, strict=False)
+        ]
+
+    def frame(self) -> Any:
+        """A pandas DataFrame of `rows`."""
+        return frame_of(self.rows())
+
+    @property
+    def shortfall(self) -> str:
+        """What was reached of what was asked and could not be had."""
+        return (
+            f"what was asked cannot be had: {self.count:,} of {self.total:,} {self.unit} "
+            f"({self.count / self.total:.0%}) come to {self.change:+.4g} of {self.metric}"
+        )
 
     def __str__(self) -> str:
-        change = next((at.change for at in self.curve if at.taken == self.count), 0.0)
-        told = f"by {self.by}: {self.count:,} of {self.total:,} may go, {self.baseline:.4f}"
-        return f"{told} {change:+.4f}" + ("" if self.met else ", which is not as asked")
+        told = f"by {self.by}: {self.count:,} of {self.total:,} {self.unit} may go, "
+        told += f"{self.metric} {self.baseline:.4f} {self.change:+.4f}"
+        return told + ("" if self.met else ", which is not as asked")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,22 +174,33 @@ class Exam:
         """The mean |value . gradient| of each channel at the sites, summed over a text's tokens."""
         sums: list[list[Tensor]] = [[] for _ in sites]
         weights = []
-        for texts in self.shares:
-            judged = judge(self.model, self.given, texts, self.metric, self.targets)
-            with resting(self.model), torch.enable_grad():
-                seen = Edits(dict.fromkeys(sites, _tracked), [*sites, _last(self.model)])
-                run(self.model, self.given.select(texts), seen)
-                total = judged(seen[_last(self.model)]).sum()
-                values = [seen[site].values for site in sites]
-                gradients = torch.autograd.grad(total, values)
-            weights.append(judged.weights.double().cpu())
-            for found, site, gradient in zip(sums, sites, gradients, strict=True):
-                size = (seen[site].values.detach() * gradient).abs().double()
-                owner = seen[site].lengths.sequence_of_token
-                by_text = size.new_zeros(len(texts), size.shape[1]).index_add(0, owner, size)
-                found.append(by_text.cpu())
+        parts = self.shares
+        with Progress(
+            "following gradients", total=len(parts), unit="runs", shown=self.shown
+        ) as bar:
+            for texts in parts:
+                weights.append(self._add_worth(texts, sites, sums))
+                bar.advance()
         weight = torch.cat(weights)
         return [weighed(torch.cat(found), weight)[0] for found in sums]
+
+    def _add_worth(
+        self, texts: range, sites: Sequence[Site], sums: Sequence[list[Tensor]]
+    ) -> Float[Tensor, " b"]:
+        """What some texts add to the worth at each site, and what they weigh."""
+        judged = judge(self.model, self.given, texts, self.metric, self.targets)
+        with resting(self.model), torch.enable_grad():
+            seen = Edits(dict.fromkeys(sites, _tracked), [*sites, _last(self.model)])
+            run(self.model, self.given.select(texts), seen)
+            total = judged(seen[_last(self.model)]).sum()
+            values = [seen[site].values for site in sites]
+            gradients = torch.autograd.grad(total, values)
+        for found, site, gradient in zip(sums, sites, gradients, strict=True):
+            size = (seen[site].values.detach() * gradient).abs().double()
+            owner = seen[site].lengths.sequence_of_token
+            by_text = size.new_zeros(len(texts), size.shape[1]).index_add(0, owner, size)
+            found.append(by_text.cpu())
+        return judged.weights.double().cpu()
 
 
 def within(

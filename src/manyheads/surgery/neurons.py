@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.given import Targets
-from manyheads.lens.metrics import Metric
+from manyheads.lens.metrics import Metric, named
 from manyheads.lens.trunk import Change, StackName
 from manyheads.models.build import Model
 from manyheads.models.stack import Stack
@@ -19,6 +19,8 @@ from manyheads.taps import Site, Sublayer, Tap
 
 __all__ = ["ChosenNeurons", "choose_neurons"]
 
+# A budget is followed to a part of all neurons as small as one of so many.
+CLOSE = 200
 ByNeuron = Literal["ablation", "gradient", "random"]
 Neuron = tuple[int, int]
 
@@ -53,7 +55,8 @@ def choose_neurons(
     """Neurons by gradient importance, by exact ablation of each alone, or by chance.
 
     The cost is measured at `points` shares up to `share`, or up to all of them; `budget` bounds it
-    as in `choose`. One neuron of a layer always stays.
+    as in `choose`, and is measured more closely where it is crossed. One neuron of a layer always
+    stays.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=4, vocabulary=50, seed=0)
@@ -71,19 +74,20 @@ def choose_neurons(
     limit = len(order) if share is None else min(len(order), round(share * len(every)))
     counts = sorted({max(1, round(limit * place / points)) for place in range(1, points + 1)})
     counts = [count for count in counts if count <= limit]
-    effects = exam.measure(
-        [Variant(model, _without(chosen, order[:count])) for count in counts], "cutting neurons"
-    )
-    curve = tuple(Point(count, *effects.of(place)) for place, count in enumerate(counts))
+    curve, baseline = _measured(exam, chosen, order, counts)
+    if budget is not None:
+        curve = _refined(exam, chosen, order, curve, budget)
     count, met = within(curve, exam.sign, limit, share=share, budget=budget)
     return ChosenNeurons(
         by=by,
+        metric=named(metric),
         order=tuple(order),
         curve=curve,
-        baseline=effects.whole[0],
+        baseline=baseline,
         total=len(every),
         count=count,
         met=met,
+        unit="neurons",
     )
 
 
@@ -113,6 +117,31 @@ def _ordered(
     effects = exam.measure(variants, "ablating neurons")
     harm = {each: exam.sign * effects.of(place)[1] for place, each in enumerate(every)}
     return sorted(every, key=lambda each: harm[each])
+
+
+def _measured(
+    exam: Exam, stack: Stack, order: Sequence[Neuron], counts: Sequence[int]
+) -> tuple[tuple[Point, ...], float]:
+    """The curve where so many are gone, and the metric of the whole model."""
+    variants = [Variant(exam.model, _without(stack, order[:count])) for count in counts]
+    effects = exam.measure(variants, "cutting neurons")
+    curve = tuple(Point(count, *effects.of(place)) for place, count in enumerate(counts))
+    return curve, effects.whole[0]
+
+
+def _refined(
+    exam: Exam, stack: Stack, order: Sequence[Neuron], curve: tuple[Point, ...], budget: float
+) -> tuple[Point, ...]:
+    """The curve with points between the last within the budget and the first beyond it."""
+    fits = {0: True} | {point.taken: exam.sign * point.change <= budget for point in curve}
+    low = max(count for count, fit in fits.items() if fit)
+    high = min((count for count in fits if count > low), default=low)
+    while high - low > max(1, len(order) // CLOSE):
+        middle = (low + high) // 2
+        [point], _ = _measured(exam, stack, order, [middle])
+        curve = (*curve, point)
+        low, high = (middle, high) if exam.sign * point.change <= budget else (low, middle)
+    return tuple(sorted(curve, key=lambda point: point.taken))
 
 
 def _spared(order: Sequence[Neuron]) -> list[Neuron]:

@@ -1,31 +1,43 @@
-"""A whole operation: choose heads on a text, cut them, mend what is left, compare."""
+"""A whole operation: choose parts on a text, cut them, mend what is left, compare."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 from manyheads.errors import InputError
 from manyheads.lens.trunk import StackName
 from manyheads.models.build import Model
 from manyheads.surgery.choose import Chosen, choose
+from manyheads.surgery.layers import ByLayer, ChosenLayers, choose_layers
 from manyheads.surgery.measuring import Exam, Variant
 from manyheads.surgery.mending import mend
+from manyheads.surgery.neurons import ByNeuron, ChosenNeurons, choose_neurons
 from manyheads.surgery.ordering import By
-from manyheads.surgery.prune import Keep, prune
+from manyheads.surgery.prune import Keep, prune, prune_layers, prune_neurons
 from manyheads.surgery.questions import Questions, questions
 from manyheads.surgery.weighing import Weight, compare_weights
 from manyheads.taps import Sublayer
 
-__all__ = ["Operation", "Wish", "operate"]
+__all__ = ["Operation", "What", "Wish", "operate"]
+
+
+What = Literal["heads", "neurons", "layers"]
+AnyChosen = Chosen | ChosenNeurons | ChosenLayers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """How much should go, by which measure, and how long to mend."""
+    """How much should go of what, by which measure, and how long to mend.
 
+    `by` None is ablation, and of neurons, which are many, the gradient. What stands in for heads,
+    which attention they are of, and measuring anew after each are not for neurons; the last is for
+    layers too.
+    """
+
+    what: What = "heads"
     share: float | None = None
     budget: float | None = None
-    by: By = "ablation"
+    by: str | None = None
     iterative: bool = False
     keep: Keep = "zero"
     stack: StackName | None = None
@@ -39,10 +51,10 @@ class Operation:
     """What was chosen, the model that came of it, and both models side by side.
 
     `cut` is the metric after cutting and `mended` after mending, both measured anew on the texts
-    that heads were chosen by. Where the wish could not be met nothing is cut.
+    that parts were chosen by. Where the wish could not be met nothing is cut.
     """
 
-    chosen: Chosen
+    chosen: AnyChosen
     model: Model | None
     before: Weight | None
     after: Weight | None
@@ -51,15 +63,16 @@ class Operation:
 
     def told(self) -> dict[str, Any]:
         """All numbers, as JSON has them."""
+        chosen = self.chosen
         return {
-            "by": self.chosen.by,
-            "metric": self.chosen.metric,
-            "baseline": self.chosen.curve.baseline,
-            "heads": self.chosen.total,
-            "removed": [str(head) for head in self.chosen.heads] if self.chosen.met else [],
-            "harmful": [str(head) for head in self.chosen.harmful],
-            "met": self.chosen.met,
-            "curve": self.chosen.rows(),
+            "by": chosen.by,
+            "metric": chosen.metric,
+            "baseline": chosen.baseline,
+            chosen.unit: chosen.total,
+            "removed": _removed(chosen) if chosen.met else [],
+            "harmful": [str(each) for each in chosen.harmful],
+            "met": chosen.met,
+            "curve": chosen.rows(),
             "cut": self.cut,
             "mended": self.mended,
             "before": None if self.before is None else self.before.told(),
@@ -78,24 +91,10 @@ def operate(
             "a model without a readout has nothing to be mended by", "leave mending out"
         )
     asked = questions(model, texts, seed=wish.seed)
-    chosen = choose(
-        model,
-        asked.given,
-        wish.by,
-        share=wish.share,
-        budget=wish.budget,
-        iterative=wish.iterative,
-        keep=wish.keep,
-        metric=asked.metric,
-        targets=asked.targets,
-        stack=wish.stack,
-        sublayer=wish.sublayer,
-        seed=wish.seed,
-        shown=shown,
-    )
+    chosen = _choose(model, asked, wish, shown)
     if not chosen.met:
         return Operation(chosen=chosen, model=None, before=None, after=None, cut=None, mended=None)
-    pruned = prune(model, chosen.heads, wish.keep, asked.given)
+    pruned = _prune(model, chosen, wish, asked)
     cut = _measured(pruned, model, asked)
     mended = None
     if wish.mend_steps:
@@ -105,6 +104,59 @@ def operate(
     return Operation(
         chosen=chosen, model=pruned, before=before, after=after, cut=cut, mended=mended
     )
+
+
+def _choose(model: Model, asked: Questions, wish: Wish, shown: bool) -> AnyChosen:
+    common: dict[str, Any] = {
+        "share": wish.share,
+        "budget": wish.budget,
+        "metric": asked.metric,
+        "targets": asked.targets,
+        "stack": wish.stack,
+        "seed": wish.seed,
+        "shown": shown,
+    }
+    if wish.what == "heads":
+        return choose(
+            model,
+            asked.given,
+            cast(By, wish.by or "ablation"),
+            iterative=wish.iterative,
+            keep=wish.keep,
+            sublayer=wish.sublayer,
+            **common,
+        )
+    if wish.keep != "zero" or wish.sublayer is not Sublayer.ATTENTION:
+        raise InputError(f"{wish.what} leave no mean behind and are of no attention", "take heads")
+    known = get_args(ByLayer if wish.what == "layers" else ByNeuron)
+    if wish.by is not None and wish.by not in known:
+        raise InputError(f"{wish.what} have no order by {wish.by}", f"use {', '.join(known)}")
+    if wish.what == "layers":
+        by = cast(ByLayer, wish.by or "ablation")
+        return choose_layers(model, asked.given, by, iterative=wish.iterative, **common)
+    if wish.iterative:
+        raise InputError("neurons are too many to be measured anew after each", "leave it out")
+    return choose_neurons(model, asked.given, cast(ByNeuron, wish.by or "gradient"), **common)
+
+
+def _prune(model: Model, chosen: AnyChosen, wish: Wish, asked: Questions) -> Model:
+    match chosen:
+        case Chosen():
+            return prune(model, chosen.heads, wish.keep, asked.given)
+        case ChosenNeurons():
+            return prune_neurons(model, chosen.neurons, stack=wish.stack)
+        case ChosenLayers():
+            return prune_layers(model, chosen.layers, stack=wish.stack)
+
+
+def _removed(chosen: AnyChosen) -> Any:
+    match chosen:
+        case Chosen():
+            return [str(head) for head in chosen.heads]
+        case ChosenNeurons():
+            return {str(layer): sorted(each) for layer, each in sorted(chosen.neurons.items())}
+        case ChosenLayers():
+            return sorted(chosen.layers)
 
 
 def _measured(pruned: Model, model: Model, asked: Questions) -> float:

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from manyheads.checkpoints.files import read_json, write_folder, write_tensors
+from manyheads.checkpoints.files import read_json, write_folder
 from manyheads.checkpoints.folder import family_of
 from manyheads.checkpoints.names import Either, Entry
 from manyheads.errors import ConfigError, InputError
@@ -24,6 +24,7 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.surgery.adapters import Adapter, adapters, check_name, use
 from manyheads.surgery.lowrank import Update, adapters_on, attach, places
 from manyheads.surgery.targets import Part, joined, parts_of
+from manyheads.whole import write_tensors
 
 __all__ = ["load_adapter", "save_adapter"]
 

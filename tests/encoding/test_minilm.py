@@ -10,8 +10,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from manyheads import encode, load
-from manyheads.encoding.relaid import FEWEST_TOKENS
 from manyheads.errors import CutWarning
+from manyheads.parts.relaid import FEWEST_TOKENS
 
 TEXTS = [
     "The cat sat on the mat.",

@@ -84,6 +84,15 @@ def test_layers_go(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert len(load(out).stack.layers) == 1
 
 
+def test_gates_are_trained_for_so_many_steps(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prune(place, "--keep", "0.5", "--by", "l0", "--gate-steps", "3") == 0
+    assert "4 of 8 heads go by l0" in capsys.readouterr().out
+    assert prune(place, "--keep", "0.5", "--by", "l0", "--gate-steps", "0") == 2
+    assert "--gate-steps 0 close nothing: use 1 or more." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

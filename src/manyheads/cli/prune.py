@@ -73,6 +73,9 @@ class Prune:
     ] = None
     """What they are ordered by; left out, heads and layers by ablation, neurons by gradient."""
 
+    gate_steps: int = 300
+    """Steps of training that close the gates of heads, by l0."""
+
     iterative: Flag = False
     """Measure all that are left anew after each head or layer."""
 
@@ -127,8 +130,11 @@ class Prune:
 
     def _wish(self) -> "Wish":
         from manyheads.pictures.png import check_path
+        from manyheads.surgery.closing import Closing
         from manyheads.surgery.operation import Wish
 
+        if self.gate_steps < 1:
+            raise InputError(f"--gate-steps {self.gate_steps} close nothing", "use 1 or more")
         if self.keep is not None and not 0 <= self.keep <= 1:
             raise InputError(f"--keep {self.keep:g} is no share of the {self.what}", "use 0 to 1")
         check_json(self.json)
@@ -144,6 +150,7 @@ class Prune:
             iterative=self.iterative,
             keep="mean" if self.mean else "zero",
             **where(self.of),
+            closing=Closing(steps=self.gate_steps),
             mend_steps=self.mend,
             seed=self.seed,
         )

@@ -7,7 +7,8 @@ from typing import Any, Literal, cast, get_args
 from manyheads.errors import InputError
 from manyheads.lens.trunk import StackName
 from manyheads.models.build import Model
-from manyheads.surgery.choose import Chosen, choose
+from manyheads.surgery.choose import CLOSING, Chosen, choose
+from manyheads.surgery.closing import Closing
 from manyheads.surgery.layers import ByLayer, ChosenLayers, choose_layers
 from manyheads.surgery.measuring import Exam, Variant
 from manyheads.surgery.mending import mend
@@ -42,6 +43,7 @@ class Wish:
     keep: Keep = "zero"
     stack: StackName | None = None
     sublayer: Sublayer = Sublayer.ATTENTION
+    closing: Closing = CLOSING
     mend_steps: int = 0
     seed: int = 0
 
@@ -124,6 +126,7 @@ def _choose(model: Model, asked: Questions, wish: Wish, shown: bool) -> AnyChose
             iterative=wish.iterative,
             keep=wish.keep,
             sublayer=wish.sublayer,
+            closing=wish.closing,
             **common,
         )
     if wish.keep != "zero" or wish.sublayer is not Sublayer.ATTENTION:

@@ -41,8 +41,8 @@ def test_parts_cut_and_turned(
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
 @pytest.mark.parametrize(("tokens", "size"), [(1, 8), (300, 1152), (33, 200)])
 def test_gated_halves(tokens: int, size: int, activation: Activation, dtype: torch.dtype) -> None:
-    from manyheads.parts.gating import KINDS as NAMES
-    from manyheads.parts.gating import gated
+    from manyheads.parts.gated_halves import KINDS as NAMES
+    from manyheads.parts.gated_halves import gated
 
     joined = 3 * torch.randn(tokens, 2 * size, device="cuda", dtype=dtype)
     joined.requires_grad_()

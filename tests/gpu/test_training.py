@@ -77,13 +77,18 @@ MODELS: dict[str, tuple[dict[str, Any], Objective]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_compiled_step_has_the_gradients_of_another(name: str) -> None:
+def started(name: str) -> tuple[Any, Objective, Batch]:
+    """A small model, what it learns, and three texts."""
     change, objective = MODELS[name]
     model = build(name, vocabulary=WORDS, seed=0, device="cuda", **change)
     draw = torch.Generator().manual_seed(0)
     texts = [torch.randint(2, WORDS, (length,), generator=draw) for length in (200, 31, 150)]
-    batch = Batch(texts=Ragged.from_list(texts))
+    return model, objective, Batch(texts=Ragged.from_list(texts))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_compiled_step_has_the_gradients_of_another(name: str) -> None:
+    model, objective, batch = started(name)
     task = objective.prepare(model, batch, torch.Generator().manual_seed(0)).to("cuda")
     losses, gradients = [], []
     for score in (objective.score, torch.compile(objective.score)):
@@ -104,11 +109,7 @@ def test_a_compiled_step_has_the_gradients_of_another(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "modernbert-base"])
 def test_a_step_never_waits_for_the_device(name: str) -> None:
-    change, objective = MODELS[name]
-    model = build(name, vocabulary=WORDS, seed=0, device="cuda", **change)
-    draw = torch.Generator().manual_seed(0)
-    texts = [torch.randint(2, WORDS, (length,), generator=draw) for length in (200, 31, 150)]
-    batch = Batch(texts=Ragged.from_list(texts))
+    model, objective, batch = started(name)
     step = Step(number=0, batches=(batch,), places=(0,), tokens=381, sequences=3, after=Position())
     [asked_for] = asked(iter((step,)), objective, model, seed=0, first=0)
     with crew("none", "cuda") as members:

@@ -94,7 +94,7 @@ def _gated(joined: Float[Tensor, "n two_m"], activation: Activation) -> Float[Te
     """One half, activated, times the other."""
     if learns_compiled(joined) and joined.dim() == 2:
         # Its way back is faster than what a compiler makes of the lines below.
-        from manyheads.parts.gating import KINDS, gated
+        from manyheads.parts.gated_halves import KINDS, gated
 
         return gated(joined, KINDS.index(activation))
     gate, passed = joined.chunk(2, dim=-1)

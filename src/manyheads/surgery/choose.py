@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -44,14 +44,11 @@ class Chosen:
     share: float | None
     budget: float | None
     met: bool
+    unit: ClassVar[str] = "heads"
 
     @property
     def heads(self) -> tuple[Address, ...]:
         return tuple(each.head for each in self.order[: self.count])
-
-    @property
-    def unit(self) -> str:
-        return "heads"
 
     @property
     def baseline(self) -> float:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from manyheads.errors import InputError
 from manyheads.lens.given import Targets
@@ -23,6 +23,8 @@ ByLayer = Literal["ablation", "random"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenLayers(ChosenParts[int]):
     """Whole layers in the order in which they go."""
+
+    unit: ClassVar[str] = "layers"
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -88,7 +90,6 @@ def choose_layers(
         total=total,
         count=count,
         met=met,
-        unit="layers",
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -51,7 +51,8 @@ class ChosenParts(Generic[Each]):
     total: int
     count: int
     met: bool
-    unit: str = "parts"
+    # What they are called, many of them.
+    unit: ClassVar[str] = "parts"
 
     @property
     def change(self) -> float:

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -28,6 +28,8 @@ Neuron = tuple[int, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenNeurons(ChosenParts[Neuron]):
     """Neurons as (layer, neuron), the curve at some shares of them."""
+
+    unit: ClassVar[str] = "neurons"
 
     @property
     def neurons(self) -> dict[int, list[int]]:
@@ -87,7 +89,6 @@ def choose_neurons(
         total=len(every),
         count=count,
         met=met,
-        unit="neurons",
     )
 
 

@@ -102,8 +102,9 @@ class Turn:
     def turned_whole(self, x: Float[Tensor, "n h d"]) -> Float[Tensor, "n h d"]:
         """The same, of both halves at once and without their concatenation.
 
-        Compiled, the way back of halves cut apart and joined was the longest kernel of a masked
-        step, 0.35 ms a layer on an H200 for what reading and writing take a tenth of.
+        Compiled, the way back of halves cut apart and joined took 0.35 ms a layer of a masked step
+        on an H200, and takes 0.29 so. Where nothing but queries, keys and values is projected,
+        `cut` serves instead.
         """
         half = self.cos.shape[-1]
         turning, rest = x.split((2 * half, x.shape[-1] - 2 * half), dim=-1)

@@ -9,6 +9,7 @@ from manyheads import build, load, save
 from manyheads.checkpoints.companions import read_tokenizer
 from manyheads.cli.asked import first_texts
 from manyheads.cli.main import main
+from manyheads.cli.prune_page import _harm, _named
 from manyheads.surgery import origins
 from tests.train.tiny import write_corpus
 
@@ -93,13 +94,44 @@ def test_gates_are_trained_for_so_many_steps(
     assert "--gate-steps 0 close nothing: use 1 or more." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("by", ["gradient", "redundancy", "l0", "random"])
+@pytest.mark.parametrize("what", ["neurons", "layers"])
+def test_neurons_and_layers_go_by_every_measure(
+    place: Path, tmp_path: Path, what: str, by: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = tmp_path / "numbers.json"
+    wanted = ["--what", what, "--by", by, "--gate-steps", "2", "--json", str(numbers)]
+    code = prune(place, *wanted, "--keep", "0.5")
+    said, told = capsys.readouterr(), json.loads(numbers.read_text("utf-8"))
+    assert f"{what} " in said.out
+    assert f"by {by}" in said.out
+    assert told["by"] == by
+    if (what, by) == ("neurons", "redundancy"):
+        assert code == 1
+        assert "do what another does" in said.err
+        assert told["removed"] == []
+    else:
+        assert code == 0
+        assert told["cut"] == pytest.approx(told["curve"][-1]["value"], abs=1e-5)
+
+
+def test_neurons_and_layers_are_measured_anew(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prune(place, "--what", "neurons", "--keep", "0.5", "--iterative") == 0
+    assert "64 of 128 neurons go by gradient" in capsys.readouterr().out
+    by = ["--by", "redundancy", "--iterative"]
+    assert prune(place, "--what", "layers", "--keep", "0.5", *by) == 0
+    assert "in and out alike by" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["neurons", "--by", "l0"], "neurons have no order by l0: use ablation, gradient, random."),
-        (["neurons", "--iterative"], "neurons are too many to be measured anew after each"),
-        (["layers", "--by", "gradient"], "layers have no order by gradient: use ablation, random."),
+        (["neurons", "--by", "l0", "--iterative"], "does not change with each neuron"),
+        (["layers", "--by", "random", "--iterative"], "does not change with each layer"),
         (["layers", "--mean"], "layers leave no mean behind"),
+        (["neurons", "--mean"], "neurons leave no mean behind"),
     ],
 )
 def test_what_is_for_heads_alone_is_refused(
@@ -162,3 +194,12 @@ def test_what_cannot_be_asked(
 def test_a_text_that_is_not_there(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prune", str(place / "model"), "--file", str(place / "nowhere.txt")]) == 2
     assert "nowhere.txt" in capsys.readouterr().err
+
+
+def test_many_that_do_harm_are_counted() -> None:
+    names = [f"L0N{place}" for place in range(23)]
+    assert _named(names[:2]) == "L0N0, L0N1"
+    assert _named(names).endswith("L0N19 and 3 more")
+    assert _harm({"harmful": 0, "parts": 1}) == ""
+    assert _harm({"harmful": 1, "parts": 1}) == _harm({"harmful": True}) == ", does harm"
+    assert _harm({"harmful": 2, "parts": 9}) == ", 2 of them do harm"

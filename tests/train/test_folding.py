@@ -11,7 +11,8 @@ from manyheads import load
 from manyheads.models.build import build
 from manyheads.taps import Site, Tap
 from manyheads.train.folding import final_gates, folded
-from manyheads.train.regularisers import L0Gates, settled
+from manyheads.train.hard_concrete import settled
+from manyheads.train.regularisers import L0Gates
 from manyheads.train.run import run_of
 from manyheads.train.session import train
 from tests.models.zoo import DECODERS, HEADS, SEQ2SEQS, ids, values

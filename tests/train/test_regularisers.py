@@ -1,6 +1,5 @@
 """What is added to the loss for heads: against definitions by hand, and that it works."""
 
-import math
 from typing import Any
 
 import pytest
@@ -11,18 +10,18 @@ from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError
 from manyheads.models.build import build
 from manyheads.taps import Record, Site, Sublayer, Tap
+from manyheads.train.hard_concrete import HeadGates
 from manyheads.train.objectives import CausalLM, Seq2SeqLM
 from manyheads.train.optimisers import AdamW
 from manyheads.train.regularisers import (
     HeadDiversity,
-    HeadGates,
     L0Gates,
     L1Scales,
     Regularised,
     Together,
 )
 from tests.messages import refuses
-from tests.models.zoo import DECODERS, HEADS, SEQ2SEQS, ids, values
+from tests.models.zoo import DECODERS, HEADS, SEQ2SEQS, ids
 
 BATCH = Batch(texts=ids())
 NOBODY = torch.Generator()
@@ -88,49 +87,6 @@ def test_l1_is_the_sum_of_all_scales() -> None:
     torch.testing.assert_close(
         loss.parts["head scales"], torch.tensor(0.1 * (3.5 + HEADS) * loss.targets)
     )
-
-
-def test_gates_follow_the_published_formulas() -> None:
-    model = fresh()
-    gates = HeadGates(model)
-    site = Site(1, Tap.HEAD_OUTPUT)
-    with torch.no_grad():
-        gates.openness[1].copy_(torch.tensor([-9.0, -1.0, 0.5, 9.0]))
-    torch.manual_seed(3)
-    chance = torch.rand(HEADS).clamp(1e-6, 1 - 1e-6)
-    torch.manual_seed(3)
-    drawn = gates.values(site)
-    soft = torch.sigmoid((chance.logit() + gates.openness[1]) / 0.33)
-    torch.testing.assert_close(drawn, (1.2 * soft - 0.1).clamp(0, 1))
-    gates.eval()
-    still = (1.2 * torch.sigmoid(gates.openness[1]) - 0.1).clamp(0, 1)
-    torch.testing.assert_close(gates.values(site), still)
-    torch.testing.assert_close(gates.settled()[site], still.detach())
-    each = torch.cat(list(gates.openness))
-    expected = torch.sigmoid(each - 0.33 * math.log(0.1 / 1.1)).sum()
-    torch.testing.assert_close(gates.expected_open(), expected)
-
-
-def test_a_gate_is_open_as_often_as_its_cost_says() -> None:
-    gates = HeadGates(fresh(), start=0.7)
-    torch.manual_seed(0)
-    draws = torch.stack([gates.values(Site(0, Tap.HEAD_OUTPUT)) for _ in range(2000)])
-    assert (draws > 0).float().mean().item() == pytest.approx(0.7, abs=0.02)
-    assert gates.expected_open().item() == pytest.approx(0.7 * 2 * HEADS)
-
-
-def test_a_closed_gate_takes_its_head_out() -> None:
-    model, ablated = fresh(), fresh()
-    gates = HeadGates(model).eval()
-    with torch.no_grad():
-        for layer, openness in enumerate(gates.openness):
-            openness.fill_(9.0)
-            openness[layer] = -9.0
-            size = ablated.stack.layers[layer].attention.config.size
-            columns = slice(layer * size, (layer + 1) * size)
-            ablated.stack.layers[layer].attention.output.weight[:, columns] = 0
-        found = values(model(BATCH.texts, watch=gates).hidden)
-        torch.testing.assert_close(found, values(ablated(BATCH.texts).hidden))
 
 
 def test_gates_train_with_the_model_and_close_under_their_cost() -> None:

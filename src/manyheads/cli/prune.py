@@ -68,16 +68,16 @@ class Prune:
     """How much the loss a token may rise; of a model of vectors, how much likeness may be lost."""
 
     by: Annotated[
-        Literal["ablation", "gradient", "redundancy", "random", "l0"] | None,
+        Literal["ablation", "gradient", "redundancy", "l0", "random"] | None,
         tyro.conf.arg(help_behavior_hint=""),
     ] = None
     """What they are ordered by; left out, heads and layers by ablation, neurons by gradient."""
 
     gate_steps: int = 300
-    """Steps of training that close the gates of heads, by l0."""
+    """Steps of training that close gates, by l0."""
 
     iterative: Flag = False
-    """Measure all that are left anew after each head or layer."""
+    """Measure all that are left anew after each head or layer, or each tenth of the neurons."""
 
     mean: Flag = False
     """Let what a head says on average stay behind."""

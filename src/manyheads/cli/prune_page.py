@@ -1,8 +1,9 @@
 """What `manyheads prune` shows: what went and why, the curve, both models side by side."""
 
+from collections.abc import Sequence
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from manyheads.surgery.operation import Operation
 
 __all__ = ["draw", "show"]
+
+MOST_NAMED = 20
 
 
 def show(console: Console, done: "Operation", texts: int) -> None:
@@ -25,8 +28,7 @@ def show(console: Console, done: "Operation", texts: int) -> None:
     console.print(f"{went} by {chosen.by}, judged by {judges}", highlight=False)
     console.print(_curve(done))
     if chosen.harmful:
-        names = ", ".join(map(str, chosen.harmful))
-        console.print(f"better without: {names}", highlight=False)
+        console.print(f"better without: {_named(chosen.harmful_names)}", highlight=False)
     if done.before is not None and done.after is not None:
         console.print(_sides(done))
 
@@ -43,14 +45,27 @@ def _curve(done: "Operation") -> Table:
         table.add_row(
             f"{row['taken']:,}",
             row.get("head") or row["what"],
-            # Neurons and layers go by nothing else than the order that was asked for.
-            row.get("why", f"by {chosen.by}") + (", does harm" if row.get("harmful") else ""),
+            row["why"] + _harm(row),
             f"{row['value']:.4f}",
             f"{row['change']:+.4f}",
             # Of a single text no error is known.
             "" if isnan(row["change_error"]) else f"{row['change_error']:.2g}",
         )
     return table
+
+
+def _harm(row: dict[str, Any]) -> str:
+    """What of a row does harm: the one that goes, or so many of them."""
+    if not row["harmful"]:
+        return ""
+    return ", does harm" if row.get("parts", 1) == 1 else f", {row['harmful']} of them do harm"
+
+
+def _named(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    first = ", ".join(names[:MOST_NAMED])
+    more = len(names) - MOST_NAMED
+    return first if more <= 0 else f"{first} and {more:,} more"
 
 
 def _sides(done: "Operation") -> Table:

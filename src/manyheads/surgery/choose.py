@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from manyheads.errors import InputError
 from manyheads.lens.ablation import Cumulative, Without
 from manyheads.lens.addresses import Address
 from manyheads.lens.effects import Effects, Study
@@ -16,14 +15,13 @@ from manyheads.lens.results import frame_of
 from manyheads.lens.trunk import Part, StackName
 from manyheads.lens.walking import measure_in_order
 from manyheads.models.build import Model
-from manyheads.surgery.closing import Closing
-from manyheads.surgery.ordering import ORDERS, By, Goes, Question
+from manyheads.surgery.closing import CLOSING, Closing
+from manyheads.surgery.ordering import ORDERS, HeadGoes, Question
 from manyheads.surgery.prune import Keep, prune
+from manyheads.surgery.wishes import By, What, check_wish, shortfall
 from manyheads.taps import Sublayer
 
 __all__ = ["Chosen", "choose"]
-
-CLOSING = Closing()
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
@@ -37,14 +35,14 @@ class Chosen:
     by: By
     metric: str
     sign: float
-    order: tuple[Goes, ...]
+    order: tuple[HeadGoes, ...]
     curve: Cumulative
     total: int
     count: int
     share: float | None
     budget: float | None
     met: bool
-    unit: ClassVar[str] = "heads"
+    unit: ClassVar[What] = "heads"
 
     @property
     def heads(self) -> tuple[Address, ...]:
@@ -59,6 +57,15 @@ class Chosen:
     def harmful(self) -> tuple[Address, ...]:
         """Heads without which the model does better, by more than a standard error."""
         return tuple(each.head for each in self.order if each.harmful)
+
+    @property
+    def harmful_names(self) -> tuple[str, ...]:
+        return tuple(map(str, self.harmful))
+
+    @property
+    def changes(self) -> list[tuple[int, float]]:
+        """Of the metric, when so many are gone."""
+        return [(place + 1, step.change) for place, step in enumerate(self.curve.steps)]
 
     @property
     def change(self) -> float:
@@ -102,18 +109,7 @@ class Chosen:
     @property
     def shortfall(self) -> str:
         """What was asked and could not be had, and the best that was reached."""
-        asked = [] if self.share is None else [f"{self.share:.0%} of the heads"]
-        if self.budget is not None:
-            asked.append(f"at most {self.budget:g} of {self.metric}")
-        steps = self.curve.steps
-        best = min(steps, key=lambda step: self.sign * step.change, default=None)
-        least = "" if best is None else f", at best {best.change:+.4g} without {len(best.heads)}"
-        if self.by == "redundancy":
-            least += f"; {len(self.order)} do what another does"
-        return (
-            f"{' for '.join(asked)} cannot be had: {self.count} of {self.total} heads "
-            f"({self.count / self.total:.0%}) come to {self.change:+.4g}{least}"
-        )
+        return shortfall(self)
 
 
 def choose(
@@ -150,7 +146,7 @@ def choose(
     >>> len(chosen.heads), len(chosen.curve.steps), chosen.met
     (2, 2, True)
     """
-    _check(by, share, budget, iterative)
+    check_wish("heads", by, share=share, budget=budget, iterative=iterative)
     given = read(model, texts)
     asked = Question(
         model=model,
@@ -190,17 +186,6 @@ def choose(
     )
 
 
-def _check(by: str, share: float | None, budget: float | None, iterative: bool) -> None:
-    if by not in ORDERS:
-        raise InputError(f"by={by!r} is no order of heads", f"use {', '.join(ORDERS)}")
-    if share is not None and not 0 <= share <= 1:
-        raise InputError(f"share={share:g} of the heads", "use 0 to 1")
-    if budget is not None and budget != budget:
-        raise InputError("budget is no number", "use 0 or more")
-    if iterative and by not in ("ablation", "gradient"):
-        raise InputError(f"by={by!r} does not change with each head", "leave iterative out")
-
-
 def _within(steps: Sequence[Without], sign: float, budget: float | None) -> int:
     """The most heads whose cost stays within the budget."""
     if budget is None:
@@ -228,12 +213,12 @@ def _one_by_one(
     limit: int,
     by: By,
     budget: float | None,
-) -> tuple[list[Goes], Cumulative]:
+) -> tuple[list[HeadGoes], Cumulative]:
     """At each step the head that is worth least, given those already gone.
 
     It ends where the budget is spent: what is left costs more at every step.
     """
-    gone: list[Goes] = []
+    gone: list[HeadGoes] = []
     steps: list[Without] = []
     first: Effects | None = None
     left, complete = list(heads), True
@@ -269,16 +254,16 @@ def _least_harm(
     asked: Question,
     study: Study,
     left: Sequence[Address],
-    gone: Sequence[Goes],
+    gone: Sequence[HeadGoes],
     first: Effects | None,
-) -> tuple[Goes, Effects]:
+) -> tuple[HeadGoes, Effects]:
     fixed = tuple(each.head.head for each in gone)
     effects = study.measure([(head.head,) for head in left], fixed=fixed)
     harms = [asked.sign * effects.of(place)[0] for place in range(len(left))]
     best = int(np.argmin(np.nan_to_num(harms, nan=np.inf)))
     _, change, error = effects.of(best)
     harmful = bool(asked.sign * change < -error)
-    goes = Goes(left[best], f"then {change:+.4f} ±{error:.2g}", harms[best], harmful)
+    goes = HeadGoes(left[best], f"then {change:+.4f} ±{error:.2g}", harms[best], harmful)
     # The change is from the whole model, not from the step before.
     whole = replace(
         effects,
@@ -289,17 +274,17 @@ def _least_harm(
     return goes, whole
 
 
-def _least_important(asked: Question, left: list[Address], gone: Sequence[Goes]) -> Goes:
+def _least_important(asked: Question, left: list[Address], gone: Sequence[HeadGoes]) -> HeadGoes:
     """By the gradient of the model from which the others are gone already."""
     if len(left) == 1:
-        return Goes(left[0], "the last", 0.0)
+        return HeadGoes(left[0], "the last", 0.0)
     pruned = prune(asked.model, [each.head for each in gone], asked.keep, asked.given)
     counted = Part(pruned, *_place(left[0])).blocks
     now = [address for block in counted for address in block.addresses]
     ranked = ORDERS["gradient"](replace(asked, model=pruned), now)
     # Heads keep their order, so that the first that is left is the first here.
     before = dict(zip(now, left, strict=True))
-    return replace(ranked[0], head=before[ranked[0].head])
+    return replace(ranked[0], part=before[ranked[0].head])
 
 
 def _place(address: Address) -> tuple[StackName, Sublayer]:

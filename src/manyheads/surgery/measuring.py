@@ -1,18 +1,16 @@
 """The metric of changed models beside that of the whole one, text by text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.errors import InputError
 from manyheads.lens.effects import ROOM_ON_CPU, ROOM_ON_CUDA, Effects
-from manyheads.lens.given import Given, Targets, read, run, shares
+from manyheads.lens.given import Given, Targets, climb, read, run, shares
 from manyheads.lens.metrics import Metric, better, judge, weighed
-from manyheads.lens.results import frame_of
 from manyheads.lens.trunk import Change, Edits
 from manyheads.models.build import Model
 from manyheads.models.resting import resting
@@ -20,86 +18,23 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.progress import Progress
 from manyheads.taps import Site, Tap
 
-__all__ = ["ChosenParts", "Exam", "Point", "Variant", "check_wish", "within"]
+__all__ = ["Exam", "Variant", "Worth"]
 
-Each = TypeVar("Each")
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """The metric when so many parts are gone, how far it changed, and that change's error."""
-
-    taken: int
-    value: float
-    change: float
-    error: float
+# Of each token and part at a site, value . gradient.
+Said = Callable[[Edits, Site, Tensor], Float[Tensor, "n k"]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenParts(Generic[Each]):
-    """Parts in the order in which they go, and the metric without more and more of them.
+@dataclass(frozen=True, slots=True, eq=False)
+class Worth:
+    """What gradients say of parts: their importance, and how the metric would change without each.
 
-    `count` of them may go by what was asked; where that is not `met` it is the most that come
-    close.
+    `size` is the mean of |value . gradient|, summed over the tokens of a text; `predicted` keeps
+    the sign, as if the model were linear, and `error` is its standard error over texts.
     """
 
-    by: str
-    metric: str
-    order: tuple[Each, ...]
-    curve: tuple[Point, ...]
-    baseline: float
-    total: int
-    count: int
-    met: bool
-    # What they are called, many of them.
-    unit: ClassVar[str] = "parts"
-
-    @property
-    def change(self) -> float:
-        """Of the metric without those that may go."""
-        return next((at.change for at in self.curve if at.taken == self.count), 0.0)
-
-    @property
-    def harmful(self) -> tuple[Each, ...]:
-        """None that is known: what each does alone is not measured with its error."""
-        return ()
-
-    def told(self, start: int, stop: int) -> str:
-        """In words, what goes from one point of the curve to the next."""
-        return f"{stop - start:,} {self.unit}"
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One record a point of the curve."""
-        before = [0, *(point.taken for point in self.curve)]
-        return [
-            {
-                "taken": point.taken,
-                "share": point.taken / self.total,
-                "what": self.told(start, point.taken),
-                "value": point.value,
-                "change": point.change,
-                "change_error": point.error,
-                "goes": point.taken <= self.count,
-            }
-            for start, point in zip(before, self.curve, strict=False)
-        ]
-
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
-
-    @property
-    def shortfall(self) -> str:
-        """What was reached of what was asked and could not be had."""
-        return (
-            f"what was asked cannot be had: {self.count:,} of {self.total:,} {self.unit} "
-            f"({self.count / self.total:.0%}) come to {self.change:+.4g} of {self.metric}"
-        )
-
-    def __str__(self) -> str:
-        told = f"by {self.by}: {self.count:,} of {self.total:,} {self.unit} may go, "
-        told += f"{self.metric} {self.baseline:.4f} {self.change:+.4f}"
-        return told + ("" if self.met else ", which is not as asked")
+    size: Float[Tensor, " k"]
+    predicted: Float[Tensor, " k"]
+    error: Float[Tensor, " k"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,59 +106,67 @@ class Exam:
             complete=True,
         )
 
-    def worth(self, sites: Sequence[Site]) -> list[Float[Tensor, " k"]]:
-        """The mean |value . gradient| of each channel at the sites, summed over a text's tokens."""
+    def worth(
+        self,
+        sites: Sequence[Site],
+        said: Said,
+        *,
+        keep: Sequence[Site] = (),
+        changes: Mapping[Site, Change] | None = None,
+    ) -> list[Worth]:
+        """What the parts at each site are worth, by the gradient of the metric there.
+
+        `said` tells the product of value and gradient of each part at a site; what it has to see
+        beside that is in `keep`. Changes are made before.
+        """
         sums: list[list[Tensor]] = [[] for _ in sites]
-        weights = []
-        parts = self.shares
+        weights, parts = [], self.shares
+        made = {site: _tracked_after((changes or {}).get(site)) for site in sites}
         with Progress(
             "following gradients", total=len(parts), unit="runs", shown=self.shown
         ) as bar:
             for texts in parts:
-                weights.append(self._add_worth(texts, sites, sums))
+                seen = Edits(made, [*sites, *keep, _last(self.model)])
+                weights.append(self._add_worth(texts, sites, said, seen, sums))
                 bar.advance()
         weight = torch.cat(weights)
-        return [weighed(torch.cat(found), weight)[0] for found in sums]
+        found = [(torch.cat(each), weight) for each in sums]
+        return [_worth(*each) for each in found]
 
     def _add_worth(
-        self, texts: range, sites: Sequence[Site], sums: Sequence[list[Tensor]]
+        self,
+        texts: range,
+        sites: Sequence[Site],
+        said: Said,
+        seen: Edits,
+        sums: Sequence[list[Tensor]],
     ) -> Float[Tensor, " b"]:
         """What some texts add to the worth at each site, and what they weigh."""
         judged = judge(self.model, self.given, texts, self.metric, self.targets)
         with resting(self.model), torch.enable_grad():
-            seen = Edits(dict.fromkeys(sites, _tracked), [*sites, _last(self.model)])
             run(self.model, self.given.select(texts), seen)
             total = judged(seen[_last(self.model)]).sum()
-            values = [seen[site].values for site in sites]
-            gradients = torch.autograd.grad(total, values)
+            gradients = torch.autograd.grad(total, [seen[site].values for site in sites])
         for found, site, gradient in zip(sums, sites, gradients, strict=True):
-            size = (seen[site].values.detach() * gradient).abs().double()
+            along = said(seen, site, gradient).detach().double()
+            both = torch.stack((along.abs(), -along), dim=-1)
             owner = seen[site].lengths.sequence_of_token
-            by_text = size.new_zeros(len(texts), size.shape[1]).index_add(0, owner, size)
-            found.append(by_text.cpu())
+            summed = both.new_zeros(len(texts), *both.shape[1:]).index_add(0, owner, both)
+            found.append(summed.cpu())
         return judged.weights.double().cpu()
 
-
-def within(
-    curve: Sequence[Point], sign: float, limit: int, *, share: float | None, budget: float | None
-) -> tuple[int, bool]:
-    """How many may go within a budget, and whether that is as many as was asked.
-
-    A `share` asks for `limit` of them, a budget alone for one; with neither those go that cost
-    nothing.
-    """
-    bound = budget if budget is not None or share is not None else 0.0
-    fitting = [point.taken for point in curve if bound is None or sign * point.change <= bound]
-    count = max(fitting, default=0)
-    enough = limit if share is not None else 1 if budget is not None else 0
-    return count, count >= enough
-
-
-def check_wish(by: str, known: Sequence[str], share: float | None) -> None:
-    if by not in known:
-        raise InputError(f"by={by!r} is no order here", f"use {', '.join(known)}")
-    if share is not None and not 0 <= share <= 1:
-        raise InputError(f"share={share:g} of the parts", "use 0 to 1")
+    def look(
+        self, sites: Sequence[Site], label: str, changes: Mapping[Site, Change] | None = None
+    ) -> Iterator[Edits]:
+        """What is seen at the sites, some texts after others."""
+        parts = self.shares
+        with Progress(label, total=len(parts), unit="runs", shown=self.shown) as bar:
+            for texts in parts:
+                seen = Edits(changes or {}, sites)
+                with resting(self.model), torch.no_grad():
+                    climb(self.model, self.given.select(texts), seen)
+                yield seen
+                bar.advance()
 
 
 def _last(model: Model) -> Site:
@@ -238,5 +181,14 @@ def _hidden(variant: Variant, given: Given) -> Any:
     return seen[last]
 
 
-def _tracked(values: Tensor) -> Tensor:
-    return values if values.requires_grad else values.detach().requires_grad_()
+def _tracked_after(change: Change | None) -> Change:
+    def track(values: Tensor) -> Tensor:
+        values = values if change is None else change(values)
+        return values if values.requires_grad else values.detach().requires_grad_()
+
+    return track
+
+
+def _worth(summed: Float[Tensor, "b k 2"], weights: Float[Tensor, " b"]) -> Worth:
+    means, errors = weighed(summed, weights)
+    return Worth(means[:, 0], means[:, 1], errors[:, 1])

@@ -2,27 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any
 
 from manyheads.errors import InputError
 from manyheads.lens.trunk import StackName
 from manyheads.models.build import Model
-from manyheads.surgery.choose import CLOSING, Chosen, choose
-from manyheads.surgery.closing import Closing
-from manyheads.surgery.layers import ByLayer, ChosenLayers, choose_layers
+from manyheads.surgery.choose import Chosen, choose
+from manyheads.surgery.closing import CLOSING, Closing
+from manyheads.surgery.layers import ChosenLayers, choose_layers
 from manyheads.surgery.measuring import Exam, Variant
 from manyheads.surgery.mending import mend
-from manyheads.surgery.neurons import ByNeuron, ChosenNeurons, choose_neurons
-from manyheads.surgery.ordering import By
+from manyheads.surgery.neurons import ChosenNeurons, choose_neurons
 from manyheads.surgery.prune import Keep, prune, prune_layers, prune_neurons
 from manyheads.surgery.questions import Questions, questions
 from manyheads.surgery.weighing import Weight, compare_weights
+from manyheads.surgery.wishes import By, What
 from manyheads.taps import Sublayer
 
-__all__ = ["Operation", "What", "Wish", "operate"]
+__all__ = ["Operation", "Wish", "operate"]
 
-
-What = Literal["heads", "neurons", "layers"]
 AnyChosen = Chosen | ChosenNeurons | ChosenLayers
 
 
@@ -30,15 +28,14 @@ AnyChosen = Chosen | ChosenNeurons | ChosenLayers
 class Wish:
     """How much should go of what, by which measure, and how long to mend.
 
-    `by` None is ablation, and of neurons, which are many, the gradient. What stands in for heads,
-    which attention they are of, and measuring anew after each are not for neurons; the last is for
-    layers too.
+    `by` None is ablation, and of neurons, which are many, the gradient. What stands in for heads
+    and which attention they are of is for heads alone.
     """
 
     what: What = "heads"
     share: float | None = None
     budget: float | None = None
-    by: str | None = None
+    by: By | None = None
     iterative: bool = False
     keep: Keep = "zero"
     stack: StackName | None = None
@@ -72,7 +69,7 @@ class Operation:
             "baseline": chosen.baseline,
             chosen.unit: chosen.total,
             "removed": _removed(chosen) if chosen.met else [],
-            "harmful": [str(each) for each in chosen.harmful],
+            "harmful": list(chosen.harmful_names),
             "met": chosen.met,
             "curve": chosen.rows(),
             "cut": self.cut,
@@ -112,34 +109,22 @@ def _choose(model: Model, asked: Questions, wish: Wish, shown: bool) -> AnyChose
     common: dict[str, Any] = {
         "share": wish.share,
         "budget": wish.budget,
+        "iterative": wish.iterative,
         "metric": asked.metric,
         "targets": asked.targets,
         "stack": wish.stack,
+        "closing": wish.closing,
         "seed": wish.seed,
         "shown": shown,
     }
+    by = wish.by or ("gradient" if wish.what == "neurons" else "ablation")
     if wish.what == "heads":
-        return choose(
-            model,
-            asked.given,
-            cast(By, wish.by or "ablation"),
-            iterative=wish.iterative,
-            keep=wish.keep,
-            sublayer=wish.sublayer,
-            closing=wish.closing,
-            **common,
-        )
+        return choose(model, asked.given, by, keep=wish.keep, sublayer=wish.sublayer, **common)
     if wish.keep != "zero" or wish.sublayer is not Sublayer.ATTENTION:
         raise InputError(f"{wish.what} leave no mean behind and are of no attention", "take heads")
-    known = get_args(ByLayer if wish.what == "layers" else ByNeuron)
-    if wish.by is not None and wish.by not in known:
-        raise InputError(f"{wish.what} have no order by {wish.by}", f"use {', '.join(known)}")
     if wish.what == "layers":
-        by = cast(ByLayer, wish.by or "ablation")
-        return choose_layers(model, asked.given, by, iterative=wish.iterative, **common)
-    if wish.iterative:
-        raise InputError("neurons are too many to be measured anew after each", "leave it out")
-    return choose_neurons(model, asked.given, cast(ByNeuron, wish.by or "gradient"), **common)
+        return choose_layers(model, asked.given, by, **common)
+    return choose_neurons(model, asked.given, by, **common)
 
 
 def _prune(model: Model, chosen: AnyChosen, wish: Wish, asked: Questions) -> Model:

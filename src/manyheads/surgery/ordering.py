@@ -3,9 +3,8 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from manyheads.errors import InputError
 from manyheads.lens.ablation import ablate
 from manyheads.lens.addresses import Address
 from manyheads.lens.given import Given, Targets
@@ -14,22 +13,21 @@ from manyheads.lens.metrics import Metric, Similarity, better
 from manyheads.lens.trunk import StackName
 from manyheads.models.build import Model
 from manyheads.surgery.closing import Closing, close_gates
+from manyheads.surgery.parts import Goes
 from manyheads.surgery.prune import Keep
-from manyheads.taps import Sublayer
+from manyheads.surgery.wishes import By, check_gradient
+from manyheads.taps import Site, Sublayer, Tap
 
-__all__ = ["ORDERS", "By", "Goes", "Question"]
-
-By = Literal["ablation", "gradient", "redundancy", "random", "l0"]
+__all__ = ["ORDERS", "HeadGoes", "Question"]
 
 
 @dataclass(frozen=True, slots=True)
-class Goes:
-    """A head that may go, the number by which it does, and whether the model is better without."""
+class HeadGoes(Goes[Address]):
+    """A head that may go."""
 
-    head: Address
-    why: str
-    score: float
-    harmful: bool = False
+    @property
+    def head(self) -> Address:
+        return self.part
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -66,7 +64,7 @@ class Question:
         }
 
 
-def by_ablation(asked: Question, heads: Sequence[Address]) -> list[Goes]:
+def by_ablation(asked: Question, heads: Sequence[Address]) -> list[HeadGoes]:
     """The least harm first, measured head by head."""
     del heads
     found = ablate(asked.model, asked.given, how=asked.keep, seed=asked.seed, **asked.options)
@@ -74,14 +72,14 @@ def by_ablation(asked: Question, heads: Sequence[Address]) -> list[Goes]:
     column = found["change"]
     rows = zip(found.addresses, column.means.tolist(), column.errors.tolist(), strict=True)
     listed = [
-        Goes(head, f"alone {change:+.4f} ±{error:.2g}", asked.sign * change, head in harmful)
+        HeadGoes(head, f"alone {change:+.4f} ±{error:.2g}", asked.sign * change, head in harmful)
         for head, change, error in rows
         if change == change
     ]
-    return sorted(listed, key=_first)
+    return sorted(listed, key=lambda each: each.place)
 
 
-def by_gradient(asked: Question, heads: Sequence[Address]) -> list[Goes]:
+def by_gradient(asked: Question, heads: Sequence[Address]) -> list[HeadGoes]:
     """The least |output . gradient| first (arXiv 1905.10650), after heads that do harm.
 
     A gradient tells what a little less of a head would do. Without all of it a model may lose most
@@ -89,18 +87,14 @@ def by_gradient(asked: Question, heads: Sequence[Address]) -> list[Goes]:
     see whether they do.
     """
     del heads
-    if isinstance(asked.metric, Similarity):
-        raise InputError(
-            "a model is most like itself, where the gradient of likeness is nothing",
-            'use by="ablation"',
-        )
+    check_gradient(asked.metric)
     found = importance(asked.model, asked.given, **asked.options)
     predicted, column = found["predicted"], found["importance"]
     said = (asked.sign * predicted.means < -predicted.errors).tolist()
     harms = _harms(asked, [head for head, harm in zip(found.addresses, said, strict=True) if harm])
     rows = zip(found.addresses, column.means.tolist(), predicted.means.tolist(), strict=True)
     listed = [
-        Goes(
+        HeadGoes(
             head,
             f"importance {size:.4f}, predicted {change:+.4f}",
             asked.sign * harms[head] if head in harms else size,
@@ -108,7 +102,7 @@ def by_gradient(asked: Question, heads: Sequence[Address]) -> list[Goes]:
         )
         for head, size, change in rows
     ]
-    return sorted(listed, key=_first)
+    return sorted(listed, key=lambda each: each.place)
 
 
 def _harms(asked: Question, suspects: Sequence[Address]) -> dict[Address, float]:
@@ -120,7 +114,7 @@ def _harms(asked: Question, suspects: Sequence[Address]) -> dict[Address, float]
     return dict(found.harmful())
 
 
-def by_redundancy(asked: Question, heads: Sequence[Address]) -> list[Goes]:
+def by_redundancy(asked: Question, heads: Sequence[Address]) -> list[HeadGoes]:
     """Of each two heads that do the same the less important one, the most alike first."""
     from manyheads.lens.redundancy import redundancy
 
@@ -136,25 +130,25 @@ def by_redundancy(asked: Question, heads: Sequence[Address]) -> list[Goes]:
         measured = importance(asked.model, asked.given, **asked.options)
         ranked = [head for head, _ in measured["importance"].ranked()]
         worth = {head: -place for place, head in enumerate(ranked)}
-    gone: dict[Address, Goes] = {}
+    gone: dict[Address, HeadGoes] = {}
     for pair in found.doubles:
         if pair.one in gone or pair.other in gone:
             continue
         stays, goes = sorted((pair.one, pair.other), key=lambda head: -worth[head])
         alike = min(pair.patterns, pair.outputs)
-        gone[goes] = Goes(goes, f"double of {stays}, alike by {alike:.2f}", -alike)
+        gone[goes] = HeadGoes(goes, f"double of {stays}, alike by {alike:.2f}", -alike)
     return list(gone.values())
 
 
-def by_chance(asked: Question, heads: Sequence[Address]) -> list[Goes]:
+def by_chance(asked: Question, heads: Sequence[Address]) -> list[HeadGoes]:
     """Any order, by the seed: what the others have to be better than."""
     order = random.Random(asked.seed).sample(list(heads), len(heads))
-    return [Goes(head, "by chance", float(place)) for place, head in enumerate(order)]
+    return [HeadGoes(head, "by chance", float(place)) for place, head in enumerate(order)]
 
 
-def by_gates(asked: Question, heads: Sequence[Address]) -> list[Goes]:
+def by_gates(asked: Question, heads: Sequence[Address]) -> list[HeadGoes]:
     """The gates that closed furthest first, trained on the texts with all weights frozen."""
-    openness = close_gates(
+    gates = close_gates(
         asked.model,
         asked.given,
         asked.closing,
@@ -162,19 +156,18 @@ def by_gates(asked: Question, heads: Sequence[Address]) -> list[Goes]:
         seed=asked.seed,
         shown=asked.shown,
     )
-    listed = [Goes(head, f"gate at {openness[head]:+.2f}", openness[head]) for head in heads]
-    return sorted(listed, key=lambda each: each.score)
+    listed = []
+    for head in heads:
+        site = Site(head.head.layer, Tap.HEAD_OUTPUT, head.sublayer, head.stack)
+        openness = float(gates[site][head.head.head])
+        listed.append(HeadGoes(head, f"gate at {openness:+.2f}", openness))
+    return sorted(listed, key=lambda each: each.place)
 
 
-ORDERS: dict[By, Callable[[Question, Sequence[Address]], list[Goes]]] = {
+ORDERS: dict[By, Callable[[Question, Sequence[Address]], list[HeadGoes]]] = {
     "ablation": by_ablation,
     "gradient": by_gradient,
     "redundancy": by_redundancy,
-    "random": by_chance,
     "l0": by_gates,
+    "random": by_chance,
 }
-
-
-def _first(each: Goes) -> tuple[bool, float]:
-    """Harmful heads before all others."""
-    return not each.harmful, each.score

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from manyheads.models.stack import Stack
 from manyheads.taps import Site, Sublayer
-from manyheads.train.regularisers import GATES, HeadGates, settled
+from manyheads.train.hard_concrete import HeadGates, settled
+from manyheads.train.regularisers import GATES
 
 __all__ = ["final_gates", "folded"]
 

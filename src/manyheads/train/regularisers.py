@@ -1,8 +1,7 @@
 """What keeps heads apart or lets them go: diversity, L1 on their scales, L0 gates."""
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,26 +13,22 @@ from torch import Tensor, nn
 from manyheads.attention import Attention
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError
-from manyheads.models.layer import Layer
-from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
-from manyheads.taps import Patterns, Site, Sublayer, Tap, Watcher
+from manyheads.taps import Patterns, Site, Tap, Watcher
+from manyheads.train.hard_concrete import HardConcrete, HeadGates
 from manyheads.train.loss import Loss, Task
 from manyheads.train.objectives.objective import Objective
 
 __all__ = [
+    "GATES",
     "HeadDiversity",
-    "HeadGates",
     "L0Gates",
     "L1Scales",
     "Regularised",
     "Regulariser",
     "Together",
-    "settled",
 ]
 
-# Hard concrete (arXiv 1712.01312): stretched from 0..1 to LOW..HIGH, then cut to 0..1.
-LOW, HIGH, TEMPERATURE = -0.1, 1.1, 0.33
 GATES = "head_gates"
 
 
@@ -199,19 +194,23 @@ class L0Gates(Regulariser):
     def name(self) -> str:
         return "open heads"
 
+    def make(self, model: nn.Module) -> HardConcrete:
+        """All gates, as they are before they learn."""
+        return HeadGates(model, self.start)
+
     def attach(self, model: nn.Module) -> None:
         if not hasattr(model, GATES):
-            model.add_module(GATES, HeadGates(model, self.start))
+            model.add_module(GATES, self.make(model))
 
     def begin(self, model: nn.Module) -> Penalty:
         gates = getattr(model, GATES, None)
-        if not isinstance(gates, HeadGates):
+        if not isinstance(gates, HardConcrete):
             raise ConfigError("the model has no gates for its heads", "call attach(model) first")
         return GateCost(gates)
 
 
 class GateCost(Penalty):
-    def __init__(self, gates: "HeadGates") -> None:
+    def __init__(self, gates: HardConcrete) -> None:
         self.gates = gates
 
     def watchers(self) -> Sequence[Watcher]:
@@ -219,70 +218,6 @@ class GateCost(Penalty):
 
     def cost(self) -> Float[Tensor, ""]:
         return self.gates.expected_open()
-
-
-class HeadGates(nn.Module):
-    """A hard concrete gate for every head, a watcher that scales what the heads say.
-
-    In training each forward draws the gates anew; in evaluation they stand still.
-    """
-
-    def __init__(self, model: nn.Module, start: float = 0.9) -> None:
-        super().__init__()
-        # So that open with probability `start`.
-        shift = TEMPERATURE * math.log(-LOW / HIGH)
-        value = math.log(start / (1 - start)) + shift
-        self.sites = tuple(_head_sites(model))
-        self.openness = nn.ParameterList(
-            torch.full((heads,), value, device=device) for _, heads, device in self.sites
-        )
-        self._index = {site: index for index, (site, _, _) in enumerate(self.sites)}
-
-    def wants(self, site: Site) -> bool:
-        return site in self._index
-
-    def see(self, site: Site, value: Ragged | Patterns) -> Ragged:
-        assert isinstance(value, Ragged)
-        gate = self.values(site)
-        return value.with_values(value.values * gate.to(value.values.dtype)[:, None])
-
-    def values(self, site: Site) -> Float[Tensor, " h"]:
-        """The gates of one layer, 0 to 1."""
-        openness = self.openness[self._index[site]]
-        if not self.training:
-            return settled(openness)
-        # The ends are left out: their logarithms are infinite.
-        chance = torch.rand_like(openness).clamp(1e-6, 1 - 1e-6)
-        return settled((chance.logit() + openness) / TEMPERATURE)
-
-    def expected_open(self) -> Float[Tensor, ""]:
-        shift = TEMPERATURE * math.log(-LOW / HIGH)
-        return torch.cat([torch.sigmoid(each - shift) for each in self.openness]).sum()
-
-    def settled(self) -> Mapping[Site, Float[Tensor, " h"]]:
-        """Every gate as it stands in evaluation; a head at zero can be taken out."""
-        gates = [settled(openness.detach()) for openness in self.openness]
-        return {site: gate for (site, _, _), gate in zip(self.sites, gates, strict=True)}
-
-
-def settled(openness: Float[Tensor, " h"]) -> Float[Tensor, " h"]:
-    """Gates as they stand in evaluation, 0 to 1."""
-    return ((HIGH - LOW) * torch.sigmoid(openness) + LOW).clamp(0, 1)
-
-
-def _head_sites(model: nn.Module) -> list[tuple[Site, int, torch.device]]:
-    """Where the model's heads speak, how many they are, and where they live."""
-    found = []
-    for stack in (module for module in model.modules() if isinstance(module, Stack)):
-        for index, layer in enumerate(stack.layers):
-            assert isinstance(layer, Layer)
-            both = ((Sublayer.ATTENTION, layer.attention), (Sublayer.CROSS, layer.cross))
-            for sublayer, attention in both:
-                if attention is not None:
-                    site = Site(index, Tap.HEAD_OUTPUT, sublayer, stack.name)
-                    device = attention.project.weight.device
-                    found.append((site, attention.config.heads, device))
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,9 +53,13 @@ def held_out(folder: Path) -> Run:
     return run_of(asked)
 
 
-def losses(folder: Path) -> dict[int, float]:
+def said(folder: Path) -> list[dict[str, Any]]:
+    """All lines, but for how fast it went."""
     lines = Journal(folder / "out/metrics.jsonl").read()
-    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+    return [
+        {name: value for name, value in line.items() if name != "tokens_per_second"}
+        for line in lines
+    ]
 
 
 def counted(function: Callable[..., Any], calls: list[int], at: int) -> Callable[..., Any]:
@@ -70,30 +74,57 @@ def counted(function: Callable[..., Any], calls: list[int], at: int) -> Callable
     return call
 
 
-def test_stopped_while_validating_it_ends_after_a_step_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("look", "step"), [(3, 2), (-2, 6)])
+def test_stopped_while_validating_it_stops_there_and_validates_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: int, step: int
 ) -> None:
-    write_corpus(tmp_path, documents=60)
-    train(held_out(tmp_path), shown=False)
-    whole = losses(tmp_path)
-    (tmp_path / "out").rename(tmp_path / "whole")
+    write_corpus(tmp_path, documents=24)
     looks: list[int] = []
     with monkeypatch.context() as patched:
-        patched.setattr(Entrance, "look", counted(Entrance.look, looks, at=3))
+        patched.setattr(Entrance, "look", counted(Entrance.look, looks, at=0))
+        train(held_out(tmp_path), shown=False)
+    whole = said(tmp_path)
+    (tmp_path / "out").rename(tmp_path / "whole")
+    at = look if look > 0 else len(looks) + look
+    looks.clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(Entrance, "look", counted(Entrance.look, looks, at=at))
         finished = train(held_out(tmp_path), shown=False)
-    assert (finished.code, finished.standing.step, finished.saved) == (130, 3, None)
-    assert len(looks) == 3
-    lines = Journal(tmp_path / "out/metrics.jsonl").read()
-    [seen] = [line["validation"] for line in lines if "validation" in line]
-    assert 0 < seen["share"] < 0.5
-    train(held_out(tmp_path), shown=False)
-    assert losses(tmp_path) == whole
+    assert (finished.code, finished.standing.step, finished.saved) == (130, step, None)
+    assert len(looks) == at
+    assert len(said(tmp_path)) < len(whole)
+    # Stopped again before its first batch is done, it owes no less.
+    with monkeypatch.context() as patched:
+        patched.setattr(Entrance, "look", counted(Entrance.look, [], at=1))
+        assert train(held_out(tmp_path), shown=False).standing.step == step
+    assert train(held_out(tmp_path), shown=False).saved is not None
+    assert said(tmp_path) == whole
+
+
+def test_a_phase_that_was_stopped_at_its_end_is_validated_on_its_own_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path, documents=24)
+    asked = tables(tmp_path, steps=0)
+    asked["data"] |= {"validation": 0.5, "micro_batch": 16, "batch": 64}
+    asked["phase"] = [
+        {"name": "one", "steps": 2},
+        {"name": "other", "steps": 2, "data": {"validation": 0.3}},
+    ]
+    train(run_of(asked), shown=False)
+    whole = said(tmp_path)
+    (tmp_path / "out").rename(tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(Entrance, "look", counted(Entrance.look, [], at=2))
+        assert train(run_of(asked), shown=False).standing.step == 2
+    train(run_of(asked), shown=False)
+    assert said(tmp_path) == whole
 
 
 def test_stopped_while_tokenising_it_keeps_what_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_corpus(tmp_path, documents=60)
+    write_corpus(tmp_path, documents=24)
     monkeypatch.setattr(feeding, "write_store", partial(writing.write_store, part=500))
     parts: list[int] = []
     with monkeypatch.context() as patched:

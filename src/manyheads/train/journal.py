@@ -34,6 +34,12 @@ class Journal:
                 # In one call, and where the system keeps it: a killed run loses none.
                 file.write(json.dumps(_sayable(line)) + "\n")
 
+    def tells(self, step: int, name: str = "step") -> bool:
+        """Whether a line of this step has this entry."""
+        if not self.file.exists():
+            return False
+        return any(line["step"] == step and name in line for line in self.read())
+
     def read(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in _whole_lines(self.file)]
 

@@ -55,6 +55,7 @@ class Loop:
 
     `rate` sets the learning rates of a step and gives the one to report. `marked` are steps whose
     checkpoints are kept for good: the end of the phase, and the last step at the full rate.
+    `stopped` is set once somebody asked to stop.
     """
 
     updater: Updater
@@ -72,6 +73,7 @@ class Loop:
     crew: Crew
     operations: float
     peak: float
+    stopped: bool = False
 
     def run(self, steps: Iterator[Asked], standing: Standing, end: int) -> Standing:
         """Train up to step `end`, or until somebody asks to stop, and leave a checkpoint."""
@@ -79,8 +81,8 @@ class Loop:
         speed.add(0)
         self.updater.entrance.model.train()
         begun: deque[_Begun] = deque()
-        stopped = False
-        while standing.step + len(begun) < end and not stopped:
+        self._catch_up(standing.step, end)
+        while standing.step + len(begun) < end and not self.stopped:
             number = standing.step + len(begun) + 1
             asked, rate = next(steps), self.rate(number - 1)
             underway = self.updater.begin(asked, stop=self.stop.asked)
@@ -91,11 +93,11 @@ class Loop:
             while len(begun) > left:
                 standing, ends = self._settle(begun.popleft(), standing, speed)
                 if ends:
-                    stopped, left = True, 0
+                    self.stopped, left = True, 0
             if begun:
                 continue
-            self._look(standing.step, at_end=standing.step == end)
-            if stopped or standing.step == end or self._saves(standing.step):
+            self._look(standing.step, end)
+            if self.stopped or standing.step == end or self._saves(standing.step):
                 self.save(standing)
         self.checkpoints.wait()
         if self.board is not None:
@@ -170,26 +172,53 @@ class Loop:
             remedy += f", and go on with --from {good.name}, which is whole"
         raise TrainingError(f"{MOST_SKIPPED} steps in a row gave no number: {last}", remedy)
 
-    def _look(self, step: int, *, at_end: bool) -> None:
-        """Validate and watch the heads where it is time to."""
-        entrance = self.updater.entrance
-        asked = Habits.due(self.habits.validate_every, step) or at_end
-        if self.validation is not None and asked:
-            found = self.validation.run(entrance)
-            self._write({"step": step, "validation": found})
-            said = ", ".join(
-                f"{name.replace('_', ' ')} {value:.4f}" for name, value in found.items()
-            )
-            self.display.say(f"step {step:,}, validation {said}")
-        if self.probe is not None and Habits.due(self.habits.telemetry_every, step):
-            probe, watcher = self.probe, HeadWatcher(self.probe)
+    def _catch_up(self, step: int, end: int) -> None:
+        """Look at what a run that was stopped had no time for, so that nothing is missing."""
+        if not step:
+            return
+        validated, watched = self.crew.agree(
+            (self.metrics.tells(step, "validation"), self.telemetry.tells(step))
+        )
+        if self._validates(step, end) and not validated:
+            self._validate(step)
+        if self._watches(step) and not watched and not self.stopped:
+            self._watch(step)
 
-            def work(model: Model) -> None:
-                probe.run(model, watcher)
+    def _look(self, step: int, end: int) -> None:
+        """Validate and watch the heads where it is time to, unless somebody asked to stop."""
+        if self._validates(step, end) and not self.stopped:
+            self._validate(step)
+        if self._watches(step) and not self.stopped:
+            self._watch(step)
 
-            entrance.look(work)
-            for line in watcher.lines():
-                self.telemetry.write({"step": step, **line})
+    def _validates(self, step: int, end: int) -> bool:
+        asked = Habits.due(self.habits.validate_every, step) or step == end
+        return self.validation is not None and asked
+
+    def _watches(self, step: int) -> bool:
+        return self.probe is not None and Habits.due(self.habits.telemetry_every, step)
+
+    def _validate(self, step: int) -> None:
+        assert self.validation is not None
+        found = self.validation.run(self.updater.entrance)
+        if "share" in found:
+            # Of some of the texts it would be another number, so all are seen when the run goes on.
+            self.stopped = True
+            return
+        self._write({"step": step, "validation": found})
+        said = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in found.items())
+        self.display.say(f"step {step:,}, validation {said}")
+
+    def _watch(self, step: int) -> None:
+        assert self.probe is not None
+        probe, watcher = self.probe, HeadWatcher(self.probe)
+
+        def work(model: Model) -> None:
+            probe.run(model, watcher)
+
+        self.updater.entrance.look(work)
+        for line in watcher.lines():
+            self.telemetry.write({"step": step, **line})
 
 
 def _after(standing: Standing, step: Step, outcome: Outcome) -> Standing:

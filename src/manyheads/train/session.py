@@ -101,8 +101,7 @@ class _Session:
         origin = self.folder.origin(since, self.checkpoints, fresh=fresh)
         standing = self._standing(origin, since)
         self._prepare(standing, fresh=fresh or bool(since))
-        ends = self.asked.ends
-        first = min(sum(end <= standing.step for end in ends), len(ends) - 1)
+        ends, first = self.asked.ends, self._first_phase(standing.step)
         for index in range(first, len(ends)):
             if index > first:
                 # What one phase ended with is what the next starts with.
@@ -115,8 +114,17 @@ class _Session:
         self.crew.meet()
         return Finished(standing=standing, saved=saved, tells=self.crew.leads)
 
+    def _first_phase(self, step: int) -> int:
+        """The phase to go on with: also one that was stopped at its end, before validation."""
+        ends, data = self.asked.ends, self.asked.data
+        done = sum(end <= step for end in ends)
+        if done and ends[done - 1] == step and data[done - 1].validation:
+            done -= not self.crew.agree(self.metrics.tells(step, "validation"))
+        return min(done, len(ends) - 1)
+
     def _first_model(self) -> Model:
-        model = first_model(self.asked.model, self.asked.run.seed)
+        asked = self.asked
+        model = first_model(asked.model, asked.run.seed, asked.objective.classified)
         return model if self.surgery is None else self.surgery.open(model)
 
     def _saved(self, entrance: Entrance) -> Saved | None:
@@ -162,7 +170,7 @@ class _Session:
 
     def _phase(
         self, index: int, model: Model, origin: Path | None, standing: Standing
-    ) -> tuple[Entrance, Standing]:
+    ) -> tuple[Entrance, Standing, bool]:
         """Set a phase up, put the state of the checkpoint into it, and train to its end."""
         asked, data = self.asked, self.asked.data[index]
         # Kept is what the last phase that changed it has left.
@@ -205,7 +213,8 @@ class _Session:
         if origin is not None and origin.parent != self.folder.checkpoints:
             # Killed before its first checkpoint, the run must not begin from nothing.
             loop.save(standing)
-        return entrance, loop.run(prefetched(steps, pin=pin), standing, asked.ends[index])
+        standing = loop.run(prefetched(steps, pin=pin), standing, asked.ends[index])
+        return entrance, standing, loop.stopped
 
     def _fed(self, data: Data, model: Model) -> Fed:
         """The first process tokenises, then all open what it wrote."""

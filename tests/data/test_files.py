@@ -105,7 +105,19 @@ def test_zstandard_is_read_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "a.zst").write_bytes(zstandard.compress(b"words " * 9))
     with opened(tmp_path / "a.zst") as unpacked:
         assert unpacked.read() == b"words " * 9
-    (tmp_path / "a.zst").write_bytes(b"no such thing")
-    problem = r"is no whole \.zst file"
-    with pytest.raises(InputError, match=problem), opened(tmp_path / "a.zst") as unpacked:
-        unpacked.read()
+    packed = zstandard.compress(bytes(range(256)) * 1000)
+    problem = r"is no whole \.zst file \("
+    for data in (packed[: len(packed) // 2], packed + packed[:9], b"no such thing"):
+        (tmp_path / "a.zst").write_bytes(data)
+        with pytest.raises(InputError, match=problem), opened(tmp_path / "a.zst") as unpacked:
+            unpacked.read()
+
+
+def test_zstandard_has_lines_through_all_its_frames(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    lines = [f"{number} words\n".encode() for number in range(20_000)]
+    half = len(lines) // 2
+    frames = [zstandard.compress(b"".join(some)) for some in (lines[:half], [], lines[half:])]
+    (tmp_path / "a.jsonl.zst").write_bytes(b"".join(frames))
+    with opened(tmp_path / "a.jsonl.zst") as unpacked:
+        assert list(unpacked) == lines

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from manyheads.errors import InputError, MissingExtraError
+from manyheads.data.zstandard import open_zstandard
+from manyheads.errors import InputError
 
 __all__ = ["COMPRESSED", "Paths", "find_files", "listed", "opened", "suffix_of"]
 
@@ -103,19 +104,9 @@ def _plain(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _zstandard(path: Path) -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        raise MissingExtraError(
-            f"{path} needs the package zstandard", "pip install 'manyheads[zstd]'"
-        ) from None
-    return zstandard.open(path, "rb")
-
-
 COMPRESSED: dict[str, Callable[[Path], Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
-    ".zst": _zstandard,
+    ".zst": open_zstandard,
 }

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from manyheads.cli.main import main
+from manyheads.train import feeding
 from manyheads.train.update import Updater
 from tests.train.tiny import write_run_file
 
@@ -47,6 +48,24 @@ def test_stopped_it_says_how_to_go_on(
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("stopped at step ")
     assert said.endswith(", which is saved; go on with: manyheads train run.toml")
+    assert main(["train", run_file.name, "--fresh", "--set", "run.folder=a b"]) == 143
+    assert capsys.readouterr().err.endswith(" manyheads train run.toml --set 'run.folder=a b'\n")
+
+
+def test_stopped_before_its_first_step_it_says_from_where_to_go_on(
+    run_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["train", run_file.name]) == 0
+
+    def interrupted(*given: Any, **more: Any) -> Any:
+        del given, more
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(feeding, "write_store", interrupted)
+    changed = ["--set", "run.folder=other"]
+    assert main(["train", run_file.name, "--from", "out/checkpoints/step-4", *changed]) == 130
+    command = "manyheads train run.toml --set run.folder=other --from out/checkpoints/step-4"
+    assert capsys.readouterr().err.endswith(f"go on with: {command}\n")
 
 
 @pytest.mark.usefixtures("run_file")

@@ -46,4 +46,6 @@ class Adapt:
         return follow(
             lambda: train_adapter(asked, since=self.since, fresh=self.fresh),
             f"manyheads adapt {self.model} {self.file}",
+            self.set,
+            self.since,
         )

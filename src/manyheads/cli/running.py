@@ -1,7 +1,8 @@
 """What the commands that train ask for alike, and how they say that a run has ended."""
 
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -15,14 +16,22 @@ Changes = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(me
 Since = Annotated[str, tyro.conf.arg(name="from", metavar="STEP-N", help_behavior_hint="")]
 
 
-def follow(work: "Callable[[], Finished]", command: str) -> int:
-    """Run to the end and tell it, or tell that the run was stopped before its first step."""
+def follow(
+    work: "Callable[[], Finished]", command: str, changes: Sequence[str] = (), since: str = ""
+) -> int:
+    """Run to the end and tell it, or tell that the run was stopped before its first step.
+
+    Until then there may be nothing in the run's own folder that tells where it began.
+    """
     from manyheads.train.stopping import Stopped
 
+    said = [part for change in changes for part in ("--set", change)]
+    command = " ".join([command, shlex.join(said)]) if said else command
     try:
         finished = work()
     except Stopped as stopped:
-        print(f"{stopped}; go on with: {command}", file=sys.stderr)
+        begun = f" --from {shlex.quote(since)}" if since else ""
+        print(f"{stopped}; go on with: {command}{begun}", file=sys.stderr)
         return stopped.code
     return _tell(finished, command)
 

@@ -43,5 +43,8 @@ class Train:
 
         asked = read_run(self.file, self.set)
         return follow(
-            lambda: train(asked, since=self.since, fresh=self.fresh), f"manyheads train {self.file}"
+            lambda: train(asked, since=self.since, fresh=self.fresh),
+            f"manyheads train {self.file}",
+            self.set,
+            self.since,
         )

@@ -7,6 +7,7 @@ from importlib import import_module as _import_module
 _HOMES = {
     "attention": ("Attention", "AttentionConfig"),
     "cache": ("Cache", "Fixed", "Growing"),
+    "checkpoints.classes": ("with_classes",),
     "checkpoints.folder": ("load", "save"),
     "decoding.chat": ("apply_chat", "chat_prompt"),
     "decoding.choosing": ("Beams", "Greedy", "Sample"),

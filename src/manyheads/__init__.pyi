@@ -2,6 +2,7 @@
 
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.cache import Cache, Fixed, Growing
+from manyheads.checkpoints.classes import with_classes
 from manyheads.checkpoints.folder import load, save
 from manyheads.decoding.chat import apply_chat, chat_prompt
 from manyheads.decoding.choosing import Beams, Greedy, Sample
@@ -118,4 +119,5 @@ __all__ = [
     "save",
     "sizes",
     "stream",
+    "with_classes",
 ]

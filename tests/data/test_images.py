@@ -114,6 +114,16 @@ def test_a_folder_a_class(folder: Path) -> None:
     assert square.images[0].shape == (1, 8, 8)
 
 
+def test_classes_are_numbered_by_names_where_they_are_given(folder: Path) -> None:
+    images = ImageFolder(folder, names=("bird", "dog", "cat"))
+    assert images.names == ("bird", "dog", "cat")
+    labels = images.batch([0, 5]).labels
+    assert labels is not None
+    assert labels.tolist() == [2, 1]
+    with refuses(InputError, f"{folder}/dog is a class that is unknown: use one of: cat, bird."):
+        ImageFolder(folder, names=("cat", "bird"))
+
+
 def test_what_is_no_folder_of_images_is_named(folder: Path, tmp_path: Path) -> None:
     with refuses(InputError, f"there is no folder {folder}/birds: name one with a folder a class."):
         ImageFolder(folder / "birds")

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from manyheads import load
-from manyheads.errors import InputError
+from manyheads.checkpoints.classes import class_names
+from manyheads.errors import ConfigError, InputError
 from manyheads.train.journal import Journal
 from manyheads.train.run import run_of
 from manyheads.train.session import train
@@ -50,7 +51,67 @@ def test_texts_are_classified(tmp_path: Path) -> None:
     train(run_of(asked), shown=False)
     assert losses(tmp_path)[-1] < losses(tmp_path)[0] - 0.1
     held = Journal(tmp_path / "out/metrics.jsonl").read()[-1]["validation"]
-    assert set(held) == {"loss", "perplexity"}
+    assert set(held) == {"loss", "accuracy"}
+    assert held["accuracy"] == 1.0
+
+
+MOODS = ("the cat sat", "sad"), ("sun was low", "glad")
+
+
+def moods(place: Path, **model: Any) -> dict[str, Any]:
+    """A run on texts with named labels."""
+    write_corpus(place, documents=20)
+    rows = [{"text": text, "label": label} for text, label in MOODS] * 20
+    (place / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked = tables(place, steps=2)
+    asked["model"] = model
+    asked["data"] = {
+        "kind": "labelled",
+        "train": str(place / "train.jsonl"),
+        "validation": str(place / "train.jsonl"),
+        "length": 16,
+        "batch": 64,
+    }
+    asked["objective"] = {"kind": "SequenceClassification"}
+    return asked
+
+
+def test_a_model_of_words_is_taught_classes_and_their_names(tmp_path: Path) -> None:
+    train(run_of(moods(tmp_path, folder="house-bert", classes=2)), shown=False)
+    found = load(tmp_path / "out/model")
+    assert class_names(found) == ("glad", "sad")
+    # It goes on with what it has, and numbers labels as the model does.
+    again = moods(tmp_path, folder=str(tmp_path / "out/model"))
+    again["run"]["folder"] = str(tmp_path / "again")
+    train(run_of(again), shown=False)
+    assert class_names(load(tmp_path / "again/model")) == ("glad", "sad")
+    named = moods(tmp_path, folder="house-bert", classes=["sad", "glad"])
+    named["run"]["folder"] = str(tmp_path / "named")
+    train(run_of(named), shown=False)
+    assert class_names(load(tmp_path / "named/model")) == ("sad", "glad")
+
+
+def test_classes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    message = (
+        "the data name 2 classes (glad, sad) and the model has 3: "
+        "set model.classes=2, or name all of them there."
+    )
+    with refuses(ConfigError, message):
+        train(run_of(moods(tmp_path, folder="house-bert", classes=3)), shown=False)
+    message = (
+        "SequenceClassification cannot be read off LanguageHead: "
+        "give it classes: model.classes in a run file, with_classes in Python."
+    )
+    with refuses(ConfigError, message):
+        train(run_of(moods(tmp_path, folder="house-bert")), shown=False)
+    asked = tables(tmp_path)
+    asked["model"]["classes"] = 2
+    message = (
+        "model.classes=2 and the objective asks for no class: leave it out, or use "
+        "SequenceClassification, TokenClassification or ImageClassification."
+    )
+    with refuses(ConfigError, message):
+        train(run_of(asked), shown=False)
 
 
 def test_images_are_classified(tmp_path: Path) -> None:

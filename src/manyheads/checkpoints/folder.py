@@ -40,7 +40,7 @@ from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.whole import write_tensors
 
-__all__ = ["FAMILIES", "Saved", "family_of", "load", "save"]
+__all__ = ["FAMILIES", "Saved", "description_of", "family_of", "load", "save"]
 
 # What config.json calls a family, and the file that knows it. Each has four functions: `config_of`
 # reads their config, `describe` writes it or says None, `entries` is the table of names, and
@@ -159,6 +159,11 @@ def save(model: Model, folder: str | Path) -> Saved:
 def family_of(model: Model) -> ModuleType:
     """The family whose files and names a model is saved with."""
     return FAMILIES[_counterpart(cast(ModelConfig, model.config), model.described)[0]]
+
+
+def description_of(model: Model) -> dict[str, Any]:
+    """What the config.json of a model says when it is saved."""
+    return _counterpart(cast(ModelConfig, model.config), model.described)[1]
 
 
 def _refuse_changed(model: Model, state: Mapping[str, Any]) -> None:

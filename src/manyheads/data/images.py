@@ -71,7 +71,8 @@ class ImageArrays:
 class ImageFolder:
     """A folder a class, named after it; images are read when their batch is, `size` pixels a side.
 
-    Without `size` they stay as large as they are.
+    Without `size` they stay as large as they are. Classes are numbered as in `names`, else in the
+    order of the alphabet.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class ImageFolder:
         mean: float = 0.5,
         std: float = 0.5,
         tokens_each: int = 1,
+        names: Sequence[str] = (),
     ) -> None:
         self.size, self.channels, self.mean, self.std = size, channels, mean, std
         self.tokens_each = tokens_each
@@ -92,10 +94,16 @@ class ImageFolder:
         if channels not in MODES:
             raise InputError(f"channels={channels} is no way to see", "use 1 (grey) or 3 (colour)")
         classes = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-        self.names = tuple(each.name for each in classes)
+        self.names = tuple(names) or tuple(each.name for each in classes)
+        known = {name: number for number, name in enumerate(self.names)}
+        for each in classes:
+            if each.name not in known:
+                raise InputError(
+                    f"{each} is a class that is unknown", f"use one of: {', '.join(self.names)}"
+                )
         self.files = tuple(
-            (file, number)
-            for number, each in enumerate(classes)
+            (file, known[each.name])
+            for each in classes
             for file in sorted(each.rglob("*"))
             if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
         )

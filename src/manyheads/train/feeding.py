@@ -44,6 +44,12 @@ class Fed:
     validation: Pieces | None
     bytes_a_token: float = 0.0
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the classes, where the data name them."""
+        names: tuple[str, ...] = getattr(self.training, "names", ())
+        return names
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
@@ -139,7 +145,8 @@ class Texts(Amount):
         for key in ("opening", "closing"):
             _token(tokenizer, getattr(self, key), f"data.{key}")
 
-    def feed(self, tokenizer: Any, folder: Path) -> Fed:
+    def feed(self, tokenizer: Any, folder: Path, names: tuple[str, ...] = ()) -> Fed:
+        del names
         place = Path(self.store) if self.store else folder
         training = self._stored(self.train, tokenizer, place)
         held: Store | None = None
@@ -222,11 +229,11 @@ class Rows(Amount, ABC):
         for paths in filter(None, (self.train, self.validation)):
             find_files(paths, ROW_FORMATS.keys())
 
-    def feed(self, tokenizer: Any, folder: Path) -> Fed:
+    def feed(self, tokenizer: Any, folder: Path, names: tuple[str, ...] = ()) -> Fed:
         del folder
         held = None
         with at_once(READING):
-            training = self._examples(self.train, tokenizer, ())
+            training = self._examples(self.train, tokenizer, names)
             if self.validation:
                 held = self._examples(self.validation, tokenizer, training.names)
         return Fed(training=training, validation=held)
@@ -297,18 +304,21 @@ class Images(Amount):
             if not Path(path).exists():
                 raise InputError(f"there is no {path}", "check the name")
 
-    def feed(self, tokenizer: Any, folder: Path) -> Fed:
+    def feed(self, tokenizer: Any, folder: Path, names: tuple[str, ...] = ()) -> Fed:
         del tokenizer, folder
+        held = None
         with at_once(READING):
-            training = self._images(self.train)
-            held = self._images(self.validation) if self.validation else None
+            training = self._images(self.train, names)
+            if self.validation:
+                held = self._images(self.validation, getattr(training, "names", ()))
         return Fed(training=training, validation=held)
 
-    def _images(self, paths: tuple[str, ...]) -> Pieces:
+    def _images(self, paths: tuple[str, ...], names: tuple[str, ...]) -> Pieces:
         options: dict[str, Any] = {"mean": self.mean, "std": self.std}
         first = Path(paths[0])
         if first.is_dir():
-            return ImageFolder(first, size=self.size, channels=self.channels, **options)
+            options |= {"size": self.size, "channels": self.channels}
+            return ImageFolder(first, names=names, **options)
         if first.suffix == ".npz":
             return images_of_npz(first, **options)
         if len(paths) == 2:

@@ -18,12 +18,14 @@ class Loss:
 
     So micro-batches and processes add up: the loss of a step is the sum of `whole` over all of
     them, divided by the sum of `targets`. An addition that is no sum by nature, such as a penalty
-    on weights, comes multiplied by the number of targets, and each by its own weight.
+    on weights, comes multiplied by the number of targets, and each by its own weight. `right` is
+    how many answers were, where that is asked for.
     """
 
     total: Float[Tensor, ""]
     targets: int
     parts: Mapping[str, Float[Tensor, ""]] = field(default_factory=dict)
+    right: Int[Tensor, ""] | None = None
 
     @property
     def whole(self) -> Float[Tensor, ""]:

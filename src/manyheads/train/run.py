@@ -47,7 +47,8 @@ class Start:
     """The model to train: a known `size` with a `change`, a whole `config`, or a `folder`.
 
     The first two start with fresh weights, or with those of a smaller model in the folder `tile`,
-    laid out over the larger one. The last goes on with what is there.
+    laid out over the larger one. The last goes on with what is there. `classes`, a number or names,
+    puts a new head on any of them, which tells them apart.
     """
 
     size: str = ""
@@ -55,6 +56,7 @@ class Start:
     config: Mapping[str, Any] = field(default_factory=dict)
     folder: str = ""
     tile: str = ""
+    classes: int | tuple[str, ...] = 0
 
     def __post_init__(self) -> None:
         given = [name for name in ("size", "config", "folder") if getattr(self, name)]

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch.optim import Optimizer
 
+from manyheads.checkpoints.classes import class_names
 from manyheads.checkpoints.folder import Saved
 from manyheads.data.prefetch import prefetched
 from manyheads.data.stream import Position, Stream
@@ -26,7 +27,7 @@ from manyheads.train.phases import Phases
 from manyheads.train.regularisers import Regularised
 from manyheads.train.report import Display, operations, peak
 from manyheads.train.run import Run
-from manyheads.train.starting import check_fits, export, first_model, tokenizer_of
+from manyheads.train.starting import check_fits, export, first_model, name_as, tokenizer_of
 from manyheads.train.state import Checkpoints, Standing, read_standing, restore
 from manyheads.train.stopping import Stop
 from manyheads.train.telemetry import SEQUENCES, Probe, make_probe
@@ -219,9 +220,12 @@ class _Session:
     def _fed(self, data: Data, model: Model) -> Fed:
         """The first process tokenises, then all open what it wrote."""
         if self.crew.leads:
-            fed = data.feed(model.tokenizer, self.folder.data)
+            fed = data.feed(model.tokenizer, self.folder.data, class_names(model))
         self.crew.meet()
-        return fed if self.crew.leads else data.feed(model.tokenizer, self.folder.data)
+        if not self.crew.leads:
+            fed = data.feed(model.tokenizer, self.folder.data, class_names(model))
+        name_as(model, fed.names)
+        return fed
 
     def _loop(self, index: int, entrance: Entrance, optimiser: Optimizer, fed: Fed) -> Loop:
         asked, settings = self.asked, self.asked.run

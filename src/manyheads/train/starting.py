@@ -7,10 +7,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from manyheads.checkpoints.classes import Classified, class_names, name_classes, with_classes
 from manyheads.checkpoints.companions import TOKENIZER, read_tokenizer
 from manyheads.checkpoints.folder import Saved, load, save
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model, build
+from manyheads.models.readout import ClassHead, TokenHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.vision import VisionConfig
 from manyheads.parts.positions import Learned
@@ -20,11 +22,27 @@ from manyheads.train.folding import folded
 from manyheads.train.run import Start
 from manyheads.train.tiling import tile
 
-__all__ = ["check_fits", "dressed", "export", "first_model", "tokenizer_of"]
+__all__ = ["check_fits", "dressed", "export", "first_model", "name_as", "tokenizer_of"]
 
 
-def first_model(start: Start, seed: int) -> Model:
-    """Fresh weights by seed, a folder's, or a smaller model's laid out over a larger one."""
+def first_model(start: Start, seed: int, classified: Classified | None = None) -> Model:
+    """Fresh weights by seed, a folder's, or a smaller model's laid out over a larger one.
+
+    Where classes are asked for it has a new head for them, if the objective asks for any.
+    """
+    model = _body(start, seed)
+    if not start.classes:
+        return model
+    if classified is None:
+        raise ConfigError(
+            f"model.classes={start.classes} and the objective asks for no class",
+            "leave it out, or use SequenceClassification, TokenClassification or "
+            "ImageClassification",
+        )
+    return with_classes(model, start.classes, classified, seed=seed)
+
+
+def _body(start: Start, seed: int) -> Model:
     config = start.described()
     if config is None:
         return load(start.folder)
@@ -66,6 +84,20 @@ def check_fits(model: Model, data: Data, tokenizer: Any) -> None:
             f"data.length={data.length} and the model has {embedding.position.longest} positions",
             f"use {embedding.position.longest} or less",
         )
+
+
+def name_as(model: Model, names: tuple[str, ...]) -> None:
+    """Call the classes of a model as the data do, unless it has names for them."""
+    head = model.config.readout
+    if not names or class_names(model) or not isinstance(head, ClassHead | TokenHead):
+        return
+    if len(names) != head.classes:
+        raise ConfigError(
+            f"the data name {len(names)} classes ({', '.join(names)}) and the model has "
+            f"{head.classes}",
+            f"set model.classes={len(names)}, or name all of them there",
+        )
+    name_classes(model, names)
 
 
 def dressed(config: ModelConfig, weights: Mapping[str, Tensor], like: Model) -> Model:

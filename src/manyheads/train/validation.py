@@ -34,12 +34,13 @@ class Validation:
     bytes_a_token: float = 0.0
 
     def run(self, entrance: Entrance) -> dict[str, float]:
-        """Loss a target in nats, perplexity, bits a byte."""
+        """Loss a target in nats, perplexity, bits a byte; of classes the share of right answers."""
         model = entrance.model
         training = model.training
         model.eval()
         epoch = list(self.stream.epoch(0))
-        sums = torch.zeros(2, dtype=torch.float64, device=self.crew.device)
+        sums = torch.zeros(3, dtype=torch.float64, device=self.crew.device)
+        tells_right = False
         # Sharded weights are gathered by all at once, so all take equally many turns.
         seen = 0
         for turn in range(0, len(epoch), self.crew.world):
@@ -48,12 +49,19 @@ class Validation:
             seen = min(turn + self.crew.world, len(epoch))
             place = turn + self.crew.rank
             loss = self._loss(entrance, epoch, min(place, len(epoch) - 1))
+            tells_right = loss.right is not None
             if place < len(epoch):
-                sums += torch.stack((loss.total.double(), sums.new_tensor(float(loss.targets))))
+                right = sums.new_zeros(()) if loss.right is None else loss.right.double()
+                targets = sums.new_tensor(float(loss.targets))
+                sums += torch.stack((loss.total.double(), targets, right))
         model.train(training)
-        total, targets = self.crew.sum(sums).tolist()
-        loss_a_target = total / max(targets, 1.0)
-        found = {"loss": loss_a_target, "perplexity": _exp(loss_a_target)}
+        total, count, correct = self.crew.sum(sums).tolist()
+        loss_a_target = total / max(count, 1.0)
+        found = {"loss": loss_a_target}
+        if tells_right:
+            found["accuracy"] = correct / max(count, 1.0)
+        else:
+            found["perplexity"] = _exp(loss_a_target)
         if self.bytes_a_token:
             found["bits_a_byte"] = loss_a_target / math.log(2) / self.bytes_a_token
         if seen < len(epoch):

@@ -61,6 +61,18 @@ def test_the_loss_is_torchs_where_there_is_a_label(kind: str, smoothing: float) 
 
 
 @pytest.mark.parametrize("kind", ["texts", "tokens", "images"])
+def test_right_answers_are_counted_where_nothing_is_learnt(kind: str) -> None:
+    objective, name, batch = case(kind)
+    model = model_of(name)
+    assert objective.loss(model, batch, NOBODY).right is None
+    with torch.no_grad():
+        right = objective.loss(model, batch, NOBODY).right
+        expected = logits_of(model, batch).argmax(1) == batch.labels
+    assert right is not None
+    assert int(right) == int(expected.sum())
+
+
+@pytest.mark.parametrize("kind", ["texts", "tokens", "images"])
 def test_no_label_gives_zero_and_zero_gradients(kind: str) -> None:
     objective, name, batch = case(kind)
     model = model_of(name)
@@ -82,7 +94,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with refuses(
         ConfigError,
         "TokenClassification cannot be read off LanguageHead: "
-        "build the model with readout=TokenHead(...).",
+        "give it classes: model.classes in a run file, with_classes in Python.",
     ):
         TokenClassification().check(build(DECODERS["gpt2"]))
     with refuses(

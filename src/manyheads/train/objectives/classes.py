@@ -1,13 +1,14 @@
 """Classes to be named: of texts, of tokens, of images."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from manyheads.checkpoints.classes import Classified
 from manyheads.data.batch import Batch
 from manyheads.errors import InputError
 from manyheads.models.readout import ClassHead, TokenHead
@@ -63,13 +64,14 @@ class ClassObjective(RoutedObjective):
     def score(self, model: Any, task: Task, *, watch: Watcher | None = None) -> Loss:
         output = model(self._read(task.batch), watch=watch)
         logits = output.logits.values if isinstance(output.logits, Ragged) else output.logits
+        logits = logits.index_select(0, task.places).float()
         total = F.cross_entropy(
-            logits.index_select(0, task.places).float(),
-            task.answers,
-            label_smoothing=self.label_smoothing,
-            reduction="sum",
+            logits, task.answers, label_smoothing=self.label_smoothing, reduction="sum"
         )
-        return self.summed(total, task, output.router)
+        loss = self.summed(total, task, output.router)
+        if torch.is_grad_enabled():
+            return loss
+        return replace(loss, right=(logits.argmax(1) == task.answers).sum())
 
     def _read(self, batch: Batch) -> Any:
         return batch.texts
@@ -78,6 +80,8 @@ class ClassObjective(RoutedObjective):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceClassification(ClassObjective):
     """The class of each text."""
+
+    classified: ClassVar[Classified] = "texts"
 
     def check(self, model: nn.Module) -> None:
         check_readout(self, model, TextModel, ClassHead)
@@ -90,6 +94,8 @@ class SequenceClassification(ClassObjective):
 class TokenClassification(ClassObjective):
     """The class of each token."""
 
+    classified: ClassVar[Classified] = "tokens"
+
     def check(self, model: nn.Module) -> None:
         check_readout(self, model, TextModel, TokenHead)
 
@@ -100,6 +106,8 @@ class TokenClassification(ClassObjective):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageClassification(ClassObjective):
     """The class of each image."""
+
+    classified: ClassVar[Classified] = "images"
 
     def check(self, model: nn.Module) -> None:
         check_readout(self, model, Vision, ClassHead)

@@ -2,11 +2,12 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from manyheads.checkpoints.classes import Classified
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.seq2seq import Seq2Seq
@@ -47,8 +48,11 @@ class Objective(ABC):
     """What is asked of a model.
 
     `loss` does it all. A loop that compiles or wraps the model calls its two halves itself:
-    `prepare` chooses on the host what to ask, `score` runs the model.
+    `prepare` chooses on the host what to ask, `score` runs the model. One that asks for classes
+    says of what.
     """
+
+    classified: ClassVar[Classified | None] = None
 
     def __call__(self, model: Any, batch: Batch, draw: torch.Generator) -> Loss:
         return self.loss(model, batch, draw)
@@ -112,10 +116,10 @@ def check_readout(
         raise unfit(objective, model, KINDS[kind])
     has = type(model.config.readout)  # type: ignore[union-attr]
     if has is not readout:
-        raise ConfigError(
-            f"{type(objective).__name__} cannot be read off {has.__name__}",
-            f"build the model with readout={readout.__name__}(...)",
-        )
+        remedy = f"build the model with readout={readout.__name__}(...)"
+        if objective.classified is not None:
+            remedy = "give it classes: model.classes in a run file, with_classes in Python"
+        raise ConfigError(f"{type(objective).__name__} cannot be read off {has.__name__}", remedy)
 
 
 KINDS: dict[type[nn.Module], str] = {

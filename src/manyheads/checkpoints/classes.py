@@ -1,0 +1,196 @@
+"""A model made one of classes: the same body under a new head."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import Any, Literal, cast
+
+from torch import Tensor
+
+from manyheads.checkpoints import native
+from manyheads.checkpoints.folder import description_of, family_of
+from manyheads.checkpoints.names import Entry, to_theirs
+from manyheads.checkpoints.stored import says
+from manyheads.errors import ConfigError
+from manyheads.models.build import Model, build
+from manyheads.models.decoder import DecoderConfig
+from manyheads.models.readout import ClassHead, TokenHead
+from manyheads.models.recipes import ModelConfig
+from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.models.vision import VisionConfig
+
+__all__ = ["Classified", "class_names", "name_classes", "with_classes"]
+
+Classified = Literal["texts", "tokens", "images"]
+
+# How transformers calls models with such heads, behind the name of the family.
+CALLED: dict[Classified, str] = {
+    "texts": "ForSequenceClassification",
+    "tokens": "ForTokenClassification",
+    "images": "ForImageClassification",
+}
+OTHER_HEADS = re.compile(r"(For[A-Z]\w*|LMHeadModel|DoubleHeadsModel|Model)$")
+# What transformers calls a class that nobody has named.
+NAMELESS = "LABEL_"
+
+
+def with_classes(
+    model: Model,
+    classes: int | Sequence[str],
+    of: Classified = "texts",
+    *,
+    seed: int = 0,
+) -> Model:
+    """A copy of a model whose head, drawn anew, tells classes of texts, tokens or images.
+
+    The head is the one that its family has for that in `transformers`, and starts with what the
+    model already has of it, as there: BERT's pooler, the dense layer of ModernBERT. Names of the
+    classes are saved with the model.
+
+    >>> from manyheads.models.build import build
+    >>> words = build("bert-base", layers=1, width=16, heads=2, hidden=16, vocabulary=50, seed=0)
+    >>> moods = with_classes(words, ("glad", "sad"))
+    >>> moods.config.readout.classes, class_names(moods)
+    (2, ('glad', 'sad'))
+    """
+    names = _names(classes)
+    _check_has(model, of)
+    config, described = _headed(model, names, of)
+    fresh = build(config, seed=seed)
+    like = next(iter(model.parameters()))
+    state = model.state_dict()
+    kept = {name: tensor for name, tensor in state.items() if not name.startswith("readout.")}
+    kept |= _known(model, config, fresh.state_dict())
+    fresh.load_state_dict({**fresh.state_dict(), **kept})
+    for name in ("tokenizer", "side_files"):
+        setattr(fresh, name, getattr(model, name))
+    fresh.described = described
+    return fresh.to(device=like.device, dtype=like.dtype)
+
+
+def class_names(model: Model) -> tuple[str, ...]:
+    """How a model's classes are called, in their order; nothing where nobody has named them."""
+    named = (model.described or {}).get("id2label") or {}
+    names = tuple(str(named[key]) for key in sorted(named, key=int))
+    nameless = all(name == f"{NAMELESS}{place}" for place, name in enumerate(names))
+    return () if nameless else names
+
+
+def name_classes(model: Model, names: Sequence[str]) -> None:
+    """Say how the classes are called, to be saved with the model."""
+    head = model.config.readout
+    if not isinstance(head, ClassHead | TokenHead):
+        raise ConfigError("the model has no classes", "give it some with with_classes")
+    if len(names) != head.classes:
+        raise ConfigError(
+            f"{len(names)} names for {head.classes} classes: {_some(names)}", "give one each"
+        )
+    model.described = {**description_of(model), **_labels(names)}
+
+
+def _names(classes: int | Sequence[str]) -> tuple[str, ...]:
+    names = (
+        tuple(f"{NAMELESS}{place}" for place in range(classes))
+        if isinstance(classes, int)
+        else tuple(classes)
+    )
+    if len(names) < 2:
+        raise ConfigError(f"classes={classes!r} leaves nothing to tell apart", "give two or more")
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigError(f"two classes are called {twice[0]!r}", "give each its own name")
+    return names
+
+
+def _labels(names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "id2label": {str(place): name for place, name in enumerate(names)},
+        "label2id": {name: place for place, name in enumerate(names)},
+    }
+
+
+def _check_has(model: Model, of: Classified) -> None:
+    config = model.config
+    if isinstance(config, Seq2SeqConfig):
+        raise ConfigError("an encoder-decoder writes texts", "give an encoder or a decoder")
+    if isinstance(config, VisionConfig) != (of == "images"):
+        read = "images" if isinstance(config, VisionConfig) else "texts"
+        raise ConfigError(
+            f"of={of!r} and the model reads {read}",
+            'use "images"' if read == "images" else 'use "texts" or "tokens"',
+        )
+
+
+def _headed(
+    model: Model, names: Sequence[str], of: Classified
+) -> tuple[ModelConfig, dict[str, Any]]:
+    """The config with a head of the family's own kind and how the family says it, or ours."""
+    family, before = family_of(model), description_of(model)
+    stem = OTHER_HEADS.sub("", (before.get("architectures") or [""])[0])
+    if stem:
+        asked = {**before, "architectures": [stem + CALLED[of]], **_labels(names)}
+        asked.pop("num_labels", None)
+        # ModernBERT can pool either way, and where no token stands for a text all of them do.
+        pools = {} if _opens(model.tokenizer) else {"classifier_pooling": "mean"}
+        for each in ({**asked, **pools}, asked):
+            config = _theirs(family, each, cast(ModelConfig, model.config), of)
+            if config is not None:
+                return config, each
+    config = replace(cast(Any, model.config), readout=_plain(model, len(names), of))
+    described = native.describe(config)
+    assert described is not None
+    return config, {**described, **native.facts_of(before), **_labels(names)}
+
+
+def _theirs(
+    family: ModuleType, asked: Mapping[str, Any], before: ModelConfig, of: Classified
+) -> ModelConfig | None:
+    try:
+        head = family.config_of(asked).readout
+    except ConfigError:
+        return None
+    if not isinstance(head, TokenHead if of == "tokens" else ClassHead):
+        return None
+    config: ModelConfig = replace(cast(Any, before), readout=head)
+    return config if says(family, asked, config) else None
+
+
+def _plain(model: Model, classes: int, of: Classified) -> ClassHead | TokenHead:
+    """What serves a model that no family of transformers has."""
+    if of == "tokens":
+        return TokenHead(classes=classes)
+    if isinstance(model.config, DecoderConfig):
+        return ClassHead(classes=classes, pool="last")
+    return ClassHead(classes=classes, pool="first" if _opens(model.tokenizer) else "mean")
+
+
+def _opens(tokenizer: Any) -> bool:
+    """Whether texts begin with a token of their own, such as [CLS]; without words, who knows."""
+    if tokenizer is None:
+        return True
+    bare, whole = (tokenizer.encode("a", add_special_tokens=how).ids for how in (False, True))
+    return bool(bare[:1] != whole[:1])
+
+
+def _known(model: Model, config: ModelConfig, fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the model has of the new head below its classes, under the names of its family."""
+    family = family_of(model)
+    if family is native:
+        return {}
+    state = model.state_dict()
+    have = to_theirs(family.entries(model.config, state), state)
+    have = {family.canonical(name) or name: tensor for name, tensor in have.items()}
+    have |= model.unread
+    found: dict[str, Tensor] = {}
+    for entry in family.entries(config, fresh):
+        if not isinstance(entry, Entry) or not entry.ours.startswith("readout.transform."):
+            continue
+        shapes = entry.shapes(tuple(fresh[entry.ours].shape))
+        if all(name in have and tuple(have[name].shape) == shapes[name] for name in shapes):
+            found |= entry.read(have.__getitem__)
+    return found
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

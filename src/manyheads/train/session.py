@@ -107,8 +107,8 @@ class _Session:
             if index > first:
                 # What one phase ended with is what the next starts with.
                 model, origin = self._first_model(), self.checkpoints.newest()
-            entrance, standing = self._phase(index, model, origin, standing)
-            if standing.step < ends[index]:
+            entrance, standing, stopped = self._phase(index, model, origin, standing)
+            if stopped:
                 code, tells = self.stop.code, self.crew.leads
                 return Finished(standing=standing, saved=None, code=code, tells=tells)
         saved = self._saved(entrance)

@@ -87,7 +87,7 @@ def test_bytes_that_are_no_utf8_are_named_by_their_place(tmp_path: Path) -> None
     with refuses(
         InputError,
         f"{tmp_path}/a.txt is not UTF-8: invalid start byte at byte 140000: "
-        "convert it, or read it with errors='replace'.",
+        'convert it, or read it with errors = "replace".',
     ):
         list(TextFiles(tmp_path).read())
     assert documents(TextFiles(tmp_path, errors="replace"))[0].endswith("é\ufffd and more")

@@ -165,10 +165,10 @@ def test_a_store_of_something_else_is_left_alone(tmp_path: Path) -> None:
         "remove it, or name another folder.",
     ):
         write_store(TextFiles(corpus, separator=";"), BYTES, folder)
-    corpus.write_text("other words")
+    corpus.write_text("swords"[:5])
     with refuses(
         InputError,
-        f"{folder} was made from other texts ({corpus} was not there or had another size): "
+        f"{folder} was made from other texts ({corpus} was not there or has changed): "
         "remove it, or name another folder.",
     ):
         write_store(source, BYTES, folder)

@@ -1,5 +1,6 @@
-"""What ends a document, by what the tokenizer has, is known before any work."""
+"""Texts are read as the run file says, once, and again where they have changed."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,12 @@ from tokenizers import Tokenizer
 
 from manyheads.data.texts import GivenTexts
 from manyheads.data.tokenizer import train_tokenizer
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, InputError
 from manyheads.train.feeding import Texts
 from manyheads.train.run import run_of
 from manyheads.train.session import train
 from tests.messages import refuses
-from tests.train.tiny import tables, write_corpus
+from tests.train.tiny import tables, tiny, write_corpus
 
 WORDS = GivenTexts(("the cat sat on the mat " * 20,))
 
@@ -51,3 +52,68 @@ def test_a_tokenizer_without_any_end_says_what_to_write() -> None:
 
     with pytest.raises(ConfigError, match='or write end = "" for none'):
         texts().check_words(Tokenizer(models.BPE()))
+
+
+def changed_corpus(folder: Path) -> Path:
+    """A corpus whose text has changed and whose size has not."""
+    corpus = folder / "corpus.txt"
+    corpus.write_text(corpus.read_text().replace("cat", "tac"))
+    return corpus
+
+
+def test_texts_that_change_under_a_run_are_refused_and_read_anew_by_a_fresh_one(
+    tmp_path: Path,
+) -> None:
+    write_corpus(tmp_path, documents=40)
+    train(tiny(tmp_path, steps=2), shown=False)
+    corpus = changed_corpus(tmp_path)
+    with refuses(
+        ConfigError,
+        f"{corpus}: what this run has read of it was made from other texts "
+        f"({corpus} was not there or has changed): "
+        "put back what was there, or begin anew with --fresh.",
+    ):
+        train(tiny(tmp_path, steps=4), shown=False)
+    train(tiny(tmp_path, steps=2), fresh=True, shown=False)
+    stores = sorted(tmp_path.glob("out/data/*"))
+    assert [store.name for store in stores] == [stores[0].name, f"{stores[0].name}.before-1"]
+    one, other = ((store / "tokens.bin").read_bytes() for store in stores)
+    assert one != other
+    train(tiny(tmp_path, steps=3), shown=False)
+
+
+def test_a_corpus_without_text_is_named(tmp_path: Path) -> None:
+    write_corpus(tmp_path, documents=4)
+    (tmp_path / "corpus.txt").write_text(" \n")
+    problem = f"{tmp_path / 'corpus.txt'}: there is no text in it: name other files."
+    with refuses(InputError, problem):
+        train(tiny(tmp_path), shown=False)
+
+
+def test_bytes_that_are_no_utf8_may_be_replaced(tmp_path: Path) -> None:
+    write_corpus(tmp_path, documents=40)
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_bytes(corpus.read_bytes() + b"\xff\xff")
+    asked = tables(tmp_path, steps=1)
+    with pytest.raises(InputError, match="is not UTF-8"):
+        train(run_of(asked), shown=False)
+    asked["data"]["errors"] = "replace"
+    assert train(run_of(asked), shown=False).standing.step == 1
+
+
+def test_rows_of_the_hub_are_trained_on(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    write_corpus(tmp_path, documents=40)
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    rows = (
+        json.dumps({"body": text}) for text in (tmp_path / "corpus.txt").read_text().split("\n\n")
+    )
+    (hub / "train.jsonl").write_text("\n".join(rows))
+    asked = tables(tmp_path, steps=1)
+    train(run_of(asked), shown=False)
+    asked["run"]["folder"] = str(tmp_path / "from hub")
+    asked["data"] |= {"train": f"hub:{hub}", "field": "body", "separator": ""}
+    train(run_of(asked), shown=False)
+    one, other = ((tmp_path / run / "metrics.jsonl").read_text() for run in ("out", "from hub"))
+    assert json.loads(one)["loss"] == json.loads(other)["loss"]

@@ -20,7 +20,8 @@ class TrainTokenizer:
     """
 
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE ...")]
-    """Files, folders or quoted globs: plain text and code, .jsonl, .parquet, compressed too."""
+    """Files, folders or quoted globs: plain text and code, .jsonl, .parquet, compressed too; or
+    hub:ORG/NAME, a dataset of the Hugging Face hub."""
 
     out: Annotated[Path, tyro.conf.arg(aliases=("-o",), metavar="FILE")] = Path("tokenizer.json")
     """Where the tokenizer goes, whole or not at all."""
@@ -43,6 +44,9 @@ class TrainTokenizer:
     format: Literal["as named", "text", "jsonl", "parquet"] = "as named"
     """How to read the files, whatever their names end in."""
 
+    errors: Literal["strict", "replace"] = "strict"
+    """What to do with bytes that are no UTF-8: refuse them, or read them as question marks."""
+
     cased: Flag = False
     """Keep capitals apart in wordpiece; bytes always do."""
 
@@ -53,17 +57,21 @@ class TrainTokenizer:
             raise InputError(f"there is no folder {folder}", "make it, or name another")
         if self.out.is_dir():
             raise InputError(f"{self.out} is a folder", "name a file in it")
+        from manyheads.data.sources import texts_of
         from manyheads.data.texts import TextFiles
         from manyheads.data.tokenizer import train_tokenizer
 
-        source = TextFiles(self.files, field=self.field, format=self.format)
-        count = len(source.files())
+        source = texts_of(self.files, field=self.field, format=self.format, errors=self.errors)
+        source.check()
         tokenizer = train_tokenizer(
             source, self.size, self.kind, lowercase=not self.cased, specials=self.special
         )
         beside = folder / f".{self.out.name}.new"
         tokenizer.save(str(beside))
         beside.replace(self.out)
-        files = f"{count:,} file{'s' if count != 1 else ''}"
-        print(f"{tokenizer.get_vocab_size():,} entries learnt from {files}: {self.out}")
+        said = "the hub"
+        if isinstance(source, TextFiles):
+            count = len(source.files())
+            said = f"{count:,} file{'s' if count != 1 else ''}"
+        print(f"{tokenizer.get_vocab_size():,} entries learnt from {said}: {self.out}")
         return 0

@@ -56,6 +56,10 @@ class Rows(Protocol):
 
     def __iter__(self) -> Iterator[Row]: ...
 
+    def check(self) -> None:
+        """Refuse what can be known not to be there before any of it is read."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
@@ -64,8 +68,14 @@ class FileRows:
     paths: Paths
 
     def __iter__(self) -> Iterator[Row]:
-        for file in find_files(self.paths, ROW_FORMATS.keys()):
+        for file in self._files():
             yield from ROW_FORMATS[suffix_of(file)](file)
+
+    def check(self) -> None:
+        self._files()
+
+    def _files(self) -> list[Path]:
+        return find_files(self.paths, ROW_FORMATS.keys())
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +87,10 @@ class HubRows:
     split: str = "train"
     revision: str | None = None
 
-    def __iter__(self) -> Iterator[Row]:
+    def check(self) -> None:
+        self._package()
+
+    def _package(self) -> Any:
         try:
             import datasets
         except ImportError:
@@ -85,6 +98,10 @@ class HubRows:
                 f"the dataset {self.name} needs the package datasets",
                 "pip install 'manyheads[datasets]'",
             ) from None
+        return datasets
+
+    def __iter__(self) -> Iterator[Row]:
+        datasets = self._package()
         try:
             rows = datasets.load_dataset(
                 self.name,

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from manyheads.data.files import COMPRESSED, Paths, find_files, opened, suffix_of
+from manyheads.data.files import COMPRESSED, Paths, find_files, fingerprint, opened, suffix_of
 from manyheads.data.rows import ROW_FORMATS, FileRows, HubRows, Row
 from manyheads.errors import InputError
 
-__all__ = ["GivenTexts", "Passage", "RowTexts", "TextFiles", "TextSource"]
+__all__ = ["Errors", "Format", "GivenTexts", "Passage", "RowTexts", "TextFiles", "TextSource"]
 
 # Characters of a passage: few, since what is held out of a text is cut off between two of them.
 PASSAGE = 2**12
@@ -32,6 +32,7 @@ TEXT_SUFFIXES = (
 KNOWN = (".txt", *ROW_FORMATS, *TEXT_SUFFIXES[1:], "")
 
 Format = Literal["as named", "text", "jsonl", "parquet"]
+Errors = Literal["strict", "replace"]
 
 
 class Passage(NamedTuple):
@@ -58,6 +59,10 @@ class TextSource(Protocol):
         """About how much text there is, if that can be told without reading it."""
         ...
 
+    def check(self) -> None:
+        """Refuse what can be known not to be there before any of it is read."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class TextFiles:
@@ -71,7 +76,7 @@ class TextFiles:
     field: str = "text"
     separator: str | None = None
     format: Format = "as named"
-    errors: Literal["strict", "replace"] = "strict"
+    errors: Errors = "strict"
 
     def __post_init__(self) -> None:
         if self.separator is not None and not 0 < len(self.separator) < PASSAGE:
@@ -85,6 +90,9 @@ class TextFiles:
                 for text, ends in self._texts(file):
                     yield Passage(text, ends, number)
 
+    def check(self) -> None:
+        self.files()
+
     def files(self) -> list[Path]:
         return find_files(self.paths, KNOWN, any_suffix=self.format != "as named")
 
@@ -96,7 +104,7 @@ class TextFiles:
             "format": self.format,
             "errors": self.errors,
             "passage": PASSAGE,
-            "files": [[str(file), file.stat().st_size] for file in self.files()],
+            "files": [[str(file), fingerprint(file)] for file in self.files()],
         }
 
     def expected_bytes(self) -> int | None:
@@ -129,6 +137,9 @@ class RowTexts:
     def expected_bytes(self) -> int | None:
         return None
 
+    def check(self) -> None:
+        self.rows.check()
+
 
 @dataclass(frozen=True, slots=True)
 class GivenTexts:
@@ -154,6 +165,9 @@ class GivenTexts:
     def expected_bytes(self) -> int | None:
         return sum(len(text.encode(errors="surrogatepass")) for text in self.texts)
 
+    def check(self) -> None:
+        """They are at hand."""
+
 
 def _of_rows(rows: Iterable[Row], field: str) -> Iterator[tuple[str, bool]]:
     for row in rows:
@@ -173,7 +187,7 @@ def _decoded(path: Path, errors: str) -> Iterator[str]:
             except UnicodeDecodeError as error:
                 raise InputError(
                     f"{path} is not UTF-8: {error.reason} at byte {before - begun + error.start}",
-                    "convert it, or read it with errors='replace'",
+                    'convert it, or read it with errors = "replace"',
                 ) from None
             if not read:
                 return

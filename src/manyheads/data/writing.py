@@ -23,7 +23,7 @@ from manyheads.data.texts import Passage, TextSource
 from manyheads.errors import InputError
 from manyheads.progress import Progress
 
-__all__ = ["END", "write_store"]
+__all__ = ["END", "made_otherwise", "write_store"]
 
 END = "<|end|>"
 LOCK = "lock"
@@ -58,6 +58,16 @@ def write_store(
     return open_store(folder, tokenizer)
 
 
+def made_otherwise(
+    source: TextSource, tokenizer: Any, folder: str | Path, *, end: str | None = END
+) -> str:
+    """How what a folder holds differs from what is asked for; nothing where it does not."""
+    folder = Path(folder)
+    if not (folder / INDEX).is_file():
+        return ""
+    return _otherwise(Index.read(folder), _asked(source, tokenizer, end))
+
+
 def _asked(source: TextSource, tokenizer: Any, end: str | None) -> Index:
     """The index of a store in which nothing is written yet."""
     number = None if end is None else tokenizer.token_to_id(end)
@@ -90,25 +100,29 @@ def _known(folder: Path, asked: Index) -> Index:
         _write_index(folder, asked)
         return asked
     known = Index.read(folder)
+    otherwise = _otherwise(known, asked)
+    if otherwise:
+        raise InputError(f"{folder} was made {otherwise}", "remove it, or name another folder")
+    return known
+
+
+def _otherwise(known: Index, asked: Index) -> str:
     for what, which in (("tokenizer", "another tokenizer"), ("end", "another end token")):
         if getattr(known, what) != getattr(asked, what):
-            raise InputError(f"{folder} was made with {which}", "remove it, or name another folder")
+            return f"with {which}"
     if known.source != asked.source:
-        raise InputError(
-            f"{folder} was made from other texts ({_difference(known.source, asked.source)})",
-            "remove it, or name another folder",
-        )
-    return known
+        return f"from other texts ({_difference(known.source, asked.source)})"
+    return ""
 
 
 def _difference(known: dict[str, Any], asked: dict[str, Any]) -> str:
     for key in asked:
         then, now = known.get(key), asked[key]
         if key == "files" and then is not None:
-            changed = [name for name, size in now if [name, size] not in then]
-            gone = [name for name, size in then if [name, size] not in now]
+            changed = [name for name, looks in now if [name, looks] not in then]
+            gone = [name for name, looks in then if [name, looks] not in now]
             if changed or gone:
-                return f"{(changed or gone)[0]} was not there or had another size"
+                return f"{(changed or gone)[0]} was not there or has changed"
         if then != now:
             return f"{key} was {then!r} and is {now!r}"
     return "it says less of them"

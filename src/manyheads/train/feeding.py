@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from manyheads.data.examples import labelled_examples, paired_examples, tagged_examples
-from manyheads.data.files import find_files
 from manyheads.data.images import ImageFolder, images_of_idx, images_of_npz
 from manyheads.data.labelled import LabelledTexts, TaggedTexts
 from manyheads.data.labelled import Pairs as PairSource
 from manyheads.data.pieces import Documents, Fixed, Pieces
-from manyheads.data.rows import ROW_FORMATS, FileRows
+from manyheads.data.sources import rows_of, texts_of
 from manyheads.data.store import Store
-from manyheads.data.texts import TextFiles
-from manyheads.data.writing import END, write_store
+from manyheads.data.texts import Errors, Format, TextSource
+from manyheads.data.writing import END, made_otherwise, write_store
 from manyheads.errors import ConfigError, InputError
 from manyheads.train.schedules import BatchGrowth
 from manyheads.train.stopping import at_once
@@ -96,14 +95,15 @@ class Amount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts(Amount):
-    """Plain texts: files, folders or globs, tokenised once into `store`.
+    """Plain texts: files, folders, globs, or a dataset of the hub, tokenised once into `store`.
 
     `validation` is other files, or the last share of the training texts. Documents are kept apart
     and cut to `length`, or all laid end to end and cut every `length` tokens ("fixed"), or for
     training every `stride`, so that passes differ. `end` is the token put behind a document: by
     default <|end|>, or what the tokenizer has for it. `opening` and `closing` are those around
     every piece; "" is none.
-    `tokenizer` is a tokenizer.json; "" is the model's own.
+    `tokenizer` is a tokenizer.json; "" is the model's own. `format` says what files hold whose
+    names do not; `errors` = "replace" reads bytes that are no UTF-8 as question marks.
     """
 
     train: tuple[str, ...]
@@ -114,6 +114,8 @@ class Texts(Amount):
     stride: int = 0
     field: str = "text"
     separator: str = ""
+    format: Format = "as named"
+    errors: Errors = "strict"
     end: str = END
     opening: str = ""
     closing: str = ""
@@ -135,9 +137,9 @@ class Texts(Amount):
             )
 
     def check(self) -> None:
-        self._source(self.train).files()
+        self._source(self.train).check()
         if isinstance(self.validation, tuple):
-            self._source(self.validation).files()
+            self._source(self.validation).check()
 
     def check_words(self, tokenizer: Any) -> None:
         """Refuse tokens that the tokenizer does not have."""
@@ -160,15 +162,48 @@ class Texts(Amount):
             bytes_a_token=0.0 if held is None else held.bytes_per_token,
         )
 
-    def _source(self, paths: tuple[str, ...]) -> TextFiles:
-        return TextFiles(paths, field=self.field, separator=self.separator or None)
+    def renew(self, tokenizer: Any, folder: Path) -> None:
+        """Set aside what the folder holds of texts that are others now; they are tokenised anew."""
+        for paths in (self.train, self.validation):
+            if self.store or not isinstance(paths, tuple):
+                continue
+            place = self._place(paths, folder)
+            if self._changed(paths, tokenizer, place):
+                count = len(list(folder.glob(f"{place.name}.before-*")))
+                place.rename(place.with_name(f"{place.name}.before-{count + 1}"))
+
+    def _source(self, paths: tuple[str, ...]) -> TextSource:
+        return texts_of(
+            paths,
+            field=self.field,
+            separator=self.separator or None,
+            format=self.format,
+            errors=self.errors,
+        )
+
+    def _place(self, paths: tuple[str, ...], folder: Path) -> Path:
+        # Phases may read different texts, and each has a place of its own.
+        read = (self.field, self.separator, self.format, self.errors)
+        said = repr((paths, read, self.end, self.tokenizer))
+        return folder / f"texts-{zlib.crc32(said.encode()):08x}"
+
+    def _changed(self, paths: tuple[str, ...], tokenizer: Any, place: Path) -> str:
+        return made_otherwise(self._source(paths), tokenizer, place, end=self._end(tokenizer))
 
     def _stored(self, paths: tuple[str, ...], tokenizer: Any, folder: Path) -> Store:
-        # Phases may read different texts, and each has a place of its own.
-        said = repr((paths, self.field, self.separator, self.end, self.tokenizer))
-        place = folder / f"texts-{zlib.crc32(said.encode()):08x}"
+        place = self._place(paths, folder)
+        changed = self._changed(paths, tokenizer, place)
+        if changed and not self.store:
+            raise ConfigError(
+                f"{', '.join(paths)}: what this run has read of it was made {changed}",
+                "put back what was there, or begin anew with --fresh",
+            )
         with at_once("tokenising, of which finished parts are kept"):
-            return write_store(self._source(paths), tokenizer, place, end=self._end(tokenizer))
+            source, end = self._source(paths), self._end(tokenizer)
+            store = write_store(source, tokenizer, place, end=end)
+        if not store.size:
+            raise InputError(f"{', '.join(paths)}: there is no text in it", "name other files")
+        return store
 
     def _end(self, tokenizer: Any) -> str | None:
         """The token behind a document; tokenizers of others have other names for it."""
@@ -214,7 +249,10 @@ def _token(tokenizer: Any, name: str, key: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows(Amount, ABC):
-    """Rows of .jsonl or .parquet files that are tokenised in memory and cut to `length`."""
+    """Rows of .jsonl or .parquet files, or of a dataset of the hub, tokenised in memory.
+
+    Texts are cut to `length`.
+    """
 
     train: tuple[str, ...]
     validation: tuple[str, ...] = ()
@@ -227,7 +265,7 @@ class Rows(Amount, ABC):
 
     def check(self) -> None:
         for paths in filter(None, (self.train, self.validation)):
-            find_files(paths, ROW_FORMATS.keys())
+            rows_of(paths).check()
 
     def feed(self, tokenizer: Any, folder: Path, names: tuple[str, ...] = ()) -> Fed:
         del folder
@@ -251,7 +289,7 @@ class Labelled(Rows):
     label: str = "label"
 
     def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
-        source = LabelledTexts(FileRows(paths), self.text, self.label)
+        source = LabelledTexts(rows_of(paths), self.text, self.label)
         return labelled_examples(source, tokenizer, longest=self.length, names=names)
 
 
@@ -264,7 +302,7 @@ class Pairs(Rows):
 
     def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
         del names
-        source = PairSource(FileRows(paths), self.first, self.second)
+        source = PairSource(rows_of(paths), self.first, self.second)
         return paired_examples(source, tokenizer, longest=self.length)
 
 
@@ -276,7 +314,7 @@ class Tagged(Rows):
     tags: str = "tags"
 
     def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
-        source = TaggedTexts(FileRows(paths), self.words, self.tags)
+        source = TaggedTexts(rows_of(paths), self.words, self.tags)
         return tagged_examples(source, tokenizer, longest=self.length, names=names)
 
 

@@ -17,7 +17,7 @@ from manyheads.errors import ConfigError
 from manyheads.models.build import Model
 from manyheads.train.crew import Crew, crew
 from manyheads.train.entrance import Entrance, layers_of
-from manyheads.train.feeding import Data, Fed, without_place
+from manyheads.train.feeding import Data, Fed, Texts, without_place
 from manyheads.train.folders import RunFolder, check_same, check_space
 from manyheads.train.groups import set_rate
 from manyheads.train.journal import Board, Journal
@@ -179,7 +179,9 @@ class _Session:
             if phase.rotary != "kept":
                 raise_rotary(model, phase.rotary)
         model.tokenizer = tokenizer_of(data, model)
-        fed = self._fed(data, model)
+        described = json.loads(json.dumps(asdict(without_place(data))))
+        seen = standing.data == described
+        fed = self._fed(data, model, seen=seen)
         attach(self.objective, model)
         entrance = Entrance(
             model.to(self.crew.device),
@@ -199,8 +201,7 @@ class _Session:
             micro_batches=data.micro_batches,
             seed=asked.run.seed,
         )
-        described = json.loads(json.dumps(asdict(without_place(data))))
-        place = Position(**standing.place) if standing.data == described else Position()
+        place = Position(**standing.place) if seen else Position()
         standing = replace(standing, data=described, place=asdict(place))
         pin = self.crew.device.type == "cuda"
         steps = asked_of(
@@ -217,9 +218,14 @@ class _Session:
         standing = loop.run(prefetched(steps, pin=pin), standing, asked.ends[index])
         return entrance, standing, loop.stopped
 
-    def _fed(self, data: Data, model: Model) -> Fed:
-        """The first process tokenises, then all open what it wrote."""
+    def _fed(self, data: Data, model: Model, *, seen: bool) -> Fed:
+        """The first process tokenises, then all open what it wrote.
+
+        Texts of which nothing was seen yet may have changed since they were tokenised.
+        """
         if self.crew.leads:
+            if isinstance(data, Texts) and not seen:
+                data.renew(model.tokenizer, self.folder.data)
             fed = data.feed(model.tokenizer, self.folder.data, class_names(model))
         self.crew.meet()
         if not self.crew.leads:

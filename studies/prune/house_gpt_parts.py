@@ -1,0 +1,137 @@
+"""How many neurons and layers house-gpt can lose: perplexity by share removed, in every order.
+
+    python studies/prune/house_gpt_parts.py TEXT OUT [--pieces 8] [--length 128] [--draws 2]
+
+Neurons and layers are ordered by each measure on some pieces of the text; every curve is measured
+on others, as `house_gpt.py` does for heads. Exact ablation of all neurons, one at a time, is slow:
+`--ablation-pieces` says on how many of the pieces it is done, 0 leaving it out. `--only` takes some
+measures, and joins them to what the folder has of the same pieces.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from house_gpt import GATE_TOKENS, MODEL, cut
+
+from manyheads import load
+from manyheads.models.build import Model
+from manyheads.surgery import choose_layers, choose_neurons, prune_layers, prune_neurons
+from manyheads.surgery.closing import Closing
+from manyheads.surgery.measuring import Exam, Variant
+
+MEASURES = ("ablation", "gradient", "redundancy", "l0", "random")
+READ_AT = (0.05, 0.125, 0.25, 0.5, 0.75)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--pieces", type=int, default=8, help="to choose by; as many to measure")
+    parser.add_argument("--ablation-pieces", type=int, default=2, help="for neurons one by one")
+    parser.add_argument("--length", type=int, default=128, help="tokens of a piece")
+    parser.add_argument("--draws", type=int, default=2, help="orders by chance")
+    parser.add_argument("--gate-steps", type=int, default=100, help="that L0 gates are trained")
+    parser.add_argument("--what", nargs="+", default=("layers", "neurons"))
+    parser.add_argument("--only", nargs="+", default=MEASURES, choices=MEASURES)
+    asked = parser.parse_args()
+    model = load(MODEL)
+    pieces = cut(model, asked.text.read_text(encoding="utf-8"), 2 * asked.pieces, asked.length)
+    first, other = pieces[::2], pieces[1::2]
+    closing = Closing(steps=asked.gate_steps, batch_tokens=GATE_TOKENS)
+    exam = Exam.of(model, other, "loss", None, shown=True)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    path = asked.out / "house_gpt_parts.json"
+    settings = ("pieces", "ablation_pieces", "length", "gate_steps")
+    told: dict[str, Any] = {name: getattr(asked, name) for name in settings}
+    told |= {"model": MODEL, "layers": {}, "neurons": {}}
+    if path.exists():
+        before = json.loads(path.read_text())
+        if all(before[name] == told[name] for name in settings):
+            told = before
+
+    def tell(what: str, by: str, found: dict[str, Any]) -> None:
+        told[what][by] = found
+        print(what, by, found)
+        # What is slow comes last, and what there is by then is kept.
+        path.write_text(json.dumps(told, indent=1) + "\n")
+
+    wanted = measures(asked.draws, asked.only)
+    for by, seed in wanted if "layers" in asked.what else ():
+        order, harmful = layers_by(model, first, by, seed, closing)
+        counts = range(1, len(order) + 1)
+        sets = [partial(without_layers, model, order[:count]) for count in counts]
+        found = described(exam, sets, counts, harmful)
+        tell("layers", name(by, seed), found | {"order": order})
+    if "neurons" not in asked.what:
+        return
+    for by, seed in sorted(wanted, key=lambda each: each[0] == "ablation"):
+        texts = first[: asked.ablation_pieces] if by == "ablation" else first
+        if not texts:
+            continue
+        neurons, harmful, total = neurons_by(model, texts, by, seed, closing)
+        counts = [round(share * total) for share in READ_AT if round(share * total) <= len(neurons)]
+        sets = [partial(without_neurons, model, neurons[:count]) for count in counts]
+        found = described(exam, sets, counts, harmful)
+        tell("neurons", name(by, seed), found | {"ordered": len(neurons)})
+
+
+def measures(draws: int, only: Sequence[str]) -> list[tuple[str, int]]:
+    """Every measure once, and chance as often as asked."""
+    found = [(by, 0) for by in only if by != "random"]
+    return found + [("random", seed) for seed in range(draws) if "random" in only]
+
+
+def name(by: str, seed: int) -> str:
+    return f"random, draw {seed}" if by == "random" else by
+
+
+def layers_by(
+    model: Model, texts: Sequence[Any], by: str, seed: int, closing: Closing
+) -> tuple[list[int], list[str]]:
+    chosen = choose_layers(model, texts, by, share=1.0, seed=seed, closing=closing)  # type: ignore[arg-type]
+    return list(chosen.order), list(chosen.harmful_names)
+
+
+def neurons_by(
+    model: Model, texts: Sequence[Any], by: str, seed: int, closing: Closing
+) -> tuple[list[tuple[int, int]], list[str], int]:
+    # The curve of the texts chosen by is not what is wanted: a share of nothing leaves it out.
+    options: Any = {"share": 0.0, "points": 1, "seed": seed, "closing": closing}
+    chosen = choose_neurons(model, texts, by, **options)  # type: ignore[arg-type]
+    return list(chosen.order), list(chosen.harmful_names), chosen.total
+
+
+def without_layers(model: Model, layers: Sequence[int]) -> Variant:
+    return Variant(prune_layers(model, layers))
+
+
+def without_neurons(model: Model, neurons: Sequence[tuple[int, int]]) -> Variant:
+    gone: dict[int, list[int]] = {}
+    for layer, neuron in neurons:
+        gone.setdefault(layer, []).append(neuron)
+    return Variant(prune_neurons(model, gone))
+
+
+def described(
+    exam: Exam, sets: Sequence[Any], counts: Sequence[int], harmful: Sequence[str]
+) -> dict[str, Any]:
+    effects = exam.measure(sets)
+    found = [effects.of(place) for place in range(len(sets))]
+    return {
+        "baseline": effects.whole[0],
+        "taken": list(counts),
+        "perplexity": [round(math.exp(value), 2) for value, _, _ in found],
+        "change": [round(change, 4) for _, change, _ in found],
+        "errors": [round(error, 4) for _, _, error in found],
+        "harmful": list(harmful),
+    }
+
+
+if __name__ == "__main__":
+    main()

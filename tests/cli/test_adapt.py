@@ -1,5 +1,6 @@
 """manyheads adapt as a person at a terminal meets it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 from peft import PeftModel
 from transformers import GPT2LMHeadModel
 
-from manyheads import build, load, save
+from manyheads import build, load, save, with_classes
+from manyheads.checkpoints.classes import class_names
 from manyheads.checkpoints.companions import read_tokenizer
 from manyheads.cli.main import main
 from manyheads.surgery import load_adapter
@@ -38,6 +40,32 @@ rate = 0.02
 [run]
 folder = "out"
 steps = 6
+device = "cpu"
+"""
+
+CLASSES = """
+[model]
+classes = 2
+
+[adapter]
+merged = true
+
+[data]
+kind = "labelled"
+train = "moods.jsonl"
+validation = "moods.jsonl"
+length = 16
+batch = 64
+
+[objective]
+kind = "SequenceClassification"
+
+[optimiser]
+rate = 0.05
+
+[run]
+folder = "out"
+steps = 12
 device = "cpu"
 """
 
@@ -75,6 +103,32 @@ def test_an_adapter_is_trained_and_opens_in_peft(
         expected = PeftModel.from_pretrained(theirs, folder / "out" / "adapter")(ids).logits
     assert (adapted - plain).abs().max() > 1e-3
     torch.testing.assert_close(adapted, expected, atol=1e-5, rtol=0)
+
+
+def test_a_new_head_learns_with_the_adapter(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": text, "label": text} for text in ("sun", "cat")] * 20
+    (folder / "moods.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "run.toml").write_text(CLASSES)
+    assert main(["adapt", "base", "run.toml"]) == 0
+    assert "accuracy 1.0000" in capsys.readouterr().err
+    model = with_classes(load(folder / "base"), 2)
+    load_adapter(model, folder / "out" / "adapter")
+    merged = load(folder / "out" / "model")
+    assert class_names(merged) == ("cat", "sun")
+    ids = torch.arange(5)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, merged(ids).logits)
+    assert main(["adapt", "base", "run.toml", "--set", "model.classes=3", "--fresh"]) == 2
+    only = CLASSES.replace("[adapter]\nmerged = true", '[learn]\nonly = ["L0H1"]')
+    (folder / "run.toml").write_text(only)
+    capsys.readouterr()
+    assert main(["adapt", "base", "run.toml", "--fresh"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "error: run.toml: model.classes is given and only L0H1 would learn, not the new head: "
+        "use all_but, or [adapter]."
+    )
 
 
 def test_merged_the_model_opens_by_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,7 +216,10 @@ def test_wrong_heads_to_learn_are_refused(
             "run.distributed=fsdp",
             "run.toml: run.distributed is 'fsdp', which cuts matrices up: use 'ddp'.",
         ),
-        ("model.size=gpt2", "run.toml: [model] is given and the model is base: leave [model] out."),
+        (
+            "model.size=gpt2",
+            "run.toml: [model] is given and the model is base: leave all but classes out of it.",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_before_any_work(

@@ -164,7 +164,7 @@ def test_files_that_say_more_than_we_know_are_refused(tmp_path: Path) -> None:
     for change, words in (
         ({"peft_type": "IA3"}, "peft_type='IA3'"),
         ({"use_dora": True}, "use_dora=True"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"trainable_token_indices": [3]}, "trainable_token_indices"),
     ):
         config.write_text(json.dumps(said | change))
         with pytest.raises(InputError, match=words):

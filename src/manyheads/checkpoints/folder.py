@@ -169,7 +169,7 @@ def description_of(model: Model) -> dict[str, Any]:
 def _refuse_changed(model: Model, state: Mapping[str, Any]) -> None:
     """What the config does not say would be lost without a word, and what is not there too."""
     told = build(cast(ModelConfig, model.config), device="meta").state_dict()
-    if any(".adapters." in name for name in state):
+    if any(".adapters." in name or name.startswith("wholes.") for name in state):
         raise ConfigError(
             "the model has adapters, which no checkpoint of a model holds",
             "save them with surgery.save_adapter, or put them into the weights with "

@@ -19,8 +19,9 @@ class Adapt:
     For example: manyheads adapt gpt2/ run.toml --set adapter.rank=16
 
     The file is one for train without [model] and with [adapter]: rank, alpha, targets, layers,
-    heads, dropout, scaling, name, base, and merged = true to save the whole model too. With [learn]
-    instead, only = ["L0H1"] or all_but = ["L0H1"] names heads, and the model itself is trained.
+    heads, dropout, scaling, whole, name, base, and merged = true to save the whole model too. With
+    [learn] instead, only = ["L0H1"] or all_but = ["L0H1"] names heads, and the model itself is
+    trained. Of [model], classes may be given: a new head for so many, which learns along.
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]

@@ -21,6 +21,7 @@ from manyheads.surgery.lowrank import (
 )
 from manyheads.surgery.quantised import Quantised
 from manyheads.surgery.targets import Part, Spans, chosen_heads, chosen_parts, of_heads, parts_of
+from manyheads.surgery.wholes import addresses_of, bring, forget, put_in_place, wholes_of
 
 __all__ = [
     "Adapter",
@@ -37,14 +38,20 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """What an adapter changes: the addresses of its projections, and how many numbers learn."""
+    """What an adapter changes: the addresses of its projections, and how many numbers learn.
+
+    `wholes` are the addresses of parameters that it brings whole.
+    """
 
     name: str
     parts: tuple[str, ...]
     parameters: int
+    wholes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.parameters:,} numbers in {len(self.parts)} projections"
+        said = f"{self.name}: {self.parameters:,} numbers in {len(self.parts)} projections"
+        owners = dict.fromkeys(address.partition(".")[0] for address in self.wholes)
+        return f"{said} and the whole {' and '.join(owners)}" if owners else said
 
 
 def adapt(model: nn.Module, config: LowRank, name: str = "default", *, seed: int = 0) -> Adapter:
@@ -59,6 +66,7 @@ def adapt(model: nn.Module, config: LowRank, name: str = "default", *, seed: int
     """
     check_name(model, name)
     planned = list(_planned(model, config))
+    wholes = addresses_of(model, config.whole)
     generator = torch.Generator().manual_seed(seed)
     for part, rows, columns in planned:
         update = Update(
@@ -72,12 +80,15 @@ def adapt(model: nn.Module, config: LowRank, name: str = "default", *, seed: int
         )
         update.draw(generator)
         attach(part.layer, name, part.name, _beside(update, part.layer))
+    bring(model, name, dict.fromkeys(wholes))
     use(model, name)
     for each in model.parameters():
         each.requires_grad_(False)
     for linear in _carriers(model):
         for update in adapters_on(linear).get(name, {}).values():
             update.requires_grad_(True)
+    for parameter in wholes_of(model, name).values():
+        parameter.requires_grad_(True)
     return adapters(model)[name]
 
 
@@ -128,7 +139,12 @@ def adapters(model: nn.Module) -> dict[str, Adapter]:
             addresses.setdefault(name, []).extend(f"{owner}.{part}" for part in updates)
             learns = sum(each.numel() for one in updates.values() for each in one.parameters())
             numbers[name] = numbers.get(name, 0) + learns
-    return {name: Adapter(name, tuple(addresses[name]), numbers[name]) for name in addresses}
+    found = {}
+    for name, parts in addresses.items():
+        wholes = wholes_of(model, name)
+        learns = numbers[name] + sum(each.numel() for each in wholes.values())
+        found[name] = Adapter(name, tuple(parts), learns, tuple(wholes))
+    return found
 
 
 def active(model: nn.Module) -> tuple[str, ...]:
@@ -138,7 +154,10 @@ def active(model: nn.Module) -> tuple[str, ...]:
 
 
 def use(model: nn.Module, *names: str) -> None:
-    """Let these adapters count, summed, and no others; no name switches all of them off."""
+    """Let these adapters count, summed, and no others; no name switches all of them off.
+
+    Of adapters that bring the same part whole, one counts at a time.
+    """
     known = adapters(model)
     for name in names:
         if name not in known:
@@ -146,6 +165,7 @@ def use(model: nn.Module, *names: str) -> None:
                 f"there is no adapter {name!r}", f"use one of {', '.join(known) or 'none: add one'}"
             )
     _check_unmerged(model)
+    put_in_place(model, dict.fromkeys(names))
     for linear in _carriers(model):
         set_active(linear, tuple(dict.fromkeys(names)))
 
@@ -185,10 +205,14 @@ def detach(model: nn.Module, *names: str) -> None:
             raise InputError(
                 f"there is no adapter {name!r}", f"use one of {', '.join(adapters(model))}"
             )
+    gone = names or tuple(adapters(model))
+    merged = {name for linear in _carriers(model) for name in merged_on(linear)}
     for linear in list(_carriers(model)):
         for name in adapters_on(linear):
-            if not names or name in names:
+            if name in gone:
                 strip(linear, name)
+    for name in gone:
+        forget(model, name, stays=name in merged)
 
 
 def _check_unmerged(model: nn.Module) -> None:

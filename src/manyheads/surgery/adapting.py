@@ -44,6 +44,10 @@ class AdapterTable(LowRank):
                 "leave one of them out",
             )
 
+    def with_head(self) -> "AdapterTable":
+        """The same where the head is a new one, which must learn."""
+        return replace(self, whole=tuple(dict.fromkeys((*self.whole, "readout"))))
+
     def open(self, model: Model, seed: int) -> Model:
         if self.base == "nf4":
             quantise(model)
@@ -78,6 +82,16 @@ class LearnTable:
                 'give one of both, such as only = ["L0H1"]',
             )
 
+    def with_head(self) -> "LearnTable":
+        """The same where the head is a new one, which must learn."""
+        if self.only:
+            raise ConfigError(
+                f"model.classes is given and only {', '.join(self.only)} would learn, not the new "
+                "head",
+                "use all_but, or [adapter]",
+            )
+        return self
+
     def open(self, model: Model, seed: int) -> Model:
         del seed
         if self.only:
@@ -110,12 +124,17 @@ class Adapting:
 def read_adapting(model: str, file: Path, settings: Sequence[str] = ()) -> Adapting:
     """A run file as for training, with [adapter] or [learn]; the model is named beside it."""
     tables = changed(read_toml(file), settings)
-    if tables.get("model"):
-        raise ConfigError(f"{file}: [model] is given and the model is {model}", "leave [model] out")
-    tables["model"] = {"folder": model}
+    classes = dict(tables.get("model", {})).pop("classes", 0)
+    if set(tables.get("model", {})) - {"classes"}:
+        raise ConfigError(
+            f"{file}: [model] is given and the model is {model}", "leave all but classes out of it"
+        )
+    tables["model"] = {"folder": model} | ({"classes": classes} if classes else {})
     own = {key: table for key, table in tables.items() if key not in (ADAPTER, LEARN)}
     try:
         change = _change(tables)
+        if classes:
+            change = change.with_head()
         run = replace(run_of(own), tables=tables)
         if run.run.distributed == "fsdp":
             raise ConfigError("run.distributed is 'fsdp', which cuts matrices up", "use 'ddp'")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError
 from manyheads.surgery.quantised import Quantised
 from manyheads.surgery.targets import AnyHead, Spans
+from manyheads.surgery.wholes import Whole
 
 __all__ = [
     "Adapted",
@@ -37,6 +38,8 @@ class LowRank:
     are joined in one matrix share one `down` under its own name, "project". Chosen `heads` have
     only their own rows (of the output, columns) updated. The scale is alpha / rank, or
     alpha / sqrt(rank) with `scaling="root"` (arXiv 2312.03732). `dropout` drops inputs in training.
+    Parts named in `whole` learn as they are, in a copy that comes with the adapter: a new readout
+    for a task, or the embedding.
     """
 
     rank: int = 8
@@ -46,6 +49,7 @@ class LowRank:
     heads: tuple[AnyHead, ...] = ()
     dropout: float = 0.0
     scaling: Literal["rank", "root"] = "rank"
+    whole: tuple[Whole, ...] = ()
 
     def __post_init__(self) -> None:
         if self.rank < 1:

@@ -23,7 +23,9 @@ from manyheads.models.readout import LanguageHead
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.surgery.adapters import Adapter, adapters, check_name, use
 from manyheads.surgery.lowrank import Update, adapters_on, attach, places
+from manyheads.surgery.peft_wholes import whole_as_ours, whole_as_theirs
 from manyheads.surgery.targets import Part, joined, parts_of
+from manyheads.surgery.wholes import bring, wholes_of
 from manyheads.whole import write_tensors
 
 __all__ = ["load_adapter", "save_adapter"]
@@ -37,7 +39,6 @@ NOTHING: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
     "bias": ("none", None),
     "lora_bias": (False, None),
-    "modules_to_save": (None, []),
     "trainable_token_indices": (None, [], {}),
     "target_parameters": (None, []),
     "layer_replication": (None, []),
@@ -69,7 +70,13 @@ def save_adapter(model: Model, folder: Path | str, name: str = "default") -> Pat
         module: low.scale * (math.sqrt(ranks[module]) if stabilised else ranks[module])
         for module, low in lows.items()
     }
+    wholes = whole_as_theirs(model, wholes_of(model, name))
+    tensors |= {
+        PREFIX + each: tensor.detach().contiguous().cpu() for each, tensor in wholes.items()
+    }
     described = _config(model, ranks, alphas, stabilised, lows)
+    modules = sorted({each.rpartition(".")[0] for each in wholes})
+    described["modules_to_save"] = modules or None
     write_folder(
         Path(folder),
         {
@@ -87,7 +94,8 @@ def load_adapter(model: Model, folder: Path | str, name: str = "default") -> Ada
     _check_holds_adapter(place)
     described = read_json(place / CONFIG)
     _refuse_foreign(described, place)
-    pairs = _read(place / WEIGHTS)
+    pairs, others = _read(place / WEIGHTS)
+    wholes = whole_as_ours(model, others, place)
     wanted = _named_linears(model)
     planned = []
     for module, (down, up) in pairs.items():
@@ -106,6 +114,7 @@ def load_adapter(model: Model, folder: Path | str, name: str = "default") -> Ada
         update = _update(described, module, layer, rows, down, up)
         label = _label(parts, path, rows)
         attach(layer, name, label, update.to(layer_device(layer)).train(layer.training))
+    bring(model, name, wholes)
     use(model, name)
     return adapters(model)[name]
 
@@ -253,8 +262,8 @@ def _refuse_foreign(described: Mapping[str, Any], place: Path) -> None:
             )
 
 
-def _read(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    """The two matrices of every module."""
+def _read(file: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
+    """The two matrices of every module, and tensors that come whole."""
     try:
         with safe_open(file, framework="pt") as opened:
             # It is no dictionary.
@@ -264,9 +273,11 @@ def _read(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
             f"{file} is cut short or damaged ({error})", "copy or download it again"
         ) from None
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
+    others: dict[str, Tensor] = {}
     for name in tensors:
         if not name.endswith((DOWN, UP)):
-            raise InputError(f"{file} has {name}, no low-rank update", "use a LORA adapter")
+            others[name.removeprefix(PREFIX)] = tensors[name]
+            continue
         stem = name.removesuffix(DOWN).removesuffix(UP)
         both = stem + DOWN, stem + UP
         if any(each not in tensors for each in both):
@@ -274,7 +285,7 @@ def _read(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
         pairs[stem.removeprefix(PREFIX)] = tensors[both[0]], tensors[both[1]]
     if not pairs:
         raise InputError(f"{file} holds no update", "save it again")
-    return pairs
+    return pairs, others
 
 
 def _canonical(model: Model, module: str) -> str:

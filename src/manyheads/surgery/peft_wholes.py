@@ -1,0 +1,54 @@
+"""Parts that come whole with an adapter, under the names that `peft` saves them with."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from manyheads.checkpoints.folder import family_of
+from manyheads.checkpoints.names import Either, Entry
+from manyheads.errors import InputError
+from manyheads.models.build import Model
+
+__all__ = ["whole_as_ours", "whole_as_theirs"]
+
+
+def whole_as_theirs(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by our addresses as `transformers` has them."""
+    table = _table(model)
+    found: dict[str, Tensor] = {}
+    for address in weights:
+        found |= table[address].write(weights)
+    return found
+
+
+def whole_as_ours(model: Model, tensors: Mapping[str, Tensor], place: Path) -> dict[str, Tensor]:
+    """The same back; `place` is where they were found."""
+    family, found = family_of(model), {}
+    owners = {entry.theirs[0]: entry for entry in _table(model).values()}
+    shapes = {name: tuple(each.shape) for name, each in model.state_dict().items()}
+    for name, tensor in tensors.items():
+        entry = owners.get(family.canonical(name) or name)
+        if entry is None or entry.ours not in shapes:
+            raise InputError(
+                f"{place} brings {name} whole, which this model has not",
+                "use the model that it was made for; one without the head of its task gets it by "
+                "with_classes(model, classes)",
+            )
+        [expected] = entry.shapes(shapes[entry.ours]).values()
+        if tuple(tensor.shape) != expected:
+            raise InputError(
+                f"{place} brings {name} of shape {tuple(tensor.shape)}, which is {expected} here",
+                "use an adapter of a model of this shape",
+            )
+        found[entry.ours] = entry.join([tensor])
+    return found
+
+
+def _table(model: Model) -> dict[str, Entry]:
+    """By our address where the tensors lie there that are one tensor in both."""
+    entries = family_of(model).entries(model.config, model.state_dict())
+    plain = [entry.usual if isinstance(entry, Either) else entry for entry in entries]
+    return {
+        entry.ours: entry for entry in plain if isinstance(entry, Entry) and len(entry.theirs) == 1
+    }

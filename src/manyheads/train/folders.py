@@ -127,10 +127,14 @@ def _flat(value: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def check_space(folder: Path, needed: int) -> None:
-    """Refuse a run whose checkpoints the disk cannot hold."""
+    """Refuse a run whose checkpoints the disk cannot hold, besides those that it has."""
     there = folder.absolute()
     while not there.exists():
         there = there.parent
+    if not there.is_dir():
+        raise ConfigError(f"run.folder={folder}: {there} is a file", "name a folder")
+    kept = RunFolder(folder).checkpoints.rglob("*")
+    needed -= sum(file.stat().st_size for file in kept if file.is_file())
     free = shutil.disk_usage(there).free
     if free < needed:
         raise ConfigError(

@@ -29,10 +29,14 @@ class Journal:
             fresh.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def write(self, line: Mapping[str, Any]) -> None:
-        if self._writes:
+        if not self._writes:
+            return
+        try:
             with self.file.open("a", encoding="utf-8") as file:
                 # In one call, and where the system keeps it: a killed run loses none.
                 file.write(json.dumps(_sayable(line)) + "\n")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.file)) from error
 
     def tells(self, step: int, name: str = "step") -> bool:
         """Whether a line of this step has this entry."""

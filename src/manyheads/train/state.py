@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
@@ -27,7 +28,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 from torch.optim import Optimizer
 
-from manyheads.errors import InputError
+from manyheads.errors import InputError, TrainingError
 from manyheads.train.crew import Crew
 
 __all__ = ["Checkpoints", "Skipped", "Standing", "read_standing", "restore", "tensors_of"]
@@ -209,7 +210,7 @@ class Checkpoints:
             self._thread = None
         if self._error is not None:
             error, self._error = self._error, None
-            raise error
+            raise self._told(error) from error
 
     def _write(self, snapshot: dict[str, Any], standing: Standing, part: Path) -> None:
         try:
@@ -226,12 +227,33 @@ class Checkpoints:
         # Whatever it is, it belongs to the thread that waits.
         except BaseException as error:
             self._error = error
+            if self.crew.leads:
+                shutil.rmtree(part, ignore_errors=True)
+
+    def _told(self, error: BaseException) -> BaseException:
+        """A disk that is full, or will not take a file, is no mistake of ours."""
+        why = _first_of_the_system(error)
+        if why is None:
+            return error
+        whole = list(self.all().values())
+        remedy = "make room there, or mend it"
+        if whole:
+            remedy += f"; the same command goes on from {whole[-1].name}, which is whole"
+        return TrainingError(f"{self.folder} took no checkpoint ({why.strerror or why})", remedy)
 
     def _drop_old(self) -> None:
         for old in list(self.all().values())[: -self.keep]:
             if not read_standing(old).kept:
                 # Renamed first: half a checkpoint must not look like a whole one.
                 shutil.rmtree(old.rename(old.with_name(old.name + PART)))
+
+
+def _first_of_the_system(error: BaseException) -> OSError | None:
+    """What the system refused; torch tells it by the process that met it."""
+    if isinstance(error, CheckpointException):
+        found = (_first_of_the_system(each) for each, _ in error.failures.values())
+        return next(filter(None, found), None)
+    return error if isinstance(error, OSError) else None
 
 
 def _finish(part: Path, standing: Standing) -> None:

@@ -1,0 +1,46 @@
+"""A checkpoint that the disk does not take is told, and leaves those before it whole."""
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+from manyheads.errors import TrainingError
+from manyheads.train import state
+from manyheads.train.session import train
+from tests.messages import refuses
+from tests.train.tiny import tiny, write_corpus
+
+
+@pytest.mark.parametrize("where", ["tensors", "state"])
+def test_a_full_disk_is_told_with_where_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    write_corpus(tmp_path, documents=40)
+    calls: list[int] = []
+
+    def full_at_the_second(function: Any) -> Any:
+        def call(*given: Any, **more: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return function(*given, **more)
+
+        return call
+
+    with monkeypatch.context() as patched:
+        if where == "tensors":
+            writer = HuggingFaceStorageWriter
+            patched.setattr(writer, "write_data", full_at_the_second(writer.write_data))
+        else:
+            patched.setattr(state, "_finish", full_at_the_second(state._finish))
+        with refuses(
+            TrainingError,
+            f"{tmp_path}/out/checkpoints took no checkpoint (No space left on device): "
+            "make room there, or mend it; the same command goes on from step-3, which is whole.",
+        ):
+            train(tiny(tmp_path), shown=False)
+    assert [place.name for place in (tmp_path / "out/checkpoints").iterdir()] == ["step-3"]
+    assert train(tiny(tmp_path), shown=False).standing.step == 8

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from manyheads.errors import ConfigError, InputError
-from manyheads.train.folders import check_space
+from manyheads.train.folders import RunFolder, check_space
 from manyheads.train.objectives import CausalLM, MaskedLM
 from manyheads.train.optimisers import Muon
 from manyheads.train.reading import changed
@@ -192,6 +192,8 @@ def test_a_file_that_is_not_there_or_no_toml_is_one_line(tmp_path: Path) -> None
     missing, broken = tmp_path / "missing.toml", tmp_path / "broken.toml"
     with refuses(ConfigError, f"there is no {missing}: name a run file, such as run.toml."):
         read_run(missing)
+    with refuses(ConfigError, f"{tmp_path} is a folder: name a run file, such as run.toml."):
+        read_run(tmp_path)
     broken.write_text("[run\n")
     with pytest.raises(ConfigError, match=r"broken.toml is no TOML \(.*line 1.*\): mend that line"):
         read_run(broken)
@@ -226,6 +228,10 @@ def test_what_the_run_lacks_is_found_before_any_work(tmp_path: Path) -> None:
     write_corpus(tmp_path, documents=20)
     made["data"]["tokenizer"] = "nowhere.json"
     refused(InputError, "data.tokenizer: there is no nowhere.json: name a tokenizer.json.", made)
+    (tmp_path / "words.json").write_text("no words")
+    made["data"]["tokenizer"] = str(tmp_path / "words.json")
+    with pytest.raises(InputError, match=r"^data.tokenizer: \S*/words.json is no tokenizer \("):
+        train(run_of(made), shown=False)
     made = tables(tmp_path)
     made["model"]["change"]["vocabulary"] = 100
     refused(
@@ -245,12 +251,50 @@ def test_what_the_run_lacks_is_found_before_any_work(tmp_path: Path) -> None:
     )
     made = tables(tmp_path, recompute=[5])
     refused(ConfigError, "run.recompute names layer 5: use 0 to 1.", made)
+    made = tables(tmp_path)
+    made["optimiser"]["rates"] = [{"pattern": "*.querry.*", "factor": 2.0}]
+    with pytest.raises(ConfigError, match=r"^no parameter is called '\*\.querry\.\*': use a "):
+        train(run_of(made), shown=False)
+    made = tables(tmp_path)
+    made["run"]["folder"] = str(tmp_path / "corpus.txt")
+    problem = f"run.folder={tmp_path}/corpus.txt: {tmp_path}/corpus.txt is a file: name a folder."
+    refused(ConfigError, problem, made)
     assert not (tmp_path / "out").exists(), "refused, and yet something was written"
 
 
 def test_a_disk_too_small_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^the checkpoints take about 1000000.0 GB and .* free"):
         check_space(tmp_path / "out", 10**15)
+    # What is kept already takes no more room.
+    kept = RunFolder(tmp_path / "out").checkpoints
+    kept.mkdir(parents=True)
+    with (kept / "large").open("wb") as file:
+        file.truncate(10**12)
+    check_space(tmp_path / "out", 10**12)
+
+
+@pytest.mark.parametrize(
+    ("objective", "kind", "wanted"),
+    [
+        ("CausalLM", "pairs", '"texts" or "labelled" or "tagged"'),
+        ("SequenceClassification", "texts", '"labelled"'),
+        ("Contrastive", "texts", '"pairs"'),
+    ],
+)
+def test_data_without_the_answers_are_refused(
+    tmp_path: Path, objective: str, kind: str, wanted: str
+) -> None:
+    made = tables(tmp_path)
+    made["objective"] = {"kind": objective}
+    made["data"] |= {"kind": kind}
+    if kind != "texts":
+        del made["data"]["separator"]
+    message = (
+        f'objective.kind="{objective}" cannot be asked of data.kind="{kind}": '
+        f"use data.kind={wanted}, or another objective."
+    )
+    with refuses(ConfigError, message):
+        run_of(made)
 
 
 def test_an_objective_that_the_model_cannot_serve_is_refused(tmp_path: Path) -> None:

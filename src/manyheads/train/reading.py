@@ -24,6 +24,8 @@ def read_toml(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no {file}", "name a run file, such as run.toml") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{file} is a folder", "name a run file, such as run.toml") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is no TOML ({error})", "mend that line") from None
 

@@ -11,7 +11,7 @@ from manyheads.models.build import named, sizes
 from manyheads.models.recipes import RECIPES, ModelConfig
 from manyheads.train.crew import Distributed
 from manyheads.train.entrance import Recompute
-from manyheads.train.feeding import Data
+from manyheads.train.feeding import Data, Images, Labelled, Pairs, Tagged, Texts
 from manyheads.train.objectives import (
     CausalLM,
     Contrastive,
@@ -183,6 +183,10 @@ class Run:
     run: Running
     tables: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for data in self.data:
+            _check_answers(self.objective, data)
+
     @property
     def ends(self) -> tuple[int, ...]:
         """The step at which each phase ends."""
@@ -195,6 +199,29 @@ class Run:
             return self.objective
         return Regularised(objective=self.objective, regularisers=self.regulariser)
 
+
+def _check_answers(objective: AnyObjective, data: Data) -> None:
+    """Refuse data that do not hold what an objective asks for."""
+    wanted = ANSWERED_BY[type(objective)]
+    if not isinstance(data, wanted):
+        asks, has = type(objective).__name__, type(data).__name__.lower()
+        named = " or ".join(f'"{each.__name__.lower()}"' for each in wanted)
+        raise ConfigError(
+            f'objective.kind="{asks}" cannot be asked of data.kind="{has}"',
+            f"use data.kind={named}, or another objective",
+        )
+
+
+# Words can be asked for whatever else is known of a text.
+ANSWERED_BY: dict[type, tuple[type, ...]] = {
+    CausalLM: (Texts, Labelled, Tagged),
+    MaskedLM: (Texts, Labelled, Tagged),
+    Seq2SeqLM: (Pairs,),
+    Contrastive: (Pairs,),
+    SequenceClassification: (Labelled,),
+    TokenClassification: (Tagged,),
+    ImageClassification: (Images,),
+}
 
 OWN = ("model", "objective", "regulariser", "optimiser", "run")
 SECTIONS = (*OWN, "data", "schedule", "phase")

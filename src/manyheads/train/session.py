@@ -97,8 +97,8 @@ class _Session:
 
     def run(self, since: str, fresh: bool) -> Finished:
         model = self._first_model()
-        self._check(model)
         self.checkpoints.clean()
+        self._check(model)
         origin = self.folder.origin(since, self.checkpoints, fresh=fresh)
         standing = self._standing(origin, since)
         self._prepare(standing, fresh=fresh or bool(since))
@@ -144,6 +144,8 @@ class _Session:
             model.tokenizer = tokenizer
         attach(self.objective, model)
         self.objective.check(model)
+        # A pattern that fits no parameter is refused.
+        asked.optimiser.build(model)
         _check_layers(asked, model)
         state = 3 * sum(each.numel() * each.element_size() for each in model.parameters())
         check_space(self.folder.place, state * (asked.run.keep + 1 + len(asked.data)))

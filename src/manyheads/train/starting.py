@@ -10,7 +10,7 @@ from torch import Tensor
 from manyheads.checkpoints.classes import Classified, class_names, name_classes, with_classes
 from manyheads.checkpoints.companions import TOKENIZER, read_tokenizer
 from manyheads.checkpoints.folder import Saved, load, save
-from manyheads.errors import ConfigError, InputError
+from manyheads.errors import ConfigError, InputError, ManyheadsError
 from manyheads.models.build import Model, build
 from manyheads.models.readout import ClassHead, TokenHead
 from manyheads.models.recipes import ModelConfig
@@ -60,7 +60,11 @@ def tokenizer_of(data: Data, model: Model) -> Any:
     file = file / TOKENIZER if file.is_dir() else file
     if not file.is_file():
         raise InputError(f"data.tokenizer: there is no {file}", "name a tokenizer.json")
-    return read_tokenizer({TOKENIZER: file.read_bytes()}, file.parent)
+    try:
+        return read_tokenizer({TOKENIZER: file.read_bytes()}, file.parent)
+    except ManyheadsError as error:
+        told = error.problem.replace(str(file.parent / TOKENIZER), str(file))
+        raise InputError(f"data.tokenizer: {told}", "name a tokenizer.json") from None
 
 
 def check_fits(model: Model, data: Data, tokenizer: Any) -> None:

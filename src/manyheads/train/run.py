@@ -12,6 +12,7 @@ from manyheads.models.recipes import RECIPES, ModelConfig
 from manyheads.train.crew import Distributed
 from manyheads.train.entrance import Recompute
 from manyheads.train.feeding import Data, Images, Labelled, Pairs, Tagged, Texts
+from manyheads.train.heads import Heads
 from manyheads.train.objectives import (
     CausalLM,
     Contrastive,
@@ -48,7 +49,7 @@ class Start:
 
     The first two start with fresh weights, or with those of a smaller model in the folder `tile`,
     laid out over the larger one. The last goes on with what is there. `classes`, a number or names,
-    puts a new head on any of them, which tells them apart.
+    puts a new head on any of them, which tells them apart. `heads` are changes of every attention.
     """
 
     size: str = ""
@@ -57,6 +58,7 @@ class Start:
     folder: str = ""
     tile: str = ""
     classes: int | tuple[str, ...] = 0
+    heads: Heads = Heads()
 
     def __post_init__(self) -> None:
         given = [name for name in ("size", "config", "folder") if getattr(self, name)]
@@ -80,13 +82,13 @@ class Start:
                 raise ConfigError(
                     f"model.config is a {type(found).__name__}", "give a whole model's config"
                 )
-            return found
+            return self.heads.put_on(found)
         if self.size not in sizes():
             raise ConfigError(f"model.size is {self.size!r}", f"use {', '.join(sizes())}")
         recipe = RECIPES[sizes()[self.size]["recipe"]]
         change = read_arguments(recipe, self.change, "model.change")
         try:
-            return named(self.size, **change)
+            return self.heads.put_on(named(self.size, **change))
         except ManyheadsError as error:
             raise ConfigError(f"model.change: {error.problem}", error.remedy) from None
 

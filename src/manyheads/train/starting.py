@@ -19,6 +19,7 @@ from manyheads.parts.positions import Learned
 from manyheads.train.entrance import Entrance
 from manyheads.train.feeding import Data, Texts
 from manyheads.train.folding import folded
+from manyheads.train.heads import without_drops
 from manyheads.train.run import Start
 from manyheads.train.tiling import tile
 
@@ -45,7 +46,7 @@ def first_model(start: Start, seed: int, classified: Classified | None = None) -
 def _body(start: Start, seed: int) -> Model:
     config = start.described()
     if config is None:
-        return load(start.folder)
+        return start.heads.given_to(load(start.folder))
     if not start.tile:
         return build(config, seed=seed)
     grown: Model = tile(load(start.tile), config, seed=seed)
@@ -118,6 +119,6 @@ def export(entrance: Entrance, folder: Path) -> Saved | None:
     weights = entrance.gathered()
     if not entrance.crew.leads:
         return None
-    config = cast(ModelConfig, entrance.model.config)
+    config = without_drops(cast(ModelConfig, entrance.model.config))
     with torch.no_grad():
         return save(dressed(config, weights, entrance.model), folder)

@@ -13,6 +13,7 @@ _HOMES = {
     "decoding.choosing": ("Beams", "Greedy", "Sample"),
     "decoding.loop": ("generate", "stream"),
     "decoding.written": ("Written",),
+    "encoding.classify": ("classify",),
     "encoding.encode": ("encode",),
     "errors": ("ManyheadsError",),
     "models.build": ("build", "named", "sizes"),

@@ -8,6 +8,7 @@ from manyheads.decoding.chat import apply_chat, chat_prompt
 from manyheads.decoding.choosing import Beams, Greedy, Sample
 from manyheads.decoding.loop import generate, stream
 from manyheads.decoding.written import Written
+from manyheads.encoding.classify import classify
 from manyheads.encoding.encode import encode
 from manyheads.errors import ManyheadsError
 from manyheads.models.build import build, named, sizes
@@ -112,6 +113,7 @@ __all__ = [
     "apply_chat",
     "build",
     "chat_prompt",
+    "classify",
     "encode",
     "generate",
     "load",

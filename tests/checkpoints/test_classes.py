@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from manyheads import build, load, save
-from manyheads.checkpoints.classes import class_names, name_classes, with_classes
+from manyheads.checkpoints.classes import name_classes, with_classes
 from manyheads.errors import ConfigError
 from manyheads.models.readout import ClassHead, TokenHead
 from tests.messages import refuses
@@ -38,7 +38,7 @@ def test_classes_of_every_family_open_in_transformers(size: str, of: Any, tmp_pa
     saved = save(classes, tmp_path)
     again = load(tmp_path)
     assert isinstance(again.config.readout, TokenHead if of == "tokens" else ClassHead)
-    assert class_names(again) == ("a", "b", "c")
+    assert again.class_names == ("a", "b", "c")
     assert saved.family != "manyheads"
     assert again.described is not None
     kind = getattr(transformers, again.described["architectures"][0])
@@ -86,7 +86,7 @@ def test_models_of_no_family_get_a_plain_head_and_keep_their_names(tmp_path: Pat
     classes = with_classes(model, ("x", "y"))
     assert classes.config.readout == ClassHead(classes=2, pool="first")
     assert save(classes, tmp_path).family == "manyheads"
-    assert class_names(load(tmp_path)) == ("x", "y")
+    assert load(tmp_path).class_names == ("x", "y")
 
 
 def test_texts_that_no_token_opens_are_pooled_whole() -> None:
@@ -101,9 +101,9 @@ def test_heads_differ_by_seed_alone() -> None:
 
 def test_classes_can_be_named_later() -> None:
     model = with_classes(small("bert-base"), 2)
-    assert class_names(model) == ()
+    assert model.class_names == ()
     name_classes(model, ("glad", "sad"))
-    assert class_names(model) == ("glad", "sad")
+    assert model.class_names == ("glad", "sad")
     with refuses(ConfigError, "1 names for 2 classes: glad: give one each."):
         name_classes(model, ("glad",))
     with refuses(ConfigError, "the model has no classes: give it some with with_classes."):

@@ -10,7 +10,6 @@ from peft import PeftModel
 from transformers import GPT2LMHeadModel
 
 from manyheads import build, load, save, with_classes
-from manyheads.checkpoints.classes import class_names
 from manyheads.checkpoints.companions import read_tokenizer
 from manyheads.cli.main import main
 from manyheads.surgery import load_adapter
@@ -116,7 +115,7 @@ def test_a_new_head_learns_with_the_adapter(
     model = with_classes(load(folder / "base"), 2)
     load_adapter(model, folder / "out" / "adapter")
     merged = load(folder / "out" / "model")
-    assert class_names(merged) == ("cat", "sun")
+    assert merged.class_names == ("cat", "sun")
     ids = torch.arange(5)[None]
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, merged(ids).logits)

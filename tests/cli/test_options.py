@@ -8,7 +8,7 @@ from manyheads.cli.main import COMMANDS
 from manyheads.cli.options import Option, options_of, places_of
 
 LOOKING = ("inspect", "ablate", "attribute", "compare", "report")
-WRITING = ("report", "encode", "convert", "tokenizer", "prune", "gate")
+WRITING = ("report", "encode", "classify", "convert", "tokenizer", "prune", "gate")
 
 
 def by_name() -> dict[str, list[tuple[str, Option]]]:
@@ -31,7 +31,7 @@ def test_what_follows_is_named_alike(name: str) -> None:
 
 
 def test_texts_are_given_by_the_same_two_names() -> None:
-    for command in (*LOOKING, "generate", "encode"):
+    for command in (*LOOKING, "generate", "encode", "classify"):
         names = {option.names[0] for option in options_of(COMMANDS[command])}
         assert {"--text", "--file", "--device"} <= names, command
     for command in (*LOOKING, "prune", "gate", "generate"):

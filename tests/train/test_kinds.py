@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from manyheads import load
-from manyheads.checkpoints.classes import class_names
 from manyheads.errors import ConfigError, InputError
 from manyheads.train.journal import Journal
 from manyheads.train.run import run_of
@@ -79,16 +78,16 @@ def moods(place: Path, **model: Any) -> dict[str, Any]:
 def test_a_model_of_words_is_taught_classes_and_their_names(tmp_path: Path) -> None:
     train(run_of(moods(tmp_path, folder="house-bert", classes=2)), shown=False)
     found = load(tmp_path / "out/model")
-    assert class_names(found) == ("glad", "sad")
+    assert found.class_names == ("glad", "sad")
     # It goes on with what it has, and numbers labels as the model does.
     again = moods(tmp_path, folder=str(tmp_path / "out/model"))
     again["run"]["folder"] = str(tmp_path / "again")
     train(run_of(again), shown=False)
-    assert class_names(load(tmp_path / "again/model")) == ("glad", "sad")
+    assert load(tmp_path / "again/model").class_names == ("glad", "sad")
     named = moods(tmp_path, folder="house-bert", classes=["sad", "glad"])
     named["run"]["folder"] = str(tmp_path / "named")
     train(run_of(named), shown=False)
-    assert class_names(load(tmp_path / "named/model")) == ("sad", "glad")
+    assert load(tmp_path / "named/model").class_names == ("sad", "glad")
 
 
 def test_classes_that_do_not_fit_are_refused(tmp_path: Path) -> None:

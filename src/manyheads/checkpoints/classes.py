@@ -15,12 +15,13 @@ from manyheads.checkpoints.stored import says
 from manyheads.errors import ConfigError
 from manyheads.models.build import Model, build
 from manyheads.models.decoder import DecoderConfig
+from manyheads.models.origin import NAMELESS
 from manyheads.models.readout import ClassHead, TokenHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vision import VisionConfig
 
-__all__ = ["Classified", "class_names", "name_classes", "with_classes"]
+__all__ = ["Classified", "name_classes", "with_classes"]
 
 Classified = Literal["texts", "tokens", "images"]
 
@@ -31,8 +32,6 @@ CALLED: dict[Classified, str] = {
     "images": "ForImageClassification",
 }
 OTHER_HEADS = re.compile(r"(For[A-Z]\w*|LMHeadModel|DoubleHeadsModel|Model)$")
-# What transformers calls a class that nobody has named.
-NAMELESS = "LABEL_"
 
 
 def with_classes(
@@ -51,7 +50,7 @@ def with_classes(
     >>> from manyheads.models.build import build
     >>> words = build("bert-base", layers=1, width=16, heads=2, hidden=16, vocabulary=50, seed=0)
     >>> moods = with_classes(words, ("glad", "sad"))
-    >>> moods.config.readout.classes, class_names(moods)
+    >>> moods.config.readout.classes, moods.class_names
     (2, ('glad', 'sad'))
     """
     names = _names(classes)
@@ -67,14 +66,6 @@ def with_classes(
         setattr(fresh, name, getattr(model, name))
     fresh.described = described
     return fresh.to(device=like.device, dtype=like.dtype)
-
-
-def class_names(model: Model) -> tuple[str, ...]:
-    """How a model's classes are called, in their order; nothing where nobody has named them."""
-    named = (model.described or {}).get("id2label") or {}
-    names = tuple(str(named[key]) for key in sorted(named, key=int))
-    nameless = all(name == f"{NAMELESS}{place}" for place, name in enumerate(names))
-    return () if nameless else names
 
 
 def name_classes(model: Model, names: Sequence[str]) -> None:

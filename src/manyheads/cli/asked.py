@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,6 +33,7 @@ __all__ = [
     "counted",
     "cuts_told",
     "first_texts",
+    "lines_of",
     "open_model",
     "pairs_of",
     "read_file",
@@ -144,6 +146,11 @@ def read_letters(file: Path) -> str:
         raise InputError(
             f"{file} is not UTF-8: {error.reason} at byte {error.start}", "convert it first"
         ) from None
+
+
+def lines_of(file: Path) -> list[str]:
+    """Lines end where a line feed or a carriage return says so, and nowhere else."""
+    return [line.removesuffix("\n") for line in StringIO(read_letters(file))]
 
 
 def read_file(file: Path) -> str:

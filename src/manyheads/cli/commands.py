@@ -6,6 +6,7 @@ from typing import Protocol
 from manyheads.cli.ablate import Ablate
 from manyheads.cli.adapt import Adapt
 from manyheads.cli.attribute import Attribute
+from manyheads.cli.classify import Classify
 from manyheads.cli.compare import Compare
 from manyheads.cli.convert import Convert
 from manyheads.cli.encode import Encode
@@ -38,6 +39,7 @@ WORKING: dict[str, Callable[..., Command]] = {
     "compare": Compare,
     "generate": Generate,
     "encode": Encode,
+    "classify": Classify,
     "convert": Convert,
     "tokenizer": TrainTokenizer,
     "train": Train,

@@ -3,13 +3,12 @@
 import sys
 import time
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from manyheads.cli.asked import DeviceName, DtypeName, Flag, Texts, open_model, read_letters
+from manyheads.cli.asked import DeviceName, DtypeName, Flag, Texts, lines_of, open_model
 from manyheads.errors import InputError
 
 if TYPE_CHECKING:
@@ -101,9 +100,4 @@ class Encode:
         )
 
     def _texts(self) -> list[str]:
-        return list(self.text) or [line for file in self.file for line in _lines(file)]
-
-
-def _lines(file: Path) -> list[str]:
-    """Lines end where a line feed or a carriage return says so, and nowhere else."""
-    return [line.removesuffix("\n") for line in StringIO(read_letters(file))]
+        return list(self.text) or [line for file in self.file for line in lines_of(file)]

@@ -31,7 +31,7 @@ from manyheads.parts.relaid import relaid
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 
-__all__ = ["Encoded", "Options", "encode", "encode_counted"]
+__all__ = ["Encoded", "Options", "encode", "encode_counted", "read_pooled"]
 
 # Tokens a batch. On the CPU enough to keep matrix products busy and little enough for its caches.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
@@ -40,6 +40,8 @@ TEXTS_AT_ONCE = {"cpu": 16384, "cuda": 2048}
 
 
 Device = torch.device | str
+# What becomes of the hidden states of a batch: numbers of each text.
+Pooled = Callable[[Ragged], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,7 @@ class Options:
     longest: int | None = None
     device: Device = "cpu"
     progress: bool = True
+    doing: str = "encoding"
 
     def __post_init__(self) -> None:
         if self.pooling is not None and self.pooling not in POOLINGS:
@@ -115,23 +118,29 @@ def encode(
 def encode_counted(model: Model, texts: Texts, options: Options) -> Encoded:
     """The vectors of `encode` with the counts beside them, and no warning."""
     model = reads_texts(model)
-    stack, home = _stack(model), model.embedding.tokens.weight.device
-    said, kind = model.sentence or Sentence(), "cpu" if home.type == "cpu" else "cuda"
+    said = model.sentence or Sentence()
+    pooled = partial(
+        pool,
+        pooling=options.pooling or said.pooling,
+        normalise=said.normalise if options.normalise is None else options.normalise,
+    )
+    return read_pooled(model, texts, options, pooled, _stack(model).config.width)
+
+
+def read_pooled(
+    model: Model, texts: Texts, options: Options, pooled: Pooled, width: int
+) -> Encoded:
+    """As many numbers a text as `width`, which `pooled` makes of its tokens; of none, zeros."""
+    model = reads_texts(model)
+    home = model.embedding.tokens.weight.device
+    kind = "cpu" if home.type == "cpu" else "cuda"
     longest = find_longest(model, options.longest)
     reader = open_texts(model, texts, longest)
-    work = partial(
-        _encode_some,
-        model,
-        most=options.batch_tokens or BATCH_TOKENS[kind],
-        pooled=partial(
-            pool,
-            pooling=options.pooling or said.pooling,
-            normalise=said.normalise if options.normalise is None else options.normalise,
-        ),
-    )
-    vectors = [torch.zeros(0, stack.config.width, dtype=_wide(model), device=options.device)]
+    most = options.batch_tokens or BATCH_TOKENS[kind]
+    work = partial(_encode_some, model, most=most, pooled=pooled, width=width)
+    vectors = [torch.zeros(0, width, dtype=_wide(model), device=options.device)]
     tokens = cut = seen = 0
-    with Progress("encoding", unit="tokens", shown=options.progress) as bar, resting(model):
+    with Progress(options.doing, unit="tokens", shown=options.progress) as bar, resting(model):
         for ids, cut_here in _ahead(reader, TEXTS_AT_ONCE[kind]):
             tokens, cut, seen = tokens + sum(map(len, ids)), cut + cut_here, seen + len(ids)
             bar.expect(tokens * len(reader) / seen)
@@ -146,7 +155,8 @@ def _encode_some(
     ids: list[Ids],
     *,
     most: int,
-    pooled: Callable[[Ragged], Tensor],
+    pooled: Pooled,
+    width: int,
     bar: Progress,
 ) -> Float[Tensor, "b c"]:
     """Texts of all lengths, on the model's device; nothing here waits for it."""
@@ -154,7 +164,7 @@ def _encode_some(
     lengths = [len(each) for each in ids]
     with relaid(stack, sum(lengths)), torch.inference_mode():
         without = [place for place, length in enumerate(lengths) if not length]
-        found = [torch.zeros(len(without), stack.config.width, dtype=_wide(model), device=home)]
+        found = [torch.zeros(len(without), width, dtype=_wide(model), device=home)]
         order = without
         for places in fill(lengths, most):
             batch = on_device([ids[place] for place in places], home)

@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.errors import InputError
 from manyheads.whole import whole, write_tensors
 
-__all__ = ["check_target", "store"]
+__all__ = ["check_place", "check_target", "store"]
 
 
 def store(vectors: Float[Tensor, "b c"], texts: Sequence[str], target: Path) -> None:
@@ -27,6 +27,11 @@ def check_target(target: Path) -> None:
     """Refuse, before any work is done, a place that could not be written to."""
     if target.suffix not in WRITERS:
         raise InputError(f"{target} does not end as a file of vectors", f"use {', '.join(WRITERS)}")
+    check_place(target)
+
+
+def check_place(target: Path) -> None:
+    """The same of a file that may end anyhow."""
     if target.is_dir():
         raise InputError(f"{target} is a folder", "name a file in it")
     if not target.absolute().parent.is_dir():

@@ -8,7 +8,10 @@ from torch import Tensor
 
 from manyheads.models.sentence import Sentence
 
-__all__ = ["Origin"]
+__all__ = ["NAMELESS", "Origin"]
+
+# What transformers calls a class that nobody has named, before its number.
+NAMELESS = "LABEL_"
 
 
 class Origin:
@@ -25,3 +28,11 @@ class Origin:
     generation: Mapping[str, Any] = MappingProxyType({})
     side_files: Mapping[str, bytes] = MappingProxyType({})
     unread: Mapping[str, Tensor] = MappingProxyType({})
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """How the classes are called, in their order; nothing where nobody has named them."""
+        named = (self.described or {}).get("id2label") or {}
+        names = tuple(str(named[key]) for key in sorted(named, key=int))
+        nameless = all(name == f"{NAMELESS}{place}" for place, name in enumerate(names))
+        return () if nameless else names

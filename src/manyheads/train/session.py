@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch.optim import Optimizer
 
-from manyheads.checkpoints.classes import class_names
 from manyheads.checkpoints.folder import Saved
 from manyheads.data.prefetch import prefetched
 from manyheads.data.stream import Position, Stream
@@ -228,10 +227,10 @@ class _Session:
         if self.crew.leads:
             if isinstance(data, Texts) and not seen:
                 data.renew(model.tokenizer, self.folder.data)
-            fed = data.feed(model.tokenizer, self.folder.data, class_names(model))
+            fed = data.feed(model.tokenizer, self.folder.data, model.class_names)
         self.crew.meet()
         if not self.crew.leads:
-            fed = data.feed(model.tokenizer, self.folder.data, class_names(model))
+            fed = data.feed(model.tokenizer, self.folder.data, model.class_names)
         name_as(model, fed.names)
         return fed
 

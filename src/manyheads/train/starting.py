@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from manyheads.checkpoints.classes import Classified, class_names, name_classes, with_classes
+from manyheads.checkpoints.classes import Classified, name_classes, with_classes
 from manyheads.checkpoints.companions import TOKENIZER, read_tokenizer
 from manyheads.checkpoints.folder import Saved, load, save
 from manyheads.errors import ConfigError, InputError, ManyheadsError
@@ -94,7 +94,7 @@ def check_fits(model: Model, data: Data, tokenizer: Any) -> None:
 def name_as(model: Model, names: tuple[str, ...]) -> None:
     """Call the classes of a model as the data do, unless it has names for them."""
     head = model.config.readout
-    if not names or class_names(model) or not isinstance(head, ClassHead | TokenHead):
+    if not names or model.class_names or not isinstance(head, ClassHead | TokenHead):
         return
     if len(names) != head.classes:
         raise ConfigError(

@@ -1,0 +1,94 @@
+"""manyheads classify: texts to the classes that a model tells apart."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from manyheads.cli.asked import DeviceName, DtypeName, Texts, lines_of, open_model
+from manyheads.errors import InputError
+
+if TYPE_CHECKING:
+    from manyheads.encoding.classify import Classes
+
+__all__ = ["Classify"]
+
+
+@dataclass(frozen=True, slots=True)
+class Classify:
+    """Tell the class of each text, with a model that was trained for it: one text a line.
+
+    For example: manyheads classify runs/moods/model --file reviews.txt -o moods.jsonl
+    """
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """The folder of a model with classes and a tokenizer, or a model of the hub: org/name."""
+
+    text: Texts = ()
+    """A text to classify; given several times, each is one."""
+
+    file: Annotated[
+        tyro.conf.UseAppendAction[tuple[Path, ...]],
+        tyro.conf.arg(metavar="TEXTFILE", help_behavior_hint="(repeatable)"),
+    ] = ()
+    """Texts to classify, each line one; - is what is piped in."""
+
+    out: Annotated[
+        Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")
+    ] = None
+    """A .jsonl file for the share of every class, written whole or not at all."""
+
+    batch_tokens: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    """Tokens computed together; by default as many as suit the device."""
+
+    dtype: DtypeName = "as it is"
+    """The type of the weights while classifying."""
+
+    device: DeviceName = "auto"
+    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
+
+    def run(self) -> int:
+        """Say the class of each text, its share and the text, or how many went where."""
+        if bool(self.file) == bool(self.text):
+            raise InputError("texts come from --text or from --file", "give one of both, not both")
+        if self.out is not None:
+            from manyheads.encoding.storing import check_place
+
+            if self.out.suffix != ".jsonl":
+                raise InputError(f"{self.out} does not end as a file of rows", "use .jsonl")
+            check_place(self.out)
+        texts = list(self.text) or [line for file in self.file for line in lines_of(file)]
+        from manyheads.encoding.classify import classify_counted
+        from manyheads.encoding.encode import Options
+
+        model = open_model(self.model, self.device, self.dtype)
+        options = Options(batch_tokens=self.batch_tokens, doing="classifying")
+        found, done = classify_counted(model, texts, options)
+        if done.cut:
+            print(done.told, file=sys.stderr)
+        if self.out is None:
+            for text, label, share in zip(texts, found.labels, _best(found), strict=True):
+                print(f"{label}\t{share:.3f}\t{text}")
+        else:
+            _write(found, texts, self.out)
+            counts = ", ".join(f"{found.labels.count(name):,} {name}" for name in found.names)
+            print(f"{len(texts):,} texts ({counts}) to {self.out}")
+        return 0
+
+
+def _best(found: "Classes") -> list[float]:
+    best: list[float] = found.shares.max(1).values.tolist()
+    return best
+
+
+def _write(found: "Classes", texts: list[str], file: Path) -> None:
+    from manyheads.whole import whole
+
+    with whole(file) as beside, beside.open("w", encoding="utf-8") as opened:
+        for text, label, shares in zip(texts, found.labels, found.shares.tolist(), strict=True):
+            said = dict(zip(found.names, shares, strict=True))
+            row = {"text": text, "label": label, "shares": said}
+            opened.write(json.dumps(row, ensure_ascii=False) + "\n")

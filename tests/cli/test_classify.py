@@ -1,0 +1,69 @@
+"""manyheads classify as a person at a terminal meets it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from manyheads import classify, load, save, with_classes
+from manyheads.cli.main import main
+from tests.encoding.tiny import small
+
+TEXTS = ["the cat sat", "on the mat"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save(with_classes(small(), ("glad", "sad")), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_line_a_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = [word for text in TEXTS for word in ("--text", text)]
+    assert main(["classify", str(folder), *said]) == 0
+    found = classify(load(folder), TEXTS)
+    best = found.shares.max(1).values.tolist()
+    rows = zip(found.labels, best, TEXTS, strict=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"{label}\t{share:.3f}\t{text}" for label, share, text in rows]
+
+
+def test_all_shares_go_to_a_file(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
+    out = tmp_path / "found.jsonl"
+    assert (
+        main(["classify", str(folder), "--file", str(tmp_path / "texts.txt"), "-o", str(out)]) == 0
+    )
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    found = classify(load(folder), TEXTS)
+    assert [row["text"] for row in rows] == TEXTS
+    assert tuple(row["label"] for row in rows) == found.labels
+    assert [list(row["shares"].values()) for row in rows] == found.shares.tolist()
+    said = capsys.readouterr().out
+    glad = found.labels.count("glad")
+    assert said == f"2 texts ({glad} glad, {2 - glad} sad) to {out}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "texts come from --text or from --file: give one of both, not both."),
+        (["--text", "a", "-o", "x.csv"], "x.csv does not end as a file of rows: use .jsonl."),
+        (
+            ["--text", "a", "-o", "no/x.jsonl"],
+            "there is no folder no: make it, or name another.",
+        ),
+    ],
+)
+def test_what_is_asked_wrongly_is_said(
+    arguments: list[str],
+    words: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert main(["classify", "model", *arguments]) == 2
+    assert capsys.readouterr().err.strip().splitlines()[-1] == f"error: {words}"

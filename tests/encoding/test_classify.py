@@ -1,0 +1,59 @@
+"""The class of each text: what the model says of it alone, whatever it is batched with."""
+
+import pytest
+import torch
+
+from manyheads import classify, with_classes
+from manyheads.errors import CutWarning, InputError
+from tests.encoding.tiny import letters, small
+from tests.messages import refuses
+
+TEXTS = ["the cat sat", "a", "on the mat by the door", "sun"]
+
+
+def test_shares_are_those_of_each_text_alone() -> None:
+    model = with_classes(small(), ("glad", "sad", "none"))
+    found = classify(model, TEXTS, batch_tokens=20)
+    with torch.no_grad():
+        for text, shares in zip(TEXTS, found.shares, strict=True):
+            ids = torch.tensor([letters_of(text)])
+            torch.testing.assert_close(shares, model(ids).logits.softmax(1)[0])
+    likeliest = found.shares.argmax(1).tolist()
+    assert found.labels == tuple(("glad", "sad", "none")[place] for place in likeliest)
+
+
+def letters_of(text: str) -> list[int]:
+    tokenizer = letters()
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    found: list[int] = tokenizer.encode(text).ids
+    return found
+
+
+def test_classes_without_names_are_numbers() -> None:
+    assert classify(with_classes(small(), 2), "the cat").names == ("0", "1")
+
+
+def test_decoders_tell_classes_by_their_last_token() -> None:
+    model = with_classes(small("gpt2"), 2)
+    found = classify(model, TEXTS)
+    with torch.no_grad():
+        alone = model(torch.tensor([letters_of(TEXTS[0])])).logits.softmax(1)[0]
+    torch.testing.assert_close(found.shares[0], alone)
+
+
+def test_long_texts_are_cut_and_told() -> None:
+    with pytest.warns(CutWarning, match="1 of 1 texts were cut at 6 tokens"):
+        classify(with_classes(small(), 2), "the cat sat", longest=6)
+
+
+def test_what_tells_no_classes_is_refused() -> None:
+    message = "the model tells no classes apart: train one that does, with model.classes."
+    with refuses(InputError, message):
+        classify(small(), TEXTS)
+    message = "the model tells classes of tokens, not of texts: call it, and look at logits."
+    with refuses(InputError, message):
+        classify(with_classes(small(), 2, "tokens"), TEXTS)
+    model = with_classes(small(), 2)
+    with refuses(InputError, "text 1 has no token to tell a class by: leave it out."):
+        classify(model, [[5, 6], []])

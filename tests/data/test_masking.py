@@ -181,7 +181,7 @@ def test_what_cannot_be_is_refused() -> None:
     with refuses(
         ConfigError,
         "the tokenizer has 0 tokens named [MASK], <mask>, <|mask|>: "
-        "give mask=, the id of the mask token.",
+        "give mask, the id of the one that is, or learn the tokenizer with [MASK] as a special.",
     ):
         vocabulary_of(Tokenizer(models.BPE()), 10)
     with refuses(

@@ -105,15 +105,22 @@ def labelled_examples(
 
 
 def paired_examples(
-    source: Iterable[Pair], tokenizer: Any, *, longest: int | None = None
+    source: Iterable[Pair],
+    tokenizer: Any,
+    *,
+    longest: int | None = None,
+    end: int | None = None,
 ) -> Examples:
-    """Two texts each, tokenised apart."""
+    """Two texts each, tokenised apart; `end` is put behind each of them."""
     rows = _some(source)
     places = [row.place for row in rows]
-    first = _encoded([row.first for row in rows], places, tokenizer, longest)
-    second = _encoded([row.second for row in rows], places, tokenizer, longest)
+    behind = [] if end is None else [end]
+    room = None if longest is None else longest - len(behind)
+    first = _encoded([row.first for row in rows], places, tokenizer, room)
+    second = _encoded([row.second for row in rows], places, tokenizer, room)
     return Examples(
-        texts=_Flat.of(one.ids for one in first), others=_Flat.of(one.ids for one in second)
+        texts=_Flat.of([*one.ids, *behind] for one in first),
+        others=_Flat.of([*one.ids, *behind] for one in second),
     )
 
 

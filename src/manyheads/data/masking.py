@@ -161,7 +161,7 @@ def _mask_id(names: dict[int, str]) -> int:
     if len(found) != 1:
         raise ConfigError(
             f"the tokenizer has {len(found)} tokens named {', '.join(MASK_NAMES)}",
-            "give mask=, the id of the mask token",
+            "give mask, the id of the one that is, or learn the tokenizer with [MASK] as a special",
         )
     return found[0]
 

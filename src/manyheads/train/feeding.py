@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from manyheads.data.ends import ENDS, known_end, own_end
 from manyheads.data.examples import labelled_examples, paired_examples, tagged_examples
 from manyheads.data.images import ImageFolder, images_of_idx, images_of_npz
 from manyheads.data.labelled import LabelledTexts, TaggedTexts
@@ -31,8 +32,6 @@ __all__ = [
 ]
 
 READING = "reading the data"
-# What ends a document in GPT-2, T5 and Llama, Gemma, and between the sentences of BERT.
-OTHER_ENDS = ("<|endoftext|>", "</s>", "<eos>", "[SEP]")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -205,16 +204,20 @@ class Texts(Amount):
             raise InputError(f"{', '.join(paths)}: there is no text in it", "name other files")
         return store
 
+    def ends_with(self, tokenizer: Any) -> int | None:
+        """The token that ends every document."""
+        return _token(tokenizer, self._end(tokenizer) or "", "data.end")
+
     def _end(self, tokenizer: Any) -> str | None:
         """The token behind a document; tokenizers of others have other names for it."""
         if self.end != END:
             _token(tokenizer, self.end, "data.end")
             return self.end or None
-        for name in (END, *OTHER_ENDS):
-            if tokenizer.token_to_id(name) is not None:
-                return name
+        found = known_end(tokenizer)
+        if found is not None:
+            return found
         raise ConfigError(
-            f"data.end: the tokenizer has no token {END!r}, nor {', '.join(map(repr, OTHER_ENDS))}",
+            f"data.end: the tokenizer has no token {END!r}, nor {', '.join(map(repr, ENDS[1:]))}",
             'name the one that ends a document, or write end = "" for none',
         )
 
@@ -295,15 +298,36 @@ class Labelled(Rows):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs(Rows):
-    """Two texts a row: for translation, or for sentences that should lie close."""
+    """Two texts a row: for translation, or for sentences that should lie close.
+
+    `end` is the token put behind each: by default what the tokenizer has for it, and nothing where
+    the tokenizer itself ends texts; "" is none.
+    """
 
     first: str = "first"
     second: str = "second"
+    end: str = END
+
+    def check_words(self, tokenizer: Any) -> None:
+        """Refuse a token that the tokenizer does not have."""
+        self._added(tokenizer)
+
+    def ends_with(self, tokenizer: Any) -> int | None:
+        """The token that ends every text, whoever puts it there."""
+        added = self._added(tokenizer)
+        return own_end(tokenizer) if added is None else added
+
+    def _added(self, tokenizer: Any) -> int | None:
+        name = self.end
+        if name == END:
+            name = "" if own_end(tokenizer) is not None else known_end(tokenizer) or ""
+        return _token(tokenizer, name, "data.end")
 
     def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
         del names
         source = PairSource(rows_of(paths), self.first, self.second)
-        return paired_examples(source, tokenizer, longest=self.length)
+        end = self._added(tokenizer)
+        return paired_examples(source, tokenizer, longest=self.length, end=end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,14 @@ from manyheads.train.phases import Phases
 from manyheads.train.regularisers import Regularised
 from manyheads.train.report import Display, operations, peak
 from manyheads.train.run import Run
-from manyheads.train.starting import check_fits, export, first_model, name_as, tokenizer_of
+from manyheads.train.starting import (
+    check_fits,
+    export,
+    first_model,
+    name_as,
+    tell_ends,
+    tokenizer_of,
+)
 from manyheads.train.state import Checkpoints, Standing, read_standing, restore
 from manyheads.train.stopping import Stop
 from manyheads.train.telemetry import SEQUENCES, Probe, make_probe
@@ -129,6 +136,7 @@ class _Session:
 
     def _saved(self, entrance: Entrance) -> Saved | None:
         if self.surgery is None:
+            tell_ends(entrance.model, self.asked.objective, self.asked.data[-1])
             return export(entrance, self.folder.model)
         return self.surgery.close(entrance.model, self.folder.place) if self.crew.leads else None
 

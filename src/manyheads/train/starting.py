@@ -14,16 +14,18 @@ from manyheads.errors import ConfigError, InputError, ManyheadsError
 from manyheads.models.build import Model, build
 from manyheads.models.readout import ClassHead, TokenHead
 from manyheads.models.recipes import ModelConfig
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import VisionConfig
 from manyheads.parts.positions import Learned
 from manyheads.train.entrance import Entrance
-from manyheads.train.feeding import Data, Texts
+from manyheads.train.feeding import Data, Pairs, Texts
 from manyheads.train.folding import folded
 from manyheads.train.heads import without_drops
+from manyheads.train.objectives import CausalLM, Objective, Seq2SeqLM
 from manyheads.train.run import Start
 from manyheads.train.tiling import tile
 
-__all__ = ["check_fits", "dressed", "export", "first_model", "name_as", "tokenizer_of"]
+__all__ = ["check_fits", "dressed", "export", "first_model", "name_as", "tell_ends", "tokenizer_of"]
 
 
 def first_model(start: Start, seed: int, classified: Classified | None = None) -> Model:
@@ -82,7 +84,7 @@ def check_fits(model: Model, data: Data, tokenizer: Any) -> None:
             f"{embedding.vocabulary}",
             f"set model.change.vocabulary={words}, or use the model's own tokenizer",
         )
-    if isinstance(data, Texts):
+    if isinstance(data, Texts | Pairs):
         data.check_words(tokenizer)
     if isinstance(embedding.position, Learned) and data.length > embedding.position.longest:
         raise ConfigError(
@@ -103,6 +105,18 @@ def name_as(model: Model, names: tuple[str, ...]) -> None:
             f"set model.classes={len(names)}, or name all of them there",
         )
     name_classes(model, names)
+
+
+def tell_ends(model: Model, objective: Objective, data: Data) -> None:
+    """Say how the texts that a model has learnt to write start and end, unless it says so."""
+    found: dict[str, int | None] = {}
+    if isinstance(objective, Seq2SeqLM) and isinstance(model, Seq2Seq):
+        found["decoder_start_token_id"] = objective.start_of(model)
+    if isinstance(objective, CausalLM | Seq2SeqLM) and isinstance(data, Texts | Pairs):
+        found["eos_token_id"] = data.ends_with(model.tokenizer)
+    said = {**(model.described or {}), **model.generation}
+    new = {key: value for key, value in found.items() if value is not None and key not in said}
+    model.generation = {**model.generation, **new}
 
 
 def dressed(config: ModelConfig, weights: Mapping[str, Tensor], like: Model) -> Model:

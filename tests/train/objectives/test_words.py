@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, ModernBertConfig, ModernBertForMaskedLM
 
@@ -202,13 +204,17 @@ def test_the_start_comes_from_the_models_own_description() -> None:
     model = fresh(SEQ2SEQS["2017"])
     with refuses(
         ConfigError,
-        "the model does not say with which token its texts start: give start=, its id.",
+        "the model does not say with which token its texts start: give start, its id or its name.",
     ):
         Seq2SeqLM().check(model)
     model.described = {"decoder_start_token_id": 5, "bos_token_id": 6}
     assert Seq2SeqLM().start_of(model) == 5
     model.generation = {"decoder_start_token_id": 4}
     assert Seq2SeqLM().start_of(model) == 4
+    model.tokenizer = Tokenizer(WordLevel({"<s>": 3}))
+    assert Seq2SeqLM(start="<s>").start_of(model) == 3
+    with refuses(ConfigError, "the tokenizer has no token '</s>' to start with: name one it has."):
+        Seq2SeqLM(start="</s>").start_of(model)
 
 
 def test_models_that_do_not_fit_are_refused() -> None:

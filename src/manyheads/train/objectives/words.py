@@ -132,12 +132,12 @@ class MaskedLM(WordObjective):
 class Seq2SeqLM(WordObjective):
     """Every word of `others`, given those before it and the whole of `texts`.
 
-    The decoder reads `start` and then all but the last; "model" takes the start that the model's
-    config.json names.
+    The decoder reads `start` and then all but the last: the id of a token or its name, such as
+    "<|end|>"; "model" takes the start that the model's config.json names.
     """
 
     label_smoothing: float = 0.1
-    start: int | Literal["model"] = "model"
+    start: int | str = "model"
 
     def __post_init__(self) -> None:
         check_smoothing(self.label_smoothing)
@@ -149,14 +149,22 @@ class Seq2SeqLM(WordObjective):
         self.start_of(model)
 
     def start_of(self, model: Seq2Seq) -> int:
-        if self.start != "model":
+        if isinstance(self.start, int):
             return self.start
+        if self.start != "model":
+            known = None if model.tokenizer is None else model.tokenizer.token_to_id(self.start)
+            if known is None:
+                raise ConfigError(
+                    f"the tokenizer has no token {self.start!r} to start with", "name one it has"
+                )
+            return int(known)
         for said in (model.generation, model.described or {}):
             for name in ("decoder_start_token_id", "bos_token_id"):
                 if isinstance(said.get(name), int):
                     return int(said[name])
         raise ConfigError(
-            "the model does not say with which token its texts start", "give start=, its id"
+            "the model does not say with which token its texts start",
+            "give start, its id or its name",
         )
 
     def prepare(self, model: Any, batch: Batch, draw: torch.Generator) -> Task:

@@ -23,7 +23,9 @@ __all__ = [
     "DtypeName",
     "Flag",
     "JsonFile",
+    "LineFiles",
     "ModelName",
+    "OutFile",
     "OutFolder",
     "PartName",
     "Picture",
@@ -62,6 +64,14 @@ OutFolder = Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")]
 DeviceName = str
 DtypeName = Literal["as it is", "float32", "bfloat16", "float16"]
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
+# Files of which each line is a text, and a file that something is written to.
+LineFiles = Annotated[
+    tyro.conf.UseAppendAction[tuple[Path, ...]],
+    tyro.conf.arg(metavar="TEXTFILE", help_behavior_hint="(repeatable)"),
+]
+OutFile = Annotated[
+    Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")
+]
 PartName = Literal["attention", "encoder", "cross"]
 
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from manyheads.cli.asked import DeviceName, DtypeName, Texts, lines_of, open_model
+from manyheads.cli.asked import (
+    DeviceName,
+    DtypeName,
+    LineFiles,
+    OutFile,
+    Texts,
+    lines_of,
+    open_model,
+)
 from manyheads.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,15 +38,10 @@ class Classify:
     text: Texts = ()
     """A text to classify; given several times, each is one."""
 
-    file: Annotated[
-        tyro.conf.UseAppendAction[tuple[Path, ...]],
-        tyro.conf.arg(metavar="TEXTFILE", help_behavior_hint="(repeatable)"),
-    ] = ()
+    file: LineFiles = ()
     """Texts to classify, each line one; - is what is piped in."""
 
-    out: Annotated[
-        Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")
-    ] = None
+    out: OutFile = None
     """A .jsonl file for the share of every class, written whole or not at all."""
 
     batch_tokens: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from manyheads.cli.asked import DeviceName, DtypeName, Flag, Texts, lines_of, open_model
+from manyheads.cli.asked import (
+    DeviceName,
+    DtypeName,
+    Flag,
+    LineFiles,
+    OutFile,
+    Texts,
+    lines_of,
+    open_model,
+)
 from manyheads.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,15 +39,10 @@ class Encode:
     text: Texts = ()
     """A text to encode; given several times, each is one."""
 
-    file: Annotated[
-        tyro.conf.UseAppendAction[tuple[Path, ...]],
-        tyro.conf.arg(metavar="TEXTFILE", help_behavior_hint="(repeatable)"),
-    ] = ()
+    file: LineFiles = ()
     """Texts to encode, each line one, empty ones too; - is what is piped in."""
 
-    out: Annotated[
-        Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")
-    ] = None
+    out: OutFile = None
     """Where the vectors go: a .npy, .safetensors or .jsonl file, written whole or not at all."""
 
     pooling: Annotated[

@@ -14,6 +14,7 @@ from manyheads.data.stream import Position, Stream
 from manyheads.devices import device_of
 from manyheads.errors import ConfigError
 from manyheads.models.build import Model
+from manyheads.train.advice import advice, quiet
 from manyheads.train.crew import Crew, crew
 from manyheads.train.entrance import Entrance, layers_of
 from manyheads.train.feeding import Data, Fed, Texts, without_place
@@ -82,6 +83,7 @@ def train(
     device = str(device_of(run.run.device, "run.device"))
     for data in run.data:
         data.check()
+    quiet()
     with crew(run.run.distributed, device) as members, Stop() as stop:
         session = _Session(run, members, stop, shown and members.leads, surgery)
         return session.run(since, fresh)
@@ -108,6 +110,8 @@ class _Session:
         origin = self.folder.origin(since, self.checkpoints, fresh=fresh)
         standing = self._standing(origin, since)
         self._prepare(standing, fresh=fresh or bool(since))
+        for line in advice(model, self.crew.device, half=self.asked.run.half):
+            self.display.say(line)
         ends, first = self.asked.ends, self._first_phase(standing.step)
         for index in range(first, len(ends)):
             if index > first:

@@ -110,8 +110,9 @@ class _Session:
         origin = self.folder.origin(since, self.checkpoints, fresh=fresh)
         standing = self._standing(origin, since)
         self._prepare(standing, fresh=fresh or bool(since))
-        for line in advice(model, self.crew.device, half=self.asked.run.half):
-            self.display.say(line)
+        if self.surgery is None:
+            for line in advice(model, self.crew.device, half=self.asked.run.half):
+                self.display.say(line)
         ends, first = self.asked.ends, self._first_phase(standing.step)
         for index in range(first, len(ends)):
             if index > first:

@@ -7,6 +7,7 @@ import torch
 
 from manyheads.data.examples import (
     IGNORED,
+    Examples,
     labelled_examples,
     paired_examples,
     tagged_examples,
@@ -98,3 +99,22 @@ def test_what_cannot_be_learnt_from_is_refused() -> None:
         labelled_examples([LabelledText("", 0, "line 7")], BYTES)
     with pytest.raises(InputError, match="longest=2 leaves no room beside 2 special tokens"):
         paired_examples([Pair("a", "b", "line 1")], PIECES, longest=2)
+
+
+def test_a_share_of_the_rows_is_held_out_by_chance_and_each_row_is_in_one_part() -> None:
+    rows = [LabelledText(f"word {number}", number // 50, f"row {number}") for number in range(100)]
+    whole = labelled_examples(rows, BYTES)
+    kept, held = whole.split(0.2)
+    assert (len(kept), len(held)) == (80, 20)
+    assert {0, 1} == set(held.batch(range(20)).labels.tolist())  # type: ignore[union-attr]
+
+    def texts(examples: Examples) -> list[tuple[int, ...]]:
+        found = examples.batch(range(len(examples))).texts
+        assert found is not None
+        return [tuple(found.of(index).tolist()) for index in range(len(examples))]
+
+    assert sorted(texts(kept) + texts(held)) == sorted(texts(whole))
+    with refuses(
+        InputError, "0.001 of 100 rows cannot be held out: give more rows, or another share."
+    ):
+        whole.split(0.001)

@@ -199,3 +199,16 @@ def test_half_precision_learns_too(tmp_path: Path) -> None:
     assert losses(tmp_path)[-1] < losses(tmp_path)[0]
     weights = load(tmp_path / "out/model").state_dict().values()
     assert {weight.dtype for weight in weights} == {torch.float32}
+
+
+def test_a_share_of_rows_is_held_out(tmp_path: Path) -> None:
+    write_corpus(tmp_path, documents=20)
+    rows = [{"first": f"the cat {number}", "second": f"a dog {number}"} for number in range(40)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked = tables(tmp_path, steps=1)
+    asked["data"] |= {"kind": "pairs", "train": str(tmp_path / "pairs.jsonl"), "validation": 0.25}
+    del asked["data"]["separator"]
+    asked["objective"] = {"kind": "Contrastive"}
+    train(run_of(asked), shown=False)
+    lines = Journal(tmp_path / "out/metrics.jsonl").read()
+    assert lines[-1]["validation"]["loss"] > 0

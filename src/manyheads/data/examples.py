@@ -18,6 +18,7 @@ from torch import Tensor
 
 from manyheads.data.batch import Batch
 from manyheads.data.labelled import Label, LabelledText, Pair, TaggedText
+from manyheads.data.order import shuffled
 from manyheads.errors import InputError
 from manyheads.ragged import Lengths, Ragged
 
@@ -51,6 +52,11 @@ class _Flat:
         chosen = [self.values[self.offsets[i] : self.offsets[i + 1]] for i in numbers]
         return torch.from_numpy(np.concatenate(chosen).astype(np.int64))
 
+    def rows(self, numbers: Sequence[int]) -> "_Flat":
+        return _Flat.of(
+            self.values[self.offsets[i] : self.offsets[i + 1]].tolist() for i in numbers
+        )
+
     def ragged(self, numbers: Sequence[int]) -> Ragged:
         each = (self.offsets[i + 1] - self.offsets[i] for i in numbers)
         return Ragged(self.take(numbers), Lengths.of([int(size) for size in each]))
@@ -72,6 +78,26 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.texts.offsets) - 1
+
+    def split(self, share: float) -> "tuple[Examples, Examples]":
+        """All but a share of the rows, and that share: by chance, since rows are often sorted."""
+        total = len(self)
+        held = round(total * share)
+        if not 0 < held < total:
+            raise InputError(
+                f"{share:g} of {total} rows cannot be held out", "give more rows, or another share"
+            )
+        drawn = shuffled(np.arange(total), total, seed=0, epoch=0).tolist()
+        return self._rows(sorted(drawn[held:])), self._rows(sorted(drawn[:held]))
+
+    def _rows(self, numbers: list[int]) -> "Examples":
+        return Examples(
+            texts=self.texts.rows(numbers),
+            others=None if self.others is None else self.others.rows(numbers),
+            labels=None if self.labels is None else self.labels[numbers],
+            tags=None if self.tags is None else self.tags.rows(numbers),
+            names=self.names,
+        )
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         labels = None

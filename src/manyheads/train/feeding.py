@@ -17,7 +17,7 @@ from manyheads.data.store import Store
 from manyheads.data.texts import Errors, Format, TextSource
 from manyheads.data.writing import END, made_otherwise, write_store
 from manyheads.errors import ConfigError, InputError
-from manyheads.train.schedules import BatchGrowth
+from manyheads.train.amounts import Amount
 from manyheads.train.stopping import at_once
 
 __all__ = [
@@ -50,49 +50,6 @@ class Fed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Amount:
-    """How much makes a step: `batch` tokens (of images, images), at most `micro_batch` at a time.
-
-    A batch may grow. 0 takes it whole; gradients of its micro-batches are summed, so that the
-    second number changes memory and speed alone.
-    """
-
-    batch: int | BatchGrowth
-    micro_batch: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.sizes) < 1 or self.micro_batch < 0:
-            raise ConfigError(
-                f"batch={min(self.sizes)} and micro_batch={self.micro_batch}", "use 1 or more"
-            )
-        if isinstance(self.batch, BatchGrowth) and not self.micro_batch:
-            raise ConfigError("a batch that grows is made of micro-batches", "give micro_batch")
-        for size in self.sizes:
-            if size % self.room:
-                raise ConfigError(
-                    f"batch={size} is no multiple of micro_batch={self.room}",
-                    f"use a batch of {-(-size // self.room) * self.room}",
-                )
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """All that the batch ever is."""
-        if isinstance(self.batch, BatchGrowth):
-            return (*self.batch.sizes, self.batch.last)
-        return (self.batch,)
-
-    @property
-    def room(self) -> int:
-        """Of one micro-batch."""
-        return self.micro_batch or self.sizes[0]
-
-    def micro_batches(self, step: int) -> int:
-        """Of a step, counted from the start of its phase."""
-        tokens = self.batch.tokens(step) if isinstance(self.batch, BatchGrowth) else self.batch
-        return tokens // self.room
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Texts(Amount):
     """Plain texts: files, folders, globs, or a dataset of the hub, tokenised once into `store`.
 
@@ -122,8 +79,7 @@ class Texts(Amount):
 
     def __post_init__(self) -> None:
         Amount.__post_init__(self)
-        if isinstance(self.validation, float) and not 0 <= self.validation < 1:
-            raise ConfigError(f"validation={self.validation:g} is no share", "use 0 <= share < 1")
+        _check_share(self.validation)
         _check_room(self.room, self.length)
         if self.layout == "fixed" and (self.opening or self.closing):
             raise ConfigError(
@@ -232,6 +188,11 @@ class Texts(Amount):
         )
 
 
+def _check_share(validation: float | tuple[str, ...]) -> None:
+    if isinstance(validation, float) and not 0 <= validation < 1:
+        raise ConfigError(f"validation={validation:g} is no share", "use 0 <= share < 1")
+
+
 def _check_room(room: int, length: int) -> None:
     if room < length:
         raise ConfigError(
@@ -254,29 +215,33 @@ def _token(tokenizer: Any, name: str, key: str) -> int | None:
 class Rows(Amount, ABC):
     """Rows of .jsonl or .parquet files, or of a dataset of the hub, tokenised in memory.
 
-    Texts are cut to `length`.
+    Texts are cut to `length`. `validation` is other files, or a share of the rows.
     """
 
     train: tuple[str, ...]
-    validation: tuple[str, ...] = ()
+    validation: float | tuple[str, ...] = 0.0
     tokenizer: str = ""
     length: int
 
     def __post_init__(self) -> None:
         Amount.__post_init__(self)
+        _check_share(self.validation)
         _check_room(self.room, self.length)
 
     def check(self) -> None:
-        for paths in filter(None, (self.train, self.validation)):
-            rows_of(paths).check()
+        for paths in (self.train, self.validation):
+            if isinstance(paths, tuple):
+                rows_of(paths).check()
 
     def feed(self, tokenizer: Any, folder: Path, names: tuple[str, ...] = ()) -> Fed:
         del folder
         held = None
         with at_once(READING):
             training = self._examples(self.train, tokenizer, names)
-            if self.validation:
+            if isinstance(self.validation, tuple):
                 held = self._examples(self.validation, tokenizer, training.names)
+            elif self.validation:
+                training, held = training.split(self.validation)
         return Fed(training=training, validation=held)
 
     @abstractmethod

@@ -1,5 +1,6 @@
 """GPT-2 folders."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from manyheads import load
+from manyheads import build, load, save
 from manyheads.errors import InputError
 from tests.checkpoints.theirs import check_decoder, randomised
 from tests.parity.comparing import VOCABULARY
@@ -63,3 +64,18 @@ def test_a_misshapen_tensor_is_named_with_what_the_config_asks_for(tmp_path: Pat
     reason = r"h\.1\.attn\.c_attn\.weight is \(24, 70\) and the config asks for \(24, 72\)"
     with pytest.raises(InputError, match=reason):
         load(tmp_path)
+
+
+def test_each_dropout_is_read_and_written_apart(tmp_path: Path) -> None:
+    model = build("gpt2", layers=1, width=8, heads=2, vocabulary=9, dropout=0.1, seed=0)
+    save(model, tmp_path / "one")
+    file = tmp_path / "one/config.json"
+    said = {**json.loads(file.read_text()), "attn_pdrop": 0.0, "embd_pdrop": 0.2}
+    file.write_text(json.dumps(said))
+    model = load(tmp_path / "one")
+    attention = model.config.stack.layers[0].attention
+    found = (attention.inner.dropout, attention.dropout, model.config.embedding.dropout)
+    assert found == (0.0, 0.1, 0.2)
+    assert save(model, tmp_path / "other").family == "gpt2"
+    again = json.loads((tmp_path / "other/config.json").read_text())
+    assert [again[f"{name}_pdrop"] for name in ("attn", "resid", "embd")] == [0.0, 0.1, 0.2]

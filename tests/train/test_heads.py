@@ -60,6 +60,8 @@ def test_heads_are_dropped_in_training_and_the_model_stays_one_of_its_family(
     saved = train(run_of(regularised(tmp_path, size, {"drop": 0.5}, "dropped")), shown=False).saved
     assert saved is not None
     assert saved.family == "gpt2"
+    still = regularised(tmp_path, size, {"dropout": 0.25}, "still")
+    assert "gpt2" in str(train(run_of(still), shown=False).saved)
     one, other = ((tmp_path / run / "metrics.jsonl").read_text() for run in ("plain", "dropped"))
     assert json.loads(one.splitlines()[0])["loss"] != json.loads(other.splitlines()[0])["loss"]
     # And from a folder, with scales to be thinned out.

@@ -55,7 +55,21 @@ def config_of(theirs: Mapping[str, Any]) -> ModelConfig:
         eps=float(theirs.get("layer_norm_epsilon", 1e-5)),
     )
     assert isinstance(config.readout, LanguageHead)
-    return replace(config, readout=head_of(theirs, config.readout))
+    return replace(_dropping(config, theirs), readout=head_of(theirs, config.readout))
+
+
+def _dropping(config: DecoderConfig, theirs: Mapping[str, Any]) -> DecoderConfig:
+    """What is dropped of attention weights and of embeddings is said apart."""
+    layers = []
+    for layer in config.stack.layers:
+        assert layer.attention is not None
+        inner = replace(layer.attention.inner, dropout=float(theirs.get("attn_pdrop", 0.1)))
+        layers.append(replace(layer, attention=replace(layer.attention, inner=inner)))
+    return replace(
+        config,
+        embedding=replace(config.embedding, dropout=float(theirs.get("embd_pdrop", 0.1))),
+        stack=replace(config.stack, layers=tuple(layers)),
+    )
 
 
 def describe(config: ModelConfig) -> dict[str, Any] | None:
@@ -64,7 +78,6 @@ def describe(config: ModelConfig) -> dict[str, Any] | None:
     position, layer = config.embedding.position, config.stack.layers[0]
     if not isinstance(position, Learned) or layer.attention is None or layer.feedforward is None:
         return None
-    drop = config.embedding.dropout
     return {
         "model_type": "gpt2",
         "architectures": [f"GPT2{_class(config.readout)}"],
@@ -76,9 +89,9 @@ def describe(config: ModelConfig) -> dict[str, Any] | None:
         "vocab_size": config.embedding.vocabulary,
         "layer_norm_epsilon": getattr(config.stack.final_norm, "eps", 1e-5),
         "activation_function": "gelu_new",
-        "embd_pdrop": drop,
-        "attn_pdrop": drop,
-        "resid_pdrop": drop,
+        "embd_pdrop": config.embedding.dropout,
+        "attn_pdrop": layer.attention.inner.dropout,
+        "resid_pdrop": layer.attention.dropout,
         **class_names(config.readout),
     }
 

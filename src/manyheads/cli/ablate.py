@@ -16,8 +16,11 @@ from manyheads.cli.asked import (
     Texts,
     check_json,
     cuts_told,
+    first_texts,
+    labelled_of,
     open_model,
     read_texts,
+    tells_classes,
     where,
 )
 from manyheads.errors import InputError
@@ -35,8 +38,9 @@ class Ablate:
 
     For example: manyheads ablate gpt2/ --file book.txt --how mean --json ablation.json
 
-    A model that writes is asked for each next word, one that reads for masked words, and one of
-    vectors how alike its vectors stay. Ctrl-C ends the measuring and keeps what was measured.
+    A model that writes is asked for each next word, one that reads for masked words, one of vectors
+    how alike its vectors stay, and one of classes for the labels of a file of rows. Ctrl-C ends the
+    measuring and keeps what was measured.
     """
 
     model: ModelName = DEFAULT
@@ -81,9 +85,15 @@ class Ablate:
         heads: Any = [name for name in self.heads.split(",") if name.strip()] or "all"
         model = open_model(self.model, self.device)
         self._check(model, heads)
+        targets = None
         with cuts_told():
-            texts = read_texts(model, self.text, self.file, self.tokens)
-            asked = questions(model, texts, seed=self.seed)
+            if tells_classes(model):
+                every, classes = labelled_of(model, self.file)
+                count = len(first_texts(model, every, self.tokens)[0])
+                texts, targets = every[:count], classes[:count]
+            else:
+                texts = read_texts(model, self.text, self.file, self.tokens)
+            asked = questions(model, texts, targets=targets, seed=self.seed)
         shared: dict[str, Any] = {"targets": asked.targets, **where(self.of)}
         ways: dict[str, Any] = {"how": self.how, "seed": self.seed}
         found = ablate(model, asked.given, heads, metric=asked.metric, **ways, **shared)

@@ -35,12 +35,14 @@ __all__ = [
     "counted",
     "cuts_told",
     "first_texts",
+    "labelled_of",
     "lines_of",
     "open_model",
     "pairs_of",
     "read_file",
     "read_letters",
     "read_texts",
+    "tells_classes",
     "texts_of",
     "where",
     "write_json",
@@ -176,6 +178,35 @@ def texts_of(file: Path) -> list[str]:
     said = read_file(file)
     parts = said.split("\n\n") if "\n\n" in said.strip() else said.split("\n")
     return [part.strip("\n") for part in parts if part.strip()]
+
+
+def labelled_of(model: "Model", file: Path | None) -> tuple[list[str], list[int]]:
+    """The texts of a file of rows and the numbers of their classes, as the model has them."""
+    from manyheads.data.labelled import LabelledTexts
+    from manyheads.data.rows import ROW_FORMATS, FileRows
+
+    if file is None or file.suffix not in ROW_FORMATS:
+        raise InputError(
+            "a text alone does not say of which class it is",
+            f"give --file with rows of text and label: {', '.join(ROW_FORMATS)}",
+        )
+    names = model.class_names
+    texts, numbers = [], []
+    for row in LabelledTexts(FileRows((str(file),))):
+        if isinstance(row.label, str) and row.label not in names:
+            known = ", ".join(names) or "numbers, since the model's classes have no names"
+            raise InputError(f"{row.place}: the label {row.label!r} is unknown", f"use {known}")
+        texts.append(row.text)
+        numbers.append(names.index(row.label) if isinstance(row.label, str) else row.label)
+    return texts, numbers
+
+
+def tells_classes(model: "Model") -> bool:
+    """Of whole texts."""
+    from manyheads.models.readout import ClassHead
+    from manyheads.models.vision import Vision
+
+    return isinstance(model.config.readout, ClassHead) and not isinstance(model, Vision)
 
 
 def first_texts(model: "Model", texts: list[Any], tokens: int) -> tuple[list[Any], list[Any]]:

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -16,8 +16,10 @@ from manyheads.cli.asked import (
     check_json,
     cuts_told,
     first_texts,
+    labelled_of,
     open_model,
     pairs_of,
+    tells_classes,
     texts_of,
     where,
     write_json,
@@ -48,7 +50,8 @@ class Prune:
     file: Annotated[Path, tyro.conf.arg(metavar="TEXTFILE")]
     """Texts to judge by, apart by blank lines, or one a line where there are none.
 
-    For a model that translates, each line is a source, a tab and its target.
+    For a model that translates, each line is a source, a tab and its target; for one of classes it
+    is a file of rows, .jsonl or .parquet, with a text and a label each.
     """
 
     out: Annotated[
@@ -115,10 +118,18 @@ class Prune:
         model = open_model(self.model, self.device)
         if model.tokenizer is None:
             raise InputError("this model has no tokenizer", "put a tokenizer.json into its folder")
+        right: dict[str, Any] = {}
+        if tells_classes(model):
+            texts, classes = labelled_of(model, self.file)
         given = pairs_of(texts) if isinstance(model, Seq2Seq) else texts
         measured, more = first_texts(model, given, self.tokens)
+        if tells_classes(model):
+            # Half a text may be of another class.
+            count = len(measured)
+            measured, more = texts[:count], texts[count:]
+            right = {"targets": classes[:count], "more_targets": classes[count:]}
         with cuts_told():
-            done = operate(model, measured, wish, more=more)
+            done = operate(model, measured, wish, more=more, **right)
         show(Console(), done, len(measured))
         if self.json is not None:
             write_json(self.json, done.told())

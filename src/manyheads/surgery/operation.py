@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.errors import InputError
+from manyheads.lens.given import Targets
 from manyheads.lens.trunk import StackName
 from manyheads.models.build import Model
 from manyheads.surgery.choose import Chosen, choose
@@ -80,16 +81,26 @@ class Operation:
 
 
 def operate(
-    model: Model, texts: Sequence[Any], wish: Wish, *, more: Sequence[Any] = (), shown: bool = True
+    model: Model,
+    texts: Sequence[Any],
+    wish: Wish,
+    *,
+    more: Sequence[Any] = (),
+    targets: Targets | None = None,
+    more_targets: Targets | None = None,
+    shown: bool = True,
 ) -> Operation:
-    """Choose by the texts, cut, and mend on `more` texts, or on the same where there are none."""
+    """Choose by the texts, cut, and mend on `more` texts, or on the same where there are none.
+
+    The `targets` are for a model that texts alone do not ask: one of classes.
+    """
     if wish.mend_steps < 0:
         raise InputError(f"{wish.mend_steps} steps of mending", "use 0 or more")
     if wish.mend_steps and model.readout is None:
         raise InputError(
             "a model without a readout has nothing to be mended by", "leave mending out"
         )
-    asked = questions(model, texts, seed=wish.seed)
+    asked = questions(model, texts, targets=targets, seed=wish.seed)
     chosen = _choose(model, asked, wish, shown)
     if not chosen.met:
         return Operation(chosen=chosen, model=None, before=None, after=None, cut=None, mended=None)
@@ -97,7 +108,14 @@ def operate(
     cut = _measured(pruned, model, asked)
     mended = None
     if wish.mend_steps:
-        pruned = mend(pruned, more or texts, wish.mend_steps, seed=wish.seed, shown=shown)
+        pruned = mend(
+            pruned,
+            more or texts,
+            wish.mend_steps,
+            targets=more_targets if more else targets,
+            seed=wish.seed,
+            shown=shown,
+        )
         mended = _measured(pruned, model, asked)
     before, after = compare_weights((model, pruned), asked.given)
     return Operation(

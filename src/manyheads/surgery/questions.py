@@ -30,21 +30,24 @@ class Questions:
     targets: Targets | None
 
 
-def questions(model: Model, texts: Any, *, seed: int = 0) -> Questions:
+def questions(
+    model: Model, texts: Any, *, targets: Targets | None = None, seed: int = 0
+) -> Questions:
     """The next word of a model that writes, masked words of one that reads, or its own vectors.
 
-    A model without any readout is asked to stay like itself.
+    A model without any readout is asked to stay like itself, one of classes for the `targets`.
     """
     if isinstance(model, Vision):
         raise InputError("a model of images reads no text", "prune it with surgery.prune")
     given = read(model, texts)
     if model.readout is None:
         return Questions(given, Similarity(), None)
+    if targets is not None:
+        return Questions(given, "loss", targets)
     if not isinstance(model.config.readout, LanguageHead):
         kind = type(model.config.readout).__name__
         raise InputError(
-            f"a text does not say what a {kind} should answer",
-            "use surgery.choose with targets=, the right classes",
+            f"a text does not say what a {kind} should answer", "give targets, the right classes"
         )
     if not isinstance(model, Encoder):
         return Questions(given, "loss", None)

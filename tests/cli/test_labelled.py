@@ -1,0 +1,61 @@
+"""Models of classes, judged by rows of texts and labels."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manyheads import lens, load, save, with_classes
+from manyheads.cli.main import main
+from manyheads.lens.ablation import Ablation
+from tests.encoding.tiny import small
+
+ROWS = [("the cat sat", "glad"), ("on the mat", "sad"), ("a sun", "glad"), ("by the door", "sad")]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    save(with_classes(small(), ("glad", "sad")), tmp_path / "model")
+    rows = [json.dumps({"text": text, "label": label}) for text, label in ROWS]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    return tmp_path
+
+
+def test_heads_are_missed_by_the_right_classes(place: Path) -> None:
+    asked = ["ablate", str(place / "model"), "--file", str(place / "rows.jsonl")]
+    assert main([*asked, "--json", str(place / "all.json")]) == 0
+    found = Ablation.load(place / "all.json", "ablation")
+    texts, targets = [text for text, _ in ROWS], [0, 1, 0, 1]
+    exact = lens.ablate(load(place / "model"), texts, targets=targets, shown=False)
+    np.testing.assert_allclose(found.means["change"], exact.means["change"], atol=1e-6)
+
+
+@pytest.mark.parametrize("what", ["heads", "neurons", "layers"])
+def test_a_model_of_classes_is_pruned_and_mended_by_labels(what: str, place: Path) -> None:
+    asked = ["prune", str(place / "model"), "--file", str(place / "rows.jsonl"), "--what", what]
+    wanted = ["--keep", "0.5", "--tokens", "20", "--mend", "2", "-o", str(place / "less")]
+    assert main([*asked, *wanted]) == 0
+    less = load(place / "less")
+    assert less.class_names == ("glad", "sad")
+    assert sum(each.numel() for each in less.parameters()) < sum(
+        each.numel() for each in load(place / "model").parameters()
+    )
+
+
+@pytest.mark.parametrize("command", ["ablate", "prune"])
+def test_texts_without_labels_are_refused(
+    command: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "texts.txt").write_text("the cat sat")
+    assert main([command, str(place / "model"), "--file", str(place / "texts.txt")]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "error: a text alone does not say of which class it is: "
+        "give --file with rows of text and label: .jsonl, .ndjson, .parquet."
+    )
+    rows = (place / "rows.jsonl").read_text().replace("sad", "sour")
+    (place / "rows.jsonl").write_text(rows)
+    assert main([command, str(place / "model"), "--file", str(place / "rows.jsonl")]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"error: {place}/rows.jsonl, line 2: the label 'sour' is unknown: use glad, sad."
+    )

@@ -137,7 +137,7 @@ def test_images_are_classified(tmp_path: Path) -> None:
         "optimiser": {"rate": 1e-2},
         "run": {"folder": str(tmp_path / "out"), "steps": 8, "device": "cpu"},
     }
-    train(run_of(asked), shown=False)
+    assert train(run_of(asked), shown=False).unit == "images"
     assert losses(tmp_path)[-1] < losses(tmp_path)[0] - 0.1
 
 

@@ -149,7 +149,8 @@ def test_what_cannot_be_is_refused() -> None:
         L1Scales(weight=-1.0)
     with refuses(
         ConfigError,
-        'no head of this model has a scale: set head_scale="learned" in AttentionConfig.',
+        'no head of this model has a scale: set model.heads.scale="learned" in a run file, '
+        'head_scale="learned" in AttentionConfig.',
     ):
         Regularised(objective=CausalLM(), regularisers=(L1Scales(weight=1.0),)).check(fresh())
     with refuses(ConfigError, "start=1 is no likelihood of a gate: use a number between 0 and 1."):

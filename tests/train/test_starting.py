@@ -59,3 +59,11 @@ def test_a_translator_knows_where_to_start_and_when_to_end(
     for texts in (batch.texts, batch.others):
         assert texts is not None
         assert [texts.of(index)[-1].item() for index in range(3)] == [token(end)] * 3
+
+
+def test_sentences_that_should_lie_close_end_as_they_are_encoded(tmp_path: Path) -> None:
+    asked = translating(tmp_path, "bytes", "<|end|>")
+    asked["objective"] = {"kind": "Contrastive"}
+    assert getattr(run_of(asked).data[0], "end", None) == ""
+    asked["data"]["end"] = "[MASK]"
+    assert getattr(run_of(asked).data[0], "end", None) == "[MASK]"

@@ -45,5 +45,5 @@ def _tell(finished: "Finished", command: str) -> int:
             file=sys.stderr,
         )
     elif finished.tells:
-        print(f"{standing.step:,} steps, {standing.tokens:,} tokens: {finished.saved}")
+        print(f"{standing.step:,} steps, {standing.tokens:,} {finished.unit}: {finished.saved}")
     return finished.code

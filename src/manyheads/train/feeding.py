@@ -28,6 +28,7 @@ __all__ = [
     "Pairs",
     "Tagged",
     "Texts",
+    "without_end",
     "without_place",
 ]
 
@@ -356,6 +357,11 @@ class Images(Amount):
 
 
 Data = Texts | Labelled | Pairs | Tagged | Images
+
+
+def without_end(data: Data) -> Data:
+    """Pairs that nothing is put behind, unless somebody asked for it."""
+    return replace(data, end="") if isinstance(data, Pairs) and data.end == END else data
 
 
 def without_place(data: Data) -> Data:

@@ -168,7 +168,9 @@ def _scales(model: nn.Module) -> Sequence[Tensor]:
     found = [each.head_scale for each in attentions if each.head_scale is not None]
     if not found:
         raise ConfigError(
-            "no head of this model has a scale", 'set head_scale="learned" in AttentionConfig'
+            "no head of this model has a scale",
+            'set model.heads.scale="learned" in a run file, '
+            'head_scale="learned" in AttentionConfig',
         )
     return found
 

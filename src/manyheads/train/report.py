@@ -99,6 +99,7 @@ class Display:
 
     total: int
     shown: bool = True
+    unit: str = "tokens"
     stream: Any = None
     clock: Callable[[], float] = time.monotonic
     _next: float = 0.0
@@ -112,7 +113,7 @@ class Display:
         self._next = self.clock() + between
         known = [f"step {step:,} of {self.total:,}", f"loss {loss:.4f}"]
         if speed.tokens:
-            known.append(f"{speed.tokens:,.0f} tokens/s")
+            known.append(f"{speed.tokens:,.0f} {self.unit}/s")
         if share:
             known.append(f"{share:.0%} of peak")
         if speed.steps:

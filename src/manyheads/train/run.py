@@ -11,7 +11,7 @@ from manyheads.models.build import named, sizes
 from manyheads.models.recipes import RECIPES, ModelConfig
 from manyheads.train.crew import Distributed
 from manyheads.train.entrance import Recompute
-from manyheads.train.feeding import Data, Images, Labelled, Pairs, Tagged, Texts
+from manyheads.train.feeding import Data, Images, Labelled, Pairs, Tagged, Texts, without_end
 from manyheads.train.heads import Heads
 from manyheads.train.objectives import (
     CausalLM,
@@ -188,6 +188,14 @@ class Run:
     def __post_init__(self) -> None:
         for data in self.data:
             _check_answers(self.objective, data)
+        if isinstance(self.objective, Contrastive):
+            # Vectors are made of texts as the tokenizer leaves them, in training too.
+            object.__setattr__(self, "data", tuple(map(without_end, self.data)))
+
+    @property
+    def unit(self) -> str:
+        """What a batch counts."""
+        return "images" if isinstance(self.data[0], Images) else "tokens"
 
     @property
     def ends(self) -> tuple[int, ...]:

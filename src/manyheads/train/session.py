@@ -57,6 +57,7 @@ class Finished:
     saved: Saved | None
     code: int = 0
     tells: bool = True
+    unit: str = "tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class _Session:
         self.objective = run.whole_objective
         self.folder = RunFolder(run.run.folder)
         self.checkpoints = Checkpoints(self.folder.checkpoints, crew, run.run.keep)
-        self.display = Display(run.ends[-1], shown)
+        self.display = Display(run.ends[-1], shown, run.unit)
         self.metrics = Journal(self.folder.metrics, writes=crew.leads)
         self.telemetry = Journal(self.folder.telemetry, writes=crew.leads)
 
@@ -124,7 +125,7 @@ class _Session:
                 return Finished(standing=standing, saved=None, code=code, tells=tells)
         saved = self._saved(entrance)
         self.crew.meet()
-        return Finished(standing=standing, saved=saved, tells=self.crew.leads)
+        return Finished(standing=standing, saved=saved, tells=self.crew.leads, unit=self.asked.unit)
 
     def _first_phase(self, step: int) -> int:
         """The phase to go on with: also one that was stopped at its end, before validation."""

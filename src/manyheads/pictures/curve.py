@@ -81,11 +81,14 @@ def _draw(axes: Axes, line: Line, baseline: float, colour: str) -> None:
     if line.chosen is not None and line.chosen in shares:
         place = shares.index(line.chosen)
         axes.plot(shares[place], values[place], "o", color=colour, markersize=10)
+        # Where the line does not pass: over what it has come up, under what it has come down.
+        rises = place > 0 and values[place] >= values[place - 1] and shares[place] > shares[-1] / 6
         axes.annotate(
             f"{line.chosen:.0%} gone",
             (shares[place], values[place]),
             textcoords="offset points",
-            xytext=(10, 10),
+            xytext=(-10, 10) if rises else (10, -20),
+            ha="right" if rises else "left",
             size=13,
             color=colour,
         )

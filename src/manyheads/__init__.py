@@ -15,6 +15,7 @@ _HOMES = {
     "decoding.written": ("Written",),
     "encoding.classify": ("classify",),
     "encoding.encode": ("encode",),
+    "encoding.tagging": ("tag",),
     "errors": ("ManyheadsError",),
     "models.build": ("build", "named", "sizes"),
     "models.decoder": ("Decoder", "DecoderConfig"),

@@ -10,6 +10,7 @@ from manyheads.decoding.loop import generate, stream
 from manyheads.decoding.written import Written
 from manyheads.encoding.classify import classify
 from manyheads.encoding.encode import encode
+from manyheads.encoding.tagging import tag
 from manyheads.errors import ManyheadsError
 from manyheads.models.build import build, named, sizes
 from manyheads.models.decoder import Decoder, DecoderConfig
@@ -121,5 +122,6 @@ __all__ = [
     "save",
     "sizes",
     "stream",
+    "tag",
     "with_classes",
 ]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads import classify, load, save, with_classes
+from manyheads import classify, load, save, tag, with_classes
 from manyheads.cli.main import main
 from tests.encoding.tiny import small
 
@@ -67,3 +67,20 @@ def test_what_is_asked_wrongly_is_said(
     monkeypatch.chdir(folder.parent)
     assert main(["classify", "model", *arguments]) == 2
     assert capsys.readouterr().err.strip().splitlines()[-1] == f"error: {words}"
+
+
+def test_words_are_told_one_a_line_or_as_training_reads_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(with_classes(small(), ("noun", "other"), "tokens"), tmp_path / "model")
+    said = [word for text in TEXTS for word in ("--text", text)]
+    assert main(["classify", str(tmp_path / "model"), *said]) == 0
+    found = tag(load(tmp_path / "model"), TEXTS)
+    told = ["\n".join(f"{w}\t{label}\t{share:.3f}" for w, label, share in row) for row in found]
+    assert capsys.readouterr().out == "\n\n".join(told) + "\n"
+    out = tmp_path / "found.jsonl"
+    assert main(["classify", str(tmp_path / "model"), *said, "-o", str(out)]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["tokens"] for row in rows] == [text.split() for text in TEXTS]
+    assert [row["tags"] for row in rows] == [[each.label for each in row] for row in found]
+    assert capsys.readouterr().out == f"6 words of 2 texts to {out}\n"

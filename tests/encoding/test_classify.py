@@ -51,7 +51,7 @@ def test_what_tells_no_classes_is_refused() -> None:
     message = "the model tells no classes apart: train one that does, with model.classes."
     with refuses(InputError, message):
         classify(small(), TEXTS)
-    message = "the model tells classes of tokens, not of texts: call it, and look at logits."
+    message = "the model tells classes of tokens, not of texts: use manyheads.tag."
     with refuses(InputError, message):
         classify(with_classes(small(), 2, "tokens"), TEXTS)
     model = with_classes(small(), 2)

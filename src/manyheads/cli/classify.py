@@ -2,9 +2,10 @@
 
 import json
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -14,6 +15,7 @@ from manyheads.cli.asked import (
     LineFiles,
     OutFile,
     Texts,
+    cuts_told,
     lines_of,
     open_model,
 )
@@ -21,13 +23,14 @@ from manyheads.errors import InputError
 
 if TYPE_CHECKING:
     from manyheads.encoding.classify import Classes
+    from manyheads.models.build import Model
 
 __all__ = ["Classify"]
 
 
 @dataclass(frozen=True, slots=True)
 class Classify:
-    """Tell the class of each text, with a model that was trained for it: one text a line.
+    """Tell the class of each text, or of each word, as the model was trained to: one text a line.
 
     For example: manyheads classify runs/moods/model --file reviews.txt -o moods.jsonl
     """
@@ -66,8 +69,12 @@ class Classify:
         texts = list(self.text) or [line for file in self.file for line in lines_of(file)]
         from manyheads.encoding.classify import classify_counted
         from manyheads.encoding.encode import Options
+        from manyheads.models.readout import TokenHead
 
         model = open_model(self.model, self.device, self.dtype)
+        if isinstance(model.config.readout, TokenHead):
+            self._tag(model, texts)
+            return 0
         options = Options(batch_tokens=self.batch_tokens, doing="classifying")
         found, done = classify_counted(model, texts, options)
         if done.cut:
@@ -76,10 +83,30 @@ class Classify:
             for text, label, share in zip(texts, found.labels, _best(found), strict=True):
                 print(f"{label}\t{share:.3f}\t{text}")
         else:
-            _write(found, texts, self.out)
+            _write_rows(_told(found, texts), self.out)
             counts = ", ".join(f"{found.labels.count(name):,} {name}" for name in found.names)
             print(f"{len(texts):,} texts ({counts}) to {self.out}")
         return 0
+
+    def _tag(self, model: "Model", texts: list[str]) -> None:
+        """A word a line and a blank one between texts, or rows as training reads them."""
+        from manyheads.encoding.tagging import tag
+
+        with cuts_told():
+            found = tag(model, texts, batch_tokens=self.batch_tokens)
+        if self.out is None:
+            blocks = (
+                "\n".join(f"{each.word}\t{each.label}\t{each.share:.3f}" for each in row)
+                for row in found
+            )
+            print("\n\n".join(blocks))
+            return
+        rows = (
+            {"tokens": [each.word for each in row], "tags": [each.label for each in row]}
+            for row in found
+        )
+        _write_rows(rows, self.out)
+        print(f"{sum(map(len, found)):,} words of {len(texts):,} texts to {self.out}")
 
 
 def _best(found: "Classes") -> list[float]:
@@ -87,11 +114,15 @@ def _best(found: "Classes") -> list[float]:
     return best
 
 
-def _write(found: "Classes", texts: list[str], file: Path) -> None:
+def _told(found: "Classes", texts: list[str]) -> Iterator[dict[str, Any]]:
+    for text, label, shares in zip(texts, found.labels, found.shares.tolist(), strict=True):
+        said = dict(zip(found.names, shares, strict=True))
+        yield {"text": text, "label": label, "shares": said}
+
+
+def _write_rows(rows: Iterable[dict[str, Any]], file: Path) -> None:
     from manyheads.whole import whole
 
     with whole(file) as beside, beside.open("w", encoding="utf-8") as opened:
-        for text, label, shares in zip(texts, found.labels, found.shares.tolist(), strict=True):
-            said = dict(zip(found.names, shares, strict=True))
-            row = {"text": text, "label": label, "shares": said}
+        for row in rows:
             opened.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -63,9 +63,7 @@ def classify_counted(model: Model, texts: Texts, options: Options) -> tuple[Clas
     head, readout = model.config.readout, getattr(reader, "readout", None)
     if not isinstance(head, ClassHead) or not isinstance(readout, ReadoutLayer):
         if isinstance(head, TokenHead):
-            raise InputError(
-                "the model tells classes of tokens, not of texts", "call it, and look at logits"
-            )
+            raise InputError("the model tells classes of tokens, not of texts", "use manyheads.tag")
         raise InputError(
             "the model tells no classes apart", "train one that does, with model.classes"
         )

@@ -1,0 +1,55 @@
+"""The class of each word: what the model says at its first token."""
+
+import pytest
+import torch
+
+from manyheads import tag, with_classes
+from manyheads.errors import CutWarning, InputError
+from tests.encoding.tiny import FIRST, LAST, LETTERS, small
+from tests.messages import refuses
+
+NAMES = ("noun", "verb", "other")
+TEXTS = ["the cat sat", "a", "on the mat by the door"]
+
+
+def ids_of(text: str) -> list[int]:
+    """Words come one after another, without the space between them."""
+    letters = [3 + LETTERS.index(letter) for letter in text.replace(" ", "")]
+    return [FIRST, *letters, LAST]
+
+
+def test_words_have_the_class_of_their_first_token() -> None:
+    model = with_classes(small(), NAMES, "tokens")
+    found = tag(model, TEXTS, batch_tokens=16)
+    for text, row in zip(TEXTS, found, strict=True):
+        words = text.split()
+        assert [each.word for each in row] == words
+        with torch.no_grad():
+            shares = model(torch.tensor([ids_of(text)])).logits[0].softmax(1)
+        starts = [1 + sum(map(len, words[:place])) for place in range(len(words))]
+        for each, start in zip(row, starts, strict=True):
+            assert each.label == NAMES[int(shares[start].argmax())]
+            assert each.share == pytest.approx(float(shares[start].max()), abs=1e-6)
+
+
+def test_words_may_come_as_lists() -> None:
+    model = with_classes(small(), 2, "tokens")
+    assert tag(model, [["the", "cat", "sat"]]) == tag(model, ["the cat sat"])
+    assert {each.label for each in tag(model, TEXTS)[0]} <= {"0", "1"}
+    assert tag(model, [""]) == [[]]
+
+
+def test_words_beyond_what_is_read_have_no_class() -> None:
+    model = with_classes(small(), 2, "tokens")
+    with pytest.warns(CutWarning, match="1 of 2 texts were read in part"):
+        found = tag(model, ["the cat sat", "a"], longest=6)
+    assert [bool(each.label) for each in found[0]] == [True, True, False]
+
+
+def test_models_of_other_classes_are_refused() -> None:
+    message = (
+        "the model tells no classes of tokens: "
+        "train one that does, with model.classes and TokenClassification."
+    )
+    with refuses(InputError, message):
+        tag(with_classes(small(), 2), TEXTS)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from manyheads import build, load, save
+from manyheads import build, load, save, surgery
 from manyheads.checkpoints.classes import name_classes, with_classes
 from manyheads.errors import ConfigError
 from manyheads.models.readout import ClassHead, TokenHead
@@ -122,3 +122,20 @@ def test_classes_that_cannot_be_are_refused() -> None:
     message = "an encoder-decoder writes texts: give an encoder or a decoder."
     with refuses(ConfigError, message):
         with_classes(translator, 2)
+
+
+def test_a_model_with_adapters_is_refused() -> None:
+    model = small("gpt2")
+    surgery.adapt(model, surgery.LowRank(rank=1))
+    with pytest.raises(ConfigError, match="the model has adapters"):
+        with_classes(model, 2)
+
+
+def test_what_told_of_words_or_vectors_is_left_behind(tmp_path: Path) -> None:
+    model = small("gpt2")
+    model.generation = {"eos_token_id": 3}
+    save(model, tmp_path / "words")
+    (tmp_path / "words" / "tokenizer_config.json").write_text('{"model_max_length": 9}')
+    save(with_classes(load(tmp_path / "words"), 2), tmp_path / "classes")
+    there = {file.name for file in (tmp_path / "classes").iterdir()}
+    assert there == {"config.json", "model.safetensors", "tokenizer_config.json"}

@@ -57,5 +57,20 @@ def test_texts_without_labels_are_refused(
     (place / "rows.jsonl").write_text(rows)
     assert main([command, str(place / "model"), "--file", str(place / "rows.jsonl")]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"error: {place}/rows.jsonl, line 2: the label 'sour' is unknown: use glad, sad."
+        f"error: {place}/rows.jsonl, line 2: the label 'sour' is unknown: use one of: glad, sad."
+    )
+
+
+def test_what_no_class_of_the_model_is_called_is_refused(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "rows.jsonl").write_text('{"text": "the cat", "label": 7}')
+    asked = ["ablate", str(place / "model"), "--file", str(place / "rows.jsonl")]
+    assert main(asked) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"error: {place}/rows.jsonl, line 1: the label 7 is unknown: use one of: glad, sad."
+    )
+    assert main([*asked, "--text", "the cat"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "error: --text says no class: give --file with rows alone."
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 from manyheads import build, load, save, surgery, with_classes
 from manyheads.errors import ConfigError, InputError
 from manyheads.surgery import LowRank
+from manyheads.surgery.peft_wholes import check_named
 from tests.messages import refuses
 
 IDS = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 10]])
@@ -170,3 +171,11 @@ def test_an_embedding_learns_whole_too(tmp_path: Path) -> None:
     found = surgery.load_adapter(again, tmp_path / "ours")
     assert set(found.wholes) == {"readout.weight", "embedding.tokens.weight"}
     torch.testing.assert_close(says(again), said)
+
+
+def test_what_peft_has_no_name_for_is_refused() -> None:
+    model = classes()
+    check_named(model, ["readout.weight"])
+    message = "peft has no name for stack.layers.0.attention.project.weight whole: "
+    with refuses(ConfigError, message + "leave it out of whole."):
+        check_named(model, ["stack.layers.0.attention.project.weight"])

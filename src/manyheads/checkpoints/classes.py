@@ -9,8 +9,9 @@ from typing import Any, Literal, cast
 from torch import Tensor
 
 from manyheads.checkpoints import native
-from manyheads.checkpoints.folder import description_of, family_of
-from manyheads.checkpoints.names import Entry, to_theirs
+from manyheads.checkpoints.companions import GENERATION, KNOWN
+from manyheads.checkpoints.folder import description_of, family_of, refuse_changed
+from manyheads.checkpoints.names import Entry, Table, to_theirs
 from manyheads.checkpoints.stored import says
 from manyheads.errors import ConfigError
 from manyheads.models.build import Model, build
@@ -31,6 +32,7 @@ CALLED: dict[Classified, str] = {
     "tokens": "ForTokenClassification",
     "images": "ForImageClassification",
 }
+KEPT = tuple(name for name in KNOWN if name != GENERATION)
 OTHER_HEADS = re.compile(r"(For[A-Z]\w*|LMHeadModel|DoubleHeadsModel|Model)$")
 
 
@@ -53,18 +55,18 @@ def with_classes(
     >>> moods.config.readout.classes, moods.class_names
     (2, ('glad', 'sad'))
     """
-    names = _names(classes)
+    names, state = _names(classes), model.state_dict()
     _check_has(model, of)
+    refuse_changed(model, state)
     config, described = _headed(model, names, of)
     fresh = build(config, seed=seed)
     like = next(iter(model.parameters()))
-    state = model.state_dict()
     kept = {name: tensor for name, tensor in state.items() if not name.startswith("readout.")}
     kept |= _known(model, config, fresh.state_dict())
     fresh.load_state_dict({**fresh.state_dict(), **kept})
-    for name in ("tokenizer", "side_files"):
-        setattr(fresh, name, getattr(model, name))
-    fresh.described = described
+    fresh.described, fresh.tokenizer = described, model.tokenizer
+    # What tells of words that it writes, or of vectors, is true no longer.
+    fresh.side_files = {name: model.side_files[name] for name in KEPT if name in model.side_files}
     return fresh.to(device=like.device, dtype=like.dtype)
 
 
@@ -170,17 +172,24 @@ def _known(model: Model, config: ModelConfig, fresh: Mapping[str, Tensor]) -> di
     if family is native:
         return {}
     state = model.state_dict()
-    have = to_theirs(family.entries(model.config, state), state)
+    have = to_theirs(_below_classes(family.entries(model.config, state)), state)
     have = {family.canonical(name) or name: tensor for name, tensor in have.items()}
     have |= model.unread
     found: dict[str, Tensor] = {}
-    for entry in family.entries(config, fresh):
-        if not isinstance(entry, Entry) or not entry.ours.startswith("readout.transform."):
-            continue
+    for entry in _below_classes(family.entries(config, fresh)):
         shapes = entry.shapes(tuple(fresh[entry.ours].shape))
         if all(name in have and tuple(have[name].shape) == shapes[name] for name in shapes):
             found |= entry.read(have.__getitem__)
     return found
+
+
+def _below_classes(entries: Table) -> list[Entry]:
+    """What a head has beside the vectors of its words or classes."""
+    return [
+        entry
+        for entry in entries
+        if isinstance(entry, Entry) and entry.ours.startswith("readout.transform.")
+    ]
 
 
 def _some(names: Sequence[str]) -> str:

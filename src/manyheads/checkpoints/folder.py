@@ -40,7 +40,7 @@ from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.whole import write_tensors
 
-__all__ = ["FAMILIES", "Saved", "description_of", "family_of", "load", "save"]
+__all__ = ["FAMILIES", "Saved", "description_of", "family_of", "load", "refuse_changed", "save"]
 
 # What config.json calls a family, and the file that knows it. Each has four functions: `config_of`
 # reads their config, `describe` writes it or says None, `entries` is the table of names, and
@@ -143,7 +143,7 @@ def save(model: Model, folder: str | Path) -> Saved:
     config = cast(ModelConfig, model.config)
     name, described = _counterpart(config, model.described)
     family, state = FAMILIES[name], model.state_dict()
-    _refuse_changed(model, state)
+    refuse_changed(model, state)
     kind = next(iter(state.values())).dtype
     tensors = to_theirs(family.entries(config, state), state)
     tensors |= unread_as_stored(family, config, model.unread, kind)
@@ -166,7 +166,7 @@ def description_of(model: Model) -> dict[str, Any]:
     return _counterpart(cast(ModelConfig, model.config), model.described)[1]
 
 
-def _refuse_changed(model: Model, state: Mapping[str, Any]) -> None:
+def refuse_changed(model: Model, state: Mapping[str, Any]) -> None:
     """What the config does not say would be lost without a word, and what is not there too."""
     told = build(cast(ModelConfig, model.config), device="meta").state_dict()
     if any(".adapters." in name or name.startswith("wholes.") for name in state):

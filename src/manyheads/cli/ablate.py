@@ -16,8 +16,7 @@ from manyheads.cli.asked import (
     Texts,
     check_json,
     cuts_told,
-    first_texts,
-    labelled_of,
+    first_labelled,
     open_model,
     read_texts,
     tells_classes,
@@ -88,9 +87,9 @@ class Ablate:
         targets = None
         with cuts_told():
             if tells_classes(model):
-                every, classes = labelled_of(model, self.file)
-                count = len(first_texts(model, every, self.tokens)[0])
-                texts, targets = every[:count], classes[:count]
+                if self.text:
+                    raise InputError("--text says no class", "give --file with rows alone")
+                (texts, targets), _ = first_labelled(model, self.file, self.tokens)
             else:
                 texts = read_texts(model, self.text, self.file, self.tokens)
             asked = questions(model, texts, targets=targets, seed=self.seed)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import tyro
 
@@ -34,8 +34,8 @@ __all__ = [
     "check_json",
     "counted",
     "cuts_told",
+    "first_labelled",
     "first_texts",
-    "labelled_of",
     "lines_of",
     "open_model",
     "pairs_of",
@@ -180,25 +180,39 @@ def texts_of(file: Path) -> list[str]:
     return [part.strip("\n") for part in parts if part.strip()]
 
 
-def labelled_of(model: "Model", file: Path | None) -> tuple[list[str], list[int]]:
-    """The texts of a file of rows and the numbers of their classes, as the model has them."""
+class Labelled(NamedTuple):
+    """Texts and the numbers of their classes."""
+
+    texts: list[str]
+    classes: list[int]
+
+
+def first_labelled(model: "Model", file: Path | None, tokens: int) -> tuple[Labelled, Labelled]:
+    """The first rows of a file for a model of classes, as `first_texts`, and the others.
+
+    All are whole: half a text may be of another class.
+    """
+    from manyheads.data.examples import numbered
     from manyheads.data.labelled import LabelledTexts
     from manyheads.data.rows import ROW_FORMATS, FileRows
+    from manyheads.models.readout import ClassHead
 
     if file is None or file.suffix not in ROW_FORMATS:
         raise InputError(
             "a text alone does not say of which class it is",
             f"give --file with rows of text and label: {', '.join(ROW_FORMATS)}",
         )
-    names = model.class_names
-    texts, numbers = [], []
-    for row in LabelledTexts(FileRows((str(file),))):
-        if isinstance(row.label, str) and row.label not in names:
-            known = ", ".join(names) or "numbers, since the model's classes have no names"
-            raise InputError(f"{row.place}: the label {row.label!r} is unknown", f"use {known}")
-        texts.append(row.text)
-        numbers.append(names.index(row.label) if isinstance(row.label, str) else row.label)
-    return texts, numbers
+    head = model.config.readout
+    assert isinstance(head, ClassHead)
+    rows = list(LabelledTexts(FileRows((str(file),))))
+    known = model.class_names or tuple(str(number) for number in range(head.classes))
+    classes, _ = numbered([row.label for row in rows], [row.place for row in rows], known)
+    texts = [row.text for row in rows]
+    count = len(first_texts(model, texts, tokens)[0])
+    return (
+        Labelled(texts[:count], classes[:count]),
+        Labelled(texts[count:], classes[count:]),
+    )
 
 
 def tells_classes(model: "Model") -> bool:

@@ -45,7 +45,7 @@ class Classify:
     """Texts to classify, each line one; - is what is piped in."""
 
     out: OutFile = None
-    """A .jsonl file for the share of every class, written whole or not at all."""
+    """A .jsonl file for shares of all classes, or tags of words, written whole or not at all."""
 
     batch_tokens: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
     """Tokens computed together; by default as many as suit the device."""

@@ -15,8 +15,8 @@ from manyheads.cli.asked import (
     Picture,
     check_json,
     cuts_told,
+    first_labelled,
     first_texts,
-    labelled_of,
     open_model,
     pairs_of,
     tells_classes,
@@ -120,14 +120,11 @@ class Prune:
             raise InputError("this model has no tokenizer", "put a tokenizer.json into its folder")
         right: dict[str, Any] = {}
         if tells_classes(model):
-            texts, classes = labelled_of(model, self.file)
-        given = pairs_of(texts) if isinstance(model, Seq2Seq) else texts
-        measured, more = first_texts(model, given, self.tokens)
-        if tells_classes(model):
-            # Half a text may be of another class.
-            count = len(measured)
-            measured, more = texts[:count], texts[count:]
-            right = {"targets": classes[:count], "more_targets": classes[count:]}
+            (measured, asked), (more, others) = first_labelled(model, self.file, self.tokens)
+            right = {"targets": asked, "more_targets": others}
+        else:
+            given: list[Any] = pairs_of(texts) if isinstance(model, Seq2Seq) else texts
+            measured, more = first_texts(model, given, self.tokens)
         with cuts_told():
             done = operate(model, measured, wish, more=more, **right)
         show(Console(), done, len(measured))

@@ -22,7 +22,14 @@ from manyheads.data.order import shuffled
 from manyheads.errors import InputError
 from manyheads.ragged import Lengths, Ragged
 
-__all__ = ["IGNORED", "Examples", "labelled_examples", "paired_examples", "tagged_examples"]
+__all__ = [
+    "IGNORED",
+    "Examples",
+    "labelled_examples",
+    "numbered",
+    "paired_examples",
+    "tagged_examples",
+]
 
 # The label of a token that is not to be learnt, as torch's losses have it.
 IGNORED = -100
@@ -121,7 +128,7 @@ def labelled_examples(
 ) -> Examples:
     """Texts with one label each; names of classes are numbered in `names`, else alphabetically."""
     rows = _some(source)
-    found, kept = _names([row.label for row in rows], [row.place for row in rows], names)
+    found, kept = numbered([row.label for row in rows], [row.place for row in rows], names)
     ids = _encoded([row.text for row in rows], [row.place for row in rows], tokenizer, longest)
     return Examples(
         texts=_Flat.of(one.ids for one in ids),
@@ -160,7 +167,7 @@ def tagged_examples(
     """Words with a tag each: the first token of a word carries it, all others are `IGNORED`."""
     rows = _some(source)
     places = [row.place for row in rows for _ in row.tags]
-    found, kept = _names([tag for row in rows for tag in row.tags], places, names)
+    found, kept = numbered([tag for row in rows for tag in row.tags], places, names)
     encoded = _encoded(
         [list(row.words) for row in rows], [row.place for row in rows], tokenizer, longest
     )
@@ -191,7 +198,7 @@ def _some(source: Iterable[Given]) -> list[Given]:
     return rows
 
 
-def _names(
+def numbered(
     labels: Sequence[Label], places: Sequence[str], names: Sequence[str]
 ) -> tuple[list[int], tuple[str, ...]]:
     """Labels as numbers, and the names of the numbers if labels are names."""

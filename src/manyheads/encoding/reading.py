@@ -17,7 +17,16 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.parts.positions import Learned
 from manyheads.ragged import Ragged
 
-__all__ = ["Ids", "Reader", "TextReader", "Texts", "find_longest", "open_texts", "reads_texts"]
+__all__ = [
+    "Ids",
+    "Reader",
+    "TextReader",
+    "Texts",
+    "cutting_tokenizer",
+    "find_longest",
+    "open_texts",
+    "reads_texts",
+]
 
 Ids = NDArray[np.int64]
 # Strings, or the token ids of each text as a list, an array or a tensor.
@@ -92,7 +101,9 @@ def open_texts(model: TextReader, texts: Texts, longest: int | None) -> Reader:
         raise InputError(
             f"text {place} is a {type(listed[place]).__name__} among strings", "give strings alone"
         )
-    return Reader(listed, _tokenizer(model, longest) if listed else None, vocabulary, longest)
+    return Reader(
+        listed, cutting_tokenizer(model, longest) if listed else None, vocabulary, longest
+    )
 
 
 def find_longest(model: TextReader, asked: int | None) -> int | None:
@@ -113,8 +124,8 @@ def find_longest(model: TextReader, asked: int | None) -> int | None:
     return min((each for each in (said or trained, bound) if each is not None), default=None)
 
 
-def _tokenizer(model: TextReader, longest: int | None) -> Any:
-    """The model's tokenizer without the padding and the limit that its file may ask for."""
+def cutting_tokenizer(model: TextReader, longest: int | None) -> Any:
+    """The model's tokenizer, which cuts texts there, without the padding its file may ask for."""
     original = model.tokenizer
     if original is None:
         raise InputError(

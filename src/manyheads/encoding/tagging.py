@@ -9,7 +9,7 @@ import torch
 
 from manyheads.encoding.batches import fill, on_device
 from manyheads.encoding.encode import BATCH_TOKENS
-from manyheads.encoding.reading import find_longest, open_texts, reads_texts
+from manyheads.encoding.reading import cutting_tokenizer, find_longest, reads_texts
 from manyheads.errors import CutWarning, InputError
 from manyheads.models.build import Model
 from manyheads.models.readout import TokenHead
@@ -52,7 +52,7 @@ def tag(
             "train one that does, with model.classes and TokenClassification",
         )
     words = [text.split() if isinstance(text, str) else list(text) for text in texts]
-    tokenizer = open_texts(reader, [""], find_longest(reader, longest)).tokenizer
+    tokenizer = cutting_tokenizer(reader, find_longest(reader, longest))
     encoded: Sequence[Any] = tokenizer.encode_batch(words, is_pretokenized=True)
     names = model.class_names or tuple(str(place) for place in range(head.classes))
     device = next(model.parameters()).device

@@ -10,6 +10,7 @@ from manyheads.models.sentence import Sentence
 
 __all__ = ["NAMELESS", "Origin"]
 
+ORIGIN = ("described", "tokenizer", "sentence", "generation", "side_files", "unread")
 # What transformers calls a class that nobody has named, before its number.
 NAMELESS = "LABEL_"
 
@@ -28,6 +29,11 @@ class Origin:
     generation: Mapping[str, Any] = MappingProxyType({})
     side_files: Mapping[str, bytes] = MappingProxyType({})
     unread: Mapping[str, Tensor] = MappingProxyType({})
+
+    def comes_from(self, other: "Origin") -> None:
+        """Take over all that came with another model, of which this one is made."""
+        for name in ORIGIN:
+            setattr(self, name, getattr(other, name))
 
     @property
     def class_names(self) -> tuple[str, ...]:

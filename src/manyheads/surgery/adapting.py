@@ -12,6 +12,7 @@ from manyheads.models.recipes import ModelConfig
 from manyheads.surgery.adapters import adapt, detach, merge
 from manyheads.surgery.lowrank import LowRank
 from manyheads.surgery.peft_files import save_adapter
+from manyheads.surgery.peft_wholes import check_named
 from manyheads.surgery.quantised import quantise
 from manyheads.surgery.trainable import learn_all_but, learn_only
 from manyheads.train.reading import changed, read_table, read_toml
@@ -51,7 +52,7 @@ class AdapterTable(LowRank):
     def open(self, model: Model, seed: int) -> Model:
         if self.base == "nf4":
             quantise(model)
-        adapt(model, self, self.name, seed=seed)
+        check_named(model, adapt(model, self, self.name, seed=seed).wholes)
         return model
 
     def close(self, model: Model, place: Path) -> Saved:

@@ -21,7 +21,6 @@ __all__ = ["add_gates"]
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 FIELDS = {"main": "stack", "encoder": "encoder", "decoder": "decoder"}
-ORIGIN = ("described", "tokenizer", "sentence", "generation", "side_files", "unread")
 # silu is 1 here.
 OPEN_SILU = 1.2784645427610738
 # sigmoid is near zero here and can still learn: to add a half would round small numbers away.
@@ -73,8 +72,7 @@ def add_gates(
             "merge and detach adapters, and dequantise, before gates are added",
         )
     fresh.load_state_dict(state, assign=True)
-    for name in ORIGIN:
-        setattr(fresh, name, getattr(model, name))
+    fresh.comes_from(model)
     return cast(AnyModel, fresh.train(model.training))
 
 

@@ -1,25 +1,34 @@
 """Parts that come whole with an adapter, under the names that `peft` saves them with."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from torch import Tensor
 
 from manyheads.checkpoints.folder import family_of
 from manyheads.checkpoints.names import Either, Entry
-from manyheads.errors import InputError
+from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model
 
-__all__ = ["whole_as_ours", "whole_as_theirs"]
+__all__ = ["check_named", "whole_as_ours", "whole_as_theirs"]
 
 
 def whole_as_theirs(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors by our addresses as `transformers` has them."""
+    check_named(model, weights)
     table = _table(model)
     found: dict[str, Tensor] = {}
     for address in weights:
         found |= table[address].write(weights)
     return found
+
+
+def check_named(model: Model, addresses: Iterable[str]) -> None:
+    """Refuse what is not one tensor there, which `peft` could not say."""
+    known = _table(model)
+    for address in addresses:
+        if address not in known:
+            raise ConfigError(f"peft has no name for {address} whole", "leave it out of whole")
 
 
 def whole_as_ours(model: Model, tensors: Mapping[str, Tensor], place: Path) -> dict[str, Tensor]:

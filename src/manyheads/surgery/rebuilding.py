@@ -36,7 +36,6 @@ __all__ = ["Means", "rebuild"]
 Means = Mapping[tuple[str, Sublayer, int], Float[Tensor, "_ _"]]
 AnyModel = TypeVar("AnyModel", bound=Model)
 
-ORIGIN = ("described", "tokenizer", "sentence", "generation", "side_files", "unread")
 BRANCHES = ((Sublayer.ATTENTION, "attention"), (Sublayer.CROSS, "cross"))
 
 
@@ -69,8 +68,7 @@ def rebuild(
     fresh.load_state_dict(
         {name: tensor.detach().clone() for name, tensor in state.items()}, assign=True
     )
-    for name in ORIGIN:
-        setattr(fresh, name, getattr(model, name))
+    fresh.comes_from(model)
     return cast(AnyModel, fresh.train(model.training))
 
 

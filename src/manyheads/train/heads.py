@@ -49,8 +49,7 @@ class Heads:
         # New scales start at one, and all else is what it was.
         fresh = build(self.put_on(cast(Any, model.config)))
         fresh.load_state_dict({**fresh.state_dict(), **model.state_dict()})
-        for name in ("described", "tokenizer", "sentence", "generation", "side_files", "unread"):
-            setattr(fresh, name, getattr(model, name))
+        fresh.comes_from(model)
         return fresh.to(next(iter(model.parameters())).dtype)
 
 

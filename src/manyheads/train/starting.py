@@ -123,8 +123,7 @@ def dressed(config: ModelConfig, weights: Mapping[str, Tensor], like: Model) -> 
     """A model with these weights and all else that came with another."""
     fresh = build(config, device="meta")
     fresh.load_state_dict(folded(like, weights), assign=True)
-    for name in ("described", "tokenizer", "sentence", "generation", "side_files", "unread"):
-        setattr(fresh, name, getattr(like, name))
+    fresh.comes_from(like)
     return fresh
 
 

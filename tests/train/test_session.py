@@ -14,7 +14,7 @@ from manyheads.errors import ConfigError, InputError, TrainingError
 from manyheads.train import session
 from manyheads.train.journal import Journal
 from manyheads.train.objectives import CausalLM
-from manyheads.train.run import run_of
+from manyheads.train.run import Run, run_of
 from manyheads.train.session import train
 from manyheads.train.update import Updater
 from tests.messages import refuses
@@ -217,6 +217,23 @@ def test_a_run_file_that_asks_for_another_run_is_refused(place: Path) -> None:
     with refuses(ConfigError, message):
         train(tiny(place, steps=4, seed=5), shown=False)
     assert train(tiny(place, steps=4), shown=False).standing.step == 4
+
+
+def test_a_run_made_longer_after_its_decay_says_that_its_rate_goes_up(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def asked(steps: int) -> Run:
+        decays = {"kind": "WarmupStableDecay", "decay": 4, "shape": "linear"}
+        return run_of({**tables(place, steps=steps), "schedule": decays})
+
+    train(asked(4))
+    train(asked(4))
+    assert "its rate goes" not in capsys.readouterr().err
+    train(asked(6))
+    said = capsys.readouterr().err
+    assert (
+        "the run is longer than it was: at step 4 its rate goes from 0.0025 up to 0.0075;" in said
+    )
 
 
 def test_phases_follow_one_another_with_their_own_data_and_rotary_base(place: Path) -> None:

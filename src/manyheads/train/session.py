@@ -26,7 +26,7 @@ from manyheads.train.objectives import CausalLM, Contrastive, Objective
 from manyheads.train.phases import Phases
 from manyheads.train.regularisers import Regularised
 from manyheads.train.report import Display, operations, peak
-from manyheads.train.run import Run
+from manyheads.train.run import Run, run_of
 from manyheads.train.starting import (
     check_fits,
     export,
@@ -44,6 +44,9 @@ from manyheads.train.update import asked as asked_of
 from manyheads.train.validation import Validation
 
 __all__ = ["Finished", "Surgery", "train"]
+
+# How many times as fast a run may learn again before it is told.
+JUMP = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +174,20 @@ class _Session:
         if not since:
             begun = sum(end <= standing.step for end in self.asked.ends) + 1
             check_same(standing, self.asked.tables, begun)
+            self._tell_jump(standing)
         return replace(standing, run=self.asked.tables)
+
+    def _tell_jump(self, standing: Standing) -> None:
+        """A run made longer after its decay began would learn fast again, which few mean."""
+        last = max(standing.step - 1, 0)
+        began, asks = run_of(standing.run).phases.at(last).share, self.asked.phases.at(last).share
+        if asks > JUMP * began:
+            rate = self.asked.optimiser.rate
+            self.display.say(
+                f"the run is longer than it was: at step {standing.step:,} its rate goes from "
+                f"{rate * began:.2g} up to {rate * asks:.2g}; to go on from before its decay, "
+                "name an earlier checkpoint with --from"
+            )
 
     def _prepare(self, standing: Standing, *, fresh: bool) -> None:
         if self.crew.leads:

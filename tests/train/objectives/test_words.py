@@ -235,6 +235,12 @@ def test_models_that_do_not_fit_are_refused() -> None:
         MASKED.check(fresh(vision(layer())))
     with refuses(
         ConfigError,
+        "no layer sees what follows a masked word, under Causal(), and MaskedLM asks for it by "
+        "both sides: use CausalLM, or an encoder.",
+    ):
+        MASKED.check(fresh(DECODERS["gpt2"]))
+    with refuses(
+        ConfigError,
         "masking is not told mask and the model has no tokenizer: give mask=, "
         "or set model.tokenizer.",
     ):

@@ -111,6 +111,7 @@ class MaskedLM(WordObjective):
     def check(self, model: nn.Module) -> None:
         check_readout(self, model, TextModel, LanguageHead)
         assert isinstance(model, TextModel)
+        _check_sees_on(self, model.config.stack)
         words = self.vocabulary(model)
         if self.whole == "words" and words.follows is None:
             raise ConfigError(
@@ -184,6 +185,16 @@ class Seq2SeqLM(WordObjective):
     def score(self, model: Any, task: Task, *, watch: Watcher | None = None) -> Loss:
         hidden, router = model.hidden(task.batch.texts, task.batch.others, watch=watch)
         return self._score_words(model, hidden.values, task, router, self.label_smoothing)
+
+
+def _check_sees_on(objective: Objective, stack: StackConfig) -> None:
+    masks = [each.mask for each in map(stack.attention, range(len(stack.layers))) if each]
+    if masks and all(mask.reach.after == 0 for mask in masks):
+        raise ConfigError(
+            f"no layer sees what follows a masked word, under {masks[0]}, and "
+            f"{type(objective).__name__} asks for it by both sides",
+            "use CausalLM, or an encoder",
+        )
 
 
 def _check_causal(objective: Objective, stack: StackConfig) -> None:

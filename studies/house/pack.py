@@ -14,6 +14,7 @@ import torch
 
 from manyheads.checkpoints.folder import load, save
 from manyheads.taps import Record, Site, Tap
+from manyheads.train.run import read_run
 
 NAMES = ("house-gpt", "house-gpt-gated", "house-bert")
 ABOUT = {
@@ -53,7 +54,8 @@ def main(runs: Path, folder: Path) -> None:
         model = model.float()
         tokens = [line["tokens"] for line in lines if "tokens" in line][-1]
         figures = {**_figures(model, (runs / "held-out.txt").read_text()), **checks[-1]}
-        (place / "README.md").write_text(_card(name, model, tokens, figures))
+        seed = read_run(place / "run.toml").run.seed
+        (place / "README.md").write_text(_card(name, model, tokens, figures, seed))
 
 
 def _figures(model: Any, text: str) -> dict[str, Any]:
@@ -89,7 +91,7 @@ def _watched(model: Any, ids: torch.Tensor, tap: Tap, layers: range) -> torch.Te
     return torch.stack([torch.stack(record[Site(layer, tap)].each) for layer in layers])
 
 
-def _card(name: str, model: Any, tokens: int, figures: dict[str, Any]) -> str:
+def _card(name: str, model: Any, tokens: int, figures: dict[str, Any], seed: int) -> str:
     config = model.config
     checked = figures["validation"]
     rows = []
@@ -113,7 +115,7 @@ def _card(name: str, model: Any, tokens: int, figures: dict[str, Any]) -> str:
         vocabulary=config.embedding.vocabulary,
         tokens=tokens,
         steps=figures["step"],
-        seed=0,
+        seed=seed,
         rows="\n".join(f"| {what} | {value} |" for what, value in rows),
     )
 

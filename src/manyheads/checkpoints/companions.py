@@ -9,6 +9,7 @@ from manyheads.checkpoints.files import read_json
 from manyheads.checkpoints.sentences import lowers
 from manyheads.errors import InputError, MissingExtraError
 from manyheads.models.origin import Origin
+from manyheads.tokenizing import plain_copy, unbound
 
 __all__ = ["companions", "read_companions", "read_generation", "read_tokenizer"]
 
@@ -72,7 +73,7 @@ def read_tokenizer(files: Mapping[str, bytes], folder: Path) -> Any:
     if lowers(files):
         rest = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
-    return _unbound(tokenizer)
+    return unbound(tokenizer)
 
 
 def read_generation(files: Mapping[str, bytes]) -> dict[str, Any]:
@@ -98,11 +99,5 @@ def _said(tokenizer: Any) -> str | None:
     """All that a tokenizer says but where it cuts and how it pads, which callers set as they go."""
     if tokenizer is None:
         return None
-    copied: str = _unbound(type(tokenizer).from_str(tokenizer.to_str())).to_str()
-    return copied
-
-
-def _unbound(tokenizer: Any) -> Any:
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+    said: str = plain_copy(tokenizer).to_str()
+    return said

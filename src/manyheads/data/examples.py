@@ -21,6 +21,7 @@ from manyheads.data.labelled import Label, LabelledText, Pair, TaggedText
 from manyheads.data.order import shuffled
 from manyheads.errors import InputError
 from manyheads.ragged import Lengths, Ragged
+from manyheads.tokenizing import cutting_copy
 
 __all__ = [
     "IGNORED",
@@ -226,17 +227,7 @@ def _encoded(
     longest: int | None,
 ) -> list[Any]:
     """With the special tokens that the tokenizer adds; cut to `longest` tokens, these included."""
-    copy = type(tokenizer).from_str(tokenizer.to_str())
-    copy.no_padding()
-    copy.no_truncation()
-    if longest is not None:
-        added = copy.num_special_tokens_to_add(False)
-        if longest <= added:
-            raise InputError(
-                f"longest={longest} leaves no room beside {added} special tokens",
-                f"use {added + 1} or more",
-            )
-        copy.enable_truncation(longest)
+    copy = cutting_copy(tokenizer, longest)
     found: list[Any] = []
     for some in _sliced(texts):
         words = isinstance(some[0], list)

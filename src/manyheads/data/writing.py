@@ -22,6 +22,7 @@ from manyheads.data.store import FORMAT, INDEX, Index, Part, Store, checksum_of,
 from manyheads.data.texts import Passage, TextSource
 from manyheads.errors import InputError
 from manyheads.progress import Progress
+from manyheads.tokenizing import plain_copy
 
 __all__ = ["END", "made_otherwise", "write_store"]
 
@@ -130,9 +131,7 @@ def _difference(known: dict[str, Any], asked: dict[str, Any]) -> str:
 
 def _plain(tokenizer: Any) -> Any:
     """A copy that pads and cuts nothing, and takes no text for a special token."""
-    copy = type(tokenizer).from_str(tokenizer.to_str())
-    copy.no_padding()
-    copy.no_truncation()
+    copy = plain_copy(tokenizer)
     copy.encode_special_tokens = True
     return copy
 

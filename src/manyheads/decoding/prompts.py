@@ -8,6 +8,7 @@ from torch import Tensor
 from manyheads.decoding.habits import Habits
 from manyheads.errors import InputError
 from manyheads.ragged import Ragged
+from manyheads.tokenizing import plain_copy
 
 __all__ = ["Prompts", "encoder_of", "read_prompts"]
 
@@ -46,10 +47,7 @@ def encoder_of(model: Any, what: str) -> Any:
         )
     if tokenizer.truncation is None and tokenizer.padding is None:
         return tokenizer
-    plain = type(tokenizer).from_str(tokenizer.to_str())
-    plain.no_truncation()
-    plain.no_padding()
-    return plain
+    return plain_copy(tokenizer)
 
 
 def _ids_of_all(model: Any, prompts: Prompts) -> list[list[int]]:

@@ -16,6 +16,7 @@ from manyheads.models.encoder import Encoder
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.parts.positions import Learned
 from manyheads.ragged import Ragged
+from manyheads.tokenizing import cutting_copy
 
 __all__ = [
     "Ids",
@@ -135,18 +136,7 @@ def cutting_tokenizer(model: TextReader, longest: int | None) -> Any:
     known = _COPIES.get(model)
     if known is not None and known[0] is original and known[1] == longest:
         return known[2]
-    copy = type(original).from_str(original.to_str())
-    side = (copy.truncation or {}).get("direction", "right")
-    copy.no_padding()
-    copy.no_truncation()
-    if longest is not None:
-        added = copy.num_special_tokens_to_add(False)
-        if longest <= added:
-            raise InputError(
-                f"longest={longest} leaves no room beside {added} special tokens",
-                f"use {added + 1} or more",
-            )
-        copy.enable_truncation(longest, direction=side)
+    copy = cutting_copy(original, longest)
     _COPIES[model] = original, longest, copy
     return copy
 

@@ -7,11 +7,12 @@ from typing import Any, Literal
 from manyheads.encoding.reading import find_longest, reads_texts
 from manyheads.errors import InputError
 from manyheads.lens.given import Given, read
-from manyheads.lens.marked import Written, align, plain_tokenizer
+from manyheads.lens.marked import Written, align
 from manyheads.lens.trunk import Part
 from manyheads.models.build import Model
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.ragged import Ragged
+from manyheads.tokenizing import plain_copy
 
 __all__ = ["Item", "Items", "Level", "find_items", "split_words"]
 
@@ -66,7 +67,7 @@ def split_words(
             "this model has no tokenizer to read words with", "set model.tokenizer, or give ids"
         )
     longest = find_longest(reader, None)
-    tokenizer = plain_tokenizer(reader.tokenizer)
+    tokenizer = plain_copy(reader.tokenizer)
     rows, places = [], []
     for number, words in enumerate(sentences):
         written = Written.spaced(words, ())

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from manyheads.errors import InputError
+from manyheads.tokenizing import plain_copy
 
-__all__ = ["MarkedText", "Pair", "Written", "align", "mark", "plain_tokenizer"]
+__all__ = ["MarkedText", "Pair", "Written", "align", "mark"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +58,6 @@ class MarkedText:
     pairs: tuple[Pair, ...]
 
 
-def plain_tokenizer(tokenizer: Any) -> Any:
-    """A copy that neither pads nor cuts."""
-    copy = type(tokenizer).from_str(tokenizer.to_str())
-    copy.no_padding()
-    copy.no_truncation()
-    return copy
-
-
 def mark(
     tokenizer: Any,
     written: Iterable[Written],
@@ -76,7 +69,7 @@ def mark(
     Pairs with a word that has no token of its own are left out, and so are texts that have no pair
     left or are longer than the model reads.
     """
-    tokenizer = plain_tokenizer(tokenizer)
+    tokenizer = plain_copy(tokenizer)
     unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
     found = []
     for each in written:

@@ -12,12 +12,13 @@ from manyheads.encoding.reading import TextReader, find_longest, reads_texts
 from manyheads.errors import InputError
 from manyheads.lens.classes import token_classes
 from manyheads.lens.given import Given
-from manyheads.lens.marked import Pair, Written, plain_tokenizer
+from manyheads.lens.marked import Pair, Written
 from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.ragged import Ragged
+from manyheads.tokenizing import plain_copy
 
 __all__ = [
     "Frame",
@@ -64,7 +65,7 @@ class Frame:
         before: tuple[int, ...] = ()
         after: tuple[int, ...] = ()
         if reader.tokenizer is not None:
-            encoded = plain_tokenizer(reader.tokenizer).encode("a")
+            encoded = plain_copy(reader.tokenizer).encode("a")
             inner = [place for place, mark in enumerate(encoded.special_tokens_mask) if not mark]
             first, last = (inner[0], inner[-1] + 1) if inner else (len(encoded.ids),) * 2
             before, after = tuple(encoded.ids[:first]), tuple(encoded.ids[last:])
@@ -132,7 +133,7 @@ def _plain_ids(model: TextReader) -> list[int]:
 
 def plain_words(tokenizer: Any, most: int = 400, seed: int = 0) -> list[str]:
     """Short words that are one token each, drawn from the tokenizer; else a few of our own."""
-    tokenizer = plain_tokenizer(tokenizer)
+    tokenizer = plain_copy(tokenizer)
     known = list(range(tokenizer.get_vocab_size()))
     random.Random(seed).shuffle(known)
     texts = tokenizer.decode_batch([[token] for token in known])

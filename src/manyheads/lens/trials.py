@@ -26,7 +26,7 @@ from manyheads.lens.findings import (
 from manyheads.lens.given import Given, read
 from manyheads.lens.glancing import glance
 from manyheads.lens.labels import Kinds, Label
-from manyheads.lens.marked import Written, mark, plain_tokenizer
+from manyheads.lens.marked import Written, mark
 from manyheads.lens.partners import find_partners
 from manyheads.lens.pointing import Pointed, point
 from manyheads.lens.probe_texts import (
@@ -49,6 +49,7 @@ from manyheads.models.readout import LanguageHead
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.taps import Sublayer
+from manyheads.tokenizing import plain_copy
 
 __all__ = [
     "OFFSETS",
@@ -166,7 +167,7 @@ def try_punctuation(gathered: Gathered, model: TextReader, seed: int) -> None:
     made = punctuated_texts(plain_words(model.tokenizer, seed=seed), seed=seed)
     longest = find_longest(model, None)
     room = None if longest is None else longest - 1
-    tokenizer = plain_tokenizer(model.tokenizer)
+    tokenizer = plain_copy(model.tokenizer)
     ids = [[*frame.begin, *tokenizer.encode(text).ids][:room] for text in made]
     found = gathered.measure(as_given(model, frame, ids))
     _punctuation(

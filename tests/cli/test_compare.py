@@ -8,7 +8,7 @@ import pytest
 from manyheads import load, save
 from manyheads.cli.main import main
 from manyheads.lens.comparison import Comparison
-from manyheads.surgery import prune
+from manyheads.surgery import prune, prune_layers
 from tests.cli.heads import write_models
 
 
@@ -16,7 +16,10 @@ from tests.cli.heads import write_models
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_models(tmp_path_factory.mktemp("compare"))
     model = load(folder / "decoder")
-    save(prune(model, ["L0H0"]), folder / "pruned")
+    once = prune(model, ["L0H0"])
+    save(once, folder / "pruned")
+    save(prune(once, ["L0H0"]), folder / "twice")
+    save(prune_layers(model, [len(model.stack.layers) - 1]), folder / "shorter")
     return folder
 
 
@@ -42,6 +45,29 @@ def test_a_pruned_model_is_told_by_where_its_heads_come_from(
     said = capsys.readouterr().out
     assert "gone: L0H0" in said
     assert "Heads that moved most" in said
+
+
+def test_what_was_pruned_twice_is_compared_with_what_was_pruned_once(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "changes.json"
+    more = ["--file", str(place / "texts.txt"), "--no-kinds"]
+    pair = [str(place / "pruned"), str(place / "twice")]
+    assert main(["compare", *pair, *more, "--json", str(out)]) == 0
+    found = Comparison.load(out)
+    assert [str(each) for each in found.gone] == ["L0H0"]
+    # Weights are as they were, so that every head that is left met itself.
+    assert float(np.nanmax(found.weights.means["all"])) == 0.0
+    assert main(["compare", str(place / "twice"), str(place / "pruned"), *more]) == 2
+    assert "L0H0 of the second model was L0H1 at first" in capsys.readouterr().err
+
+
+def test_a_model_without_its_last_layer_is_compared(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = [str(place / "decoder"), str(place / "shorter")]
+    assert main(["compare", *pair, "--file", str(place / "texts.txt"), "--no-kinds"]) == 0
+    assert "gone: L" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

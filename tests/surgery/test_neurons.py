@@ -235,6 +235,9 @@ def test_layers_with_experts_keep_their_neurons() -> None:
             shown=False,
         )
         assert {layer for layer, _ in chosen.order} <= {0}
+    experts = build(zoo.decoder(zoo.layer(zoo.writes().attention.inner, zoo.EXPERTS)), seed=0)
+    with pytest.raises(InputError, match="mixtures of experts"):
+        choose_neurons(experts, TEXTS, shown=False)
 
 
 def test_vectors_of_a_model_without_readout() -> None:

@@ -1,7 +1,7 @@
 """manyheads compare: two models head by head."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -70,6 +70,7 @@ class Compare:
 
         from manyheads.cli.compare_page import show
         from manyheads.lens import compare
+        from manyheads.surgery.record import origins_in
 
         check_json(self.json)
         before, after = (open_model(name, self.device) for name in (self.before, self.after))
@@ -78,7 +79,7 @@ class Compare:
                 before,
                 after,
                 read_texts(before, self.text, self.file, self.tokens),
-                origins=_origins(after),
+                origins=origins_in(before, after),
                 roles="not" if self.no_kinds else "kinds",
                 how=self.how,
             )
@@ -87,10 +88,3 @@ class Compare:
             found.save(self.json)
             print(f"everything is in {self.json}")
         return 0 if found.facts["complete"] else 1
-
-
-def _origins(after: Any) -> Any:
-    """Where the heads of a pruned model were; a model that was not has no record of it."""
-    from manyheads.surgery.record import FILE, origins
-
-    return origins(after) if FILE in after.side_files else None

@@ -11,7 +11,7 @@ from manyheads.lens.addresses import Address
 from manyheads.lens.effects import Effects, Options, Study
 from manyheads.lens.given import Targets
 from manyheads.lens.metrics import Metric, better, named
-from manyheads.lens.results import ByHead, frame_of
+from manyheads.lens.results import ByHead, frame_of, told_change
 from manyheads.lens.stand_ins import How
 from manyheads.lens.trunk import Part, StackName, find_heads
 from manyheads.lens.walking import measure_in_order
@@ -75,9 +75,8 @@ class Without:
 
     def __str__(self) -> str:
         names = ", ".join(map(str, self.heads)) or "nothing"
-        return (
-            f"without {names}: {self.value:.4f}, a change of {self.change:+.4f} ±{self.error:.2g}"
-        )
+        changed = told_change(self.change, self.error)
+        return f"without {names}: {self.value:.4f}, a change of {changed}"
 
 
 @dataclass(frozen=True, slots=True)

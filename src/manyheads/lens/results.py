@@ -14,7 +14,7 @@ from manyheads.lens.addresses import Address, Block
 from manyheads.lens.storing import Facts, read_result, write_result
 from manyheads.taps import Head, Sublayer
 
-__all__ = ["ByHead", "Column", "fields_from", "frame_of", "told"]
+__all__ = ["ByHead", "Column", "fields_from", "frame_of", "told", "told_change"]
 
 FloatsByHead = Float[np.ndarray, " h"]
 
@@ -240,6 +240,15 @@ def told(mean: float, error: float) -> str:
     if np.isnan(mean):
         return "-"
     return f"{mean:.3g}" if np.isnan(error) else f"{mean:.3g} ±{error:.1g}"
+
+
+def told_change(change: float, error: float) -> str:
+    """A change for a line, with its error where one is known: of an only text none is.
+
+    >>> told_change(0.01234, 0.0021), told_change(-0.5, np.nan)
+    ('+0.0123 ±0.0021', '-0.5000')
+    """
+    return f"{change:+.4f}" + ("" if np.isnan(error) else f" ±{error:.2g}")
 
 
 def _described(block: Block) -> list[Any]:

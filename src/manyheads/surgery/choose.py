@@ -11,7 +11,7 @@ from manyheads.lens.addresses import Address
 from manyheads.lens.effects import Effects, Study
 from manyheads.lens.given import Targets, read
 from manyheads.lens.metrics import Metric, named
-from manyheads.lens.results import frame_of
+from manyheads.lens.results import frame_of, told_change
 from manyheads.lens.trunk import Part, StackName
 from manyheads.lens.walking import measure_in_order
 from manyheads.models.build import Model
@@ -263,7 +263,7 @@ def _least_harm(
     best = int(np.argmin(np.nan_to_num(harms, nan=np.inf)))
     _, change, error = effects.of(best)
     harmful = bool(asked.sign * change < -error)
-    goes = HeadGoes(left[best], f"then {change:+.4f} ±{error:.2g}", harms[best], harmful)
+    goes = HeadGoes(left[best], f"then {told_change(change, error)}", harms[best], harmful)
     # The change is from the whole model, not from the step before.
     whole = replace(
         effects,

@@ -91,7 +91,11 @@ def choose_neurons(
     parts = Neurons(exam=exam, stack=find_stack(model, stack), closing=closing, seed=seed)
     total = len(parts.every)
     if not total:
-        raise InputError("no feed-forward has neurons that could go", "choose another model")
+        raise InputError(
+            "no feed-forward has neurons that could go: there is none, or all are mixtures of "
+            "experts, in which each expert has its own",
+            "take away heads or layers, or choose a model whose feed-forwards are single",
+        )
     wanted = parts.most if share is None else min(parts.most, round(share * total))
     going = pick(parts, by, _counts(wanted, points), iterative=iterative)
     order = [each.part for each in going]

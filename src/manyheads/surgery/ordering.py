@@ -10,6 +10,7 @@ from manyheads.lens.addresses import Address
 from manyheads.lens.given import Given, Targets
 from manyheads.lens.importance import importance
 from manyheads.lens.metrics import Metric, Similarity, better
+from manyheads.lens.results import told_change
 from manyheads.lens.trunk import StackName
 from manyheads.models.build import Model
 from manyheads.surgery.closing import Closing, close_gates
@@ -72,7 +73,7 @@ def by_ablation(asked: Question, heads: Sequence[Address]) -> list[HeadGoes]:
     column = found["change"]
     rows = zip(found.addresses, column.means.tolist(), column.errors.tolist(), strict=True)
     listed = [
-        HeadGoes(head, f"alone {change:+.4f} ±{error:.2g}", asked.sign * change, head in harmful)
+        HeadGoes(head, f"alone {told_change(change, error)}", asked.sign * change, head in harmful)
         for head, change, error in rows
         if change == change
     ]

@@ -8,6 +8,7 @@ from functools import partial
 from typing import ClassVar, Generic, TypeVar
 
 from manyheads.lens.effects import Effects
+from manyheads.lens.results import told_change
 from manyheads.surgery.closing import Closing
 from manyheads.surgery.measuring import Exam, Variant
 from manyheads.surgery.parts import Goes
@@ -119,7 +120,7 @@ def _ablated(parts: Parts[Each], chosen: Sequence[Each], gone: Sequence[Each]) -
     for place, part in enumerate(chosen):
         _, change, error = effects.of(place)
         harm = exam.sign * change
-        why = f"{word} {change:+.4f} ±{error:.2g}"
+        why = f"{word} {told_change(change, error)}"
         # Of a single text no error is known, and nothing is beyond it.
         found.append(Goes(part, why, harm, harm < -parts.errors * error))
     return found

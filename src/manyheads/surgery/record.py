@@ -9,7 +9,7 @@ from manyheads.models.build import Model
 from manyheads.surgery.keeping import Kept, parse
 from manyheads.taps import Head, Sublayer
 
-__all__ = ["note_origins", "origins"]
+__all__ = ["note_origins", "origins", "origins_in"]
 
 FILE = "surgery.json"
 
@@ -36,6 +36,26 @@ def origins(model: Model) -> dict[Address, Address]:
     return {address: _address(noted[str(address)]) for address in here}
 
 
+def origins_in(before: Model, after: Model) -> dict[Address, Address] | None:
+    """For every head of `after` its address in `before`, which may have been changed too.
+
+    None where nothing is written down, so that the two number their heads alike or nobody knows.
+    """
+    if FILE not in after.side_files:
+        return None
+    here = {first: address for address, first in origins(before).items()}
+    found = {}
+    for address, first in origins(after).items():
+        if first not in here:
+            raise InputError(
+                f"{address} of the second model was {first} at first, which the first model has "
+                "no more",
+                "give a model that the second one came from",
+            )
+        found[address] = here[first]
+    return found
+
+
 def note_origins(fresh: Model, model: Model, kept: Mapping[str, Sequence[Kept]]) -> None:
     """Write down in a new model where its heads were in `model`, and before that."""
     before = origins(model)
@@ -48,7 +68,9 @@ def note_origins(fresh: Model, model: Model, kept: Mapping[str, Sequence[Kept]])
         for sublayer in (Sublayer.ATTENTION, Sublayer.CROSS)
         for place, head in enumerate(layer.heads(sublayer))
     }
-    if FILE not in model.side_files and all(new == old for new, old in found.items()):
+    # Whoever lost heads behind all others numbers the rest as before, and still is another model.
+    same = len(found) == len(before) and all(new == old for new, old in found.items())
+    if FILE not in model.side_files and same:
         return
     told = json.dumps({"heads": found}, indent=1).encode()
     fresh.side_files = {**model.side_files, FILE: told}

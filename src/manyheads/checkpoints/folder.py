@@ -33,6 +33,7 @@ from manyheads.checkpoints.hub import HOUSE_FOLDER, folder_of
 from manyheads.checkpoints.names import fitting, from_theirs, to_theirs
 from manyheads.checkpoints.sentences import modules_of, sentence_files, sentence_of
 from manyheads.checkpoints.stored import Stored, corrected, says, unread_as_stored
+from manyheads.checkpoints.tokenizer_settings import settings_file
 from manyheads.devices import device_of
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model, build
@@ -149,6 +150,7 @@ def save(model: Model, folder: str | Path) -> Saved:
     tensors |= unread_as_stored(family, config, model.unread, kind)
     text = json.dumps({**described, "dtype": str(kind).removeprefix("torch.")}, indent=1)
     beside = {CONFIG: text.encode(), **companions(model, Path(folder))}
+    beside |= settings_file(model, beside)
     beside |= sentence_files(model.sentence, _width(config), model.side_files)
     files: dict[str, Callable[[Path], object]] = {WEIGHTS: partial(write_tensors, tensors)}
     files |= {name: partial(_write, data) for name, data in beside.items()}

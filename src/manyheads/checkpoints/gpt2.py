@@ -92,6 +92,9 @@ def describe(config: ModelConfig) -> dict[str, Any] | None:
         "embd_pdrop": config.embedding.dropout,
         "attn_pdrop": layer.attention.inner.dropout,
         "resid_pdrop": layer.attention.dropout,
+        # Left out, they would be the number of the last of GPT-2's own words.
+        "bos_token_id": None,
+        "eos_token_id": None,
         **class_names(config.readout),
     }
 

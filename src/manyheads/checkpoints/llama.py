@@ -108,6 +108,9 @@ def describe(config: ModelConfig) -> dict[str, Any] | None:
         "attention_dropout": attention.dropout,
         "max_position_embeddings": LONGEST,
         "hidden_act": "silu",
+        # Left out, they would be 1 and 2, whatever these are in this vocabulary.
+        "bos_token_id": None,
+        "eos_token_id": None,
         **_describe_windows(config, family),
         **class_names(head),
     }

@@ -115,7 +115,9 @@ def tell_ends(model: Model, objective: Objective, data: Data) -> None:
     if isinstance(objective, CausalLM | Seq2SeqLM) and isinstance(data, Texts | Pairs):
         found["eos_token_id"] = data.ends_with(model.tokenizer)
     said = {**(model.described or {}), **model.generation}
-    new = {key: value for key, value in found.items() if value is not None and key not in said}
+    new = {
+        key: value for key, value in found.items() if value is not None and said.get(key) is None
+    }
     model.generation = {**model.generation, **new}
 
 

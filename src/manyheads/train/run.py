@@ -29,7 +29,7 @@ from manyheads.train.reading import changed, read_arguments, read_table, read_to
 from manyheads.train.regularisers import HeadDiversity, L0Gates, L1Scales, Regularised
 from manyheads.train.schedules import Schedule, Stable
 
-__all__ = ["Run", "Running", "Start", "read_run", "run_of"]
+__all__ = ["Run", "Running", "Start", "phases_of", "read_run", "run_of"]
 
 AnyObjective = (
     CausalLM
@@ -251,10 +251,9 @@ def run_of(tables: Mapping[str, Any]) -> Run:
     for key in tables:
         if key not in SECTIONS:
             raise unknown(key, SECTIONS)
-    running: Running = read_table(Running, tables.get("run", {}), "run")
-    stretches = list(_stretches(tables, running))
+    stretches = list(_stretches(tables))
     given = {
-        "phases": Phases(tuple(each.phase(index) for index, each in enumerate(stretches))),
+        "phases": _phases(stretches),
         "data": tuple(each.data for each in stretches),
         "tables": tables,
     }
@@ -264,8 +263,18 @@ def run_of(tables: Mapping[str, Any]) -> Run:
     return found
 
 
-def _stretches(tables: Mapping[str, Any], running: Running) -> Iterator[Stretch]:
+def phases_of(tables: Mapping[str, Any]) -> Phases:
+    """The phases alone, of tables that may tell of more than a run."""
+    return _phases(list(_stretches(tables)))
+
+
+def _phases(stretches: Sequence[Stretch]) -> Phases:
+    return Phases(tuple(each.phase(index) for index, each in enumerate(stretches)))
+
+
+def _stretches(tables: Mapping[str, Any]) -> Iterator[Stretch]:
     """One for the whole run, or those of the file, which leave out what its own sections say."""
+    running: Running = read_table(Running, tables.get("run", {}), "run")
     shared = {key: tables[key] for key in ("data", "schedule") if key in tables}
     listed = tables.get("phase", [])
     if not isinstance(listed, list):

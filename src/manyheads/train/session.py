@@ -26,7 +26,7 @@ from manyheads.train.objectives import CausalLM, Contrastive, Objective
 from manyheads.train.phases import Phases
 from manyheads.train.regularisers import Regularised
 from manyheads.train.report import Display, operations, peak
-from manyheads.train.run import Run, run_of
+from manyheads.train.run import Run, phases_of
 from manyheads.train.starting import (
     check_fits,
     export,
@@ -180,7 +180,7 @@ class _Session:
     def _tell_jump(self, standing: Standing) -> None:
         """A run made longer after its decay began would learn fast again, which few mean."""
         last = max(standing.step - 1, 0)
-        began, asks = run_of(standing.run).phases.at(last).share, self.asked.phases.at(last).share
+        began, asks = (each.at(last).share for each in (phases_of(standing.run), self.asked.phases))
         if asks > JUMP * began:
             rate = self.asked.optimiser.rate
             self.display.say(

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from manyheads import load
+from manyheads.data.habits import image_habits
 from manyheads.errors import ConfigError, InputError
 from manyheads.train.journal import Journal
 from manyheads.train.run import run_of
@@ -132,13 +134,15 @@ def test_images_are_classified(tmp_path: Path) -> None:
                 "channels": 1,
             },
         },
-        "data": {"kind": "images", "train": str(tmp_path / "images.npz"), "batch": 8},
+        "data": {"kind": "images", "train": str(tmp_path / "images.npz"), "batch": 8, "mean": 0.4},
         "objective": {"kind": "ImageClassification"},
         "optimiser": {"rate": 1e-2},
         "run": {"folder": str(tmp_path / "out"), "steps": 8, "device": "cpu"},
     }
     assert train(run_of(asked), shown=False).unit == "images"
     assert losses(tmp_path)[-1] < losses(tmp_path)[0] - 0.1
+    mean, deviation = image_habits(load(tmp_path / "out/model"), 1)
+    assert (float(mean), float(deviation)) == (pytest.approx(0.4), 0.5)
 
 
 def test_recomputed_layers_give_the_same_run(tmp_path: Path) -> None:

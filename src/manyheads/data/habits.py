@@ -3,18 +3,52 @@
 import json
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.models.vision import Vision
 
-__all__ = ["image_habits"]
+__all__ = ["grey", "image_habits", "tell_image_habits"]
+
+FILE = "preprocessor_config.json"
+BICUBIC = 3
+# How bright red, green and blue are (ITU-R 601), as Pillow reads a coloured image as a grey one.
+BRIGHTNESS = (0.299, 0.587, 0.114)
+
+
+def grey(image: Float[Tensor, "3 height width"]) -> Float[Tensor, "1 height width"]:
+    """A coloured image as training reads it for a model of one channel."""
+    weights = torch.tensor(BRIGHTNESS, dtype=image.dtype, device=image.device)
+    return (image * weights.reshape(-1, 1, 1)).sum(0, keepdim=True)
 
 
 def image_habits(model: Vision, channels: int) -> tuple[Tensor, Tensor]:
     """The mean and the deviation a channel; a half of each where nothing is said."""
-    said = json.loads(model.side_files.get("preprocessor_config.json", b"{}"))
+    said = json.loads(model.side_files.get(FILE, b"{}"))
     found = []
     for name in ("image_mean", "image_std"):
         value = said.get(name) or [0.5] * channels
         found.append(torch.tensor(value, dtype=torch.float32)[:channels].reshape(-1, 1, 1))
     return found[0], found[1]
+
+
+def tell_image_habits(model: Vision, mean: float, std: float) -> None:
+    """Write down how images were made numbers, for us and for `transformers`.
+
+    What the model says besides, of cropping for example, stays.
+    """
+    patches = model.config.patches
+    usual = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_convert_rgb": True if patches.channels == 3 else None,
+        "do_resize": True,
+        "size": {"height": patches.image, "width": patches.image},
+        "resample": BICUBIC,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+    }
+    said = json.loads(model.side_files.get(FILE, b"{}"))
+    now = {"image_mean": [mean] * patches.channels, "image_std": [std] * patches.channels}
+    told = json.dumps({**usual, **said, **now}, indent=2).encode()
+    model.side_files = {**model.side_files, FILE: told}

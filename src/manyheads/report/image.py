@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from manyheads.data.habits import image_habits
+from manyheads.data.habits import grey, image_habits
 from manyheads.errors import InputError
 from manyheads.models.vision import Vision
 
@@ -48,7 +48,7 @@ def read_image(model: Vision, file: Path) -> Picture:
     raw = torch.frombuffer(bytearray(whole.tobytes()), dtype=torch.uint8)
     pixels = raw.reshape(patches.image, patches.image, 3).permute(2, 0, 1).float() / 255
     if patches.channels == 1:
-        pixels = pixels.mean(0, keepdim=True)
+        pixels = grey(pixels)
     mean, deviation = image_habits(model, patches.channels)
     weight = next(model.parameters())
     side = patches.image // patches.size

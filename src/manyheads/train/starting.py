@@ -10,15 +10,16 @@ from torch import Tensor
 from manyheads.checkpoints.classes import Classified, name_classes, with_classes
 from manyheads.checkpoints.companions import TOKENIZER, read_tokenizer
 from manyheads.checkpoints.folder import Saved, load, save
+from manyheads.data.habits import tell_image_habits
 from manyheads.errors import ConfigError, InputError, ManyheadsError
 from manyheads.models.build import Model, build
 from manyheads.models.readout import ClassHead, TokenHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.models.vision import VisionConfig
+from manyheads.models.vision import Vision, VisionConfig
 from manyheads.parts.positions import Learned
 from manyheads.train.entrance import Entrance
-from manyheads.train.feeding import Data, Pairs, Texts
+from manyheads.train.feeding import Data, Images, Pairs, Texts
 from manyheads.train.folding import folded
 from manyheads.train.heads import without_drops
 from manyheads.train.objectives import CausalLM, Objective, Seq2SeqLM
@@ -108,7 +109,12 @@ def name_as(model: Model, names: tuple[str, ...]) -> None:
 
 
 def tell_ends(model: Model, objective: Objective, data: Data) -> None:
-    """Say how the texts that a model has learnt to write start and end, unless it says so."""
+    """Say how the texts that a model has learnt to write start and end, unless it says so.
+
+    Of one that has learnt from images it says how they were brought to numbers.
+    """
+    if isinstance(data, Images) and isinstance(model, Vision):
+        tell_image_habits(model, data.mean, data.std)
     found: dict[str, int | None] = {}
     if isinstance(objective, Seq2SeqLM) and isinstance(model, Seq2Seq):
         found["decoder_start_token_id"] = objective.start_of(model)

@@ -47,6 +47,26 @@ def test_a_share_is_kept_and_everything_is_told(
     assert len(origins(load(place / "model"))) == 8
 
 
+def test_mending_on_what_was_measured_is_told(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prune(place, "--keep", "0.5", "--mend", "1", "--tokens", "100000") == 0
+    assert "mending learns from it too" in capsys.readouterr().err
+    assert prune(place, "--keep", "0.5", "--mend", "1") == 0
+    assert "mending learns from it too" not in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    within = place / "corpus.txt" / "small"
+    for wanted in (["-o", str(within)], ["--json", str(within.with_suffix(".json"))]):
+        assert prune(place, "--keep", "0.5", *wanted) == 2
+        said = capsys.readouterr()
+        assert "name another place" in said.err
+        assert not said.out
+
+
 def test_numbers_come_as_json(place: Path, tmp_path: Path) -> None:
     picture, numbers = tmp_path / "curve.png", tmp_path / "numbers.json"
     wanted = ["--keep", "0.75", "--by", "random", "--picture", str(picture)]
@@ -194,6 +214,18 @@ def test_what_cannot_be_asked(
 def test_a_text_that_is_not_there(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prune", str(place / "model"), "--file", str(place / "nowhere.txt")]) == 2
     assert "nowhere.txt" in capsys.readouterr().err
+    assert main(["prune", str(place / "model"), "--file", str(place)]) == 2
+    assert f"{place} is a folder: name a file with texts." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["prune", "gate"])
+def test_a_model_of_images_is_not_asked_for_a_tokenizer(
+    command: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(build("vit-b16", layers=1, width=16, heads=2, hidden=16, seed=0), tmp_path / "vit")
+    asked = [str(tmp_path / "vit"), "--file", str(place / "corpus.txt"), "-o", str(tmp_path / "o")]
+    assert main([command, *asked]) == 2
+    assert "a Vision reads no texts: show it images" in capsys.readouterr().err
 
 
 def test_many_that_do_harm_are_counted() -> None:

@@ -470,7 +470,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
         ablate(decoder, ids((5,)), how="resample", shown=False)
     with refuses(InputError, "the right classes are not known: give targets, one class a text."):
         ablate(small(VISIONS["vit"]), images(), shown=False)
-    with refuses(InputError, "a Decoder has no stack 'encoder': use \"main\"."):
+    with refuses(InputError, "this Decoder has no stack 'encoder': use \"main\"."):
         ablate(decoder, ids((5,)), stack="encoder")
     with refuses(InputError, "the main stack has no cross heads: look elsewhere."):
         ablate(decoder, ids((5,)), sublayer=Sublayer.CROSS)

@@ -123,9 +123,9 @@ def test_stacks_are_named() -> None:
     both = small(SEQ2SEQS["t5"])
     assert feeds_of(both).stack.name == "decoder"
     assert feeds_of(both, "encoder").stack.name == "encoder"
-    with refuses(InputError, 'a Seq2Seq has no stack \'main\': use "encoder" or "decoder".'):
+    with refuses(InputError, 'this Seq2Seq has no stack \'main\': use "encoder" or "decoder".'):
         feeds_of(both, "main")
-    with refuses(InputError, "a Decoder has no stack 'encoder': use \"main\"."):
+    with refuses(InputError, "this Decoder has no stack 'encoder': use \"main\"."):
         feeds_of(small(DECODERS["gpt2"]), "encoder")
     with refuses(InputError, "the main stack has no feed-forward: look elsewhere."):
         feeds_of(build(decoder(layer(own(mask=Causal()), None)), seed=0))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import tyro
 
 from manyheads.errors import CutWarning, InputError
-from manyheads.whole import whole
+from manyheads.whole import check_writable, whole
 
 if TYPE_CHECKING:
     from manyheads.models.build import Model
@@ -31,6 +31,7 @@ __all__ = [
     "Picture",
     "TextFile",
     "Texts",
+    "check_folder",
     "check_json",
     "counted",
     "cuts_told",
@@ -122,12 +123,22 @@ def where(of: PartName) -> dict[str, Any]:
     }
 
 
+def check_folder(path: Path | None) -> None:
+    """Refuse a place for a model before it is made in vain."""
+    if path is not None and path.is_file():
+        raise InputError(f"--out {path} is a file", "name a folder")
+    if path is not None:
+        check_writable(path)
+
+
 def check_json(path: Path | None) -> None:
     """Refuse a place for the numbers before anything is measured in vain."""
     if path is not None and path.suffix != ".json":
         raise InputError(f"--json {path} does not end in .json", "name a file that does")
     if path is not None and path.is_dir():
         raise InputError(f"--json {path} is a folder", "name a file")
+    if path is not None:
+        check_writable(path)
 
 
 def counted(count: int, thing: str) -> str:
@@ -150,6 +161,8 @@ def cuts_told() -> Iterator[None]:
 
 def read_letters(file: Path) -> str:
     """All that a file says, - being what is piped in."""
+    if file.is_dir():
+        raise InputError(f"{file} is a folder", "name a file with texts")
     if str(file) != "-" and not file.is_file():
         raise InputError(f"there is no file {file}", "name one with texts")
     try:
@@ -162,7 +175,7 @@ def read_letters(file: Path) -> str:
 
 def lines_of(file: Path) -> list[str]:
     """Lines end where a line feed or a carriage return says so, and nowhere else."""
-    return [line.removesuffix("\n") for line in StringIO(read_letters(file))]
+    return [line.removesuffix("\n") for line in StringIO(read_file(file))]
 
 
 def read_file(file: Path) -> str:

@@ -11,11 +11,11 @@ from manyheads.cli.asked import (
     Flag,
     JsonFile,
     OutFolder,
+    check_folder,
     check_json,
     open_model,
     write_json,
 )
-from manyheads.errors import InputError
 
 __all__ = ["GateCommand"]
 
@@ -87,12 +87,12 @@ class GateCommand:
         """Print the figures before and after, and where the model is."""
         from manyheads.checkpoints.folder import save
         from manyheads.data.texts import TextFiles
+        from manyheads.encoding.reading import reads_texts
         from manyheads.parts.gates import Gate
         from manyheads.surgery.gating import pieces, teach_gates
 
         check_json(self.json)
-        if self.out.is_file():
-            raise InputError(f"--out {self.out} is a file", "name a folder")
+        check_folder(self.out)
         model = open_model(self.model, self.device)
         gate = Gate(
             at=self.at,
@@ -103,7 +103,7 @@ class GateCommand:
         )
         read = (passage.text for passage in TextFiles(str(self.file)).read())
         most = 2 * max(1, self.steps) * max(1, self.batch // self.length)
-        learnt, held = pieces(model.tokenizer, read, self.length, most, self.held_out)
+        learnt, held = pieces(reads_texts(model).tokenizer, read, self.length, most, self.held_out)
         done = teach_gates(
             model,
             gate,

@@ -13,6 +13,7 @@ from manyheads.cli.asked import (
     JsonFile,
     PartName,
     Picture,
+    check_folder,
     check_json,
     cuts_told,
     first_labelled,
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["Prune"]
 
 CURVE = "curve.png"
+SEEN = (
+    "all of the text is measured on, and mending learns from it too: the loss after mending is of "
+    "text that it has seen; give more text, or less to --tokens"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ class Prune:
     """Of an encoder-decoder: the decoder's own attention, the encoder's, or across."""
 
     mend: int = 0
-    """Steps of training after cutting, on what of the text was not measured on."""
+    """Steps of training after cutting, on what of the text was not measured on, or else on all."""
 
     tokens: int = 20_000
     """How much of the text is measured on."""
@@ -111,12 +116,13 @@ class Prune:
         from rich.console import Console
 
         from manyheads.cli.prune_page import show
+        from manyheads.encoding.reading import reads_texts
         from manyheads.models.seq2seq import Seq2Seq
         from manyheads.surgery.operation import operate
 
         wish, texts = self._wish(), texts_of(self.file)
         model = open_model(self.model, self.device)
-        if model.tokenizer is None:
+        if reads_texts(model).tokenizer is None:
             raise InputError("this model has no tokenizer", "put a tokenizer.json into its folder")
         right: dict[str, Any] = {}
         if tells_classes(model):
@@ -125,6 +131,8 @@ class Prune:
         else:
             given: list[Any] = pairs_of(texts) if isinstance(model, Seq2Seq) else texts
             measured, more = first_texts(model, given, self.tokens)
+        if self.mend and not more:
+            print(SEEN, file=sys.stderr)
         with cuts_told():
             done = operate(model, measured, wish, more=more, **right)
         show(Console(), done, len(measured))
@@ -148,8 +156,7 @@ class Prune:
         check_json(self.json)
         if self.picture is not None:
             check_path(self.picture)
-        if self.out is not None and self.out.is_file():
-            raise InputError(f"--out {self.out} is a file", "name a folder")
+        check_folder(self.out)
         return Wish(
             what=self.what,
             share=None if self.keep is None else 1 - self.keep,

@@ -82,7 +82,9 @@ def reads_texts(model: Model) -> TextReader:
     if isinstance(model, TextReader):
         return model
     raise InputError(
-        f"a {type(model).__name__} reads no texts", "use an Encoder, a Decoder or a Seq2Seq"
+        f"a {type(model).__name__} reads no texts",
+        "show it images, with manyheads report --image or in Python, where lens and surgery take "
+        "them; or use an Encoder, a Decoder or a Seq2Seq",
     )
 
 

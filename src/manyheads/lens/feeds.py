@@ -195,10 +195,10 @@ def feeds_of(model: Model, stack: StackName | None = None) -> Feeds:
     """The feed-forwards of the named stack; a `Seq2Seq` is looked at in its decoder."""
     if not isinstance(model, Seq2Seq):
         if stack not in (None, "main"):
-            raise InputError(f"a {type(model).__name__} has no stack {stack!r}", 'use "main"')
+            raise InputError(f"this {type(model).__name__} has no stack {stack!r}", 'use "main"')
         return _with_some(Feeds(model.stack))
     if stack == "main":
-        raise InputError("a Seq2Seq has no stack 'main'", 'use "encoder" or "decoder"')
+        raise InputError("this Seq2Seq has no stack 'main'", 'use "encoder" or "decoder"')
     return _with_some(Feeds(model.encoder if stack == "encoder" else model.decoder))
 
 

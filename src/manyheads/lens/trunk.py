@@ -90,7 +90,7 @@ def part_of(
     name: StackName = stack or ("decoder" if two else "main")
     if two == (name == "main"):
         there = '"encoder" or "decoder"' if two else '"main"'
-        raise InputError(f"a {type(model).__name__} has no stack {name!r}", f"use {there}")
+        raise InputError(f"this {type(model).__name__} has no stack {name!r}", f"use {there}")
     if sublayer is Sublayer.FEEDFORWARD:
         raise InputError("a feed-forward has no heads", "use Sublayer.ATTENTION or Sublayer.CROSS")
     part = Part(model, name, sublayer)

@@ -95,8 +95,8 @@ def teach_gates(
         model.config.readout, LanguageHead
     ):
         raise InputError(
-            f"a {type(model).__name__} with {type(model.config.readout).__name__} names no word of "
-            "a plain text, next or masked, to be scored by",
+            f"this {type(model).__name__} with {type(model.config.readout).__name__} names no word "
+            "of a plain text, next or masked, to be scored by",
             "use surgery.add_gates and train it with an objective of its own",
         )
     for name, number in (("steps", steps), ("batch_tokens", batch_tokens)):

@@ -106,7 +106,7 @@ def find_stack(model: Model, name: str | None) -> Stack:
     name = name or ("decoder" if isinstance(model, Seq2Seq) else "main")
     if name not in stacks:
         raise InputError(
-            f"a {type(model).__name__} has no stack {name!r}", f"use {' or '.join(stacks)}"
+            f"this {type(model).__name__} has no stack {name!r}", f"use {' or '.join(stacks)}"
         )
     return stacks[name]
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.whole import whole
+from manyheads.errors import InputError
+from manyheads.whole import check_writable, whole
 
 
 def test_what_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -31,3 +32,14 @@ def test_the_new_file_takes_its_place_and_others_may_read_it(tmp_path: Path) -> 
     plain = tmp_path / "plain.txt"
     plain.touch()
     assert stat.S_IMODE(file.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+def test_a_place_that_cannot_be_written_is_refused_and_another_left_as_it_was(
+    tmp_path: Path,
+) -> None:
+    check_writable(tmp_path / "new" / "numbers.json")
+    assert not list(tmp_path.iterdir())
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(InputError, match=f"nothing can in {file} .*: name another place"):
+        check_writable(file / "numbers.json")

@@ -3,15 +3,34 @@
 import errno
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from manyheads.errors import InputError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["whole", "write_tensors"]
+__all__ = ["check_writable", "whole", "write_tensors"]
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a place that cannot be written to, before anything is computed for it.
+
+    It is tried, with a file that is gone at once: what a disk allows is not always what it says.
+    """
+    folder = next(each for each in path.absolute().parents if each.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written, for nothing can in {folder} ({error.strerror})",
+            "name another place",
+        ) from None
 
 
 @contextmanager

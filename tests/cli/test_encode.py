@@ -42,6 +42,16 @@ def test_each_line_becomes_a_row(
     assert capsys.readouterr().out.startswith("3 texts, 27 tokens in ")
 
 
+def test_a_file_without_a_text_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty, out = tmp_path / "empty.txt", tmp_path / "vectors.npy"
+    empty.touch()
+    assert main(["encode", str(folder), "--file", str(empty), "-o", str(out)]) == 2
+    assert "empty.txt holds no text" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_every_kind_of_file_holds_the_same(folder: Path, tmp_path: Path) -> None:
     for suffix in (".npy", ".safetensors", ".jsonl"):
         out = str(tmp_path / f"vectors{suffix}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from manyheads.cli.asked import DtypeName, open_model
+from manyheads.cli.asked import DtypeName, check_folder, open_model
 from manyheads.errors import InputError
 
 __all__ = ["Convert"]
@@ -47,5 +47,6 @@ class Convert:
                 f"{len(given)} folders to write to are named",
                 f"name one: manyheads convert {self.model} FOLDER",
             )
+        check_folder(given[0])
         print(save(open_model(self.model, "cpu", self.dtype), given[0]))
         return 0

@@ -51,11 +51,14 @@ def _sinks(ink: Ink, found: Inspection) -> None:
     above = found.statistics.facts["sink_above"]
     sinks = found.sinks
     if not sinks:
-        ink.say(f"No head puts more than {above:g} of its weight on the first token.")
+        ink.say(f"No head puts more than {above:g} of its weight on the first token of a text.")
         return
     told = ", ".join(f"{head} {weight:.2f}" for head, weight in sinks[:MOST])
     more = f" and {len(sinks) - MOST} more" if len(sinks) > MOST else ""
-    ink.say(f"More than {above:g} of the weight on the first token: {told}{more}.")
+    ink.say(
+        f"More than {above:g} of the weight on the first token in some text, and on average: "
+        f"{told}{more}."
+    )
 
 
 def _activation(each: Activation, tokenizer: Any) -> str:

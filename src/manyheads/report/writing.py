@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from manyheads.errors import InputError
-from manyheads.whole import whole
+from manyheads.whole import check_writable, whole
 
 __all__ = ["check_page_path", "write_page"]
 
@@ -14,6 +14,7 @@ def check_page_path(path: Path) -> None:
         raise InputError(f"the report {path} is no HTML", "let its name end in .html")
     if path.is_dir():
         raise InputError(f"the report {path} is a folder", "name a file in it")
+    check_writable(path)
 
 
 def write_page(page: str, path: Path) -> int:

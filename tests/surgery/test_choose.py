@@ -10,6 +10,7 @@ from manyheads.errors import InputError
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder
 from manyheads.models.readout import NoReadout
+from manyheads.parts.gates import Gate
 from manyheads.parts.positions import Rotary
 from manyheads.surgery.choose import choose
 from manyheads.surgery.closing import Closing
@@ -125,6 +126,21 @@ def test_iterating_measures_anew(model: Decoder, by: Any) -> None:
     if by == "ablation":
         greedy = lens.ablate_greedily(model, TEXTS, 4, shown=False)
         assert tuple(each.head for each in chosen.heads) == greedy.order
+
+
+@pytest.mark.parametrize(
+    ("by", "iterative"), [("random", False), ("ablation", True), ("gradient", True)]
+)
+@pytest.mark.parametrize(("bias", "keep"), [("all", "zero"), ("none", "mean")])
+def test_a_layer_that_needs_a_head_keeps_one(
+    by: Any, iterative: bool, bias: Any, keep: Any
+) -> None:
+    gated = tiny(bias=bias, gates=(Gate(at="final"),))
+    options: Any = {"iterative": iterative, "keep": keep, "shown": False}
+    chosen = choose(gated, TEXTS, by, budget=1e9, **options)
+    assert len(chosen.heads) == chosen.total - 2
+    prune(gated, chosen.heads, keep, TEXTS)
+    assert not choose(gated, TEXTS, by, share=1.0, **options).met
 
 
 def test_a_budget_takes_all_that_fit_it(model: Decoder) -> None:

@@ -1,5 +1,6 @@
 """Choose: which heads of a model can go, in which order, and what each further one costs."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -7,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from manyheads.lens.ablation import Cumulative, Without
-from manyheads.lens.addresses import Address
+from manyheads.lens.addresses import Address, attention_at, stacks_of
 from manyheads.lens.effects import Effects, Study
 from manyheads.lens.given import Targets, read
 from manyheads.lens.metrics import Metric, named
@@ -167,7 +168,7 @@ def choose(
     if iterative:
         found, curve = _one_by_one(asked, study, heads, limit, by, budget)
     else:
-        found = ORDERS[by](asked, heads)
+        found = _without_last(ORDERS[by](asked, heads), heads, _bound(asked, heads))
         curve = _in_order(study, [each.head for each in found[:limit]])
     bound = budget if budget is not None or share is not None else 0.0
     count = _within(curve.steps, asked.sign, bound)
@@ -221,12 +222,12 @@ def _one_by_one(
     gone: list[HeadGoes] = []
     steps: list[Without] = []
     first: Effects | None = None
-    left, complete = list(heads), True
-    while left and len(gone) < limit and complete:
+    left, complete, bound = list(heads), True, _bound(asked, heads)
+    while (may := _may_go(left, bound)) and len(gone) < limit and complete:
         if by == "ablation":
-            chosen, effects = _least_harm(asked, study, left, gone, first)
+            chosen, effects = _least_harm(asked, study, may, gone, first)
         else:
-            chosen = _least_important(asked, left, gone)
+            chosen = _least_important(asked, left, gone, may)
             effects = study.measure([tuple(each.head.head for each in (*gone, chosen))])
             chosen = replace(chosen, harmful=_helped(asked, steps, effects))
         first, complete = first or effects, effects.complete
@@ -274,7 +275,9 @@ def _least_harm(
     return goes, whole
 
 
-def _least_important(asked: Question, left: list[Address], gone: Sequence[HeadGoes]) -> HeadGoes:
+def _least_important(
+    asked: Question, left: list[Address], gone: Sequence[HeadGoes], may: Sequence[Address]
+) -> HeadGoes:
     """By the gradient of the model from which the others are gone already."""
     if len(left) == 1:
         return HeadGoes(left[0], "the last", 0.0)
@@ -284,7 +287,42 @@ def _least_important(asked: Question, left: list[Address], gone: Sequence[HeadGo
     ranked = ORDERS["gradient"](replace(asked, model=pruned), now)
     # Heads keep their order, so that the first that is left is the first here.
     before = dict(zip(now, left, strict=True))
-    return replace(ranked[0], part=before[ranked[0].head])
+    best = next(each for each in ranked if before[each.head] in may)
+    return replace(best, part=before[best.head])
+
+
+def _bound(asked: Question, heads: Sequence[Address]) -> set[int]:
+    """Layers that cannot be without a head: a gate after the projection needs one to gate.
+
+    Without heads it would gate what is always written, a bias or what heads say on average, and
+    what comes of that is no bias.
+    """
+    found = set()
+    for address in heads:
+        layer = address.head.layer
+        stack = stacks_of(asked.model)[address.stack]
+        config = attention_at(stack, layer, address.sublayer).config
+        writes = asked.keep == "mean" or config.bias in ("output", "all")
+        if any(each.at == "final" and (writes or each.how == "plus") for each in config.gates):
+            found.add(layer)
+    return found
+
+
+def _may_go(left: Sequence[Address], bound: set[int]) -> list[Address]:
+    """All but the last heads of layers that cannot be without one."""
+    counts = Counter(each.head.layer for each in left)
+    return [each for each in left if each.head.layer not in bound or counts[each.head.layer] > 1]
+
+
+def _without_last(
+    order: Sequence[HeadGoes], heads: Sequence[Address], bound: set[int]
+) -> list[HeadGoes]:
+    left, found = list(heads), []
+    for each in order:
+        if each.head in _may_go(left, bound):
+            left.remove(each.head)
+            found.append(each)
+    return found
 
 
 def _place(address: Address) -> tuple[StackName, Sublayer]:

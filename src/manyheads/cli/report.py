@@ -15,6 +15,7 @@ from manyheads.cli.asked import (
     JsonFile,
     ModelName,
     TextFile,
+    check_folder,
     check_json,
     open_model,
     write_json,
@@ -22,6 +23,9 @@ from manyheads.cli.asked import (
 from manyheads.errors import CutWarning, InputError
 
 __all__ = ["Report"]
+
+# What training calls the folder of a model, beside which all else of a run lies.
+MODEL = "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ class Report:
 
         check_page_path(self.out)
         check_json(self.json)
+        check_folder(self.pictures)
         text = self._given()
 
         from rich.console import Console
@@ -80,7 +85,7 @@ class Report:
         from manyheads.report.examine import examine
         from manyheads.report.page import compose
 
-        name = Path(self.model).name or self.model
+        name = called(self.model)
         model = open_model(self.model, self.device)
         started = time.monotonic()
         with warnings.catch_warnings():
@@ -131,3 +136,14 @@ class Report:
         from manyheads.report.reading import read_file
 
         return read_file(self.file, max(self.tokens, self.shown))
+
+
+def called(model: str) -> str:
+    """What a reader calls a model: its folder's name, or that of the run which left it there.
+
+    >>> called("gpt2/"), called("org/name"), called("runs/first/model")
+    ('gpt2', 'name', 'first')
+    """
+    place = Path(model)
+    above = place.resolve().parent.name if place.name == MODEL else ""
+    return above or place.name or model

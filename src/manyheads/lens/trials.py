@@ -154,7 +154,7 @@ def try_given(gathered: Gathered, texts: Any) -> None:
         gathered.complete &= found.complete
     else:
         found = gathered.measure(texts, OFFSETS)
-    over = f"{found.facts['texts']:,} given texts"
+    over = _many(found.facts["texts"], "given text")
     gathered.facts["texts"] = found.facts["texts"]
     gathered.findings += of_places(found, {}, gathered.table, over)
     gathered.findings.append(of_entropy(found, gathered.table, over))
@@ -249,7 +249,7 @@ def try_images(gathered: Gathered, model: Vision, given: Any, seed: int) -> None
     seen: Given = read(model, images(model, seed=seed) if given is None else given)
     gathered.facts |= {"images": len(seen), "given": given is not None}
     found = gathered.measure(seen)
-    over = f"{found.facts['texts']:,} images"
+    over = _many(found.facts["texts"], "image")
     gathered.findings.append(of_entropy(found, gathered.table, over))
     if gathered.complete:
         glances = glance(model, seen, shown=gathered.shown)
@@ -290,3 +290,7 @@ def _partnered(
         str(address): {"head": str(partner.address), "composition": partner.composition}
         for address, partner in partners.items()
     }
+
+
+def _many(count: int, thing: str) -> str:
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"

@@ -83,7 +83,7 @@ def test_an_encoder_is_scored_by_masked_words(
         (["--device", "cuda"], "--device is 'cuda' and torch finds no CUDA device: use cpu."),
         (["--steps", "0"], "steps=0 teaches nothing: use 1 or more."),
         (["--batch", "0"], "batch_tokens=0 teaches nothing: use 1 or more."),
-        (["-o", "corpus.txt"], "--out corpus.txt is a file: name a folder."),
+        (["-o", "corpus.txt"], "corpus.txt is a file: name a folder."),
     ],
 )
 def test_wrong_wishes_are_refused(

@@ -67,6 +67,11 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(
         assert not said.out
 
 
+def test_the_model_is_not_written_over(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prune(place, "--keep", "0.5", "-o", str(place / "model" / ".." / "model")) == 2
+    assert "holds the model itself, which would be lost: name another." in capsys.readouterr().err
+
+
 def test_numbers_come_as_json(place: Path, tmp_path: Path) -> None:
     picture, numbers = tmp_path / "curve.png", tmp_path / "numbers.json"
     wanted = ["--keep", "0.75", "--by", "random", "--picture", str(picture)]

@@ -71,3 +71,13 @@ def test_without_words_it_is_about_our_own_model_and_articles(
     monkeypatch.chdir(tmp_path)
     assert main(["report", "--tokens", "64", "--shown", "16", "--by", "none"]) == 0
     assert "articles of our own" in (tmp_path / "report.html").read_text("utf-8")
+
+
+def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, text = tmp_path / "report.html", str(folder / "text.txt")
+    given = ["report", str(folder / "model"), "--file", text, "-o", str(out)]
+    assert main([*given, "--pictures", text]) == 2
+    assert "text.txt is a file: name a folder." in capsys.readouterr().err
+    assert not out.exists()

@@ -123,12 +123,15 @@ def where(of: PartName) -> dict[str, Any]:
     }
 
 
-def check_folder(path: Path | None) -> None:
-    """Refuse a place for a model before it is made in vain."""
-    if path is not None and path.is_file():
-        raise InputError(f"--out {path} is a file", "name a folder")
-    if path is not None:
-        check_writable(path)
+def check_folder(path: Path | None, source: str = "") -> None:
+    """Refuse a place for what comes of a model before it is made in vain, or over the model."""
+    if path is None:
+        return
+    if path.is_file():
+        raise InputError(f"{path} is a file", "name a folder")
+    if source and path.is_dir() and path.resolve() == Path(source).resolve():
+        raise InputError(f"{path} holds the model itself, which would be lost", "name another")
+    check_writable(path)
 
 
 def check_json(path: Path | None) -> None:

@@ -92,7 +92,7 @@ class GateCommand:
         from manyheads.surgery.gating import pieces, teach_gates
 
         check_json(self.json)
-        check_folder(self.out)
+        check_folder(self.out, self.model)
         model = open_model(self.model, self.device)
         gate = Gate(
             at=self.at,

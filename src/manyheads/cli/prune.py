@@ -156,7 +156,7 @@ class Prune:
         check_json(self.json)
         if self.picture is not None:
             check_path(self.picture)
-        check_folder(self.out)
+        check_folder(self.out, self.model)
         return Wish(
             what=self.what,
             share=None if self.keep is None else 1 - self.keep,

@@ -4,12 +4,14 @@ from manyheads.attention import Attention, AttentionConfig
 from manyheads.cache import Cache, Fixed, Growing
 from manyheads.checkpoints.classes import with_classes
 from manyheads.checkpoints.folder import load, save
+from manyheads.data.image_files import read_image
 from manyheads.decoding.chat import apply_chat, chat_prompt
 from manyheads.decoding.choosing import Beams, Greedy, Sample
 from manyheads.decoding.loop import generate, stream
 from manyheads.decoding.written import Written
 from manyheads.encoding.classify import classify
 from manyheads.encoding.encode import encode
+from manyheads.encoding.images import classify_images
 from manyheads.encoding.tagging import tag
 from manyheads.errors import ManyheadsError
 from manyheads.models.build import build, named, sizes
@@ -115,10 +117,12 @@ __all__ = [
     "build",
     "chat_prompt",
     "classify",
+    "classify_images",
     "encode",
     "generate",
     "load",
     "named",
+    "read_image",
     "save",
     "sizes",
     "stream",

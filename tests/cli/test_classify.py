@@ -4,8 +4,20 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from manyheads import classify, load, save, tag, with_classes
+from manyheads import (
+    Vision,
+    build,
+    classify,
+    classify_images,
+    load,
+    read_image,
+    save,
+    tag,
+    with_classes,
+)
+from manyheads.checkpoints.classes import name_classes
 from manyheads.cli.main import main
 from tests.encoding.tiny import small
 
@@ -49,7 +61,11 @@ def test_all_shares_go_to_a_file(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "texts come from --text or from --file: give one of both, not both."),
+        (
+            [],
+            "what to classify comes from --text, from --file or from --image: give one of them.",
+        ),
+        (["--image", "a.png"], "model reads no images: give it texts with --text or --file."),
         (["--text", "a", "-o", "x.csv"], "x.csv does not end as a file of rows: use .jsonl."),
         (
             ["--text", "a", "-o", "no/x.jsonl"],
@@ -84,3 +100,29 @@ def test_words_are_told_one_a_line_or_as_training_reads_them(
     assert [row["tokens"] for row in rows] == [text.split() for text in TEXTS]
     assert [row["tags"] for row in rows] == [[each.label for each in row] for row in found]
     assert capsys.readouterr().out == f"6 words of 2 texts to {out}\n"
+
+
+def test_images_are_told_one_a_line_or_by_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, files = tmp_path / "vit", [tmp_path / "seen/a.png", tmp_path / "seen/b.png"]
+    shape = {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "image": 32, "classes": 2}
+    model = build("vit-b16", seed=0, **shape)
+    assert isinstance(model, Vision)
+    name_classes(model, ("cat", "dog"))
+    save(model, folder)
+    files[0].parent.mkdir()
+    for place, file in enumerate(files):
+        Image.new("RGB", (40, 30), (200 * place, 90, 30)).save(file)
+    found = classify_images(model, [read_image(model, file) for file in files])
+    best = [f"{share:.3f}" for share in found.shares.max(1).values.tolist()]
+    rows = zip(found.labels, best, map(str, files), strict=True)
+    assert main(["classify", str(folder), "--image", str(files[0].parent)]) == 0
+    assert capsys.readouterr().out.splitlines() == ["\t".join(row) for row in rows]
+    out = tmp_path / "found.jsonl"
+    assert main(["classify", str(folder), "--image", str(files[0]), "-o", str(out)]) == 0
+    row = json.loads(out.read_text())
+    assert (row["image"], row["label"]) == (str(files[0]), found.labels[0])
+    assert capsys.readouterr().out.startswith("1 image (")
+    assert main(["classify", str(folder), "--image", str(tmp_path / "no.png")]) == 2
+    assert "no.png: name an image." in capsys.readouterr().err

@@ -101,7 +101,7 @@ def test_cut_texts_are_told_of(
     ("arguments", "said"),
     [
         (["--text", "a"], "nothing says where the vectors go: add --out vectors.npy."),
-        (["--out", "x.npy"], "texts come from --text or from --file: give one of both, not both."),
+        (["--out", "x.npy"], "texts come from --text or from --file: give one of both."),
         (["--text", "a", "--out", "x.txt"], "x.txt does not end as a file of vectors"),
         (["--text", "a", "--out", "no/x.npy"], "there is no folder no: make it, or name another."),
         (

@@ -114,7 +114,7 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
         (
             "schedule",
             {"kind": "WarmupStableDecay", "warmup": 5, "decay": 5},
-            "phase '0': warmup=5 and decay=5 do not fit in 8 steps: "
+            "the run: warmup=5 and decay=5 do not fit in 8 steps: "
             "give more steps or less of the others.",
         ),
         (

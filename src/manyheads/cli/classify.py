@@ -1,4 +1,4 @@
-"""manyheads classify: texts to the classes that a model tells apart."""
+"""manyheads classify: texts or images to the classes that a model tells apart."""
 
 import json
 import sys
@@ -15,6 +15,7 @@ from manyheads.cli.asked import (
     LineFiles,
     OutFile,
     Texts,
+    counted,
     cuts_told,
     lines_of,
     open_model,
@@ -27,10 +28,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Classify"]
 
+Images = Annotated[
+    tyro.conf.UseAppendAction[tuple[Path, ...]],
+    tyro.conf.arg(metavar="IMAGE", help_behavior_hint="(repeatable)"),
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Classify:
-    """Tell the class of each text, or of each word, as the model was trained to: one text a line.
+    """Tell the class of each text, word or image, as the model was trained to: one text a line.
 
     For example: manyheads classify runs/moods/model --file reviews.txt -o moods.jsonl
     """
@@ -43,6 +49,9 @@ class Classify:
 
     file: LineFiles = ()
     """Texts to classify, each line one; - is what is piped in."""
+
+    image: Images = ()
+    """For a model that reads images: a PNG, a JPEG, or a folder of them."""
 
     out: OutFile = None
     """A .jsonl file for shares of all classes, or tags of words, written whole or not at all."""
@@ -58,14 +67,20 @@ class Classify:
 
     def run(self) -> int:
         """Say the class of each text, its share and the text, or how many went where."""
-        if bool(self.file) == bool(self.text):
-            raise InputError("texts come from --text or from --file", "give one of both, not both")
+        if sum(map(bool, (self.text, self.file, self.image))) != 1:
+            raise InputError(
+                "what to classify comes from --text, from --file or from --image",
+                "give one of them",
+            )
         if self.out is not None:
             from manyheads.encoding.storing import check_place
 
             if self.out.suffix != ".jsonl":
                 raise InputError(f"{self.out} does not end as a file of rows", "use .jsonl")
             check_place(self.out)
+        if self.image:
+            self._look()
+            return 0
         texts = list(self.text) or [line for file in self.file for line in lines_of(file)]
         from manyheads.encoding.classify import classify_counted
         from manyheads.encoding.encode import Options
@@ -79,14 +94,31 @@ class Classify:
         found, done = classify_counted(model, texts, options)
         if done.cut:
             print(done.told, file=sys.stderr)
-        if self.out is None:
-            for text, label, share in zip(texts, found.labels, _best(found), strict=True):
-                print(f"{label}\t{share:.3f}\t{text}")
-        else:
-            _write_rows(_told(found, texts), self.out)
-            counts = ", ".join(f"{found.labels.count(name):,} {name}" for name in found.names)
-            print(f"{len(texts):,} texts ({counts}) to {self.out}")
+        self._tell(found, texts, "text")
         return 0
+
+    def _look(self) -> None:
+        from manyheads.data.image_files import images_in, read_image
+        from manyheads.encoding.images import classify_images
+        from manyheads.models.vision import Vision
+
+        files = [file for path in self.image for file in images_in(path)]
+        model = open_model(self.model, self.device, self.dtype)
+        if not isinstance(model, Vision):
+            raise InputError(f"{self.model} reads no images", "give it texts with --text or --file")
+        read = (read_image(model, file) for file in files)
+        found = classify_images(model, read, total=len(files))
+        self._tell(found, [str(file) for file in files], "image")
+
+    def _tell(self, found: "Classes", given: list[str], what: str) -> None:
+        """A line for each, or a file of rows and how many went where."""
+        if self.out is None:
+            for each, label, share in zip(given, found.labels, _best(found), strict=True):
+                print(f"{label}\t{share:.3f}\t{each}")
+            return
+        _write_rows(_told(found, given, what), self.out)
+        counts = ", ".join(f"{found.labels.count(name):,} {name}" for name in found.names)
+        print(f"{counted(len(given), what)} ({counts}) to {self.out}")
 
     def _tag(self, model: "Model", texts: list[str]) -> None:
         """A word a line and a blank one between texts, or rows as training reads them."""
@@ -106,7 +138,8 @@ class Classify:
             for row in found
         )
         _write_rows(rows, self.out)
-        print(f"{sum(map(len, found)):,} words of {len(texts):,} texts to {self.out}")
+        words = counted(sum(map(len, found)), "word")
+        print(f"{words} of {counted(len(texts), 'text')} to {self.out}")
 
 
 def _best(found: "Classes") -> list[float]:
@@ -114,10 +147,10 @@ def _best(found: "Classes") -> list[float]:
     return best
 
 
-def _told(found: "Classes", texts: list[str]) -> Iterator[dict[str, Any]]:
-    for text, label, shares in zip(texts, found.labels, found.shares.tolist(), strict=True):
+def _told(found: "Classes", given: list[str], what: str) -> Iterator[dict[str, Any]]:
+    for each, label, shares in zip(given, found.labels, found.shares.tolist(), strict=True):
         said = dict(zip(found.names, shares, strict=True))
-        yield {"text": text, "label": label, "shares": said}
+        yield {what: each, "label": label, "shares": said}
 
 
 def _write_rows(rows: Iterable[dict[str, Any]], file: Path) -> None:

@@ -14,6 +14,7 @@ from manyheads.cli.asked import (
     LineFiles,
     OutFile,
     Texts,
+    counted,
     lines_of,
     open_model,
 )
@@ -70,7 +71,7 @@ class Encode:
         if self.out is None:
             raise InputError("nothing says where the vectors go", "add --out vectors.npy")
         if bool(self.file) == bool(self.text):
-            raise InputError("texts come from --text or from --file", "give one of both, not both")
+            raise InputError("texts come from --text or from --file", "give one of both")
         from manyheads.encoding.storing import check_target, store
 
         check_target(self.out)
@@ -85,7 +86,7 @@ class Encode:
         if done.cut:
             print(done.told, file=sys.stderr)
         print(
-            f"{len(texts):,} texts, {done.tokens:,} tokens in {seconds:.1f} s "
+            f"{counted(len(texts), 'text')}, {done.tokens:,} tokens in {seconds:.1f} s "
             f"({done.tokens / seconds:,.0f} tokens/s): "
             f"vectors of {done.vectors.shape[1]} to {self.out}"
         )

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from manyheads.data.habits import grey, image_habits
-from manyheads.errors import InputError
+from manyheads.data import image_files
 from manyheads.models.vision import Vision
 
 __all__ = ["Picture", "read_image"]
@@ -32,29 +30,19 @@ class Picture:
 
 
 def read_image(model: Vision, file: Path) -> Picture:
-    """Any image that Pillow reads, brought to the size and the range that the model learnt."""
-    from PIL import Image, UnidentifiedImageError
+    """An image file as the model reads it, and as people see it."""
+    pixels = image_files.read_image(model, file)
+    from PIL import Image
 
-    if not file.is_file():
-        raise InputError(f"there is no file {file}", "name an image")
     patches = model.config.patches
-    try:
-        with Image.open(file) as opened:
-            whole = opened.convert("RGB").resize((patches.image, patches.image))
-    except (UnidentifiedImageError, Image.DecompressionBombError):
-        raise InputError(f"{file} is no image", "name a PNG or a JPEG") from None
     written = BytesIO()
-    whole.save(written, format="PNG")
-    raw = torch.frombuffer(bytearray(whole.tobytes()), dtype=torch.uint8)
-    pixels = raw.reshape(patches.image, patches.image, 3).permute(2, 0, 1).float() / 255
-    if patches.channels == 1:
-        pixels = grey(pixels)
-    mean, deviation = image_habits(model, patches.channels)
+    with Image.open(file) as opened:
+        opened.convert("RGB").resize((patches.image, patches.image)).save(written, format="PNG")
     weight = next(model.parameters())
     side = patches.image // patches.size
     return Picture(
         address=f"data:image/png;base64,{b64encode(written.getvalue()).decode('ascii')}",
         rows=side,
         columns=side,
-        pixels=((pixels - mean) / deviation).contiguous().to(weight.device, weight.dtype),
+        pixels=pixels.to(weight.device, weight.dtype),
     )

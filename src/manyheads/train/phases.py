@@ -45,22 +45,27 @@ class Phase:
         smallest = self.batch if isinstance(self.batch, int) else self.batch.first
         if self.length < 1 or self.lasts.count < 1:
             raise ConfigError(
-                f"phase {self.name!r} has length={self.length} and lasts {self.lasts}",
+                f"{self.called} has length={self.length} and lasts {self.lasts}",
                 "use 1 or more of each",
             )
         if smallest < self.length:
             raise ConfigError(
-                f"phase {self.name!r} has texts of {self.length} tokens and a batch of {smallest}",
+                f"{self.called} has texts of {self.length} tokens and a batch of {smallest}",
                 f"use a batch of {self.length} tokens or more",
             )
         if self.rotary != "kept" and self.rotary <= 1:
             raise ConfigError(
-                f"phase {self.name!r} has rotary={self.rotary:g}", 'use a base above 1, or "kept"'
+                f"{self.called} has rotary={self.rotary:g}", 'use a base above 1, or "kept"'
             )
         try:
             self.schedule.check(self.steps)
         except ConfigError as error:
-            raise ConfigError(f"phase {self.name!r}: {error.problem}", error.remedy) from None
+            raise ConfigError(f"{self.called}: {error.problem}", error.remedy) from None
+
+    @property
+    def called(self) -> str:
+        """As errors call it: the only phase of a run is the run, and has no name."""
+        return f"phase {self.name!r}" if self.name else "the run"
 
     @property
     def steps(self) -> int:

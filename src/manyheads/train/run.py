@@ -160,9 +160,9 @@ class Stretch:
                 "give one of both, above 0",
             )
 
-    def phase(self, index: int) -> Phase:
+    def phase(self, index: int, *, alone: bool = False) -> Phase:
         return Phase(
-            name=self.name or str(index),
+            name=self.name or ("" if alone else str(index)),
             length=self.data.length,
             batch=self.data.batch,
             lasts=Steps(self.steps) if self.steps else Tokens(self.tokens),
@@ -269,7 +269,8 @@ def phases_of(tables: Mapping[str, Any]) -> Phases:
 
 
 def _phases(stretches: Sequence[Stretch]) -> Phases:
-    return Phases(tuple(each.phase(index) for index, each in enumerate(stretches)))
+    alone = len(stretches) == 1
+    return Phases(tuple(each.phase(index, alone=alone) for index, each in enumerate(stretches)))
 
 
 def _stretches(tables: Mapping[str, Any]) -> Iterator[Stretch]:

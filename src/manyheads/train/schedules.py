@@ -248,7 +248,9 @@ def _check(warmup: int, floor: float) -> None:
 
 def _check_fits(steps: int, **taken: int) -> None:
     if sum(taken.values()) > steps:
-        said = " and ".join(f"{name}={count}" for name, count in taken.items() if count)
+        listed = [f"{name}={count}" for name, count in taken.items() if count]
+        fit = "does not fit" if len(listed) == 1 else "do not fit"
         raise ConfigError(
-            f"{said} do not fit in {steps} steps", "give more steps or less of the others"
+            f"{' and '.join(listed)} {fit} in {steps} steps",
+            "give more steps or less of the others",
         )

@@ -1,0 +1,37 @@
+"""Images to classes."""
+
+import torch
+
+from manyheads.checkpoints.classes import name_classes
+from manyheads.encoding.images import classify_images
+from manyheads.errors import InputError
+from manyheads.models.build import Model, build
+from tests.messages import refuses
+
+
+def seeing() -> Model:
+    model = build("vit-b16", layers=2, width=32, heads=4, hidden=64, image=32, classes=3, seed=0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2, generator=torch.Generator().manual_seed(parameter.numel()))
+    return model
+
+
+def test_shares_are_those_of_the_logits_however_many_run_together() -> None:
+    model, images = seeing().train(), torch.randn(5, 3, 32, 32)
+    name_classes(model, ("cat", "dog", "owl"))
+    found = classify_images(model, (image for image in images), batch=2, total=5)
+    assert model.training
+    logits = model.eval()(images).logits
+    torch.testing.assert_close(found.shares, logits.softmax(1).detach())
+    assert found.labels == tuple(("cat", "dog", "owl")[int(each)] for each in logits.argmax(1))
+    torch.testing.assert_close(classify_images(model, images).shares, found.shares)
+
+
+def test_what_cannot_be_classified_is_refused() -> None:
+    with refuses(InputError, "this Decoder reads no images: classify texts with it."):
+        classify_images(build("gpt2", layers=1, width=16, heads=2, vocabulary=9), [])
+    with refuses(InputError, "there is no image to classify: give at least one."):
+        classify_images(seeing(), [])
+    with refuses(InputError, "batch=0 holds no image: use 1 or more."):
+        classify_images(seeing(), [], batch=0)

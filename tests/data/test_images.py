@@ -136,3 +136,12 @@ def test_what_is_no_folder_of_images_is_named(folder: Path, tmp_path: Path) -> N
     (tmp_path / "cat" / "0.png").write_bytes(b"broken")
     with pytest.raises(InputError, match=r"0\.png is no image that can be read"):
         ImageFolder(folder).batch([0])
+
+
+def test_every_channel_may_have_its_own_range() -> None:
+    pixels = np.full((1, 2, 2, 3), 255, dtype=np.uint8)
+    images = ImageArrays(pixels=pixels, mean=(0.5, 0.4, 0.2), std=(0.5, 0.3, 0.1)).batch([0]).images
+    assert images is not None
+    torch.testing.assert_close(images[0][:, 0, 0], torch.tensor([1.0, 2.0, 8.0]))
+    with refuses(InputError, "2 numbers are given for images of 3 channels: give one, or 3."):
+        ImageArrays(pixels=pixels, mean=(0.5, 0.4)).batch([0])

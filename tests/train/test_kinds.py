@@ -143,6 +143,12 @@ def test_images_are_classified(tmp_path: Path) -> None:
     assert losses(tmp_path)[-1] < losses(tmp_path)[0] - 0.1
     mean, deviation = image_habits(load(tmp_path / "out/model"), 1)
     assert (float(mean), float(deviation)) == (pytest.approx(0.4), 0.5)
+    # Learning goes on in the range that the model came with.
+    asked["model"] = {"folder": str(tmp_path / "out/model")}
+    del asked["data"]["mean"]
+    asked["run"] = {"folder": str(tmp_path / "more"), "steps": 1, "device": "cpu"}
+    assert train(run_of(asked), shown=False).standing.data["mean"] == 0.4
+    assert float(image_habits(load(tmp_path / "more/model"), 1)[0]) == pytest.approx(0.4)
 
 
 def test_recomputed_layers_give_the_same_run(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.data.images import ByChannel
 from manyheads.models.vision import Vision
 
 __all__ = ["grey", "image_habits", "tell_image_habits"]
@@ -32,7 +33,7 @@ def image_habits(model: Vision, channels: int) -> tuple[Tensor, Tensor]:
     return found[0], found[1]
 
 
-def tell_image_habits(model: Vision, mean: float, std: float) -> None:
+def tell_image_habits(model: Vision, mean: ByChannel, std: ByChannel) -> None:
     """Write down how images were made numbers, for us and for `transformers`.
 
     What the model says besides, of cropping for example, stays.
@@ -49,6 +50,10 @@ def tell_image_habits(model: Vision, mean: float, std: float) -> None:
         "do_normalize": True,
     }
     said = json.loads(model.side_files.get(FILE, b"{}"))
-    now = {"image_mean": [mean] * patches.channels, "image_std": [std] * patches.channels}
+    now = {"image_mean": _listed(mean, model), "image_std": _listed(std, model)}
     told = json.dumps({**usual, **said, **now}, indent=2).encode()
     model.side_files = {**model.side_files, FILE: told}
+
+
+def _listed(given: ByChannel, model: Vision) -> list[float]:
+    return list(given) if isinstance(given, tuple) else [given] * model.config.patches.channels

@@ -19,7 +19,10 @@ from manyheads.data.batch import Batch
 from manyheads.data.files import opened
 from manyheads.errors import InputError, MissingExtraError
 
-__all__ = ["ImageArrays", "ImageFolder", "images_of_idx", "images_of_npz", "read_idx"]
+__all__ = ["ByChannel", "ImageArrays", "ImageFolder", "images_of_idx", "images_of_npz", "read_idx"]
+
+# One number for all channels of an image, or one for each.
+ByChannel = float | tuple[float, ...]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 MODES = {1: "L", 3: "RGB"}
@@ -34,8 +37,8 @@ class ImageArrays:
     pixels: NDArray[Any]
     labels: NDArray[Any] | None = None
     names: tuple[str, ...] = ()
-    mean: float = 0.5
-    std: float = 0.5
+    mean: ByChannel = 0.5
+    std: ByChannel = 0.5
     tokens_each: int = 1
 
     def __post_init__(self) -> None:
@@ -81,8 +84,8 @@ class ImageFolder:
         *,
         size: int | None = None,
         channels: int = 3,
-        mean: float = 0.5,
-        std: float = 0.5,
+        mean: ByChannel = 0.5,
+        std: ByChannel = 0.5,
         tokens_each: int = 1,
         names: Sequence[str] = (),
     ) -> None:
@@ -201,11 +204,22 @@ def _idx_array(path: Path, rest: bytes, dtype: np.dtype[Any], axes: int) -> NDAr
     return np.frombuffer(data, dtype=dtype).reshape(shape).astype(dtype.newbyteorder("="))
 
 
-def _scaled(pixels: NDArray[Any], mean: float, std: float) -> Tensor:
+def _scaled(pixels: NDArray[Any], mean: ByChannel, std: ByChannel) -> Tensor:
     """Whole numbers are pixels of 0 to 255; others are taken to be scaled already."""
     image = pixels.astype(np.float32)
     if pixels.dtype.kind in "iu":
         image /= 255
     if image.ndim == 2:
         image = image[:, :, None]
-    return torch.from_numpy(np.ascontiguousarray((image.transpose(2, 0, 1) - mean) / std))
+    shift, scale = (_by_channel(each, image.shape[2]) for each in (mean, std))
+    return torch.from_numpy(np.ascontiguousarray((image.transpose(2, 0, 1) - shift) / scale))
+
+
+def _by_channel(given: ByChannel, channels: int) -> NDArray[np.float32]:
+    numbers = np.asarray(given, dtype=np.float32).reshape(-1, 1, 1)
+    if len(numbers) not in (1, channels):
+        raise InputError(
+            f"{len(numbers)} numbers are given for images of {channels} channels",
+            f"give one, or {channels}",
+        )
+    return numbers

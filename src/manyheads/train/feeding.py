@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from manyheads.data.ends import ENDS, known_end, own_end
 from manyheads.data.examples import labelled_examples, paired_examples, tagged_examples
-from manyheads.data.images import ImageFolder, images_of_idx, images_of_npz
+from manyheads.data.images import ByChannel, ImageFolder, images_of_idx, images_of_npz
 from manyheads.data.labelled import LabelledTexts, TaggedTexts
 from manyheads.data.labelled import Pairs as PairSource
 from manyheads.data.pieces import Documents, Fixed, Pieces
@@ -310,14 +310,17 @@ class Tagged(Rows):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images(Amount):
-    """A folder a class, an .npz, or two idx files, images and labels; a batch counts images."""
+    """A folder a class, an .npz, or two idx files, images and labels; a batch counts images.
+
+    `mean` and `std`, of all channels or of each, are the model's own unless they are given.
+    """
 
     train: tuple[str, ...]
     validation: tuple[str, ...] = ()
     size: int | None = None
     channels: Literal[1, 3] = 3
-    mean: float = 0.5
-    std: float = 0.5
+    mean: ByChannel | Literal["model"] = "model"
+    std: ByChannel | Literal["model"] = "model"
 
     @property
     def length(self) -> int:
@@ -342,7 +345,8 @@ class Images(Amount):
         return Fed(training=training, validation=held)
 
     def _images(self, paths: tuple[str, ...], names: tuple[str, ...]) -> Pieces:
-        options: dict[str, Any] = {"mean": self.mean, "std": self.std}
+        given = {"mean": self.mean, "std": self.std}
+        options: dict[str, Any] = {name: each for name, each in given.items() if each != "model"}
         first = Path(paths[0])
         if first.is_dir():
             options |= {"size": self.size, "channels": self.channels}

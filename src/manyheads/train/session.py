@@ -32,6 +32,7 @@ from manyheads.train.starting import (
     export,
     first_model,
     name_as,
+    ranged,
     tell_ends,
     tokenizer_of,
 )
@@ -204,7 +205,7 @@ class _Session:
         self, index: int, model: Model, origin: Path | None, standing: Standing
     ) -> tuple[Entrance, Standing, bool]:
         """Set a phase up, put the state of the checkpoint into it, and train to its end."""
-        asked, data = self.asked, self.asked.data[index]
+        asked, data = self.asked, ranged(self.asked.data[index], model)
         # Kept is what the last phase that changed it has left.
         for phase in asked.phases.each[: index + 1]:
             if phase.rotary != "kept":

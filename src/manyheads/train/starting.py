@@ -1,6 +1,7 @@
 """The model that a run starts with, and the one that it leaves."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,7 +11,8 @@ from torch import Tensor
 from manyheads.checkpoints.classes import Classified, name_classes, with_classes
 from manyheads.checkpoints.companions import TOKENIZER, read_tokenizer
 from manyheads.checkpoints.folder import Saved, load, save
-from manyheads.data.habits import tell_image_habits
+from manyheads.data.habits import image_habits, tell_image_habits
+from manyheads.data.images import ByChannel
 from manyheads.errors import ConfigError, InputError, ManyheadsError
 from manyheads.models.build import Model, build
 from manyheads.models.readout import ClassHead, TokenHead
@@ -26,7 +28,16 @@ from manyheads.train.objectives import CausalLM, Objective, Seq2SeqLM
 from manyheads.train.run import Start
 from manyheads.train.tiling import tile
 
-__all__ = ["check_fits", "dressed", "export", "first_model", "name_as", "tell_ends", "tokenizer_of"]
+__all__ = [
+    "check_fits",
+    "dressed",
+    "export",
+    "first_model",
+    "name_as",
+    "ranged",
+    "tell_ends",
+    "tokenizer_of",
+]
 
 
 def first_model(start: Start, seed: int, classified: Classified | None = None) -> Model:
@@ -108,13 +119,35 @@ def name_as(model: Model, names: tuple[str, ...]) -> None:
     name_classes(model, names)
 
 
+def ranged(data: Data, model: Model) -> Data:
+    """The data with the range that the model brings its images to, where none is given."""
+    if not isinstance(data, Images) or not isinstance(model, Vision):
+        return data
+    mean, std = _range(data, model)
+    return replace(data, mean=mean, std=std)
+
+
+def _range(data: Images, model: Vision) -> tuple[ByChannel, ByChannel]:
+    mean, std = map(_numbers, image_habits(model, model.config.patches.channels))
+    return (
+        mean if data.mean == "model" else data.mean,
+        std if data.std == "model" else data.std,
+    )
+
+
+def _numbers(by_channel: Tensor) -> ByChannel:
+    """One number where all are alike, without what single precision put behind the sixth digit."""
+    found = tuple(round(each, 6) for each in by_channel.flatten().tolist())
+    return found[0] if len(set(found)) == 1 else found
+
+
 def tell_ends(model: Model, objective: Objective, data: Data) -> None:
     """Say how the texts that a model has learnt to write start and end, unless it says so.
 
     Of one that has learnt from images it says how they were brought to numbers.
     """
     if isinstance(data, Images) and isinstance(model, Vision):
-        tell_image_habits(model, data.mean, data.std)
+        tell_image_habits(model, *_range(data, model))
     found: dict[str, int | None] = {}
     if isinstance(objective, Seq2SeqLM) and isinstance(model, Seq2Seq):
         found["decoder_start_token_id"] = objective.start_of(model)

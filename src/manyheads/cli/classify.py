@@ -42,7 +42,7 @@ class Classify:
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """The folder of a model with classes and a tokenizer, or a model of the hub: org/name."""
+    """The folder of a model with classes, or a model of the hub: org/name."""
 
     text: Texts = ()
     """A text to classify; given several times, each is one."""

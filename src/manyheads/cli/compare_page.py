@@ -21,6 +21,8 @@ def show(console: Console, before: str, after: str, found: Comparison) -> None:
     ink.title(visible(f"{before} → {after}"))
     for line in str(found).splitlines():
         ink.say(visible(line))
+    if not any(shift > 0 for _, shift in found.ranked()):
+        return
     ink.heading("Heads that moved most")
     console.print(found.table())
     ink.say("shift: the change over all measures, in units of how much heads differ.", "dim")

@@ -16,6 +16,7 @@ FLOORS = {
     "taps.py": 0,
     "tokenizing.py": 0,
     "whole.py": 0,
+    "wording.py": 0,
     "parts/": 1,
     "kernels/": 2,
     "cache.py": 2,

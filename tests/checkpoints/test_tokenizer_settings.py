@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from manyheads import build, load, save
-
-transformers = pytest.importorskip("transformers")
 
 WORDS = ["<|end|>", "[PAD]", "[UNK]", "[MASK]", "a", "b", "c"]
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 
 from manyheads import build, load, save
@@ -51,7 +52,6 @@ def test_what_was_trained_on_is_told_and_what_was_known_stays() -> None:
 
 
 def test_transformers_makes_the_same_numbers(photo: Path, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
     model = small()
     tell_image_habits(model, 0.4, 0.3)
     save(model, tmp_path / "model")

@@ -134,7 +134,7 @@ def test_what_is_no_folder_of_images_is_named(folder: Path, tmp_path: Path) -> N
     ):
         ImageFolder(folder / "cat")
     (tmp_path / "cat" / "0.png").write_bytes(b"broken")
-    with pytest.raises(InputError, match=r"0\.png is no image that can be read"):
+    with pytest.raises(InputError, match=r"0\.png is no image: name a PNG"):
         ImageFolder(folder).batch([0])
 
 

@@ -24,12 +24,14 @@ PLAIN = ("tokenizer_class", "clean_up_tokenization_spaces", "model_input_names")
 
 
 def settings_file(model: Model, beside: Mapping[str, bytes]) -> dict[str, bytes]:
-    """A tokenizer_config.json, if there is a tokenizer and none beside it.
+    """A tokenizer_config.json, if there is a tokenizer and none that fits it beside it.
 
     Without it the tokenizer is opened as the family's own: that of GPT-2 gets a token more than the
     model has words, and that of ModernBERT does not know which token masks.
     """
     if model.tokenizer is None or TOKENIZER not in beside:
+        return {}
+    if TOKENIZER_CONFIG in beside and not _outdated(beside[TOKENIZER_CONFIG], model.tokenizer):
         return {}
     types = getattr(getattr(model.config, "embedding", None), "types", 0)
     inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
@@ -39,8 +41,6 @@ def settings_file(model: Model, beside: Mapping[str, bytes]) -> dict[str, bytes]
         "model_input_names": inputs,
         **_specials(model.tokenizer, model.generation),
     }
-    if TOKENIZER_CONFIG in beside and not _outdated(beside[TOKENIZER_CONFIG], model.tokenizer):
-        return {}
     return {TOKENIZER_CONFIG: json.dumps(told, indent=2).encode()}
 
 

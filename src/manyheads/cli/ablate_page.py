@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from manyheads.cli.asked import counted
 from manyheads.cli.ink import Ink, visible
+from manyheads.wording import counted
 
 if TYPE_CHECKING:
     from manyheads.lens.ablation import Ablation, Cumulative

@@ -33,7 +33,6 @@ __all__ = [
     "Texts",
     "check_folder",
     "check_json",
-    "counted",
     "cuts_told",
     "first_labelled",
     "first_texts",
@@ -136,20 +135,13 @@ def check_folder(path: Path | None, source: str = "") -> None:
 
 def check_json(path: Path | None) -> None:
     """Refuse a place for the numbers before anything is measured in vain."""
-    if path is not None and path.suffix != ".json":
+    if path is None:
+        return
+    if path.suffix != ".json":
         raise InputError(f"--json {path} does not end in .json", "name a file that does")
-    if path is not None and path.is_dir():
+    if path.is_dir():
         raise InputError(f"--json {path} is a folder", "name a file")
-    if path is not None:
-        check_writable(path)
-
-
-def counted(count: int, thing: str) -> str:
-    """
-    >>> counted(1, "text"), counted(1200, "text")
-    ('1 text', '1,200 texts')
-    """
-    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+    check_writable(path)
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from manyheads.cli.asked import (
     LineFiles,
     OutFile,
     Texts,
-    counted,
     cuts_told,
     lines_of,
     open_model,
@@ -25,6 +24,8 @@ from manyheads.errors import InputError
 if TYPE_CHECKING:
     from manyheads.encoding.classify import Classes
     from manyheads.models.build import Model
+
+from manyheads.wording import counted
 
 __all__ = ["Classify"]
 

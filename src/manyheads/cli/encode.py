@@ -14,7 +14,6 @@ from manyheads.cli.asked import (
     LineFiles,
     OutFile,
     Texts,
-    counted,
     lines_of,
     open_model,
 )
@@ -22,6 +21,8 @@ from manyheads.errors import InputError
 
 if TYPE_CHECKING:
     from manyheads.encoding.encode import Options
+
+from manyheads.wording import counted
 
 __all__ = ["Encode"]
 

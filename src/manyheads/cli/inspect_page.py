@@ -4,10 +4,10 @@ from typing import Any
 
 from rich.console import Console
 
-from manyheads.cli.asked import counted
 from manyheads.cli.ink import Ink, visible
 from manyheads.lens.inspection import Inspection
 from manyheads.lens.observer import Activation
+from manyheads.wording import counted
 
 __all__ = ["show"]
 

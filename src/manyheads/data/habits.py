@@ -9,7 +9,7 @@ from torch import Tensor
 from manyheads.data.images import ByChannel
 from manyheads.models.vision import Vision
 
-__all__ = ["grey", "image_habits", "tell_image_habits"]
+__all__ = ["grey", "image_habits", "image_range", "tell_image_habits"]
 
 FILE = "preprocessor_config.json"
 BICUBIC = 3
@@ -31,6 +31,18 @@ def image_habits(model: Vision, channels: int) -> tuple[Tensor, Tensor]:
         value = said.get(name) or [0.5] * channels
         found.append(torch.tensor(value, dtype=torch.float32)[:channels].reshape(-1, 1, 1))
     return found[0], found[1]
+
+
+def image_range(model: Vision) -> tuple[ByChannel, ByChannel]:
+    """The same as numbers: one where all channels are alike."""
+    mean, deviation = map(_numbers, image_habits(model, model.config.patches.channels))
+    return mean, deviation
+
+
+def _numbers(by_channel: Tensor) -> ByChannel:
+    """Without what single precision put behind the sixth digit."""
+    found = tuple(round(each, 6) for each in by_channel.flatten().tolist())
+    return found[0] if len(set(found)) == 1 else found
 
 
 def tell_image_habits(model: Vision, mean: ByChannel, std: ByChannel) -> None:

@@ -19,7 +19,16 @@ from manyheads.data.batch import Batch
 from manyheads.data.files import opened
 from manyheads.errors import InputError, MissingExtraError
 
-__all__ = ["ByChannel", "ImageArrays", "ImageFolder", "images_of_idx", "images_of_npz", "read_idx"]
+__all__ = [
+    "ByChannel",
+    "ImageArrays",
+    "ImageFolder",
+    "images_of_idx",
+    "images_of_npz",
+    "read_idx",
+    "read_pixels",
+    "scaled",
+]
 
 # One number for all channels of an image, or one for each.
 ByChannel = float | tuple[float, ...]
@@ -64,7 +73,7 @@ class ImageArrays:
         return len(self.pixels)
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        images = tuple(_scaled(self.pixels[number], self.mean, self.std) for number in numbers)
+        images = tuple(scaled(self.pixels[number], self.mean, self.std) for number in numbers)
         labels = None
         if self.labels is not None:
             labels = torch.from_numpy(self.labels[list(numbers)].astype(np.int64))
@@ -125,26 +134,29 @@ class ImageFolder:
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         chosen = [self.files[number] for number in numbers]
-        images = tuple(_scaled(self._read(file), self.mean, self.std) for file, _ in chosen)
+        read = (read_pixels(file, channels=self.channels, size=self.size) for file, _ in chosen)
+        images = tuple(scaled(pixels, self.mean, self.std) for pixels in read)
         return Batch(images=images, labels=torch.tensor([label for _, label in chosen]))
 
-    def _read(self, file: Path) -> NDArray[np.uint8]:
-        try:
-            from PIL import Image, UnidentifiedImageError
-        except ImportError:
-            raise MissingExtraError(
-                f"{file} needs the package pillow", "pip install pillow"
-            ) from None
-        try:
-            with Image.open(file) as stored:
-                image = stored.convert(MODES[self.channels])
-            if self.size is not None:
-                image = image.resize((self.size, self.size), Image.Resampling.BICUBIC)
-            return np.asarray(image)
-        except (UnidentifiedImageError, OSError) as error:
-            raise InputError(
-                f"{file} is no image that can be read ({error})", "remove it"
-            ) from None
+
+def read_pixels(file: Path, *, channels: int, size: int | None) -> NDArray[np.uint8]:
+    """An image file in grey or in colour, brought to `size` pixels a side unless it is None."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise MissingExtraError(f"{file} needs the package pillow", "pip install pillow") from None
+    if not file.is_file():
+        raise InputError(f"there is no file {file}", "name an image")
+    try:
+        with Image.open(file) as stored:
+            image = stored.convert(MODES[channels])
+        if size is not None:
+            image = image.resize((size, size), Image.Resampling.BICUBIC)
+        return np.asarray(image)
+    except (UnidentifiedImageError, Image.DecompressionBombError):
+        raise InputError(f"{file} is no image", "name a PNG or a JPEG") from None
+    except OSError as error:
+        raise InputError(f"{file} is a broken image ({error})", "name another") from None
 
 
 def images_of_npz(
@@ -204,7 +216,7 @@ def _idx_array(path: Path, rest: bytes, dtype: np.dtype[Any], axes: int) -> NDAr
     return np.frombuffer(data, dtype=dtype).reshape(shape).astype(dtype.newbyteorder("="))
 
 
-def _scaled(pixels: NDArray[Any], mean: ByChannel, std: ByChannel) -> Tensor:
+def scaled(pixels: NDArray[Any], mean: ByChannel, std: ByChannel) -> Tensor:
     """Whole numbers are pixels of 0 to 255; others are taken to be scaled already."""
     image = pixels.astype(np.float32)
     if pixels.dtype.kind in "iu":

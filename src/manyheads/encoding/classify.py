@@ -13,7 +13,7 @@ from manyheads.models.build import Model
 from manyheads.models.readout import ClassHead, ReadoutLayer, TokenHead
 from manyheads.ragged import Ragged
 
-__all__ = ["Classes", "classify", "classify_counted"]
+__all__ = ["Classes", "classify", "classify_counted", "names_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,5 +77,9 @@ def classify_counted(model: Model, texts: Texts, options: Options) -> tuple[Clas
     empty = (done.vectors.sum(1) == 0).nonzero()
     if len(empty):
         raise InputError(f"text {int(empty[0])} has no token to tell a class by", "leave it out")
-    names = model.class_names or tuple(str(place) for place in range(head.classes))
-    return Classes(done.vectors, names), done
+    return Classes(done.vectors, names_of(model, head)), done
+
+
+def names_of(model: Model, head: ClassHead | TokenHead) -> tuple[str, ...]:
+    """What the classes are called, or else their numbers."""
+    return model.class_names or tuple(str(place) for place in range(head.classes))

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.encoding.classify import Classes
+from manyheads.encoding.classify import Classes, names_of
 from manyheads.errors import InputError
 from manyheads.models.build import Model
 from manyheads.models.readout import ClassHead
@@ -61,8 +61,7 @@ def classify_images(
             bar.advance(len(some))
     if not found:
         raise InputError("there is no image to classify", "give at least one")
-    names = model.class_names or tuple(str(place) for place in range(head.classes))
-    return Classes(torch.cat(found), names)
+    return Classes(torch.cat(found), names_of(model, head))
 
 
 def _together(images: Iterable[Tensor], batch: int) -> Iterator[list[Tensor]]:

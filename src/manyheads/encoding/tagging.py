@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from manyheads.encoding.batches import fill, on_device
+from manyheads.encoding.classify import names_of
 from manyheads.encoding.encode import BATCH_TOKENS
 from manyheads.encoding.reading import cutting_tokenizer, find_longest, reads_texts
 from manyheads.errors import CutWarning, InputError
@@ -54,7 +55,7 @@ def tag(
     words = [text.split() if isinstance(text, str) else list(text) for text in texts]
     tokenizer = cutting_tokenizer(reader, find_longest(reader, longest))
     encoded: Sequence[Any] = tokenizer.encode_batch(words, is_pretokenized=True)
-    names = model.class_names or tuple(str(place) for place in range(head.classes))
+    names = names_of(model, head)
     device = next(model.parameters()).device
     most = batch_tokens or BATCH_TOKENS["cpu" if device.type == "cpu" else "cuda"]
     found: list[list[Tag]] = [[Tag(word, *NOT_READ) for word in each] for each in words]

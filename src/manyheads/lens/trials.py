@@ -50,6 +50,7 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.taps import Sublayer
 from manyheads.tokenizing import plain_copy
+from manyheads.wording import counted
 
 __all__ = [
     "OFFSETS",
@@ -154,7 +155,7 @@ def try_given(gathered: Gathered, texts: Any) -> None:
         gathered.complete &= found.complete
     else:
         found = gathered.measure(texts, OFFSETS)
-    over = _many(found.facts["texts"], "given text")
+    over = counted(found.facts["texts"], "given text")
     gathered.facts["texts"] = found.facts["texts"]
     gathered.findings += of_places(found, {}, gathered.table, over)
     gathered.findings.append(of_entropy(found, gathered.table, over))
@@ -249,7 +250,7 @@ def try_images(gathered: Gathered, model: Vision, given: Any, seed: int) -> None
     seen: Given = read(model, images(model, seed=seed) if given is None else given)
     gathered.facts |= {"images": len(seen), "given": given is not None}
     found = gathered.measure(seen)
-    over = _many(found.facts["texts"], "image")
+    over = counted(found.facts["texts"], "image")
     gathered.findings.append(of_entropy(found, gathered.table, over))
     if gathered.complete:
         glances = glance(model, seen, shown=gathered.shown)
@@ -290,7 +291,3 @@ def _partnered(
         str(address): {"head": str(partner.address), "composition": partner.composition}
         for address, partner in partners.items()
     }
-
-
-def _many(count: int, thing: str) -> str:
-    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"

@@ -18,7 +18,7 @@ from manyheads.surgery.trainable import learn_all_but, learn_only
 from manyheads.train.reading import changed, read_table, read_toml
 from manyheads.train.run import Run, run_of
 from manyheads.train.session import Finished, Surgery, train
-from manyheads.train.starting import dressed, tell_ends
+from manyheads.train.starting import dressed, tell_habits
 
 __all__ = ["AdapterTable", "Adapting", "LearnTable", "read_adapting", "train_adapter"]
 
@@ -166,7 +166,7 @@ def train_adapter(
         return asked.change.open(model, asked.run.run.seed)
 
     def closed(model: Model, place: Path) -> Saved:
-        tell_ends(model, asked.run.objective, asked.run.data[-1])
+        tell_habits(model, asked.run.objective, asked.run.data[-1])
         return asked.change.close(model, place)
 
     surgery = Surgery(open=opened, close=closed)

@@ -33,7 +33,7 @@ from manyheads.train.starting import (
     first_model,
     name_as,
     ranged,
-    tell_ends,
+    tell_habits,
     tokenizer_of,
 )
 from manyheads.train.state import Checkpoints, Standing, read_standing, restore
@@ -146,7 +146,7 @@ class _Session:
 
     def _saved(self, entrance: Entrance) -> Saved | None:
         if self.surgery is None:
-            tell_ends(entrance.model, self.asked.objective, self.asked.data[-1])
+            tell_habits(entrance.model, self.asked.objective, self.asked.data[-1])
             return export(entrance, self.folder.model)
         return self.surgery.close(entrance.model, self.folder.place) if self.crew.leads else None
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from manyheads.checkpoints.classes import Classified, name_classes, with_classes
 from manyheads.checkpoints.companions import TOKENIZER, read_tokenizer
 from manyheads.checkpoints.folder import Saved, load, save
-from manyheads.data.habits import image_habits, tell_image_habits
+from manyheads.data.habits import image_range, tell_image_habits
 from manyheads.data.images import ByChannel
 from manyheads.errors import ConfigError, InputError, ManyheadsError
 from manyheads.models.build import Model, build
@@ -35,7 +35,7 @@ __all__ = [
     "first_model",
     "name_as",
     "ranged",
-    "tell_ends",
+    "tell_habits",
     "tokenizer_of",
 ]
 
@@ -128,20 +128,14 @@ def ranged(data: Data, model: Model) -> Data:
 
 
 def _range(data: Images, model: Vision) -> tuple[ByChannel, ByChannel]:
-    mean, std = map(_numbers, image_habits(model, model.config.patches.channels))
+    mean, std = image_range(model)
     return (
         mean if data.mean == "model" else data.mean,
         std if data.std == "model" else data.std,
     )
 
 
-def _numbers(by_channel: Tensor) -> ByChannel:
-    """One number where all are alike, without what single precision put behind the sixth digit."""
-    found = tuple(round(each, 6) for each in by_channel.flatten().tolist())
-    return found[0] if len(set(found)) == 1 else found
-
-
-def tell_ends(model: Model, objective: Objective, data: Data) -> None:
+def tell_habits(model: Model, objective: Objective, data: Data) -> None:
     """Say how the texts that a model has learnt to write start and end, unless it says so.
 
     Of one that has learnt from images it says how they were brought to numbers.

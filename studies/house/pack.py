@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from manyheads.checkpoints.folder import load, save
-from manyheads.taps import Record, Site, Tap
+from manyheads.taps import Record, Site, Sublayer, Tap
 from manyheads.train.run import read_run
 
 NAMES = ("house-gpt", "house-gpt-gated", "house-bert")
@@ -77,7 +77,8 @@ def _figures(model: Any, text: str) -> dict[str, Any]:
     ids = model.tokenizer.encode(text[: 16 * LENGTH * TEXTS]).ids[: LENGTH * TEXTS]
     rows = torch.tensor(ids).view(TEXTS, LENGTH)
     found["first"] = float(_watched(model, rows, Tap.PATTERN, layers)[..., 0].mean())
-    record = Record([Site(layer, Tap.AFTER) for layer in layers])
+    # As each layer leaves it: after attention alone it is another number.
+    record = Record([Site(layer, Tap.AFTER, Sublayer.FEEDFORWARD) for layer in layers])
     with torch.no_grad():
         model(rows, watch=record)
     found["largest"] = max(float(record[site].values.abs().max()) for site in record.sites)

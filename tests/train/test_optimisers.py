@@ -73,6 +73,24 @@ def test_norms_biases_embeddings_and_scales_do_not_decay() -> None:
                 assert (group["weight_decay"] == 0) == spared, name
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        AdamW(decay_embeddings=True),
+        StableAdamW(decay_embeddings=True),
+        Muon(rest=AdamW(decay_embeddings=True)),
+    ],
+    ids=["adamw", "stable", "muon"],
+)
+def test_embeddings_decay_where_asked_for(config: OptimiserConfig) -> None:
+    for asked in (ENCODERS["bert"], DECODERS["sinks"], SEQ2SEQS["t5"]):
+        model = fresh(asked)
+        for group in config.build(model).param_groups:
+            for name in names(group, model):
+                spared = any(word in name for word in ("norm", "bias", "sink", "scale", "table"))
+                assert (group["weight_decay"] == 0) == spared, name
+
+
 def test_muon_takes_the_matrices_between_hidden_spaces() -> None:
     for config in (ENCODERS["bert"], DECODERS["experts"], ENCODERS["tags"], VISIONS["vit"]):
         model = fresh(config)

@@ -51,12 +51,14 @@ class Rate:
 class Weights:
     """A parameter and the matrices that lie joined in it along `axis`, by name and size.
 
-    `decays` is for what multiplies: no norm, bias, embedding or scale. A `matrix` maps one hidden
-    space to another, so embeddings and readouts are none.
+    `decays` is for what multiplies: no norm, bias, embedding or scale. A `table` has the vectors of
+    an embedding, which decay where asked for. A `matrix` maps one hidden space to another, so
+    embeddings and readouts are none.
     """
 
     parameter: nn.Parameter
     decays: bool
+    table: bool
     matrix: bool
     axis: int
     parts: tuple[tuple[str, int], ...]
@@ -73,11 +75,13 @@ def weights_of(model: nn.Module) -> list[Weights]:
             met.add(parameter)
             whole = (0, ((_address(prefix, name), parameter.shape[0] if parameter.dim() else 1),))
             axis, parts = joined.get(parameter, whole)
+            # Of what learns in part, the rest must not move.
+            moves = name not in getattr(module, "partly", ())
             found.append(
                 Weights(
                     parameter=parameter,
-                    # Of what learns in part, the rest must not move.
-                    decays=_decays(module, parameter) and name not in getattr(module, "partly", ()),
+                    decays=moves and _decays(module, parameter),
+                    table=moves and isinstance(module, nn.Embedding),
                     matrix=_is_matrix(module, parameter),
                     axis=axis,
                     parts=parts,
@@ -129,7 +133,13 @@ def _is_matrix(module: nn.Module, parameter: nn.Parameter) -> bool:
 
 
 def groups_of(
-    weights: Iterable[Weights], *, rate: float, decay: float, rates: Sequence[Rate], **more: Any
+    weights: Iterable[Weights],
+    *,
+    rate: float,
+    decay: float,
+    rates: Sequence[Rate],
+    decay_embeddings: bool = False,
+    **more: Any,
 ) -> list[dict[str, Any]]:
     """Groups as torch's optimisers take them, of parameters that are treated alike.
 
@@ -145,13 +155,14 @@ def groups_of(
         shares = [1.0] * len(sizes) if alike else factors
         # One part is the whole parameter, of whatever size.
         parts = tuple(zip(sizes, shares, strict=True)) if len(sizes) > 1 else ()
-        key = (peak, each.decays, each.axis, parts)
+        decays = each.decays or (decay_embeddings and each.table)
+        key = (peak, decays, each.axis, parts)
         group = grouped.setdefault(key, {"params": [], **more})
         group["params"].append(each.parameter)
         group |= {
             "lr": peak,
             "peak": peak,
-            "weight_decay": decay if each.decays else 0.0,
+            "weight_decay": decay if decays else 0.0,
             "axis": each.axis,
             "parts": parts,
         }

@@ -29,14 +29,15 @@ def _check(rate: float, decay: float, betas: tuple[float, ...]) -> None:
 class AdamW:
     """Adam with decoupled decay (arXiv 1711.05101), fused where it can be.
 
-    `rate` is the peak that a schedule takes its share of; `decay` spares norms, biases, embeddings
-    and scales; `rates` are factors for parts of the model.
+    `rate` is the peak that a schedule takes its share of; `decay` spares norms, biases, scales and,
+    unless `decay_embeddings`, embeddings; `rates` are factors for parts of the model.
     """
 
     rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     decay: float = 0.1
+    decay_embeddings: bool = False
     rates: tuple[Rate, ...] = ()
 
     def __post_init__(self) -> None:
@@ -45,7 +46,13 @@ class AdamW:
     def build(self, model: nn.Module) -> Optimizer:
         weights = weights_of(model)
         check_rates(weights, self.rates)
-        groups = groups_of(weights, rate=self.rate, decay=self.decay, rates=self.rates)
+        groups = groups_of(
+            weights,
+            rate=self.rate,
+            decay=self.decay,
+            decay_embeddings=self.decay_embeddings,
+            rates=self.rates,
+        )
         kinds = {each.parameter.device.type for each in weights}
         return ScaledAdamW(
             groups, lr=self.rate, betas=self.betas, eps=self.eps, fused=kinds <= FUSED_ON
@@ -67,6 +74,7 @@ class StableAdamW:
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-6
     decay: float = 1e-5
+    decay_embeddings: bool = False
     rates: tuple[Rate, ...] = ()
 
     def __post_init__(self) -> None:
@@ -77,7 +85,14 @@ class StableAdamW:
         check_rates(weights, self.rates)
         entries: dict[str, Any] = {"rule": "stable", "betas": self.betas, "eps": self.eps}
         return Ruled(
-            groups_of(weights, rate=self.rate, decay=self.decay, rates=self.rates, **entries)
+            groups_of(
+                weights,
+                rate=self.rate,
+                decay=self.decay,
+                decay_embeddings=self.decay_embeddings,
+                rates=self.rates,
+                **entries,
+            )
         )
 
 
@@ -108,7 +123,7 @@ class Muon:
     def build(self, model: nn.Module) -> Optimizer:
         weights = weights_of(model)
         check_rates(weights, self.rates)
-        entries = {
+        entries: dict[str, Any] = {
             "rule": "muon",
             "momentum": self.momentum,
             "nesterov": self.nesterov,
@@ -121,7 +136,14 @@ class Muon:
         rest, rates = self.rest, self.rates
         return Ruled(
             groups_of(matrices, rate=self.rate, decay=self.decay, rates=rates, **entries)
-            + groups_of(others, rate=rest.rate, decay=rest.decay, rates=rates, **rest.entries())
+            + groups_of(
+                others,
+                rate=rest.rate,
+                decay=rest.decay,
+                decay_embeddings=rest.decay_embeddings,
+                rates=rates,
+                **rest.entries(),
+            )
         )
 
 

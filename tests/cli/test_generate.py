@@ -163,7 +163,7 @@ def test_a_conversation_remembers_and_ends_with_an_empty_line(
         ([], "there is no text to go on from: give --text, --file, or --chat."),
         (["--file", "nowhere.txt"], "there is no file nowhere.txt: name one with texts."),
         (["--text", "a", "--json", "out.txt"], "--json out.txt does not end in .json: "),
-        (["--text", "a", "--temperature", "-1"], "temperature=-1.0 cannot divide scores: "),
+        (["--text", "a", "--temperature", "-1"], "--temperature -1 leaves nothing to draw: "),
         (["--text", "a", "--beams", "0"], "width=0 is no beam: "),
         (["--text", "a", "--beams", "2", "--top-k", "2"], "beams search for the likeliest text "),
         (["--text", "a", "--beams", "2", "--stop", "b"], "beams are judged as whole texts "),

@@ -149,9 +149,9 @@ class Generate:
             return Beams(width=self.beams)
         if not draws:
             return Greedy()
-        if self.temperature == 0:
+        if self.temperature is not None and self.temperature <= 0:
             raise InputError(
-                "--temperature 0 leaves nothing to draw",
+                f"--temperature {self.temperature:g} leaves nothing to draw",
                 "leave it out, and the likeliest token is taken",
             )
         temperature = 1.0 if self.temperature is None else self.temperature

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
+from manyheads.cli.astray import advice
 from manyheads.cli.commands import WORKING, Command
 from manyheads.cli.completion import Completion
 from manyheads.errors import ManyheadsError
@@ -53,6 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             COMMANDS, prog="manyheads", description=ABOUT, args=given
         )
         return command.run()
+    except SystemExit as ended:
+        said = advice(given, COMMANDS) if ended.code == WRONG_USE else None
+        if said is not None:
+            _fail(said, WRONG_USE)
+        raise
     except BrokenPipeError:
         # Whoever read the output, such as head, has seen enough.
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115, kept open till the end

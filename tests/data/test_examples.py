@@ -5,8 +5,8 @@ from itertools import islice
 import pytest
 import torch
 
+from manyheads.data.batch import UNLABELLED
 from manyheads.data.examples import (
-    IGNORED,
     Examples,
     labelled_examples,
     paired_examples,
@@ -87,9 +87,9 @@ def test_the_first_token_of_a_word_carries_its_tag() -> None:
     assert batch.labels is not None
     assert batch.labels.shape == batch.texts.values.shape
     first = batch.labels[: batch.texts.lengths.each[0]].tolist()
-    assert first[:3] == [IGNORED, 0, 1]
-    assert set(first[3:]) == {IGNORED}
-    assert batch.labels[-3:].tolist() == [IGNORED, 1, IGNORED]
+    assert first[:3] == [UNLABELLED, 0, 1]
+    assert set(first[3:]) == {UNLABELLED}
+    assert batch.labels[-3:].tolist() == [UNLABELLED, 1, UNLABELLED]
 
 
 def test_what_cannot_be_learnt_from_is_refused() -> None:

@@ -81,6 +81,13 @@ def test_shapes_that_are_no_images_are_refused() -> None:
         ImageArrays(pixels=PIXELS[0])
     with refuses(InputError, "7 images have labels of shape (3,), uint8: give 7 integers."):
         ImageArrays(pixels=PIXELS, labels=LABELS[:3])
+    below = LABELS.astype("int64") - 1
+    told = (
+        f"label {below[below < 0][0]} is below zero: count classes from 0, and give -100 to an "
+        "image that has none."
+    )
+    with refuses(InputError, told):
+        ImageArrays(pixels=PIXELS, labels=below)
 
 
 def test_pixels_are_scaled_and_stay_with_their_labels() -> None:

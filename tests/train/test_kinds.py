@@ -197,7 +197,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     there = tmp_path / "out/checkpoints/step-1"
     message = (
         f"{there} has (300, 16) for embedding.tokens.weight and the model asks for (300, 32): "
-        "go on with the model that the run was started with."
+        "go on with the model and the regularisers that the run was started with."
     )
     with refuses(InputError, message):
         train(run_of(asked), since="step-1", shown=False)

@@ -330,6 +330,10 @@ def test_what_cannot_be_is_refused() -> None:
         AdamW(rate=0.0)
     with refuses(ConfigError, "decay=-1 lets weights grow: use 0 or more."):
         StableAdamW(decay=-1.0)
+    with refuses(ConfigError, "rate=nan is no number to learn by: use a finite one."):
+        AdamW(rate=math.nan)
+    with refuses(ConfigError, "eps=-1 may divide by zero: use 0 or more, such as 1e-8."):
+        AdamW(eps=-1.0)
     with refuses(ConfigError, "1 is no share of a running mean: use 0 <= share < 1."):
         Muon(momentum=1.0)
     with refuses(ConfigError, "rest.rates stand beside rates: give all of them to Muon itself."):

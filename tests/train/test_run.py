@@ -134,6 +134,12 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
             "use 2, 3, 4 or 6 heads, or give head_size.",
         ),
         (
+            "run",
+            {"folder": "o", "steps": 3, "seed": 2**70},
+            f"run: seed={2**70} has more than 64 bits: use a smaller number.",
+        ),
+        ("run", {"folder": "o", "steps": 3, "clip": float("nan")}, "run: clip=nan: use 0 or more."),
+        (
             "phase",
             [{"steps": 3}],
             "run.steps and run.tokens are for a run of one phase: give every phase its own.",
@@ -174,6 +180,11 @@ def test_phases_leave_out_what_the_file_says_for_all() -> None:
     made["phase"][1]["data"]["lenght"] = 3
     with refuses(ConfigError, "phase.1.data.lenght is unknown: write phase.1.data.length."):
         run_of(made)
+
+
+def test_a_phase_that_is_no_table_is_refused() -> None:
+    with refuses(ConfigError, "phase.0='a' is no table: write [[phase]] and its keys."):
+        run_of(asked(run={"folder": "o"}, phase=["a"]))
 
 
 def test_a_setting_reaches_into_lists_and_says_where_it_cannot() -> None:

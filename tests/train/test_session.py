@@ -195,6 +195,30 @@ def test_it_goes_on_from_before_the_decay_on_other_data(place: Path, tmp_path: P
     assert lines[0]["loss"] != first[6]
 
 
+def test_nothing_is_set_aside_for_a_start_that_cannot_be(place: Path) -> None:
+    train(tiny(place, keep=3), shown=False)
+    saved, written = steps_saved(place), losses(place)
+    there = place / "out/checkpoints/step-3"
+    asked = tables(place)
+    asked["model"]["change"]["layers"] = 1
+    told = (
+        f"{there} has stack.layers.1.attention.output.bias, for which the model has no place: go on "
+        "with the model and the regularisers that the run was started with."
+    )
+    with refuses(InputError, told):
+        train(run_of(asked), since="step-3", shown=False)
+    asked = tables(place)
+    asked["optimiser"] = {"kind": "Muon"}
+    told = (
+        f"{there} has what AdamW keeps of its weights, and Muon keeps something else: use "
+        'optimiser.kind="AdamW", or begin a run with the saved model as model.folder.'
+    )
+    with refuses(InputError, told):
+        train(run_of(asked), since="step-3", shown=False)
+    assert (steps_saved(place), losses(place)) == (saved, written)
+    assert not (place / "out/before-1").exists()
+
+
 def test_what_is_in_the_way_of_an_earlier_start_is_set_aside(place: Path) -> None:
     train(tiny(place, keep=3), shown=False)
     whole = losses(place)

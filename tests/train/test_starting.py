@@ -61,6 +61,19 @@ def test_a_translator_knows_where_to_start_and_when_to_end(
         assert [texts.of(index)[-1].item() for index in range(3)] == [token(end)] * 3
 
 
+def test_a_model_of_vectors_says_how_they_are_pooled(tmp_path: Path) -> None:
+    asked = translating(tmp_path, "wordpiece", "[CLS]")
+    asked["model"] = {
+        "size": "bert-base",
+        "change": {"layers": 1, "width": 16, "heads": 2, "hidden": 32, "vocabulary": 300},
+    }
+    asked["objective"] = {"kind": "Contrastive", "pooling": "cls"}
+    train(run_of(asked), shown=False)
+    sentence = load(tmp_path / "out/model").sentence
+    assert sentence is not None
+    assert sentence.pooling == "cls"
+
+
 def test_sentences_that_should_lie_close_end_as_they_are_encoded(tmp_path: Path) -> None:
     asked = translating(tmp_path, "bytes", "<|end|>")
     asked["objective"] = {"kind": "Contrastive"}

@@ -9,7 +9,10 @@ from torch import Tensor
 
 from manyheads.ragged import Ragged
 
-__all__ = ["Batch"]
+__all__ = ["UNLABELLED", "Batch"]
+
+# A label that asks nothing, as torch has it.
+UNLABELLED = -100
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -16,7 +16,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manyheads.data.batch import Batch
+from manyheads.data.batch import UNLABELLED, Batch
 from manyheads.data.labelled import Label, LabelledText, Pair, TaggedText
 from manyheads.data.order import shuffled
 from manyheads.errors import InputError
@@ -24,7 +24,6 @@ from manyheads.ragged import Lengths, Ragged
 from manyheads.tokenizing import cutting_copy
 
 __all__ = [
-    "IGNORED",
     "Examples",
     "labelled_examples",
     "numbered",
@@ -32,8 +31,6 @@ __all__ = [
     "tagged_examples",
 ]
 
-# The label of a token that is not to be learnt, as torch's losses have it.
-IGNORED = -100
 AT_A_TIME = 1024
 
 Given = TypeVar("Given")
@@ -165,7 +162,7 @@ def tagged_examples(
     longest: int | None = None,
     names: Sequence[str] = (),
 ) -> Examples:
-    """Words with a tag each: the first token of a word carries it, all others are `IGNORED`."""
+    """Words with a tag each: the first token of a word carries it, all others are `UNLABELLED`."""
     rows = _some(source)
     places = [row.place for row in rows for _ in row.tags]
     found, kept = numbered([tag for row in rows for tag in row.tags], places, names)
@@ -187,7 +184,7 @@ def _spread(words: Sequence[int | None], tags: Sequence[int]) -> list[int]:
     """
     before = [None, *words]
     return [
-        IGNORED if word is None or word == last else tags[word]
+        UNLABELLED if word is None or word == last else tags[word]
         for last, word in zip(before, words, strict=False)
     ]
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manyheads.data.batch import Batch
+from manyheads.data.batch import UNLABELLED, Batch
 from manyheads.data.files import opened
 from manyheads.errors import InputError, MissingExtraError
 
@@ -64,6 +64,13 @@ class ImageArrays:
                 f"{self.labels.dtype.name}",
                 f"give {shape[0]} integers",
             )
+        if self.labels is not None:
+            odd = self.labels[(self.labels < 0) & (self.labels != UNLABELLED)]
+            if len(odd):
+                raise InputError(
+                    f"label {odd[0]} is below zero",
+                    f"count classes from 0, and give {UNLABELLED} to an image that has none",
+                )
 
     @property
     def sizes(self) -> int:

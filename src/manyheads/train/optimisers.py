@@ -1,5 +1,6 @@
 """Optimisers as values that build torch's own kind from a model."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +16,12 @@ __all__ = ["AdamW", "Muon", "OptimiserConfig", "StableAdamW"]
 FUSED_ON = {"cpu", "cuda", "mps", "xpu"}
 
 
-def _check(rate: float, decay: float, betas: tuple[float, ...]) -> None:
+def _check(rate: float, decay: float, betas: tuple[float, ...], eps: float = 0.0) -> None:
+    for name, number in (("rate", rate), ("decay", decay), ("eps", eps)):
+        if not math.isfinite(number):
+            raise ConfigError(f"{name}={number} is no number to learn by", "use a finite one")
+    if eps < 0:
+        raise ConfigError(f"eps={eps:g} may divide by zero", "use 0 or more, such as 1e-8")
     if rate <= 0:
         raise ConfigError(f"rate={rate:g} learns nothing", "use a number above 0")
     if decay < 0:
@@ -41,7 +47,7 @@ class AdamW:
     rates: tuple[Rate, ...] = ()
 
     def __post_init__(self) -> None:
-        _check(self.rate, self.decay, self.betas)
+        _check(self.rate, self.decay, self.betas, self.eps)
 
     def build(self, model: nn.Module) -> Optimizer:
         weights = weights_of(model)
@@ -78,7 +84,7 @@ class StableAdamW:
     rates: tuple[Rate, ...] = ()
 
     def __post_init__(self) -> None:
-        _check(self.rate, self.decay, self.betas)
+        _check(self.rate, self.decay, self.betas, self.eps)
 
     def build(self, model: nn.Module) -> Optimizer:
         weights = weights_of(model)

@@ -128,6 +128,8 @@ class Running:
             _not_below(name, getattr(self, name), 0)
         _not_below("keep", self.keep, 1)
         _not_below("log_every", self.log_every, 1)
+        if not -(2**63) <= self.seed < 2**63:
+            raise ConfigError(f"seed={self.seed} has more than 64 bits", "use a smaller number")
 
     @property
     def half(self) -> bool:
@@ -135,7 +137,8 @@ class Running:
 
 
 def _not_below(name: str, number: int | float, least: int) -> None:
-    if number < least:
+    # Also what is no number.
+    if not number >= least:
         raise ConfigError(f"{name}={number:g}", f"use {least} or more")
 
 
@@ -293,6 +296,8 @@ def _stretches(tables: Mapping[str, Any]) -> Iterator[Stretch]:
             "run.steps and run.tokens are for a run of one phase", "give every phase its own"
         )
     for index, raw in enumerate(listed):
+        if not isinstance(raw, Mapping):
+            raise ConfigError(f"phase.{index}={raw!r} is no table", "write [[phase]] and its keys")
         merged = {**shared, **raw}
         if isinstance(raw.get("data"), Mapping) and isinstance(shared.get("data"), Mapping):
             merged["data"] = {**shared["data"], **raw["data"]}

@@ -1,9 +1,10 @@
 """A whole run: checked, started or taken up again, phase after phase, saved as a model."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -12,7 +13,7 @@ from manyheads.checkpoints.folder import Saved
 from manyheads.data.prefetch import prefetched
 from manyheads.data.stream import Position, Stream
 from manyheads.devices import device_of
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model
 from manyheads.train.advice import advice, quiet
 from manyheads.train.crew import Crew, crew
@@ -36,7 +37,7 @@ from manyheads.train.starting import (
     tell_habits,
     tokenizer_of,
 )
-from manyheads.train.state import Checkpoints, Standing, read_standing, restore
+from manyheads.train.state import Checkpoints, Standing, check_stored, read_standing, restore
 from manyheads.train.stopping import Stop
 from manyheads.train.telemetry import SEQUENCES, Probe, make_probe
 from manyheads.train.tiling import raise_rotary
@@ -113,7 +114,7 @@ class _Session:
         self.checkpoints.clean()
         self._check(model)
         origin = self.folder.origin(since, self.checkpoints, fresh=fresh)
-        standing = self._standing(origin, since)
+        standing = self._standing(origin, since, model)
         self._prepare(standing, fresh=fresh or bool(since))
         if self.surgery is None:
             for line in advice(model, self.crew.device, half=self.asked.run.half):
@@ -167,11 +168,14 @@ class _Session:
         state = 3 * sum(each.numel() * each.element_size() for each in model.parameters())
         check_space(self.folder.place, state * (asked.run.keep + 1 + len(asked.data)))
 
-    def _standing(self, origin: Path | None, since: str) -> Standing:
+    def _standing(self, origin: Path | None, since: str, model: Model) -> Standing:
         """Where the run stands; the weights themselves come with the phase."""
         if origin is None:
             return Standing(run=self.asked.tables)
         standing = read_standing(origin)
+        # Before anything is set aside for it.
+        check_stored(origin, model)
+        _check_rule(origin, standing.run, self.asked.tables)
         if not since:
             begun = sum(end <= standing.step for end in self.asked.ends) + 1
             check_same(standing, self.asked.tables, begun)
@@ -364,3 +368,13 @@ def _plateau_end(phases: Phases, index: int) -> set[int]:
     rates = [phase.schedule.share(step, phase.steps) for step in range(phase.steps)]
     full = [step for step, rate in enumerate(rates) if rate == max(rates)]
     return {start + full[-1] + 1} if len(full) > 1 else set()
+
+
+def _check_rule(origin: Path, began: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Muon keeps other numbers of a weight than the rest do."""
+    was, now = (each.get("optimiser", {}).get("kind", "AdamW") for each in (began, asked))
+    if was != now and "Muon" in (was, now):
+        raise InputError(
+            f"{origin} has what {was} keeps of its weights, and {now} keeps something else",
+            f'use optimiser.kind="{was}", or begin a run with the saved model as model.folder',
+        )

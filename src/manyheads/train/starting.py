@@ -17,6 +17,7 @@ from manyheads.errors import ConfigError, InputError, ManyheadsError
 from manyheads.models.build import Model, build
 from manyheads.models.readout import ClassHead, TokenHead
 from manyheads.models.recipes import ModelConfig
+from manyheads.models.sentence import Sentence
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision, VisionConfig
 from manyheads.parts.positions import Learned
@@ -24,7 +25,7 @@ from manyheads.train.entrance import Entrance
 from manyheads.train.feeding import Data, Images, Pairs, Texts
 from manyheads.train.folding import folded
 from manyheads.train.heads import without_drops
-from manyheads.train.objectives import CausalLM, Objective, Seq2SeqLM
+from manyheads.train.objectives import CausalLM, Contrastive, Objective, Seq2SeqLM
 from manyheads.train.run import Start
 from manyheads.train.tiling import tile
 
@@ -138,10 +139,13 @@ def _range(data: Images, model: Vision) -> tuple[ByChannel, ByChannel]:
 def tell_habits(model: Model, objective: Objective, data: Data) -> None:
     """Say how the texts that a model has learnt to write start and end, unless it says so.
 
-    Of one that has learnt from images it says how they were brought to numbers.
+    Of one that has learnt from images it says how they were brought to numbers, of one that gives
+    vectors of texts how they are pooled.
     """
     if isinstance(data, Images) and isinstance(model, Vision):
         tell_image_habits(model, *_range(data, model))
+    if isinstance(objective, Contrastive) and objective.pooling != "model":
+        model.sentence = replace(model.sentence or Sentence(), pooling=objective.pooling)
     found: dict[str, int | None] = {}
     if isinstance(objective, Seq2SeqLM) and isinstance(model, Seq2Seq):
         found["decoder_start_token_id"] = objective.start_of(model)

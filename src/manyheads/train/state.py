@@ -31,7 +31,15 @@ from torch.optim import Optimizer
 from manyheads.errors import InputError, TrainingError
 from manyheads.train.crew import Crew
 
-__all__ = ["Checkpoints", "Skipped", "Standing", "read_standing", "restore", "tensors_of"]
+__all__ = [
+    "Checkpoints",
+    "Skipped",
+    "Standing",
+    "check_stored",
+    "read_standing",
+    "restore",
+    "tensors_of",
+]
 
 STATE = "state.json"
 PART = ".part"
@@ -94,22 +102,32 @@ def tensors_of(model: nn.Module, optimiser: Optimizer) -> tuple[dict[str, Tensor
     return tensors, numbers
 
 
+def check_stored(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
+    """What the checkpoint has by name, if its weights are those of the model, each and all."""
+    stored = HuggingFaceStorageReader(str(checkpoint)).read_metadata().state_dict_metadata
+    same = "go on with the model and the regularisers that the run was started with"
+    state = model.state_dict()
+    for name, tensor in state.items():
+        found = getattr(stored.get(f"model.{name}"), "size", None)
+        if found is None or tuple(found) != tuple(tensor.shape):
+            has = "nothing" if found is None else str(tuple(found))
+            raise InputError(
+                f"{checkpoint} has {has} for {name} and the model asks for {tuple(tensor.shape)}",
+                same,
+            )
+    for name in (name.removeprefix("model.") for name in stored if name.startswith("model.")):
+        if name not in state:
+            raise InputError(f"{checkpoint} has {name}, for which the model has no place", same)
+    return dict(stored)
+
+
 def restore(
     checkpoint: Path, model: nn.Module, optimiser: Optimizer | None, crew: Crew
 ) -> Standing:
     """Bring model and optimiser to where the checkpoint found them, in place."""
     standing = read_standing(checkpoint)
-    stored = HuggingFaceStorageReader(str(checkpoint)).read_metadata().state_dict_metadata
+    stored = check_stored(checkpoint, model)
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    for name, tensor in tensors.items():
-        found = getattr(stored.get(name), "size", None)
-        if found is None or tuple(found) != tuple(tensor.shape):
-            has = "nothing" if found is None else str(tuple(found))
-            raise InputError(
-                f"{checkpoint} has {has} for {name.removeprefix('model.')} "
-                f"and the model asks for {tuple(tensor.shape)}",
-                "go on with the model that the run was started with",
-            )
     entries = {} if optimiser is None else _room_for_entries(model, optimiser, stored)
     tensors |= {name: tensor for name, (_, _, tensor) in entries.items()}
     _silence()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from manyheads.checkpoints.classes import Classified
-from manyheads.data.batch import Batch
+from manyheads.data.batch import UNLABELLED, Batch
 from manyheads.errors import InputError
 from manyheads.models.readout import ClassHead, TokenHead
 from manyheads.models.text import TextModel
@@ -25,9 +25,6 @@ from manyheads.train.objectives.objective import (
 )
 
 __all__ = ["ImageClassification", "SequenceClassification", "TokenClassification"]
-
-# A label that asks nothing, as torch has it.
-UNLABELLED = -100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -202,8 +202,8 @@ def test_nothing_is_set_aside_for_a_start_that_cannot_be(place: Path) -> None:
     asked = tables(place)
     asked["model"]["change"]["layers"] = 1
     told = (
-        f"{there} has stack.layers.1.attention.output.bias, for which the model has no place: go on "
-        "with the model and the regularisers that the run was started with."
+        f"{there} has stack.layers.1.attention.output.bias, for which the model has no place: go "
+        "on with the model and the regularisers that the run was started with."
     )
     with refuses(InputError, told):
         train(run_of(asked), since="step-3", shown=False)

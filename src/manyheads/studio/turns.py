@@ -55,6 +55,9 @@ class Turns:
                     gone.set()
                     # The next in line must not meet the model while it is still at work.
                     await asyncio.wait([running])
+                    if not running.cancelled():
+                        # Looked at, or the loop would complain that nobody had.
+                        running.exception()
                     raise
         finally:
             self.waiting -= 1

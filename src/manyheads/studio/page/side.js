@@ -46,6 +46,9 @@ export class Side {
 
   #look;
 
+  // How many texts were begun to be read.
+  #turn = 0;
+
   get sees() {
     return this.model.reads === "image";
   }
@@ -110,7 +113,10 @@ export class Side {
     this.writing.stop();
     this.text = this.frame.prompt.value;
     this.pointed = null;
+    const turn = ++this.#turn;
     if (this.sees ? !this.eye.pixels : !this.text) {
+      this.api.stopAll();
+      this.frame.busy(false);
       this.frame.empty();
       return;
     }
@@ -133,7 +139,8 @@ export class Side {
     } catch (error) {
       this.failed(error);
     } finally {
-      this.frame.busy(false);
+      // One that was left for a newer text leaves the sign to that.
+      if (turn === this.#turn) this.frame.busy(false);
     }
   }
 
@@ -142,7 +149,7 @@ export class Side {
     const told = await this.api.ask("atlas", base);
     this.statistics = told.statistics;
     this.atlasTokens = told.tokens;
-    if (!(this.statistic in this.statistics)) this.statistic = inOrder(this.statistics)[0];
+    if (!Object.hasOwn(this.statistics, this.statistic)) this.statistic = inOrder(this.statistics)[0];
     if (this.choosesHeads) this.picked = telling(this.statistics, told.heads);
     this.choosesHeads = false;
     this.redraw();

@@ -27,6 +27,7 @@ export class Writing {
     if (!side.tokens.length) return;
     const begin = side.tokens.length;
     const tokens = [...side.tokens];
+    const typed = side.frame.prompt.value;
     let text = side.text;
     this.#turn(true);
     const body = {
@@ -51,7 +52,8 @@ export class Writing {
       this.#turn(false);
     }
     say(`${tokens.length - begin} tokens written`);
-    if (tokens.length > begin) side.setText(text, tokens.length - 1);
+    // Who has typed meanwhile keeps what was typed.
+    if (tokens.length > begin && side.frame.prompt.value === typed) side.setText(text, tokens.length - 1);
   }
 
   #turn(running) {

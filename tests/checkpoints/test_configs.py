@@ -1,6 +1,7 @@
 """Configs survive JSON, and a file can make nothing but configs."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -53,3 +54,18 @@ def test_contradictory_values_are_refused_as_in_python() -> None:
 
 def test_types_are_listed_under_their_own_names() -> None:
     assert all(name == kind.__name__ for name, kind in TYPES.items())
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            {"type": "Gate", "at": "output", "activation": "relu"},
+            "config.activation is 'relu': use one of 'sigmoid', 'silu'.",
+        ),
+        ({"type": "Rotary", "theta": "a"}, "config.theta is 'a': give no word here."),
+    ],
+)
+def test_a_word_that_is_not_known_is_refused(value: Any, message: str) -> None:
+    with refuses(InputError, message):
+        from_json(value)

@@ -2,7 +2,8 @@
 
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from manyheads import attention
 from manyheads.errors import InputError
@@ -117,10 +118,25 @@ def from_json(value: Any, where: str = "config") -> Any:
     for name in given.keys() - known:
         near = get_close_matches(name, sorted(known), n=1) or sorted(known)
         raise InputError(f"{where} has {name!r}, which {kind.__name__} lacks", f"use {near[0]!r}")
+    for name, each in given.items():
+        if isinstance(each, str):
+            _check_word(each, get_type_hints(kind)[name], f"{where}.{name}")
     try:
         return kind(**{name: from_json(each, f"{where}.{name}") for name, each in given.items()})
     except TypeError as error:
         raise InputError(f"{where} is no {kind.__name__}: {error}", "give what it lacks") from None
+
+
+def _check_word(word: str, hint: Any, where: str) -> None:
+    """Refuse a word that a field of this type does not know: taken, it would do something else."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    words = [each for kind in kinds if get_origin(kind) is Literal for each in get_args(kind)]
+    if str in kinds or word in words:
+        return
+    named = ", ".join(map(repr, words))
+    raise InputError(
+        f"{where} is {word!r}", f"use one of {named}" if words else "give no word here"
+    )
 
 
 def is_model(value: object) -> bool:

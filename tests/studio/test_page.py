@@ -164,6 +164,17 @@ def test_writing_shows_tokens_as_they_come(page: Page, studio: Running) -> None:
     assert studio.quiet_within(20)
 
 
+def test_what_is_typed_while_it_writes_is_kept(page: Page, studio: Running) -> None:
+    visit(page, studio)
+    page.get_by_label("Tokens to write").fill("500")
+    page.get_by_role("button", name="Write on").click()
+    expect(page.locator(".token.new").first).to_be_visible()
+    page.get_by_label("Text to read").fill("the dog sat on the log")
+    expect(page.locator(".token")).to_have_count(6)
+    expect(page.get_by_label("Text to read")).to_have_value("the dog sat on the log")
+    assert studio.quiet_within(20)
+
+
 def test_a_view_is_exported(page: Page, studio: Running, tmp_path: Path) -> None:
     visit(page, studio)
     found = {}

@@ -1,6 +1,7 @@
 """One model call at a time, for everybody, and none for those who left."""
 
 import asyncio
+import gc
 import http.client
 import json
 import threading
@@ -34,6 +35,33 @@ def post(door: Any, name: str, body: dict[str, Any]) -> tuple[int, str]:
 def studio() -> Any:
     with running([("tiny", models.decoder())]) as found:
         yield found
+
+
+def test_work_that_is_given_up_leaves_no_complaint() -> None:
+    complaints: list[Any] = []
+
+    async def given_up() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+        turns, started = Turns(waiting=2), threading.Event()
+
+        def work(stopped: Stopped) -> None:
+            started.set()
+            while not stopped():
+                time.sleep(0.001)
+            raise LeftError
+
+        taken = asyncio.create_task(turns.take(work, threading.Event()))
+        while not started.is_set():
+            await asyncio.sleep(0.001)
+        taken.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taken
+        turns.close()
+        del taken
+        gc.collect()
+
+    asyncio.run(given_up())
+    assert not complaints
 
 
 def test_two_at_work_never_meet() -> None:

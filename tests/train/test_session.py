@@ -240,6 +240,10 @@ def test_a_run_file_that_asks_for_another_run_is_refused(place: Path) -> None:
     )
     with refuses(ConfigError, message):
         train(tiny(place, steps=4, seed=5), shown=False)
+    asked = tables(place, steps=4)
+    asked["model"]["change"]["layers"] = 1
+    with pytest.raises(ConfigError, match=r"model\.change\.layers was 2 and is 1"):
+        train(run_of(asked), shown=False)
     assert train(tiny(place, steps=4), shown=False).standing.step == 4
 
 

@@ -20,12 +20,11 @@ from manyheads.cli.asked import (
     open_model,
 )
 from manyheads.errors import InputError
+from manyheads.wording import counted
 
 if TYPE_CHECKING:
     from manyheads.encoding.classify import Classes
     from manyheads.models.build import Model
-
-from manyheads.wording import counted
 
 __all__ = ["Classify"]
 

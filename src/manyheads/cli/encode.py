@@ -18,11 +18,10 @@ from manyheads.cli.asked import (
     open_model,
 )
 from manyheads.errors import InputError
+from manyheads.wording import counted
 
 if TYPE_CHECKING:
     from manyheads.encoding.encode import Options
-
-from manyheads.wording import counted
 
 __all__ = ["Encode"]
 

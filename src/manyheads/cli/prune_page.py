@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from manyheads.wording import counted
+
 if TYPE_CHECKING:
     from manyheads.surgery.operation import Operation
-
-from manyheads.wording import counted
 
 __all__ = ["draw", "show"]
 

@@ -173,13 +173,14 @@ class _Session:
         if origin is None:
             return Standing(run=self.asked.tables)
         standing = read_standing(origin)
-        # Before anything is set aside for it.
-        check_stored(origin, model)
-        _check_rule(origin, standing.run, self.asked.tables)
-        if not since:
+        if since:
+            _check_rule(origin, standing.run, self.asked.tables)
+        else:
             begun = sum(end <= standing.step for end in self.asked.ends) + 1
             check_same(standing, self.asked.tables, begun)
             self._tell_jump(standing)
+        # Before anything is set aside for it.
+        check_stored(origin, model)
         return replace(standing, run=self.asked.tables)
 
     def _tell_jump(self, standing: Standing) -> None:

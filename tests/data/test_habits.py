@@ -11,7 +11,7 @@ import transformers
 from PIL import Image
 
 from manyheads import build, load, save
-from manyheads.data.habits import grey, image_habits, tell_image_habits
+from manyheads.data.habits import grey, image_habits, image_size, tell_image_habits
 from manyheads.data.images import ImageFolder
 
 
@@ -61,3 +61,26 @@ def test_transformers_makes_the_same_numbers(photo: Path, tmp_path: Path) -> Non
         theirs = processor(opened, return_tensors="pt")["pixel_values"][0]
     folder = ImageFolder(photo.parent.parent, size=16, mean=0.4, std=0.3)
     assert torch.allclose(folder.batch([0]).images[0], theirs, atol=1e-5)
+
+
+def test_the_size_that_was_trained_on_is_told_and_read() -> None:
+    model = small()
+    assert image_size(model) == 16
+    tell_image_habits(model, 0.4, 0.3, 32)
+    said = json.loads(model.side_files["preprocessor_config.json"])
+    assert said["size"] == {"height": 32, "width": 32}
+    assert image_size(model) == 32
+    tell_image_habits(model, 0.4, 0.3)
+    assert image_size(model) == 32, "what was known stays"
+
+
+@pytest.mark.parametrize("said", [{"size": 32}, {"size": {"shortest_edge": 32}}])
+def test_what_is_no_square_or_is_cropped_is_read_as_the_patches_are_made(
+    said: dict[str, object],
+) -> None:
+    model = small()
+    model.side_files = {"preprocessor_config.json": json.dumps(said).encode()}
+    assert image_size(model) == 16
+    cropped = {"size": {"height": 32, "width": 32}, "do_center_crop": True}
+    model.side_files = {"preprocessor_config.json": json.dumps(cropped).encode()}
+    assert image_size(model) == 16

@@ -4,14 +4,16 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from manyheads.data import writing
-from manyheads.data.store import Store
+from manyheads.data.locking import held
+from manyheads.data.store import Store, open_store
 from manyheads.data.texts import GivenTexts, TextFiles
-from manyheads.data.writing import _locked, write_store
+from manyheads.data.writing import write_store
 from manyheads.errors import InputError
 from tests.architecture.house import ROOT
 from tests.data.tiny import TEXTS, tokenizer
@@ -195,15 +197,18 @@ def test_a_disk_too_small_is_said_before_the_work(
     assert (tmp_path / "s" / "tokens.bin").stat().st_size == 0
 
 
-def test_two_writers_do_not_meet(tmp_path: Path) -> None:
-    with (
-        _locked(tmp_path),
-        refuses(
-            InputError,
-            f"another process is writing {tmp_path}: wait for it, or name another folder.",
-        ),
-    ):
-        write_store(GivenTexts(TEXTS), BYTES, tmp_path)
+def test_two_writers_take_turns(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fcntl")
+    with held(tmp_path / "lock", lambda: None):
+        other = threading.Thread(target=write_store, args=(GivenTexts(TEXTS), BYTES, tmp_path))
+        other.start()
+        said = ""
+        while not said and other.is_alive():
+            said = capfd.readouterr().err
+        assert said == f"another process is writing {tmp_path}: waiting for it\n"
+        assert not (tmp_path / "index.json").exists()
+    other.join()
+    assert open_store(tmp_path, BYTES).size > 0
 
 
 def test_an_end_that_the_tokenizer_lacks_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from manyheads.data.texts import GivenTexts
 from manyheads.data.tokenizer import train_tokenizer
 from manyheads.errors import ConfigError, InputError
-from manyheads.train.feeding import Texts
+from manyheads.train.feeding import Images, Texts
+from manyheads.train.feeding_rows import Labelled, Pairs, Tagged
 from manyheads.train.run import run_of
 from manyheads.train.session import train
 from tests.messages import refuses
@@ -117,3 +118,34 @@ def test_rows_of_the_hub_are_trained_on(tmp_path: Path) -> None:
     train(run_of(asked), shown=False)
     one, other = ((tmp_path / run / "metrics.jsonl").read_text() for run in ("out", "from hub"))
     assert json.loads(one)["loss"] == json.loads(other)["loss"]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"std": 0.0}, "std=0.0 brings images to no numbers"),
+        ({"std": (0.5, 0.0, 0.5)}, r"std=\(0.5, 0.0, 0.5\) brings images to no numbers"),
+        ({"mean": float("nan")}, "mean=nan brings images to no numbers"),
+        ({"size": 0}, "size=0 pixels a side"),
+    ],
+)
+def test_images_that_would_be_no_numbers_are_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        Images(train=("photos",), batch=2, **given)
+
+
+def test_a_pair_that_no_batch_holds_is_told_by_the_key_of_the_run_file(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"first": "the cat " * 20, "second": "the mat " * 20}) + "\n")
+    pairs = Pairs(train=(str(file),), length=16, batch=24, end="")
+    pairs.check()
+    with refuses(ConfigError, "batch=24 cannot hold a row of 32 tokens: use 32 or more."):
+        pairs.feed(wordpiece(), tmp_path)
+
+
+@pytest.mark.parametrize("kind", [Labelled, Pairs, Tagged])
+def test_a_field_that_is_not_there_is_told_before_any_work(kind: Any, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"words": "the cat"}\n')
+    with pytest.raises(InputError, match=r"line 1 has no field '\w+': use one of: words"):
+        kind(train=(str(file),), length=8, batch=8).check()

@@ -145,7 +145,7 @@ def test_the_users_watcher_still_watches() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with refuses(ConfigError, "weight=-1 rewards what it should cost: use 0 or more."):
+    with refuses(ConfigError, "weight=-1 is no weight of a loss: use 0 or more."):
         L1Scales(weight=-1.0)
     with refuses(
         ConfigError,

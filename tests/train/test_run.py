@@ -138,6 +138,21 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
             {"folder": "o", "steps": 3, "seed": 2**70},
             f"run: seed={2**70} has more than 64 bits: use a smaller number.",
         ),
+        (
+            "objective",
+            {"kind": "CausalLM", "z_loss": -1.0},
+            "objective: z_loss=-1 is no weight of a loss: use 0 or more.",
+        ),
+        (
+            "objective",
+            {"kind": "CausalLM", "routing": {"balance": float("nan")}},
+            "objective.routing: routing.balance=nan is no weight of a loss: use 0 or more.",
+        ),
+        (
+            "optimiser",
+            {"kind": "Muon", "rounds": 0},
+            "optimiser: rounds=0 leave a step as it is: use 1 or more, such as 5.",
+        ),
         ("run", {"folder": "o", "steps": 3, "clip": float("nan")}, "run: clip=nan: use 0 or more."),
         (
             "phase",
@@ -160,6 +175,10 @@ def test_what_does_not_fit_is_named_by_its_key(section: str, table: Any, message
         (
             {"kind": "Tables"},
             "data.kind is 'Tables': use 'Texts', 'Labelled', 'Pairs', 'Tagged' or 'Images'.",
+        ),
+        (
+            {"length": 129, "micro_batch": 0},
+            "data: batch=128 cannot hold length=129: use 129 or more.",
         ),
         ({"validation": 1.5}, "data: validation=1.5 is no share: use 0 <= share < 1."),
     ],

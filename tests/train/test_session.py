@@ -219,6 +219,40 @@ def test_nothing_is_set_aside_for_a_start_that_cannot_be(place: Path) -> None:
     assert not (place / "out/before-1").exists()
 
 
+def test_a_run_that_ends_before_its_checkpoint_is_refused(place: Path) -> None:
+    train(tiny(place, steps=4), shown=False)
+    newest = place / "out/checkpoints/step-4"
+    told = (
+        f"the run file ends at step 2 and {newest} is at step 4: "
+        "ask for more steps, or begin anew with --fresh."
+    )
+    with refuses(ConfigError, told):
+        train(tiny(place, steps=2), shown=False)
+
+
+def test_a_second_run_in_the_same_folder_is_refused_while_the_first_works(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fcntl")
+    begin, met = Updater.begin, []
+
+    def another(self: Updater, asked: Any, **more: Any) -> Any:
+        if not met:
+            met.append(True)
+            with refuses(
+                InputError,
+                f"another run is at work in {place / 'out'}: "
+                "wait for it, stop it, or name another run.folder.",
+            ):
+                train(tiny(place, steps=2), shown=False)
+        return begin(self, asked, **more)
+
+    monkeypatch.setattr(Updater, "begin", another)
+    assert train(tiny(place, steps=2), shown=False).standing.step == 2
+    assert met
+    assert train(tiny(place, steps=4), shown=False).standing.step == 4, "the lock was left behind"
+
+
 def test_what_is_in_the_way_of_an_earlier_start_is_set_aside(place: Path) -> None:
     train(tiny(place, keep=3), shown=False)
     whole = losses(place)
@@ -290,6 +324,20 @@ def test_phases_follow_one_another_with_their_own_data_and_rotary_base(place: Pa
     assert attention.inner.position.theta == 5000.0
     state = json.loads((place / "out/checkpoints/step-7/state.json").read_text())
     assert state["place"]["step"] == 3
+
+
+def test_what_is_wrong_with_a_later_phase_is_told_before_the_first(place: Path) -> None:
+    asked = tables(place)
+    del asked["run"]["steps"]
+    asked["phase"] = [{"steps": 4}, {"steps": 3, "rotary": 5000.0}]
+    with pytest.raises(ConfigError, match="no layer with rotary positions sees the whole text"):
+        train(run_of(asked), shown=False)
+    (place / "rows.jsonl").write_text('{"content": "low sun"}\n')
+    asked["phase"] = [{"steps": 4}, {"steps": 3, "data": {"train": str(place / "rows.jsonl")}}]
+    told = f"{place / 'rows.jsonl'}, line 1 has no field 'text': use one of: content."
+    with refuses(InputError, told):
+        train(run_of(asked), shown=False)
+    assert not (place / "out").exists()
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "StableAdamW", "Muon"])

@@ -1,6 +1,7 @@
 """The range that a model's images are brought to, as its preprocessor_config.json says."""
 
 import json
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -9,7 +10,7 @@ from torch import Tensor
 from manyheads.data.images import ByChannel
 from manyheads.models.vision import Vision
 
-__all__ = ["grey", "image_habits", "image_range", "tell_image_habits"]
+__all__ = ["grey", "image_habits", "image_range", "image_size", "tell_image_habits"]
 
 FILE = "preprocessor_config.json"
 BICUBIC = 3
@@ -45,7 +46,22 @@ def _numbers(by_channel: Tensor) -> ByChannel:
     return found[0] if len(set(found)) == 1 else found
 
 
-def tell_image_habits(model: Vision, mean: ByChannel, std: ByChannel) -> None:
+def image_size(model: Vision) -> int:
+    """Pixels a side of what it learnt from; its patches are made for another size perhaps.
+
+    Where larger images are cropped, what is left is what they are made for.
+    """
+    said = json.loads(model.side_files.get(FILE, b"{}"))
+    size = said.get("size")
+    side = size.get("height") if isinstance(size, dict) else None
+    if side is None or side != size.get("width") or said.get("do_center_crop"):
+        return model.config.patches.image
+    return int(side)
+
+
+def tell_image_habits(
+    model: Vision, mean: ByChannel, std: ByChannel, size: int | None = None
+) -> None:
     """Write down how images were made numbers, for us and for `transformers`.
 
     What the model says besides, of cropping for example, stays.
@@ -55,16 +71,22 @@ def tell_image_habits(model: Vision, mean: ByChannel, std: ByChannel) -> None:
         "image_processor_type": "ViTImageProcessor",
         "do_convert_rgb": True if patches.channels == 3 else None,
         "do_resize": True,
-        "size": {"height": patches.image, "width": patches.image},
+        "size": _square(patches.image),
         "resample": BICUBIC,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
     }
     said = json.loads(model.side_files.get(FILE, b"{}"))
-    now = {"image_mean": _listed(mean, model), "image_std": _listed(std, model)}
+    now: dict[str, Any] = {"image_mean": _listed(mean, model), "image_std": _listed(std, model)}
+    if size is not None:
+        now["size"] = _square(size)
     told = json.dumps({**usual, **said, **now}, indent=2).encode()
     model.side_files = {**model.side_files, FILE: told}
+
+
+def _square(side: int) -> dict[str, int]:
+    return {"height": side, "width": side}
 
 
 def _listed(given: ByChannel, model: Vision) -> list[float]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.data.habits import image_range
+from manyheads.data.habits import image_range, image_size
 from manyheads.data.images import MODES, SUFFIXES, read_pixels, scaled
 from manyheads.errors import InputError
 from manyheads.models.vision import Vision
@@ -31,5 +31,5 @@ def read_image(model: Vision, file: Path) -> Float[Tensor, "channels height widt
             f"the model reads images of {patches.channels} channels and a file has 1 or 3",
             "give it tensors of its own",
         )
-    pixels = read_pixels(file, channels=patches.channels, size=patches.image)
+    pixels = read_pixels(file, channels=patches.channels, size=image_size(model))
     return scaled(pixels, *image_range(model))

@@ -4,12 +4,11 @@ A part is appended to the files of the store and then entered in its index, whic
 whole. What lies behind the last part of the index is cut off when the work is taken up again.
 """
 
-import errno
 import os
 import shutil
+import sys
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads.data.locking import held
 from manyheads.data.store import FORMAT, INDEX, Index, Part, Store, checksum_of, open_store
 from manyheads.data.texts import Passage, TextSource
 from manyheads.errors import InputError
@@ -52,7 +52,8 @@ def write_store(
     folder = Path(folder)
     asked = _asked(source, tokenizer, end)
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
+    # Two writers of one store would spoil it.
+    with held(folder / LOCK, lambda: _tell_wait(folder)):
         index = _known(folder, asked)
         if not index.finished:
             _write(source, _plain(tokenizer), folder, index, part, shown)
@@ -279,21 +280,5 @@ def _check_room(folder: Path, needed: float) -> None:
         )
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Two writers of one store would spoil it; a killed one leaves no lock behind."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with (folder / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise
-            raise InputError(
-                f"another process is writing {folder}", "wait for it, or name another folder"
-            ) from None
-        yield
+def _tell_wait(folder: Path) -> None:
+    print(f"another process is writing {folder}: waiting for it", file=sys.stderr, flush=True)

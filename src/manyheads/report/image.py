@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from manyheads.data import image_files
+from manyheads.data.habits import image_size
 from manyheads.models.vision import Vision
 
 __all__ = ["Picture", "read_image"]
@@ -34,12 +35,12 @@ def read_image(model: Vision, file: Path) -> Picture:
     pixels = image_files.read_image(model, file)
     from PIL import Image
 
-    patches = model.config.patches
+    size = image_size(model)
     written = BytesIO()
     with Image.open(file) as opened:
-        opened.convert("RGB").resize((patches.image, patches.image)).save(written, format="PNG")
+        opened.convert("RGB").resize((size, size)).save(written, format="PNG")
     weight = next(model.parameters())
-    side = patches.image // patches.size
+    side = size // model.config.patches.size
     return Picture(
         address=f"data:image/png;base64,{b64encode(written.getvalue()).decode('ascii')}",
         rows=side,

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from manyheads.data.habits import grey, image_habits
+from manyheads.data.habits import grey, image_habits, image_size
 from manyheads.decoding.room import check_writes
 from manyheads.encoding.reading import find_longest, open_texts, reads_texts
 from manyheads.errors import InputError, ManyheadsError
@@ -108,8 +108,7 @@ class Book:
             "trained": self.trained,
         }
         if isinstance(model, Vision):
-            patches = model.config.patches
-            found["image"] = {"side": patches.image, "patch": patches.size}
+            found["image"] = {"side": image_size(model), "patch": model.config.patches.size}
         return found
 
     def read_text(self, text: str) -> Text:

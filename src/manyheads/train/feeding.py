@@ -1,53 +1,27 @@
 """The data section of a run file: what is read, how it is cut, how much of it makes a step."""
 
+import math
 import zlib
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from manyheads.data.ends import ENDS, known_end, own_end
-from manyheads.data.examples import labelled_examples, paired_examples, tagged_examples
+from manyheads.data.ends import ENDS, known_end
 from manyheads.data.images import ByChannel, ImageFolder, images_of_idx, images_of_npz
-from manyheads.data.labelled import LabelledTexts, TaggedTexts
-from manyheads.data.labelled import Pairs as PairSource
 from manyheads.data.pieces import Documents, Fixed, Pieces
-from manyheads.data.sources import rows_of, texts_of
+from manyheads.data.sources import texts_of
 from manyheads.data.store import Store
 from manyheads.data.texts import Errors, Format, TextSource
 from manyheads.data.writing import END, made_otherwise, write_store
 from manyheads.errors import ConfigError, InputError
 from manyheads.train.amounts import Amount
+from manyheads.train.fed import READING, Fed, check_room, check_share, peek, token_of
+from manyheads.train.feeding_rows import Labelled, Pairs, Tagged
 from manyheads.train.stopping import at_once
 
-__all__ = [
-    "Data",
-    "Fed",
-    "Images",
-    "Labelled",
-    "Pairs",
-    "Tagged",
-    "Texts",
-    "without_end",
-    "without_place",
-]
+__all__ = ["Data", "Images", "Texts", "without_end", "without_place"]
 
-READING = "reading the data"
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Fed:
-    """What a phase trains on and is tested on; `bytes_a_token` is of the latter, 0 if unknown."""
-
-    training: Pieces
-    validation: Pieces | None
-    bytes_a_token: float = 0.0
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the classes, where the data name them."""
-        names: tuple[str, ...] = getattr(self.training, "names", ())
-        return names
+RANGE = "use finite numbers, and deviations other than 0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +54,8 @@ class Texts(Amount):
 
     def __post_init__(self) -> None:
         Amount.__post_init__(self)
-        _check_share(self.validation)
-        _check_room(self.room, self.length)
+        check_share(self.validation)
+        check_room(self, self.length, "length={}")
         if self.layout == "fixed" and (self.opening or self.closing):
             raise ConfigError(
                 'layout="fixed" has no pieces to put tokens around', 'use layout="documents"'
@@ -93,15 +67,17 @@ class Texts(Amount):
             )
 
     def check(self) -> None:
-        self._source(self.train).check()
-        if isinstance(self.validation, tuple):
-            self._source(self.validation).check()
+        for paths in (self.train, self.validation):
+            if isinstance(paths, tuple):
+                source = self._source(paths)
+                source.check()
+                peek(source.read(), paths)
 
     def check_words(self, tokenizer: Any) -> None:
         """Refuse tokens that the tokenizer does not have."""
         self._end(tokenizer)
         for key in ("opening", "closing"):
-            _token(tokenizer, getattr(self, key), f"data.{key}")
+            token_of(tokenizer, getattr(self, key), f"data.{key}")
 
     def feed(self, tokenizer: Any, folder: Path, names: tuple[str, ...] = ()) -> Fed:
         del names
@@ -163,12 +139,12 @@ class Texts(Amount):
 
     def ends_with(self, tokenizer: Any) -> int | None:
         """The token that ends every document."""
-        return _token(tokenizer, self._end(tokenizer) or "", "data.end")
+        return token_of(tokenizer, self._end(tokenizer) or "", "data.end")
 
     def _end(self, tokenizer: Any) -> str | None:
         """The token behind a document; tokenizers of others have other names for it."""
         if self.end != END:
-            _token(tokenizer, self.end, "data.end")
+            token_of(tokenizer, self.end, "data.end")
             return self.end or None
         found = known_end(tokenizer)
         if found is not None:
@@ -184,128 +160,9 @@ class Texts(Amount):
         return Documents(
             store,
             length=self.length,
-            opening=_token(tokenizer, self.opening, "data.opening"),
-            closing=_token(tokenizer, self.closing, "data.closing"),
+            opening=token_of(tokenizer, self.opening, "data.opening"),
+            closing=token_of(tokenizer, self.closing, "data.closing"),
         )
-
-
-def _check_share(validation: float | tuple[str, ...]) -> None:
-    if isinstance(validation, float) and not 0 <= validation < 1:
-        raise ConfigError(f"validation={validation:g} is no share", "use 0 <= share < 1")
-
-
-def _check_room(room: int, length: int) -> None:
-    if room < length:
-        raise ConfigError(
-            f"micro_batch={room} cannot hold length={length}", f"use {length} or more"
-        )
-
-
-def _token(tokenizer: Any, name: str, key: str) -> int | None:
-    if not name:
-        return None
-    number: int | None = tokenizer.token_to_id(name)
-    if number is None:
-        raise ConfigError(
-            f"{key}: the tokenizer has no token {name!r}", "name one that it has, or none"
-        )
-    return number
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows(Amount, ABC):
-    """Rows of .jsonl or .parquet files, or of a dataset of the hub, tokenised in memory.
-
-    Texts are cut to `length`. `validation` is other files, or a share of the rows.
-    """
-
-    train: tuple[str, ...]
-    validation: float | tuple[str, ...] = 0.0
-    tokenizer: str = ""
-    length: int
-
-    def __post_init__(self) -> None:
-        Amount.__post_init__(self)
-        _check_share(self.validation)
-        _check_room(self.room, self.length)
-
-    def check(self) -> None:
-        for paths in (self.train, self.validation):
-            if isinstance(paths, tuple):
-                rows_of(paths).check()
-
-    def feed(self, tokenizer: Any, folder: Path, names: tuple[str, ...] = ()) -> Fed:
-        del folder
-        held = None
-        with at_once(READING):
-            training = self._examples(self.train, tokenizer, names)
-            if isinstance(self.validation, tuple):
-                held = self._examples(self.validation, tokenizer, training.names)
-            elif self.validation:
-                training, held = training.split(self.validation)
-        return Fed(training=training, validation=held)
-
-    @abstractmethod
-    def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
-        """The rows of these files, their labels numbered as those of the names."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Labelled(Rows):
-    """A text and a label a row."""
-
-    text: str = "text"
-    label: str = "label"
-
-    def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
-        source = LabelledTexts(rows_of(paths), self.text, self.label)
-        return labelled_examples(source, tokenizer, longest=self.length, names=names)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pairs(Rows):
-    """Two texts a row: for translation, or for sentences that should lie close.
-
-    `end` is the token put behind each: by default what the tokenizer has for it, and nothing where
-    the tokenizer itself ends texts; "" is none.
-    """
-
-    first: str = "first"
-    second: str = "second"
-    end: str = END
-
-    def check_words(self, tokenizer: Any) -> None:
-        """Refuse a token that the tokenizer does not have."""
-        self._added(tokenizer)
-
-    def ends_with(self, tokenizer: Any) -> int | None:
-        """The token that ends every text, whoever puts it there."""
-        added = self._added(tokenizer)
-        return own_end(tokenizer) if added is None else added
-
-    def _added(self, tokenizer: Any) -> int | None:
-        name = self.end
-        if name == END:
-            name = "" if own_end(tokenizer) is not None else known_end(tokenizer) or ""
-        return _token(tokenizer, name, "data.end")
-
-    def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
-        del names
-        source = PairSource(rows_of(paths), self.first, self.second)
-        end = self._added(tokenizer)
-        return paired_examples(source, tokenizer, longest=self.length, end=end)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tagged(Rows):
-    """Words and as many tags a row."""
-
-    words: str = "tokens"
-    tags: str = "tags"
-
-    def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
-        source = TaggedTexts(rows_of(paths), self.words, self.tags)
-        return tagged_examples(source, tokenizer, longest=self.length, names=names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,6 +178,16 @@ class Images(Amount):
     channels: Literal[1, 3] = 3
     mean: ByChannel | Literal["model"] = "model"
     std: ByChannel | Literal["model"] = "model"
+
+    def __post_init__(self) -> None:
+        Amount.__post_init__(self)
+        if self.size is not None and self.size < 1:
+            raise ConfigError(f"size={self.size} pixels a side", "use 1 or more, or leave it out")
+        for name in ("mean", "std"):
+            given = getattr(self, name)
+            numbers = () if given == "model" else given if isinstance(given, tuple) else (given,)
+            if not all(map(math.isfinite, numbers)) or (name == "std" and 0 in numbers):
+                raise ConfigError(f"{name}={given} brings images to no numbers", RANGE)
 
     @property
     def length(self) -> int:

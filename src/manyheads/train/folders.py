@@ -2,10 +2,12 @@
 
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from manyheads.data.locking import held
 from manyheads.errors import ConfigError, InputError
 from manyheads.train.crew import Crew
 from manyheads.train.state import Checkpoints, Standing
@@ -79,6 +81,22 @@ class RunFolder:
                 for each in later:
                     each.rename(aside / "checkpoints" / each.name)
         crew.meet()
+
+    @contextmanager
+    def held(self, crew: Crew) -> Iterator[None]:
+        """Make the folder, and keep other runs out of it until this one ends."""
+        if not crew.leads:
+            yield
+            return
+        self.place.mkdir(parents=True, exist_ok=True)
+        with held(self.place / "lock", self._refuse):
+            yield
+
+    def _refuse(self) -> None:
+        raise InputError(
+            f"another run is at work in {self.place}",
+            "wait for it, stop it, or name another run.folder",
+        )
 
     def _unused(self) -> Path:
         number = 1

@@ -1,5 +1,6 @@
 """What an objective makes of a batch: a sum over its targets, and what is added to it."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -8,8 +9,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.data.batch import Batch
+from manyheads.errors import ConfigError
 
-__all__ = ["Loss", "Task"]
+__all__ = ["Loss", "Task", "check_weight"]
+
+
+def check_weight(name: str, weight: float) -> None:
+    """Refuse a weight of a loss that would reward what it should cost."""
+    if not 0 <= weight < math.inf:
+        raise ConfigError(f"{name}={weight:g} is no weight of a loss", "use 0 or more")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

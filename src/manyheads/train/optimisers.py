@@ -123,6 +123,10 @@ class Muon:
 
     def __post_init__(self) -> None:
         _check(self.rate, self.decay, (self.momentum,))
+        if self.rounds < 1:
+            raise ConfigError(
+                f"rounds={self.rounds} leave a step as it is", "use 1 or more, such as 5"
+            )
         if self.rest.rates:
             raise ConfigError("rest.rates stand beside rates", "give all of them to Muon itself")
 

@@ -16,7 +16,7 @@ from manyheads.errors import ConfigError
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Tap, Watcher
 from manyheads.train.hard_concrete import HardConcrete, HeadGates
-from manyheads.train.loss import Loss, Task
+from manyheads.train.loss import Loss, Task, check_weight
 from manyheads.train.objectives.objective import Objective
 
 __all__ = [
@@ -67,10 +67,7 @@ class Regulariser(ABC):
     weight: float
 
     def __post_init__(self) -> None:
-        if self.weight < 0:
-            raise ConfigError(
-                f"weight={self.weight:g} rewards what it should cost", "use 0 or more"
-            )
+        check_weight("weight", self.weight)
 
     @property
     @abstractmethod

@@ -11,7 +11,8 @@ from manyheads.models.build import named, sizes
 from manyheads.models.recipes import RECIPES, ModelConfig
 from manyheads.train.crew import Distributed
 from manyheads.train.entrance import Recompute
-from manyheads.train.feeding import Data, Images, Labelled, Pairs, Tagged, Texts, without_end
+from manyheads.train.feeding import Data, Images, Texts, without_end
+from manyheads.train.feeding_rows import Labelled, Pairs, Tagged
 from manyheads.train.heads import Heads
 from manyheads.train.objectives import (
     CausalLM,

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.optim import Optimizer
@@ -18,7 +18,8 @@ from manyheads.models.build import Model
 from manyheads.train.advice import advice, quiet
 from manyheads.train.crew import Crew, crew
 from manyheads.train.entrance import Entrance, layers_of
-from manyheads.train.feeding import Data, Fed, Texts, without_place
+from manyheads.train.fed import Fed
+from manyheads.train.feeding import Data, Texts, without_place
 from manyheads.train.folders import RunFolder, check_same, check_space
 from manyheads.train.groups import set_rate
 from manyheads.train.journal import Board, Journal
@@ -40,7 +41,7 @@ from manyheads.train.starting import (
 from manyheads.train.state import Checkpoints, Standing, check_stored, read_standing, restore
 from manyheads.train.stopping import Stop
 from manyheads.train.telemetry import SEQUENCES, Probe, make_probe
-from manyheads.train.tiling import raise_rotary
+from manyheads.train.tiling import raise_rotary, with_rotary
 from manyheads.train.update import Updater, goes_ahead
 from manyheads.train.update import asked as asked_of
 from manyheads.train.validation import Validation
@@ -111,11 +112,14 @@ class _Session:
 
     def run(self, since: str, fresh: bool) -> Finished:
         model = self._first_model()
-        self.checkpoints.clean()
         self._check(model)
         origin = self.folder.origin(since, self.checkpoints, fresh=fresh)
         standing = self._standing(origin, since, model)
-        self._prepare(standing, fresh=fresh or bool(since))
+        with self.folder.held(self.crew):
+            self._prepare(standing, fresh=fresh or bool(since))
+            return self._to_the_end(model, origin, standing)
+
+    def _to_the_end(self, model: Model, origin: Path | None, standing: Standing) -> Finished:
         if self.surgery is None:
             for line in advice(model, self.crew.device, half=self.asked.run.half):
                 self.display.say(line)
@@ -164,6 +168,9 @@ class _Session:
         self.objective.check(model)
         # A pattern that fits no parameter is refused.
         asked.optimiser.build(model)
+        for phase in asked.phases.each:
+            if phase.rotary != "kept":
+                with_rotary(cast(Any, model.config), phase.rotary)
         _check_layers(asked, model)
         state = 3 * sum(each.numel() * each.element_size() for each in model.parameters())
         check_space(self.folder.place, state * (asked.run.keep + 1 + len(asked.data)))
@@ -173,6 +180,7 @@ class _Session:
         if origin is None:
             return Standing(run=self.asked.tables)
         standing = read_standing(origin)
+        self._check_end(origin, standing.step)
         if since:
             _check_rule(origin, standing.run, self.asked.tables)
         else:
@@ -182,6 +190,14 @@ class _Session:
         # Before anything is set aside for it.
         check_stored(origin, model)
         return replace(standing, run=self.asked.tables)
+
+    def _check_end(self, origin: Path, step: int) -> None:
+        end = self.asked.ends[-1]
+        if step > end:
+            raise ConfigError(
+                f"the run file ends at step {end:,} and {origin} is at step {step:,}",
+                "ask for more steps, or begin anew with --fresh",
+            )
 
     def _tell_jump(self, standing: Standing) -> None:
         """A run made longer after its decay began would learn fast again, which few mean."""
@@ -196,9 +212,8 @@ class _Session:
             )
 
     def _prepare(self, standing: Standing, *, fresh: bool) -> None:
-        if self.crew.leads:
-            self.folder.place.mkdir(parents=True, exist_ok=True)
-        self.crew.meet()
+        # Also the others wait here until the folder is there.
+        self.checkpoints.clean()
         step = standing.step
         if fresh:
             self.folder.set_aside(self.checkpoints, step if step else -1, self.crew)

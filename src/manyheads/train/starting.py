@@ -22,7 +22,8 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision, VisionConfig
 from manyheads.parts.positions import Learned
 from manyheads.train.entrance import Entrance
-from manyheads.train.feeding import Data, Images, Pairs, Texts
+from manyheads.train.feeding import Data, Images, Texts
+from manyheads.train.feeding_rows import Pairs
 from manyheads.train.folding import folded
 from manyheads.train.heads import without_drops
 from manyheads.train.objectives import CausalLM, Contrastive, Objective, Seq2SeqLM
@@ -143,7 +144,7 @@ def tell_habits(model: Model, objective: Objective, data: Data) -> None:
     vectors of texts how they are pooled.
     """
     if isinstance(data, Images) and isinstance(model, Vision):
-        tell_image_habits(model, *_range(data, model))
+        tell_image_habits(model, *_range(data, model), data.size)
     if isinstance(objective, Contrastive) and objective.pooling != "model":
         model.sentence = replace(model.sentence or Sentence(), pooling=objective.pooling)
     found: dict[str, int | None] = {}

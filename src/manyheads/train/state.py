@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import (
@@ -43,6 +44,7 @@ __all__ = [
 
 STATE = "state.json"
 PART = ".part"
+ANOTHER = "remove it to go on from the one before, or name another with --from"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +85,13 @@ def read_standing(checkpoint: Path) -> Standing:
     """What a checkpoint says of itself."""
     try:
         said = json.loads((checkpoint / STATE).read_text("utf-8"))
+        skipped = [Skipped(each["step"], tuple(each["micro_batches"])) for each in said["skipped"]]
+        return Standing(**(said | {"skipped": tuple(skipped)}))
     except (OSError, ValueError) as error:
-        raise InputError(
-            f"{checkpoint} is no checkpoint of a run ({error})", "name one such as step-100"
-        ) from None
-    skipped = tuple(Skipped(each["step"], tuple(each["micro_batches"])) for each in said["skipped"])
-    return Standing(**(said | {"skipped": skipped}))
+        why = str(error)
+    except (KeyError, TypeError):
+        why = f"{STATE} does not say where it stands"
+    raise InputError(f"{checkpoint} is no checkpoint of a run ({why})", ANOTHER)
 
 
 def tensors_of(model: nn.Module, optimiser: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -104,7 +107,12 @@ def tensors_of(model: nn.Module, optimiser: Optimizer) -> tuple[dict[str, Tensor
 
 def check_stored(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
     """What the checkpoint has by name, if its weights are those of the model, each and all."""
-    stored = HuggingFaceStorageReader(str(checkpoint)).read_metadata().state_dict_metadata
+    try:
+        stored = HuggingFaceStorageReader(str(checkpoint)).read_metadata().state_dict_metadata
+    except SafetensorError as error:
+        raise InputError(f"{checkpoint} is damaged ({error})", ANOTHER) from None
+    if not stored:
+        raise InputError(f"{checkpoint} holds no weights", ANOTHER)
     same = "go on with the model and the regularisers that the run was started with"
     state = model.state_dict()
     for name, tensor in state.items():

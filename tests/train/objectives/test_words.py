@@ -283,3 +283,12 @@ def test_a_step_compiles_with_its_loss_apart() -> None:
         gradients(found.whole, model), gradients(expected.whole, model), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
+
+
+def test_a_start_outside_the_vocabulary_is_refused_before_any_work() -> None:
+    model = fresh(SEQ2SEQS["2017"])
+    words = model.config.embedding.vocabulary
+    told = f"start={words} is no token of a vocabulary of {words}: use 0 to {words - 1}."
+    with refuses(ConfigError, told):
+        Seq2SeqLM(start=words).check(model)
+    Seq2SeqLM(start=words - 1).check(model)

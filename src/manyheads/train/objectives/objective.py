@@ -16,7 +16,7 @@ from manyheads.models.vision import Vision
 from manyheads.parts.experts import RouterLosses
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
-from manyheads.train.loss import Loss, Task
+from manyheads.train.loss import Loss, Task, check_weight
 
 __all__ = [
     "Objective",
@@ -38,6 +38,10 @@ class Routing:
 
     balance: float = 0.01
     z: float = 0.001
+
+    def __post_init__(self) -> None:
+        check_weight("routing.balance", self.balance)
+        check_weight("routing.z", self.z)
 
 
 EVEN = Routing()

@@ -17,7 +17,7 @@ from manyheads.models.text import TextModel
 from manyheads.parts.experts import RouterLosses
 from manyheads.taps import Watcher
 from manyheads.train.chunked import word_losses
-from manyheads.train.loss import Loss, Task
+from manyheads.train.loss import Loss, Task, check_weight
 from manyheads.train.objectives.objective import (
     Objective,
     RoutedObjective,
@@ -34,6 +34,9 @@ class WordObjective(RoutedObjective):
     """Words are asked for, and scored a chunk at a time."""
 
     z_loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_weight("z_loss", self.z_loss)
 
     def _score_words(
         self,
@@ -96,6 +99,7 @@ class MaskedLM(WordObjective):
     specials: tuple[int, ...] | Literal["tokenizer"] = "tokenizer"
 
     def __post_init__(self) -> None:
+        WordObjective.__post_init__(self)
         _ = self.masking
 
     @property
@@ -141,13 +145,18 @@ class Seq2SeqLM(WordObjective):
     start: int | str = "model"
 
     def __post_init__(self) -> None:
+        WordObjective.__post_init__(self)
         check_smoothing(self.label_smoothing)
 
     def check(self, model: nn.Module) -> None:
         check_readout(self, model, Seq2Seq, LanguageHead)
         assert isinstance(model, Seq2Seq)
         _check_causal(self, model.config.decoder)
-        self.start_of(model)
+        start, words = self.start_of(model), model.config.embedding.vocabulary
+        if not 0 <= start < words:
+            raise ConfigError(
+                f"start={start} is no token of a vocabulary of {words}", f"use 0 to {words - 1}"
+            )
 
     def start_of(self, model: Seq2Seq) -> int:
         if isinstance(self.start, int):

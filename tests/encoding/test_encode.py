@@ -168,8 +168,9 @@ def test_weights_are_put_back_where_encoding_fails(monkeypatch: pytest.MonkeyPat
 def test_models_that_read_no_texts_are_refused() -> None:
     vision = build("vit-b16", layers=1, width=32, heads=4, seed=0)
     message = (
-        "a Vision reads no texts: show it images, with manyheads report --image, classify --image, "
-        "or in Python, where lens and surgery take them; or use an Encoder, a Decoder or a Seq2Seq."
+        "a Vision reads no texts: show it images, with --image of manyheads report, classify, "
+        "ablate, prune or compare, or in Python, where lens and surgery take them; or use an "
+        "Encoder, a Decoder or a Seq2Seq."
     )
     with refuses(InputError, message):
         encode(vision, ["a"])

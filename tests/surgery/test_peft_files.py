@@ -11,9 +11,11 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from manyheads import build, load
-from manyheads.errors import InputError
+from manyheads.errors import ConfigError, InputError
 from manyheads.surgery import LowRank, adapt, detach, load_adapter, merge, save_adapter
 from manyheads.surgery.lowrank import Update
+from manyheads.train.regularisers import L0Gates
+from tests.messages import refuses
 from tests.surgery.families import FAMILIES, shaken
 
 EVERY = ("query", "key", "value", "output", "*.feedforward.*")
@@ -50,6 +52,19 @@ def test_ours_opens_there_with_the_same_logits(name: str, config: str, tmp_path:
         assert (found - family.of_theirs(theirs)).abs().max() > 0.1
     expected = peft_over(family, theirs, tmp_path / "adapter")
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_gates_that_an_adapter_cannot_hold_are_refused(tmp_path: Path) -> None:
+    model = build("gpt2", layers=1, width=16, heads=2, vocabulary=50, seed=0)
+    adapt(model, LowRank(rank=2))
+    L0Gates(weight=1.0).attach(model)
+    message = (
+        "the model has gates of L0Gates, which the files of an adapter cannot hold: "
+        "merge the adapter and save the whole model, with train.folding.folded."
+    )
+    with refuses(ConfigError, message):
+        save_adapter(model, tmp_path / "adapter")
+    assert not (tmp_path / "adapter").exists()
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -22,6 +22,7 @@ from manyheads.cli.asked import (
     tells_classes,
     where,
 )
+from manyheads.cli.pictured import ImageFolder, check_images, first_images
 from manyheads.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ class Ablate:
     For example: manyheads ablate gpt2/ --file book.txt --how mean --json ablation.json
 
     A model that writes is asked for each next word, one that reads for masked words, one of vectors
-    how alike its vectors stay, and one of classes for the labels of a file of rows. Ctrl-C ends the
-    measuring and keeps what was measured.
+    how alike its vectors stay, and one of classes for the labels of a file of rows, or of a folder
+    of images. Ctrl-C ends the measuring and keeps what was measured.
     """
 
     model: ModelName = DEFAULT
@@ -51,8 +52,11 @@ class Ablate:
     file: TextFile = None
     """Texts to read, apart by blank lines, or one a line where there are none."""
 
+    image: ImageFolder = None
+    """For a model that reads images: a folder of them; for one of classes, a folder a class."""
+
     tokens: int = 2_000
-    """How much of a file is read."""
+    """How much of a file is read; an image has as many tokens as patches, and one more."""
 
     heads: Annotated[str, tyro.conf.arg(metavar="L2H7,...", help_behavior_hint="(all)")] = ""
     """The heads to take away."""
@@ -84,14 +88,8 @@ class Ablate:
         heads: Any = [name for name in self.heads.split(",") if name.strip()] or "all"
         model = open_model(self.model, self.device)
         self._check(model, heads)
-        targets = None
         with cuts_told():
-            if tells_classes(model):
-                if self.text:
-                    raise InputError("--text says no class", "give --file with rows alone")
-                (texts, targets), _ = first_labelled(model, self.file, self.tokens)
-            else:
-                texts = read_texts(model, self.text, self.file, self.tokens)
+            texts, targets = self._read(model)
             asked = questions(model, texts, targets=targets, seed=self.seed)
         shared: dict[str, Any] = {"targets": asked.targets, **where(self.of)}
         ways: dict[str, Any] = {"how": self.how, "seed": self.seed}
@@ -105,6 +103,17 @@ class Ablate:
             )
         self._tell(_joined(found, estimate, taken), taken)
         return 0 if found.complete and (taken is None or taken.complete) else 1
+
+    def _read(self, model: Any) -> tuple[Any, Any]:
+        """What to measure on, and the right classes where it is of any."""
+        if check_images(model, self.image, bool(self.text or self.file)):
+            assert self.image is not None
+            return first_images(model, self.image, self.tokens, self.seed)[0]
+        if not tells_classes(model):
+            return read_texts(model, self.text, self.file, self.tokens), None
+        if self.text:
+            raise InputError("--text says no class", "give --file with rows alone")
+        return first_labelled(model, self.file, self.tokens)[0]
 
     def _check(self, model: Any, heads: Any) -> None:
         """Refuse what cannot be before anything is measured."""
@@ -121,7 +130,7 @@ class Ablate:
 
         from manyheads.cli.ablate_page import show
 
-        show(Console(), self.model, found, taken)
+        show(Console(), self.model, found, taken, "text" if self.image is None else "image")
         if self.json is not None:
             found.save(self.json)
             print(f"everything is in {self.json}")

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["show"]
 
 
-def show(console: Console, name: str, found: "Ablation", taken: "Cumulative | None") -> None:
+def show(
+    console: Console, name: str, found: "Ablation", taken: "Cumulative | None", of: str
+) -> None:
     """Print what was measured."""
     ink, facts = Ink(console), found.facts
     ink.title(visible(name))
@@ -22,7 +24,7 @@ def show(console: Console, name: str, found: "Ablation", taken: "Cumulative | No
     told = "" if error is None else f" ±{error:.2g}"
     ink.say(
         f"The {facts['metric']} of the whole model is {found.baseline:.4f}{told} over "
-        f"{counted(facts['texts'], 'text')}. "
+        f"{counted(facts['texts'], of)}. "
         f"Heads are replaced by {_stand_in(facts['how'])}, one at a time."
     )
     ink.heading("Heads")

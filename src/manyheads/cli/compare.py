@@ -1,7 +1,7 @@
 """manyheads compare: two models head by head."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -16,6 +16,7 @@ from manyheads.cli.asked import (
     open_model,
     read_texts,
 )
+from manyheads.cli.pictured import ImageFolder, check_images, first_images
 
 __all__ = ["Compare"]
 
@@ -49,8 +50,11 @@ class Compare:
     file: TextFile = None
     """Texts to read, apart by blank lines, or one a line where there are none."""
 
+    image: ImageFolder = None
+    """For models that read images: a folder of them; for those of classes, a folder a class."""
+
     tokens: int = 5_000
-    """How much of a file is read."""
+    """How much of a file is read; an image has as many tokens as patches, and one more."""
 
     no_kinds: Flag = False
     """Leave out whether heads are of other kinds now."""
@@ -75,10 +79,12 @@ class Compare:
         check_json(self.json)
         before, after = (open_model(name, self.device) for name in (self.before, self.after))
         with cuts_told():
+            texts, targets = self._read(before)
             found = compare(
                 before,
                 after,
-                read_texts(before, self.text, self.file, self.tokens),
+                texts,
+                targets=targets,
                 origins=origins_in(before, after),
                 roles="not" if self.no_kinds else "kinds",
                 how=self.how,
@@ -88,3 +94,10 @@ class Compare:
             found.save(self.json)
             print(f"everything is in {self.json}")
         return 0 if found.facts["complete"] else 1
+
+    def _read(self, model: Any) -> tuple[Any, Any]:
+        """What both read, and the right classes of images where they tell any."""
+        if check_images(model, self.image, bool(self.text or self.file)):
+            assert self.image is not None
+            return first_images(model, self.image, self.tokens, seed=0)[0]
+        return read_texts(model, self.text, self.file, self.tokens), None

@@ -13,6 +13,7 @@ from manyheads.cli.asked import (
     JsonFile,
     PartName,
     Picture,
+    TextFile,
     check_folder,
     check_json,
     cuts_told,
@@ -25,7 +26,9 @@ from manyheads.cli.asked import (
     where,
     write_json,
 )
+from manyheads.cli.pictured import ImageFolder, check_images, first_images
 from manyheads.errors import InputError
+from manyheads.wording import counted
 
 if TYPE_CHECKING:
     from manyheads.surgery.operation import Operation, Wish
@@ -52,12 +55,15 @@ class Prune:
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """The folder of a model with a tokenizer, or a model of the hub: org/name."""
 
-    file: Annotated[Path, tyro.conf.arg(metavar="TEXTFILE")]
+    file: TextFile = None
     """Texts to judge by, apart by blank lines, or one a line where there are none.
 
     For a model that translates, each line is a source, a tab and its target; for one of classes it
     is a file of rows, .jsonl or .parquet, with a text and a label each.
     """
+
+    image: ImageFolder = None
+    """For a model that reads images: a folder of them; for one of classes, a folder a class."""
 
     out: Annotated[
         Path | None, tyro.conf.arg(aliases=["-o"], metavar="FOLDER", help_behavior_hint="")
@@ -97,7 +103,7 @@ class Prune:
     """Steps of training after cutting, on what of the text was not measured on, or else on all."""
 
     tokens: int = 20_000
-    """How much of the text is measured on."""
+    """How much is measured on; an image has as many tokens as patches, and one more."""
 
     picture: Picture = None
     """Where the curve is drawn; by default in the folder of the model."""
@@ -116,26 +122,22 @@ class Prune:
         from rich.console import Console
 
         from manyheads.cli.prune_page import show
-        from manyheads.encoding.reading import reads_texts
-        from manyheads.models.seq2seq import Seq2Seq
         from manyheads.surgery.operation import operate
 
-        wish, texts = self._wish(), texts_of(self.file)
+        wish = self._wish()
+        if self.file is None and self.image is None:
+            raise InputError("there is nothing to judge by", "give --file, or --image")
+        texts = [] if self.file is None else texts_of(self.file)
         model = open_model(self.model, self.device)
-        if reads_texts(model).tokenizer is None:
-            raise InputError("this model has no tokenizer", "put a tokenizer.json into its folder")
-        right: dict[str, Any] = {}
-        if tells_classes(model):
-            (measured, asked), (more, others) = first_labelled(model, self.file, self.tokens)
-            right = {"targets": asked, "more_targets": others}
+        if check_images(model, self.image, self.file is not None):
+            judges, (measured, asked), (more, others) = "image", *self._images(model)
         else:
-            given: list[Any] = pairs_of(texts) if isinstance(model, Seq2Seq) else texts
-            measured, more = first_texts(model, given, self.tokens)
+            judges, (measured, asked), (more, others) = "text", *self._texts(model, texts)
         if self.mend and not more:
             print(SEEN, file=sys.stderr)
         with cuts_told():
-            done = operate(model, measured, wish, more=more, **right)
-        show(Console(), done, len(measured))
+            done = operate(model, measured, wish, more=more, targets=asked, more_targets=others)
+        show(Console(), done, counted(len(measured), judges))
         if self.json is not None:
             write_json(self.json, done.told())
         if done.model is None:
@@ -143,6 +145,26 @@ class Prune:
             return 1
         self._write(done)
         return 0
+
+    def _texts(self, model: Any, texts: list[str]) -> tuple[Any, Any]:
+        """What to measure on and what to mend by, each with the classes where it tells any."""
+        from manyheads.encoding.reading import reads_texts
+        from manyheads.models.seq2seq import Seq2Seq
+
+        if reads_texts(model).tokenizer is None:
+            raise InputError("this model has no tokenizer", "put a tokenizer.json into its folder")
+        if tells_classes(model):
+            return first_labelled(model, self.file, self.tokens)
+        given: list[Any] = pairs_of(texts) if isinstance(model, Seq2Seq) else texts
+        measured, more = first_texts(model, given, self.tokens)
+        return (measured, None), (more, None)
+
+    def _images(self, model: Any) -> tuple[Any, Any]:
+        from manyheads.surgery.mending import Mending
+
+        assert self.image is not None
+        more = self.mend * Mending().batch_tokens
+        return first_images(model, self.image, self.tokens, self.seed, more)
 
     def _wish(self) -> "Wish":
         from manyheads.pictures.png import check_path

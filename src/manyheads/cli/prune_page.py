@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from manyheads.wording import counted
-
 if TYPE_CHECKING:
     from manyheads.surgery.operation import Operation
 
@@ -18,13 +16,12 @@ __all__ = ["draw", "show"]
 MOST_NAMED = 20
 
 
-def show(console: Console, done: "Operation", texts: int) -> None:
+def show(console: Console, done: "Operation", judges: str) -> None:
     """Print the table of what goes, what it costs, and size and speed before and after."""
     chosen = done.chosen
     went = f"{chosen.total:,} {chosen.unit}"
     if chosen.met:
         went = f"{chosen.count:,} of {went} go"
-    judges = counted(texts, "text")
     console.print(f"{went} by {chosen.by}, judged by {judges}", highlight=False)
     console.print(_curve(done))
     if chosen.harmful:

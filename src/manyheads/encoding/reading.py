@@ -83,8 +83,8 @@ def reads_texts(model: Model) -> TextReader:
         return model
     raise InputError(
         f"a {type(model).__name__} reads no texts",
-        "show it images, with manyheads report --image, classify --image, or in Python, where lens "
-        "and surgery take them; or use an Encoder, a Decoder or a Seq2Seq",
+        "show it images, with --image of manyheads report, classify, ablate, prune or compare, or "
+        "in Python, where lens and surgery take them; or use an Encoder, a Decoder or a Seq2Seq",
     )
 
 

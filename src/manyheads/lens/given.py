@@ -79,6 +79,8 @@ def read(model: Model, texts: Any) -> Given:
     if isinstance(texts, Given):
         return texts
     if isinstance(model, Vision):
+        if not all(isinstance(image, Tensor) for image in texts):
+            raise InputError("a Vision reads no texts", "give images, (channels, y, x) each")
         images = tuple(image.to(device) for image in texts)
         if not images:
             raise InputError("there is no image", "give at least one")

@@ -1,7 +1,7 @@
 """The metric of changed models beside that of the whole one, text by text."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -76,7 +76,7 @@ class Exam:
     def measure(
         self, variants: Sequence[Variant | Callable[[], Variant]], label: str = "measuring"
     ) -> Effects:
-        """The metric of every text under each variant, all judged as the whole model is.
+        """The metric of every text under each variant, each read off by its own readout.
 
         A variant that is made when its turn comes is gone after it: no two lie in memory.
         """
@@ -95,7 +95,9 @@ class Exam:
                         weights[rows] = asked.weights.double().cpu()
                         judges.append(asked)
                     hidden = _hidden(variant, self.given.select(texts))
-                    values[rows, place] = judges[index](hidden)[0].double().cpu()
+                    # Held by no name: a model stays no longer than its turn.
+                    found = replace(judges[index], model=variant.model)(hidden)[0]
+                    values[rows, place] = found.double().cpu()
                     bar.advance()
                 del variant
         return Effects(

@@ -1,4 +1,4 @@
-"""What a model is asked about plain texts, so that it can be judged by them."""
+"""What a model is asked about plain texts or images, so that it can be judged by them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,6 @@ from manyheads.lens.metrics import Metric, Similarity
 from manyheads.models.build import Model
 from manyheads.models.encoder import Encoder
 from manyheads.models.readout import LanguageHead
-from manyheads.models.vision import Vision
 
 __all__ = ["Questions", "questions"]
 
@@ -37,8 +36,6 @@ def questions(
 
     A model without any readout is asked to stay like itself, one of classes for the `targets`.
     """
-    if isinstance(model, Vision):
-        raise InputError("a model of images reads no text", "prune it with surgery.prune")
     given = read(model, texts)
     if model.readout is None:
         return Questions(given, Similarity(), None)
@@ -47,7 +44,7 @@ def questions(
     if not isinstance(model.config.readout, LanguageHead):
         kind = type(model.config.readout).__name__
         raise InputError(
-            f"a text does not say what a {kind} should answer", "give targets, the right classes"
+            f"nothing says what a {kind} should answer", "give targets, the right classes"
         )
     if not isinstance(model, Encoder):
         return Questions(given, "loss", None)

@@ -1,0 +1,118 @@
+"""ablate, prune and compare for models that see, as a person at a terminal meets them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from manyheads import build, lens, load, read_image, save
+from manyheads.cli.main import main
+from manyheads.lens.ablation import Ablation
+from manyheads.models.readout import NoReadout
+
+SHAPE = {"layers": 2, "width": 32, "heads": 2, "hidden": 32, "image": 16, "patch": 8}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models of two classes, one of none, and eight images."""
+    folder, draw = tmp_path_factory.mktemp("seeing"), np.random.default_rng(0)
+    for label, bright in (("cat", 60), ("dog", 190)):
+        (folder / "photos" / label).mkdir(parents=True)
+        for number in range(4):
+            pixels = draw.normal(bright, 40, (20, 20, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / "photos" / label / f"{number}.png")
+    for name, seed in (("one", 0), ("two", 1)):
+        model = build("vit-b16", seed=seed, classes=2, **SHAPE)
+        with torch.no_grad():
+            # A fresh one answers the same to every image.
+            model.readout.weight.normal_(generator=torch.Generator().manual_seed(seed))
+        save(model, folder / name)
+    mute = replace(build("vit-b16", seed=0, **SHAPE).config, readout=NoReadout())
+    save(build(mute, seed=0), folder / "mute")
+    return folder
+
+
+def test_heads_are_ablated_on_a_folder_a_class(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "all.json"
+    asked = ["ablate", str(place / "one"), "--image", str(place / "photos"), "--json", str(out)]
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    assert "over 8 images" in " ".join(said.split())
+    model = load(place / "one")
+    files = sorted((place / "photos").rglob("*.png"))
+    images = [read_image(model, file) for file in files]
+    targets = [int(file.parent.name == "dog") for file in files]
+    exact = lens.ablate(model, images, targets=targets, shown=False)
+    found = Ablation.load(out, "ablation")
+    np.testing.assert_allclose(found.means["change"], exact.means["change"], atol=1e-6)
+
+
+def test_tokens_say_how_many_images_are_drawn(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["ablate", str(place / "one"), "--image", str(place / "photos"), "--heads", "L0H0"]
+    out = tmp_path / "few.json"
+    # Four patches and the class token make five.
+    assert main([*asked, "--tokens", "17", "--json", str(out)]) == 0
+    assert "over 3 images" in " ".join(capsys.readouterr().out.split())
+    assert json.loads(out.read_text())["facts"]["facts"]["texts"] == 3
+
+
+def test_a_model_without_classes_is_asked_to_stay_like_itself(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ablate", str(place / "mute"), "--image", str(place / "photos" / "cat")]) == 0
+    assert "The similarity of the whole model" in capsys.readouterr().out
+
+
+def test_heads_are_pruned_and_mended_by_images(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["prune", str(place / "one"), "--image", str(place / "photos"), "--keep", "0.5"]
+    assert main([*asked, "--tokens", "20", "--mend", "2", "-o", str(tmp_path / "small")]) == 0
+    told = capsys.readouterr()
+    assert "2 of 4 heads go by ablation, judged by 4 images" in told.out
+    assert "after mending" in told.out
+    assert "mending learns from it too" not in told.err, "four images were left to mend by"
+    small = load(tmp_path / "small")
+    image = read_image(small, place / "photos/cat/0.png")
+    assert small(image[None]).logits.shape == (1, 2)
+
+
+def test_two_models_are_compared_on_images(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["compare", str(place / "one"), str(place / "two"), "--image", str(place / "photos")]
+    assert main([*asked, "--no-kinds"]) == 0
+    assert "4 heads compared" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["ablate", "one"], "this model reads images: give a folder of them with --image."),
+        (["ablate", "house-gpt", "--image", "photos"], "this model reads no images: give it texts"),
+        (["ablate", "one", "--image", "photos/cat"], "holds no images in folders of classes"),
+        (["ablate", "one", "--image", "photos/cat/0.png"], "0.png is no folder: name one with"),
+        (["ablate", "one", "--image", "."], "folders and the model 2 classes"),
+        (["ablate", "one", "--image", "photos", "--text", "a"], "reads texts or images: give"),
+        (["ablate", "one", "--image", "photos", "--tokens", "0"], "--tokens 0 measures nothing"),
+        (["prune", "one"], "there is nothing to judge by: give --file, or --image."),
+        (["compare", "one", "two"], "this model reads images: give a folder of them with --image."),
+    ],
+)
+def test_what_cannot_be_seen(
+    asked: list[str],
+    told: str,
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(place)
+    assert main(asked) == 2
+    assert told in " ".join(capsys.readouterr().err.split())

@@ -10,6 +10,7 @@ from tokenizers.models import WordLevel
 
 from manyheads import build, load, save
 from manyheads.checkpoints.companions import KNOWN, OTHERS, TOKENIZER, VOCABULARY
+from manyheads.checkpoints.sentences import MODULES, ROW, THEIRS
 from manyheads.cli.main import main
 from manyheads.errors import InputError
 
@@ -96,6 +97,33 @@ def test_the_vocabulary_of_another_tokenizer_stays_behind(other: Any, place: Pat
     assert found >= {*OTHERS}
     again = load(place.parent / "ours").tokenizer
     assert again is None if other is None else again.to_str() == other.to_str()
+
+
+@pytest.mark.parametrize("other", [Tokenizer(WordLevel({"c": 0}, unk_token="c")), None])
+def test_files_of_an_older_model_do_not_stay_beside_a_new_one(other: Any, place: Path) -> None:
+    model: Any = build("gpt2", layers=1, width=16, heads=2, vocabulary=50, seed=0)
+    model.tokenizer = other
+    save(model, place)
+    own = set() if other is None else {TOKENIZER, "tokenizer_config.json"}
+    assert {file.name for file in place.iterdir()} & {*KNOWN} == own
+    assert (place / "README.md").exists()
+    again = load(place).tokenizer
+    assert again is None if other is None else again.to_str() == other.to_str()
+
+
+def test_a_transformer_one_folder_below_is_not_read_in_place_of_a_new_one(place: Path) -> None:
+    above = place.parent
+    row = {"idx": 0, "name": "0", "path": place.name, "type": f"{THEIRS}models.{ROW[0]}"}
+    (above / MODULES).write_text(json.dumps([row]))
+    assert load(above).config.embedding.vocabulary == 50
+    save(build("gpt2", layers=1, width=16, heads=2, vocabulary=60, seed=0), above)
+    assert load(above).config.embedding.vocabulary == 60
+
+
+def test_a_tokenizer_that_was_there_before_any_model_stays(tmp_path: Path) -> None:
+    tokenizer().save(str(tmp_path / TOKENIZER))
+    save(build("gpt2", layers=1, width=16, heads=2, vocabulary=50, seed=0), tmp_path)
+    assert load(tmp_path).tokenizer is not None
 
 
 def test_a_vocabulary_without_a_tokenizer_travels_too(place: Path) -> None:

@@ -17,9 +17,11 @@ from transformers import (
 
 from manyheads import build, load, save
 from manyheads.checkpoints.folder import FAMILIES
-from manyheads.errors import InputError
+from manyheads.errors import ConfigError, InputError
 from manyheads.models.sentence import Sentence
 from manyheads.surgery import origins, prune
+from manyheads.train.regularisers import L0Gates
+from tests.messages import refuses
 from tests.parity.comparing import VOCABULARY, texts
 
 TINY = {"layers": 2, "width": 32, "heads": 4, "vocabulary": VOCABULARY}
@@ -139,6 +141,19 @@ def test_a_device_or_type_that_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"dtype=torch\.int8 is none that a model computes in"):
         load(tmp_path, dtype=torch.int8)
     assert load(tmp_path, device=torch.device("cpu")).config
+
+
+@pytest.mark.parametrize("name", ["gpt2", "council"])
+def test_gates_beside_a_model_are_not_lost_without_a_word(name: str, tmp_path: Path) -> None:
+    model = build(name, seed=0, **(TINY if name == "gpt2" else {}))
+    L0Gates(weight=1.0).attach(model)
+    message = (
+        "the model has head_gates.openness.0, of which its config says nothing: take it off; "
+        "gates of L0Gates go into the weights with train.folding.folded."
+    )
+    with refuses(ConfigError, message):
+        save(model, tmp_path / "one")
+    assert not (tmp_path / "one").exists()
 
 
 def test_what_was_true_of_an_older_model_is_not_said_of_a_new_one(tmp_path: Path) -> None:

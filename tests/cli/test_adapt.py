@@ -145,6 +145,54 @@ def test_merged_the_model_opens_by_itself(folder: Path, capsys: pytest.CaptureFi
     assert main(["generate", "out/model", "--text", "the cat", "--new-tokens", "3"]) == 0
 
 
+GATES = """
+[[regulariser]]
+kind = "L0Gates"
+weight = 5.0
+start = 0.5
+"""
+
+
+def test_gates_stay_in_the_merged_model_and_no_adapter_is_left_without_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "run.toml").write_text(FILE + GATES)
+    wanted = ["--set", "adapter.merged=true", "--set", "optimiser.rate=0.3"]
+    assert main(["adapt", "base", "run.toml", *wanted]) == 0
+    assert "saved to out/model as gpt2, as transformers reads it" in capsys.readouterr().out
+    before, after = load("base").state_dict(), load("out/model").state_dict()
+    # A head that has no adapter is what it was, but for its gate.
+    name, own = "stack.layers.0.attention.output.weight", slice(0, 8)
+    gates = after[name][:, own] / before[name][:, own]
+    assert float(gates.max() - gates.min()) < 1e-4
+    assert 0 <= float(gates.mean()) < 0.9
+    assert not (folder / "out" / "adapter").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (
+            "L0Gates",
+            "L0Gates closes heads of the model, and an adapter cannot hold its gates: set "
+            "adapter.merged=true, which saves the whole model, or leave L0Gates out.",
+        ),
+        (
+            "L1Scales",
+            "L1Scales shrinks scales of heads, and beside an adapter they do not learn: leave it "
+            "out.",
+        ),
+    ],
+)
+def test_what_an_adapter_cannot_hold_is_refused_before_any_work(
+    kind: str, words: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "run.toml").write_text(f'{FILE}\n[[regulariser]]\nkind = "{kind}"\nweight = 1.0\n')
+    assert main(["adapt", "base", "run.toml"]) == 2
+    assert capsys.readouterr().err.strip().splitlines()[-1] == f"error: run.toml: {words}"
+    assert not (folder / "out").exists()
+
+
 def learning(folder: Path, which: str, *more: str) -> dict[str, torch.Tensor]:
     """How far every weight moves in a run of a few steps."""
     text = FILE[FILE.index("[data]") :]
@@ -188,6 +236,11 @@ def test_all_but_some_heads_learn(folder: Path) -> None:
             "",
             "learn.toml: learn: only=[] and all_but=[] say which heads learn: "
             'give one of both, such as only = ["L0H1"].',
+        ),
+        (
+            f'only = ["L0H1"]\n{GATES}',
+            "learn.toml: L0Gates closes any head, and [learn] lets only some of them change: leave "
+            "one of both out.",
         ),
         ('onyl = ["L0H0"]', "learn.toml: learn.onyl is unknown: write learn.only."),
     ],

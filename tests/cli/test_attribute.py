@@ -50,6 +50,35 @@ def test_rollout_takes_an_encoder(place: Path, capsys: pytest.CaptureFixture[str
     assert "attention rollout" in capsys.readouterr().out
 
 
+def test_a_long_text_shows_its_last_tokens_and_how_to_see_all(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, out = "The cat sat on the mat. " * 12 + "The log", tmp_path / "why.json"
+    asked = ["attribute", str(place / "encoder"), "--text", text, "--method", "rollout"]
+    assert main([*asked, "--json", str(out)]) == 0
+    said, found = capsys.readouterr().out, Answer.load(out)
+    assert len(found.shares) == len(found.tokens) > 50
+    rows = [line.split()[0] for line in said.splitlines() if line.strip()[:1].isdigit()]
+    last = len(found.shares) - 1
+    assert len(rows) == 40
+    assert rows[-10:] == [str(at) for at in range(last - 9, last + 1)]
+    assert str(max(range(last), key=lambda at: found.shares[at].value)) in rows
+    assert f"and {last + 1 - 40} more: --all shows them" in said
+    assert "most=None" not in said
+    assert main([*asked, "--all"]) == 0
+    said = capsys.readouterr().out
+    rows = [line.split()[0] for line in said.splitlines() if line.strip()[:1].isdigit()]
+    assert rows == [str(at) for at in range(last + 1)]
+    assert "more" not in said
+
+
+def test_so_many_steps_are_taken(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "why.json"
+    asked = ["attribute", str(place / "small"), "--text", TEXT, "--method", "heads"]
+    assert main([*asked, "--steps", "3", "--json", str(out)]) == 0
+    assert Answer.load(out).path_steps == 3
+
+
 def test_the_likeliest_word_is_traced_by_default(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,7 +94,11 @@ def test_the_likeliest_word_is_traced_by_default(
     [
         (["encoder", "--text", TEXT], "writes no next word"),
         (["decoder", "--text", TEXT, "--target", "hippopotamus"], "tokens of this model"),
-        (["decoder", "--text", TEXT, "--target", ""], "tokens of this model"),
+        (["decoder", "--text", TEXT, "--target", ""], "a word to trace is empty"),
+        (["decoder", "--text", TEXT, "--against", ""], "a word to trace is empty"),
+        (["decoder", "--method", "heads", "--steps", "0"], "steps=0 is no path"),
+        (["decoder", "--method", "heads", "--steps=-1"], "steps=-1 is no path"),
+        (["decoder", "--steps", "8"], "direct integrates nothing"),
         (["decoder", "--text", ""], "the text is empty"),
         (["decoder", "--file", "nowhere.txt"], "there is no file nowhere.txt"),
         (["decoder", "--method", "rollout", "--target", "mat"], "leave the words out"),

@@ -62,6 +62,18 @@ def test_a_wrong_folder_is_one_line_and_writes_nothing(
     assert not (tmp_path / "two").exists()
 
 
+def test_a_model_of_another_type_is_not_written_over_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = small(tmp_path / "one")
+    before = (source / "model.safetensors").read_bytes()
+    for folder in (source, source / ".." / "one"):
+        assert main(["convert", str(source), str(folder), "--dtype", "bfloat16"]) == 2
+        said = f"error: {folder} holds the model itself, which would be lost: name another.\n"
+        assert capsys.readouterr().err == said
+    assert (source / "model.safetensors").read_bytes() == before
+
+
 def test_a_model_may_be_written_over_itself(tmp_path: Path) -> None:
     source = small(tmp_path / "one")
     before = load(source).state_dict()

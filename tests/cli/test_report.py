@@ -36,8 +36,11 @@ def test_numbers_go_to_a_file_of_json(folder: Path) -> None:
     out, numbers = folder / "second.html", folder / "made" / "heads.json"
     given = ["report", str(folder / "model"), "--file", str(folder / "text.txt"), "-o", str(out)]
     assert main([*given, "--by", "none", "--json", str(numbers)]) == 0
-    rows = json.loads(numbers.read_text("utf-8"))
+    told = json.loads(numbers.read_text("utf-8"))
+    rows = told["rows"]
     assert {(row["layer"], row["head"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert all(0 <= row["entropy_share"] <= 1 for row in rows)
+    assert told["worth"] is None
 
 
 def test_a_name_that_is_no_page_is_refused_before_anything_is_read(

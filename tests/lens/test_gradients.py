@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from scipy.stats import spearmanr
 from torch import Tensor
 
+from manyheads import progress
 from manyheads.errors import InputError, ShapeError
+from manyheads.lens import gradients
 from manyheads.lens.ablation import ablate, ablate_together
 from manyheads.lens.attribution import attribute_logits
 from manyheads.lens.gradients import (
@@ -116,8 +118,30 @@ def test_routers_that_jump_leave_a_rest_that_is_told() -> None:
     model, batch = small(DECODERS["experts"]), ids((5, 4))
     few = integrate_inputs(model, batch, steps=8, shown=False)
     assert few.completeness > 1e-3
-    with refuses(InputError, "steps=0 is no path: use 1 or more."):
+    assert few.steps == 8
+
+
+def test_steps_that_are_no_path_are_refused() -> None:
+    model, batch = small(DECODERS["gpt2"]), ids((5, 4))
+    with refuses(InputError, "steps=0 is no path: use a whole number, 1 or more."):
         integrate_inputs(model, batch, steps=0)
+    with refuses(InputError, "steps=-2 is no path: use a whole number, 1 or more."):
+        integrate_heads(model, batch, steps=-2)
+    with refuses(InputError, "steps=5000 are more than help: use 4096 or fewer."):
+        integrate_heads(model, batch, steps=5000)
+
+
+def test_progress_has_a_total_and_says_why_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(gradients, "FEW_TO_MANY", (2, 4))
+    found = integrate_inputs(small(DECODERS["experts"]), ids((5, 4)))
+    assert found.steps == 4
+    told = capsys.readouterr().err
+    assert "integrating in 2 steps: 1 of 2 steps" in told
+    assert "integrating in 4 steps, as 2 are off by" in told
+    assert ": 1 of 4 steps" in told
 
 
 def test_a_baseline_of_other_lengths_is_refused() -> None:

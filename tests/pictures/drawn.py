@@ -88,7 +88,7 @@ def _over_image(path: Path, look: Look) -> None:
 
 def _gates(path: Path, look: Look) -> None:
     layers = [[RANDOM.beta(0.4 + head, 2, size=500) for head in range(6)] for _ in range(2)]
-    draw_gates(layers, path, title="Gates", subtitle="share below 0.1 at the right", look=look)
+    draw_gates(layers, path, title="Gates", look=look)
 
 
 def _likeness(path: Path, look: Look) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,31 @@ def test_the_table_sorts_by_what_is_clicked(page: Any) -> None:
     assert values == sorted(values, reverse=True)
     page.click("#heads thead button >> nth=2")
     assert page.evaluate(read) == sorted(values)
+
+
+def test_a_share_stands_behind_its_word_whichever_way_that_is_written(
+    page: Any, tmp_path: Path
+) -> None:
+    found, path = findings(), tmp_path / "hebrew.html"
+    hebrew = replace(found.reading, letters=(" שלום",) * len(found.reading))
+    write_page(compose(replace(found, reading=hebrew), where="it", file="text.txt"), path)
+    other = page.context.browser.new_page()
+    other.goto(path.as_uri())
+    other.hover(".token >> nth=20")
+    other.wait_for_function("document.querySelector('#said').textContent.includes('token 20')")
+    # Where a word ends and what follows it begins, in pixels from the left.
+    edges = """words => words.map((word) => {
+      const range = document.createRange();
+      range.selectNode(word.nextSibling);
+      return [word.getBoundingClientRect().right, range.getBoundingClientRect().right];
+    })"""
+    said = other.eval_on_selector_all("#said bdi", edges)
+    assert len(said) == 5
+    other.click("[data-view=lines]")
+    other.wait_for_selector("#view-lines text.seen")
+    drawn = other.eval_on_selector_all("#view-lines text.seen tspan", edges)
+    assert all(word < share for word, share in said + drawn)
+    other.close()
 
 
 def test_nothing_ran_or_was_asked_for_that_is_not_ours(page: Any) -> None:

@@ -86,10 +86,10 @@ def test_a_text_is_cut_where_positions_end(client: TestClient) -> None:
 def test_a_window_of_the_map_is_the_pattern(client: TestClient, decoder: Any) -> None:
     length = len(ask(client, "read", text=TEXT)["tokens"])
     told = ask(client, "map", text=TEXT, heads=["L1H2"], rows=[3, 9], keys=[2, 8])["maps"][0]
-    drawn = np.frombuffer(b64decode(told["data"]), dtype=np.uint8).reshape(6, 6) / 255
+    drawn = np.frombuffer(b64decode(told["data"]), dtype="<f4").reshape(6, 6)
     pattern = patterns(decoder, TEXT, [Head(1, 2)]).of(Head(1, 2)).weights
     assert pattern.shape == (length, length)
-    assert np.allclose(drawn**2, pattern[3:9, 2:8].numpy(), atol=0.005)
+    assert np.allclose(drawn, pattern[3:9, 2:8].numpy(), atol=1e-6)
 
 
 def test_a_map_drawn_small_keeps_the_largest_weights(client: TestClient, decoder: Any) -> None:
@@ -99,9 +99,9 @@ def test_a_map_drawn_small_keeps_the_largest_weights(client: TestClient, decoder
         "maps"
     ][0]
     assert (told["height"], told["width"]) == (5, 5)
-    drawn = np.frombuffer(b64decode(told["data"]), dtype=np.uint8) / 255
+    drawn = np.frombuffer(b64decode(told["data"]), dtype="<f4")
     pattern = patterns(decoder, TEXT, [Head(0, 1)]).of(Head(0, 1)).weights
-    assert drawn.max() ** 2 == pytest.approx(float(pattern.max()), abs=0.01)
+    assert drawn.max() == pytest.approx(float(pattern.max()), abs=1e-6)
 
 
 def test_a_token_looks_and_is_looked_at_as_in_the_pattern(client: TestClient, decoder: Any) -> None:

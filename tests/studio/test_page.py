@@ -1,71 +1,17 @@
-"""The page in a browser, as a person uses it: where Debian's Chromium is installed."""
+"""The page in a browser, as a person uses it."""
 
 import json
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from tests.studio import models
-from tests.studio.running import Running, running
+from tests.studio.running import Running
+from tests.studio.visiting import TEXT, needs_chromium, visit
 
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
-
-TEXT = "The cat sat on the mat. The cat sat"
-# The machine that runs the tests may have other things to do.
-PATIENCE = 30_000
-
-
-@pytest.fixture(scope="module")
-def studio() -> Iterator[Running]:
-    shelf = [
-        ("tiny", models.decoder()),
-        ("other", models.decoder(seed=5)),
-        ("sees", models.vision()),
-    ]
-    with running(shelf) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    expect.set_options(timeout=PATIENCE)
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page on a short text; whatever it complains of in its console is a fault."""
-    context = browser.new_context(viewport={"width": 1400, "height": 1000}, accept_downloads=True)
-    context.set_default_timeout(PATIENCE)
-    found = context.new_page()
-    faults: list[str] = []
-    found.on("pageerror", lambda error: faults.append(str(error)))
-    found.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
-    yield found
-    context.close()
-    # A refused question is told in the console by the browser itself.
-    assert [each for each in faults if "status of 422" not in each] == []
-
-
-def visit(page: Page, studio: Running, **state: str) -> None:
-    fields = {"m": "tiny", "t": TEXT, "h": "L0H1,L1H2"} | state
-    said = "&".join(f"{key}={value}" for key, value in fields.items())
-    page.goto(f"http://127.0.0.1:{studio.door.port}/#{said}")
-    if fields["m"] != "sees":
-        expect(page.locator(".token").first).to_be_visible()
-        expect(page.locator(".looks li").first).to_contain_text("%")
-        expect(page.locator(".bars li").first).to_contain_text("%")
+pytestmark = needs_chromium
 
 
 def loss(page: Page, side: int = 0) -> float:

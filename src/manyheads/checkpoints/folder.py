@@ -23,6 +23,7 @@ from manyheads.checkpoints import (
     vit,
 )
 from manyheads.checkpoints.companions import (
+    KNOWN,
     companions,
     read_companions,
     read_generation,
@@ -31,12 +32,14 @@ from manyheads.checkpoints.companions import (
 from manyheads.checkpoints.files import WEIGHTS, Weights, read_json, write_folder
 from manyheads.checkpoints.hub import HOUSE_FOLDER, folder_of
 from manyheads.checkpoints.names import fitting, from_theirs, to_theirs
-from manyheads.checkpoints.sentences import modules_of, sentence_files, sentence_of
+from manyheads.checkpoints.sentences import MODULES, modules_of, sentence_files, sentence_of
 from manyheads.checkpoints.stored import Stored, corrected, says, unread_as_stored
-from manyheads.checkpoints.tokenizer_settings import settings_file
+from manyheads.checkpoints.tokenizer_settings import padding_id, settings_file
 from manyheads.devices import device_of
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model, build
+from manyheads.models.decoder import DecoderConfig
+from manyheads.models.readout import ClassHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.whole import write_tensors
@@ -64,7 +67,7 @@ FAMILIES: dict[str, ModuleType] = {
 }
 CONFIG = "config.json"
 # What these say is true of one model alone, and would be a lie beside another's weights.
-OF_ONE = ("generation_config.json", "modules.json", "surgery.json")
+OF_ONE = (*KNOWN, MODULES)
 DTYPES = "torch.float32, torch.bfloat16 or torch.float16"
 
 
@@ -148,14 +151,40 @@ def save(model: Model, folder: str | Path) -> Saved:
     kind = next(iter(state.values())).dtype
     tensors = to_theirs(family.entries(config, state), state)
     tensors |= unread_as_stored(family, config, model.unread, kind)
-    text = json.dumps({**described, "dtype": str(kind).removeprefix("torch.")}, indent=1)
-    beside = {CONFIG: text.encode(), **companions(model, Path(folder))}
+    beside = companions(model, Path(folder))
     beside |= settings_file(model, beside)
+    described = described | _padding(model, described, beside)
+    text = json.dumps({**described, "dtype": str(kind).removeprefix("torch.")}, indent=1)
+    beside |= {CONFIG: text.encode()}
     beside |= sentence_files(model.sentence, _width(config), model.side_files)
     files: dict[str, Callable[[Path], object]] = {WEIGHTS: partial(write_tensors, tensors)}
     files |= {name: partial(_write, data) for name, data in beside.items()}
-    write_folder(Path(folder), files, without=[name for name in OF_ONE if name not in files])
+    write_folder(Path(folder), files, without=_outdated(Path(folder), files))
     return Saved(Path(folder), name, _opened_by(family, described))
+
+
+def _padding(
+    model: Model, described: Mapping[str, Any], beside: Mapping[str, bytes]
+) -> dict[str, int]:
+    """`transformers` reads a text's class off the last token that is no padding.
+
+    A decoder that does not say which token that is takes one text at a time there.
+    """
+    config = model.config
+    if not isinstance(config, DecoderConfig) or not isinstance(config.readout, ClassHead):
+        return {}
+    if described.get("pad_token_id") is not None:
+        return {}
+    found = padding_id(model, beside)
+    known = range(config.embedding.vocabulary)
+    return {"pad_token_id": found} if found is not None and found in known else {}
+
+
+def _outdated(folder: Path, files: Mapping[str, Any]) -> list[str]:
+    """What an older model left; beside none, a tokenizer was put there for the new one."""
+    if not any((folder / name).is_file() for name in (CONFIG, MODULES)):
+        return []
+    return [name for name in OF_ONE if name not in files]
 
 
 def family_of(model: Model) -> ModuleType:
@@ -182,6 +211,12 @@ def refuse_changed(model: Model, state: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"the model has no {missing[0]}, as its config says",
             "bring it back to plain weights, with surgery.dequantise if it has four bits",
+        )
+    more = [name for name in state if name not in told]
+    if more:
+        raise ConfigError(
+            f"the model has {more[0]}, of which its config says nothing",
+            "take it off; gates of L0Gates go into the weights with train.folding.folded",
         )
 
 

@@ -13,7 +13,7 @@ from manyheads.models.sentence import Pooling, Sentence
 from manyheads.models.text import TextConfig
 from manyheads.parts.positions import Learned
 
-__all__ = ["Modules", "modules_of", "sentence_files", "sentence_of"]
+__all__ = ["MODULES", "Modules", "modules_of", "sentence_files", "sentence_of"]
 
 MODULES = "modules.json"
 POOLING = "1_Pooling/config.json"

@@ -7,7 +7,7 @@ from typing import Any
 from manyheads.checkpoints.companions import TOKENIZER, TOKENIZER_CONFIG
 from manyheads.models.build import Model
 
-__all__ = ["settings_file"]
+__all__ = ["padding_id", "settings_file"]
 
 # What the special tokens of ours, BERT, GPT-2, T5, Llama and Gemma are called, by their use.
 NAMES = {
@@ -42,6 +42,21 @@ def settings_file(model: Model, beside: Mapping[str, bytes]) -> dict[str, bytes]
         **_specials(model.tokenizer, model.generation),
     }
     return {TOKENIZER_CONFIG: json.dumps(told, indent=2).encode()}
+
+
+def padding_id(model: Model, beside: Mapping[str, bytes]) -> int | None:
+    """The token that fills up texts of a batch, as the tokenizer's files or the model say.
+
+    One that texts of this tokenizer end with, as some are told to pad with, would hide their end.
+    """
+    tokenizer, found = model.tokenizer, model.generation.get("pad_token_id")
+    told = json.loads(beside.get(TOKENIZER_CONFIG, b"{}")).get("pad_token")
+    name = told.get("content") if isinstance(told, dict) else told
+    ends: list[int] = []
+    if tokenizer is not None:
+        known = tokenizer.token_to_id(name) if isinstance(name, str) else None
+        found, ends = found if known is None else known, tokenizer.encode("a").ids[-1:]
+    return found if isinstance(found, int) and found not in ends else None
 
 
 def _outdated(written: bytes, tokenizer: Any) -> bool:

@@ -19,9 +19,10 @@ class Adapt:
     For example: manyheads adapt gpt2/ run.toml --set adapter.rank=16
 
     The file is one for train without [model] and with [adapter]: rank, alpha, targets, layers,
-    heads, dropout, scaling, whole, name, base, and merged = true to save the whole model too. With
-    [learn] instead, only = ["L0H1"] or all_but = ["L0H1"] names heads, and the model itself is
-    trained. Of [model], classes may be given: a new head for so many, which learns along.
+    heads, dropout, scaling, whole, name, base, and merged = true to save the whole model too, or
+    alone where L0Gates closes heads of it. With [learn] instead, only = ["L0H1"] or
+    all_but = ["L0H1"] names heads, and the model itself is trained. Of [model], classes may be
+    given: a new head for so many, which learns along.
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]

@@ -8,6 +8,7 @@ import tyro
 from manyheads.cli.asked import (
     DEFAULT,
     DeviceName,
+    Flag,
     JsonFile,
     ModelName,
     TextFile,
@@ -48,6 +49,12 @@ class Attribute:
     method: Literal["direct", "integrated", "heads", "rollout"] = "direct"
     """Direct logit attribution, integrated gradients by token or by head, or attention rollout."""
 
+    steps: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """In how many steps gradients are integrated; by default in as many as it takes, up to 512."""
+
+    all: Flag = False
+    """Show every token or part, and not those alone that add most and the last tokens."""
+
     json: JsonFile = None
     """Where everything goes as JSON, whole or not at all."""
 
@@ -65,8 +72,10 @@ class Attribute:
         text = self._text()
         model = open_model(self.model, self.device)
         with cuts_told():
-            found = attribute(model, text, self.target, self.against, method=self.method)
-        show(Console(), self.model, found)
+            found = attribute(
+                model, text, self.target, self.against, method=self.method, steps=self.steps
+            )
+        show(Console(), self.model, found, whole=self.all)
         if self.json is not None:
             found.save(self.json)
             print(f"everything is in {self.json}")

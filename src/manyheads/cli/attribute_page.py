@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from manyheads.cli.ink import Ink, visible
-from manyheads.lens.answering import Answer
+from manyheads.lens.answering import MOST_ROWS, Answer
 
 __all__ = ["show"]
 
@@ -13,15 +13,21 @@ __all__ = ["show"]
 END = 60
 
 
-def show(console: Console, name: str, found: Answer) -> None:
-    """Print what was traced."""
+def show(console: Console, name: str, found: Answer, *, whole: bool = False) -> None:
+    """Print what was traced, the whole of it or what matters most."""
     ink = Ink(console)
     ink.title(visible(name))
     end = visible(found.text.replace("\n", " "))
     end = f"…{end[-END:]}" if len(end) > END else end
     ink.say(f"After “{end}”: {visible(found.told)}.")
-    ink.heading("Tokens" if found.method in ("integrated", "rollout") else "Parts")
-    ink.show(found.table())
+    ink.heading("Tokens" if found.by_token else "Parts")
+    table = found.table(None if whole else MOST_ROWS)
+    # It speaks of Python.
+    table.caption = None
+    ink.show(table)
+    more = len(found.shares) - table.row_count
+    if more:
+        ink.say(f"and {more} more: --all shows them", style="dim")
     if found.steps:
         ink.heading("Logit lens")
         ink.show(_steps(found))

@@ -35,7 +35,7 @@ class Convert:
     """The same, as other commands name it."""
 
     dtype: DtypeName = "as it is"
-    """The type of the weights written."""
+    """The type of the weights written; in another type no model is written over itself."""
 
     def run(self) -> int:
         """Say where it went and who can open it."""
@@ -47,6 +47,7 @@ class Convert:
                 f"{len(given)} folders to write to are named",
                 f"name one: manyheads convert {self.model} FOLDER",
             )
-        check_folder(given[0])
+        # As it is, nothing of a model is lost where it is written over itself.
+        check_folder(given[0], "" if self.dtype == "as it is" else self.model)
         print(save(open_model(self.model, "cpu", self.dtype), given[0]))
         return 0

@@ -65,7 +65,7 @@ class Report:
     """Where to draw the atlas, a head and a layer as PNG as well."""
 
     json: JsonFile = None
-    """Where what was found about each head goes as JSON, whole or not at all."""
+    """Where every figure of every head goes as JSON, whole or not at all."""
 
     device: DeviceName = "auto"
     """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
@@ -109,7 +109,9 @@ class Report:
         size = write_page(compose(found, where=self.model, file=file, made=made), self.out)
         show(Console(), found, where=self.model, file=file)
         if self.json is not None:
-            write_json(self.json, found.kinds.rows())
+            from manyheads.report.figures import figures_of
+
+            write_json(self.json, figures_of(found))
         if self.pictures is not None:
             from manyheads.cli.report_page import draw_all
 

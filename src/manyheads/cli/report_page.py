@@ -19,6 +19,7 @@ from manyheads.report.advice import advise
 from manyheads.report.examine import Findings
 from manyheads.report.image import Picture
 from manyheads.report.sections import flags_of, number
+from manyheads.wording import counted
 
 __all__ = ["draw_all", "show"]
 
@@ -31,7 +32,9 @@ def show(console: Console, found: Findings, *, where: str, file: str) -> None:
     """The heads that matter most, or all of few, and what to do next."""
     ink = Ink(console)
     heads = found.heads
-    ink.title(f"{found.name}: {heads} heads in {len(found.seen.blocks)} layers")
+    ink.title(
+        f"{found.name}: {counted(heads, 'head')} in {counted(len(found.seen.blocks), 'layer')}"
+    )
     ink.space()
     ink.show(_table(found))
     if heads > MOST_ROWS:

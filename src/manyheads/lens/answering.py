@@ -14,7 +14,7 @@ from manyheads.lens.attribution import attribute_logits
 from manyheads.lens.dead import writes_next
 from manyheads.lens.flow import attention_rollout
 from manyheads.lens.given import Given, read
-from manyheads.lens.gradients import integrate_heads, integrate_inputs
+from manyheads.lens.gradients import ByToken, HeadGradients, integrate_heads, integrate_inputs
 from manyheads.lens.logit_lens import logit_lens
 from manyheads.lens.metrics import Measure
 from manyheads.lens.results import frame_of
@@ -24,10 +24,13 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.ragged import Ragged
 from manyheads.taps import Sublayer
 
-__all__ = ["Answer", "Method", "Share", "Step", "attribute", "find_token"]
+__all__ = ["MOST_ROWS", "Answer", "Method", "Share", "Step", "attribute", "find_token"]
 
 KIND = "attribution"
 MOST_ROWS = 40
+FEW_ROWS = 10
+# Of tokens, so large a share of the rows goes to the last ones, whatever they add.
+LAST_SHARE = 0.25
 Method = Literal["direct", "integrated", "heads", "rollout"]
 
 
@@ -55,6 +58,7 @@ class Answer:
     """What each part adds to the logit of `target`, less that of `against` if there is one.
 
     Shares sum to `value` but for `completeness`; those of rollout are weights and sum to 1.
+    `path_steps` is how many steps gradients were integrated in, 0 where none were.
     """
 
     method: Method
@@ -66,6 +70,7 @@ class Answer:
     steps: tuple[Step, ...] = ()
     text: str = ""
     tokens: tuple[str, ...] = field(default=())
+    path_steps: int = 0
 
     def of(self, part: str) -> float:
         """What a part adds, such as L2H7, "feedforward 3", "embedding" or "biases"."""
@@ -74,11 +79,25 @@ class Answer:
                 return share.value
         raise InputError(f"there is no part {part!r}", f"use {self.shares[0].part} or another")
 
+    @property
+    def by_token(self) -> bool:
+        """Whether the parts are those of the text, and not of the model."""
+        return self.method in ("integrated", "rollout")
+
     def ranked(self) -> list[Share]:
         """Shares by how much they add, either way; tokens stay in their order."""
-        if self.method in ("integrated", "rollout"):
-            return list(self.shares)
-        return sorted(self.shares, key=lambda share: -abs(share.value))
+        return [self.shares[place] for place in self.places()]
+
+    def places(self, most: int | None = None) -> list[int]:
+        """Where the shares lie that matter most, those first; of tokens in order, the last too."""
+        order = sorted(range(len(self.shares)), key=lambda place: -abs(self.shares[place].value))
+        if not self.by_token:
+            return order[:most]
+        if most is None:
+            return sorted(order)
+        first_of_last = len(order) - int(most * LAST_SHARE)
+        order.sort(key=lambda place: place < first_of_last)
+        return sorted(order[:most])
 
     def rows(self) -> list[dict[str, Any]]:
         """One record a part."""
@@ -89,22 +108,22 @@ class Answer:
         return frame_of(self.rows())
 
     def table(self, most: int | None = MOST_ROWS) -> Any:
-        """A rich table of `ranked`."""
+        """A rich table of so many parts, those of `places`."""
         from rich.table import Table
         from rich.text import Text
 
-        name = "token" if self.method in ("integrated", "rollout") else "part"
-        table = Table(name, box=None, pad_edge=False)
+        table = Table(box=None, pad_edge=False)
+        if self.by_token:
+            table.add_column("at", justify="right")
+        table.add_column("token" if self.by_token else "part")
         table.add_column("weight" if self.method == "rollout" else "adds", justify="right")
-        ranked = self.ranked()
-        for share in ranked[:most]:
-            sign = "" if self.method == "rollout" else "+"
-            table.add_row(
-                Text(repr(share.part) if name == "token" else share.part),
-                f"{share.value:{sign}.4f}",
-            )
-        if most is not None and len(ranked) > most:
-            table.caption = f"{len(ranked) - most} more: table(most=None), frame() or save()"
+        sign = "" if self.method == "rollout" else "+"
+        for place in self.places(most):
+            share = self.shares[place]
+            said = [str(place), Text(repr(share.part))] if self.by_token else [Text(share.part)]
+            table.add_row(*said, f"{share.value:{sign}.4f}")
+        if most is not None and len(self.shares) > most:
+            table.caption = f"{len(self.shares) - most} more: table(most=None), frame() or save()"
             table.caption_justify = "left"
         return table
 
@@ -122,7 +141,8 @@ class Answer:
 
     def __str__(self) -> str:
         lines = [self.told]
-        lines += [f"  {share.part:<16} {share.value:+.4f}" for share in self.ranked()[:10]]
+        few = [self.shares[place] for place in self.places(FEW_ROWS)]
+        lines += [f"  {share.part:<16} {share.value:+.4f}" for share in few]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -135,6 +155,7 @@ class Answer:
         against = "" if self.against is None else f" less that of {self.against!r}"
         by = {"direct": "direct attribution", "integrated": "integrated gradients by token"}
         how = by.get(self.method, "integrated gradients by head")
+        how += f" in {self.path_steps} steps" if self.path_steps else ""
         return (
             f"the logit of {self.target!r}{against}, {self.value:+.4f}, by {how}; "
             f"the parts are off by {self.completeness:.1e}"
@@ -148,6 +169,7 @@ def attribute(
     against: str | None = None,
     *,
     method: Method = "direct",
+    steps: int | None = None,
     shown: bool = True,
 ) -> Answer:
     """Trace the next word after a text, or `target`, perhaps against another word.
@@ -159,9 +181,11 @@ def attribute(
       less what a model without attention gives
     - rollout: attention through all layers to the last token (see `attention_rollout`)
 
-    All but rollout need a model that writes; `steps` then has the logit lens. A `Seq2Seq` takes a
-    (source, target) pair.
+    Gradients are integrated in so many `steps`, or in as many as it takes, up to 512. All but
+    rollout need a model that writes; `steps` of the answer then has the logit lens. A `Seq2Seq`
+    takes a (source, target) pair.
     """
+    _check_asked(target, against, method, steps)
     if isinstance(model, Seq2Seq) and isinstance(text, str):
         source, tab, begun = text.partition("\t")
         if not tab:
@@ -173,8 +197,6 @@ def attribute(
     words = tuple(_said(tokenizer, token) for token in given.ids.of(0).tolist())
     said = text if isinstance(text, str) else "\t".join(text)
     if method == "rollout":
-        if target is not None or against is not None:
-            raise InputError("rollout follows attention and no word", "leave the words out")
         rolled = attention_rollout(model, given)[0][-1].tolist()
         shares = _by_token(words, rolled)
         return Answer(
@@ -192,16 +214,13 @@ def attribute(
             f"this {type(model).__name__} writes no next word to trace", 'use the method "rollout"'
         )
     wrong = None if against is None else find_token(tokenizer, against, said)
-    likeliest = int(logit_lens(model, given, top=1).answers[-1, 0, 0])
-    right = likeliest if target is None else find_token(tokenizer, target, said)
-    value, off, shares = _traced(model, given, right, wrong, words, method, shown)
+    right = _likeliest(model, given) if target is None else find_token(tokenizer, target, said)
+    traced = _traced(model, given, right, wrong, words, method, steps, shown)
     return Answer(
         method=method,
         target=_said(tokenizer, right),
         against=None if wrong is None else _said(tokenizer, wrong),
-        value=value,
-        completeness=off,
-        shares=shares,
+        **traced,
         steps=_steps(model, given, tokenizer, right),
         text=said,
         tokens=words,
@@ -210,16 +229,31 @@ def attribute(
 
 def find_token(tokenizer: Any, word: str, after: str = "") -> int:
     """The one token of a word, with a space before it where the text has none at its end."""
+    if not word:
+        raise InputError("a word to trace is empty", "give one that is one token of this model")
     spaced = [f" {word}", word] if after and not after[-1].isspace() else [word, f" {word}"]
-    tried = [tokenizer.encode(each, add_special_tokens=False).ids for each in spaced if word]
+    tried = [tokenizer.encode(each, add_special_tokens=False).ids for each in spaced]
     for ids in tried:
         if len(ids) == 1:
             return int(ids[0])
-    pieces = [tokenizer.decode([token]) for token in tried[-1]] if tried else []
+    pieces = [tokenizer.decode([token]) for token in tried[-1]]
     raise InputError(
         f"{word!r} is {len(pieces)} tokens of this model: {pieces}",
         "give a word that is one token, perhaps the first of these",
     )
+
+
+def _check_asked(
+    target: str | None, against: str | None, method: Method, steps: int | None
+) -> None:
+    """Before a text is read in vain."""
+    if method == "rollout" and (target is not None or against is not None):
+        raise InputError("rollout follows attention and no word", "leave the words out")
+    if steps is not None and method not in ("integrated", "heads"):
+        raise InputError(
+            f"steps={steps} is given and {method} integrates nothing",
+            'leave it out, or use the method "integrated" or "heads"',
+        )
 
 
 def _traced(
@@ -229,8 +263,10 @@ def _traced(
     wrong: int | None,
     words: Sequence[str],
     method: Method,
+    steps: int | None,
     shown: bool,
-) -> tuple[float, float, tuple[Share, ...]]:
+) -> dict[str, Any]:
+    """What an answer says of the parts, by its own names."""
     if method == "direct":
         found = attribute_logits(model, given, [right], None if wrong is None else [wrong])
         shares = [Share(str(head), mean) for head, mean in found.heads["logit"].items()]
@@ -241,16 +277,26 @@ def _traced(
             Share("embedding", float(found.embedding[0])),
             Share("biases", float(found.bias[0])),
         ]
-        return float(found.logits[0]), found.completeness, tuple(shares)
+        return {
+            "value": float(found.logits[0]),
+            "completeness": found.completeness,
+            "shares": tuple(shares),
+        }
     metric = Measure(_Logit(right, wrong))
+    path: ByToken | HeadGradients
     if method == "integrated":
-        by_token = integrate_inputs(model, given, metric, shown=shown)
-        shares_of = _by_token(words, by_token.of(0).tolist())
-        return float(by_token.expected[0]), by_token.completeness, shares_of
-    by_head = integrate_heads(model, given, metric, shown=shown)
-    pairs = by_head.heads["attribution"].items()
-    shares_of = tuple(Share(str(head), mean) for head, mean in pairs)
-    return float(by_head.expected[0]), by_head.completeness, shares_of
+        path = integrate_inputs(model, given, metric, steps=steps, shown=shown)
+        shares_of = _by_token(words, path.of(0).tolist())
+    else:
+        path = integrate_heads(model, given, metric, steps=steps, shown=shown)
+        pairs = path.heads["attribution"].items()
+        shares_of = tuple(Share(str(head), mean) for head, mean in pairs)
+    return {
+        "value": float(path.expected[0]),
+        "completeness": path.completeness,
+        "shares": shares_of,
+        "path_steps": path.steps,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +311,10 @@ class _Logit:
         last = logits.values[logits.lengths.offsets[1:].long() - 1]
         value = last[:, self.right]
         return value if self.wrong is None else value - last[:, self.wrong]
+
+
+def _likeliest(model: Model, given: Given) -> int:
+    return int(logit_lens(model, given, top=1).answers[-1, 0, 0])
 
 
 def _steps(model: Model, given: Given, tokenizer: Any, right: int) -> tuple[Step, ...]:

@@ -32,6 +32,8 @@ __all__ = [
 POWER = 4
 FEW_TO_MANY = (32, 64, 128, 256, 512)
 ENOUGH = 1e-3
+# The points of a path are found in a matrix of so many rows.
+MOST_STEPS = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -40,6 +42,7 @@ class ByToken:
 
     tokens: Ragged
     expected: Float[Tensor, " b"]
+    steps: int
 
     def of(self, text: int) -> Float[Tensor, " _"]:
         return self.tokens.of(text)
@@ -60,6 +63,7 @@ class HeadGradients:
     heads: ByHead
     by_head: Float[Tensor, "b heads"]
     expected: Float[Tensor, " b"]
+    steps: int
 
     @property
     def completeness(self) -> float:
@@ -87,6 +91,7 @@ def integrate_inputs(
     they are doubled until tokens add up to the difference within a thousandth, or to 512. Norms
     turn sharply near nothing, and routers of experts jump: `completeness` tells what that costs.
     """
+    _check_steps(steps)
     part, given = part_of(model, stack), read(model, texts)
     start = Site(-1, Tap.EMBEDDINGS, stack=part.stack_name)
     judged = judge(model, given, range(len(given)), metric, targets)
@@ -104,8 +109,8 @@ def integrate_inputs(
             value = judged(trunk.go_on(end.with_values(x), 0)).sum()
             return (torch.autograd.grad(value, x)[0].double() * far.double()).sum(-1)
 
-        def result(tokens: Tensor) -> ByToken:
-            return ByToken(tokens=end.with_values(tokens), expected=expected)
+        def result(tokens: Tensor, taken: int) -> ByToken:
+            return ByToken(tokens=end.with_values(tokens), expected=expected, steps=taken)
 
         return _integrate(gradient, result, steps, shown)
 
@@ -128,6 +133,7 @@ def integrate_heads(
     add up to the metric of the model less that of one without any of these heads. Steps are as in
     `integrate_inputs`.
     """
+    _check_steps(steps)
     part, given = part_of(model, stack, sublayer), read(model, texts)
     chosen = part.layers if layers is None else tuple(layers)
     if not set(chosen) <= set(part.layers):
@@ -138,8 +144,8 @@ def integrate_heads(
             gates = _Gates(part, Trunk(part, given, layers=chosen), chosen, judged)
             expected = (gates.value(1.0) - gates.value(0.0)).double().cpu()
 
-        def result(found: Tensor) -> HeadGradients:
-            return _by_head(part, chosen, found.cpu(), expected, judged)
+        def result(found: Tensor, taken: int) -> HeadGradients:
+            return _by_head(part, chosen, found.cpu(), expected, taken, judged)
 
         return _integrate(gates.gradient, result, steps, shown)
 
@@ -227,6 +233,7 @@ def _by_head(
     layers: Sequence[int],
     found: Float[Tensor, "b some"],
     expected: Float[Tensor, " b"],
+    steps: int,
     judged: Judge,
 ) -> HeadGradients:
     blocks = tuple(block for block in part.blocks if block.layer in layers)
@@ -241,6 +248,7 @@ def _by_head(
         ),
         by_head=found,
         expected=expected,
+        steps=steps,
     )
 
 
@@ -257,23 +265,34 @@ def _begin(baseline: Literal["zero"] | Ragged, end: Ragged) -> Float[Tensor, "n 
 
 def _integrate(
     gradient: Callable[[float], Tensor],
-    result: Callable[[Tensor], Found],
+    result: Callable[[Tensor, int], Found],
     steps: int | None,
     shown: bool,
 ) -> Found:
     """The integral by points of Gauss and Legendre, more and more until they are enough."""
-    if steps is not None and steps < 1:
-        raise InputError(f"steps={steps} is no path", "use 1 or more")
-    with Progress("integrating", unit="steps", shown=shown) as bar:
-        for count in FEW_TO_MANY if steps is None else (steps,):
-            parts = []
+    why = ""
+    for count in FEW_TO_MANY if steps is None else (steps,):
+        parts = []
+        label = f"integrating in {count} steps{why}"
+        with Progress(label, total=count, unit="steps", shown=shown) as bar:
             for place, weight in _points(count):
                 parts.append(weight * gradient(place))
                 bar.advance()
-            found = result(torch.stack(parts).sum(0))
-            if found.completeness <= ENOUGH:
-                break
+        found = result(torch.stack(parts).sum(0), count)
+        if found.completeness <= ENOUGH:
+            break
+        why = f", as {count} are off by {found.completeness:.1e}"
     return found
+
+
+def _check_steps(steps: int | None) -> None:
+    """Before the model is run in vain."""
+    if steps is None:
+        return
+    if not isinstance(steps, int) or steps < 1:
+        raise InputError(f"steps={steps} is no path", "use a whole number, 1 or more")
+    if steps > MOST_STEPS:
+        raise InputError(f"steps={steps} are more than help", f"use {MOST_STEPS} or fewer")
 
 
 def _points(steps: int) -> list[tuple[float, float]]:

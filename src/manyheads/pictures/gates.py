@@ -24,11 +24,11 @@ def draw_gates(
     subtitle: str = "",
     look: Look = "light",
 ) -> None:
-    """Write a row a layer: the values of each head's gate, and the share below 0.1."""
+    """Write a row a layer: the values of each head's gate, and how many are shut, below 0.1."""
     if not layers or not all(len(layer) for layer in layers):
         raise ShapeError("there is no gate to draw", "give one or more a layer")
     columns = max(len(layer) for layer in layers)
-    side = 1.55 if columns <= 8 else 1.15
+    side = 1.55 if columns <= 8 else 1.3
     size = (columns * side + 0.6, len(layers) * 1.35 + 0.5 + head_room(title, subtitle))
     with drawing(look, size, title=title, subtitle=subtitle) as (figure, paper):
         grid = figure.subplots(len(layers), columns, squeeze=False, sharex=True)
@@ -49,5 +49,6 @@ def draw_gates(
                 closed = float(np.mean(values < CLOSED))
                 name = f"L{number}H{head}"
                 axes.set_title(name, loc="left", size=8.5, weight="bold", color=paper.ink, pad=2)
-                axes.set_title(f"{closed:.0%}", loc="right", size=8, color=paper.quiet, pad=2)
+                shut = f"{closed:.0%} shut"
+                axes.set_title(shut, loc="right", size=7.5, color=paper.quiet, pad=2)
         write_picture(figure, path)

@@ -8,6 +8,7 @@ from manyheads.lens.measures import SINK_ABOVE
 from manyheads.models.decoder import Decoder
 from manyheads.models.readout import LanguageHead
 from manyheads.report.examine import Findings
+from manyheads.wording import counted
 
 __all__ = ["Advice", "advise"]
 
@@ -74,9 +75,9 @@ def _gate(found: Findings, model: str, text: str) -> list[Advice]:
     return [
         Advice(
             "Give the heads a gate",
-            f"{sinks} of {found.heads} heads rest on the first token, and {massive} layers have "
-            "massive activations. A gate after the output lets a head say nothing without a sink "
-            "(Qiu et al., arXiv 2505.06708).",
+            f"{sinks} of {found.heads} heads rest on the first token, and massive activations "
+            f"stand in {counted(massive, 'layer')}. A gate after the output lets a head say "
+            "nothing without a sink (Qiu et al., arXiv 2505.06708).",
             f"manyheads gate {model} --file {text} -o gated/ --at output --per head",
         )
     ]
@@ -91,8 +92,8 @@ def _merge(found: Findings, model: str, text: str) -> list[Advice]:
     return [
         Advice(
             "Keep one of two",
-            f"{len(doubles)} pairs of heads look at the same and write the same, {pair.one} and "
-            f"{pair.other} first of all. Prune by redundancy to keep one of each.",
+            f"In {counted(len(doubles), 'pair')} both heads look at the same and write the same, "
+            f"{pair.one} and {pair.other} first of all. Prune by redundancy to keep one of each.",
             f"manyheads prune {model} --file {text} --by redundancy --keep 0.9 -o pruned/",
         )
     ]

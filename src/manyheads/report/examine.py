@@ -25,6 +25,7 @@ from manyheads.models.readout import LanguageHead
 from manyheads.models.vision import Vision
 from manyheads.report.reading import Reading, read_picture, read_text
 from manyheads.surgery.questions import Questions, questions
+from manyheads.wording import counted
 
 __all__ = ["By", "Findings", "Worth", "examine"]
 
@@ -136,7 +137,7 @@ def examine(
 
 
 def _told(reading: Reading) -> str:
-    pieces = f"{len(reading.measured)} pieces of the text"
+    pieces = f"{counted(len(reading.measured), 'piece')} of the text"
     return pieces if reading.picture is None else f"the {len(reading) - 1} patches of the image"
 
 

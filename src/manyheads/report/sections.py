@@ -15,6 +15,7 @@ from manyheads.report.examine import Findings, Worth
 from manyheads.report.measures import Measure
 from manyheads.report.reading import word_of
 from manyheads.taps import Sublayer
+from manyheads.wording import counted
 
 __all__ = [
     "about_model",
@@ -66,7 +67,9 @@ def about_model(found: Findings) -> str:
     blocks, model = found.seen.blocks, found.model
     weights = sum(each.numel() for each in model.parameters())
     counts = sorted({block.heads for block in blocks})
-    each = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    each = counted(counts[-1], "attention head")
+    if len(counts) > 1:
+        each = f"{counts[0]} to {each}"
     picture = found.reading.picture
     kind = "a decoder" if isinstance(model, Decoder) else "an encoder"
     inner = attention_at(stacks_of(model)["main"], blocks[0].layer, Sublayer.ATTENTION).config
@@ -76,7 +79,7 @@ def about_model(found: Findings) -> str:
         else "every token sees those before and after it"
     )
     shared = (
-        f" Its heads share {inner.key_heads} sets of keys and values in a layer."
+        f" Its heads share {counted(inner.key_heads, 'set')} of keys and values in a layer."
         if inner.key_heads != inner.heads
         else ""
     )
@@ -84,7 +87,7 @@ def about_model(found: Findings) -> str:
         kind, sees = "an encoder of images", "every patch and the class token see all the others"
     return (
         f"<strong>{escape(found.name)}</strong> is {kind} of {_amount(weights)} parameters: "
-        f"{len(blocks)} layers of {each} attention heads, {found.heads} in all, on a residual "
+        f"{counted(len(blocks), 'layer')} of {each}, {found.heads} in all, on a residual "
         f"stream of {inner.width} channels; {sees}.{shared} {_measured_on(found)}"
     )
 
@@ -97,19 +100,19 @@ def _measured_on(found: Findings) -> str:
             f"{picture.columns} patches behind the class token, which stands first."
         )
     return (
-        f"Every number below was measured on {facts['tokens']:,} tokens of the given text, in "
-        f"{facts['texts']} pieces; the patterns are those of its first {len(found.reading):,} "
-        "tokens."
+        f"Every number below was measured on {counted(facts['tokens'], 'token')} of the given "
+        f"text, in {counted(facts['texts'], 'piece')}; the patterns are those of its first "
+        f"{counted(len(found.reading), 'token')}."
     )
 
 
 def overview(found: Findings) -> str:
     """A few numbers at a glance."""
-    counted = Counter(found.kinds.best(each).split()[0] for each in found.seen.addresses)
-    named = found.heads - counted.get("mixed", 0)
-    several = [(kind, count) for kind, count in counted.most_common() if kind != "mixed"]
+    kinds = Counter(found.kinds.best(each).split()[0] for each in found.seen.addresses)
+    named = found.heads - kinds.get("mixed", 0)
+    several = [(kind, count) for kind, count in kinds.most_common() if kind != "mixed"]
     common = ", ".join(f"{count} {kind}" for kind, count in several[:4])
-    cards = [(str(found.heads), "heads", f"in {len(found.seen.blocks)} layers")]
+    cards = [(str(found.heads), "heads", f"in {counted(len(found.seen.blocks), 'layer')}")]
     cards.append((str(named), "have a kind", common))
     if found.worth is not None:
         best = int(np.nanargmax(found.worth.loses))
@@ -122,7 +125,7 @@ def overview(found: Findings) -> str:
         name = str(found.seen.addresses[best])
         cards.append((name, "matters most", told))
     harmful = 0 if found.worth is None else len(found.worth.harmful)
-    idle = f"{len(found.alike.doubles)} doubled pairs, {harmful} harmful"
+    idle = f"{counted(len(found.alike.doubles), 'doubled pair')}, {harmful} harmful"
     cards.append((str(len(found.dead.heads)), "are dead", idle))
     if "first_token" in found.seen:
         share = float(np.nanmean(found.seen.means["first_token"]))
@@ -281,7 +284,10 @@ def _how_worth(worth: Worth) -> str:
             "would change by without the head, were the model linear (Michel et al., arXiv "
             "1905.10650). <code>--by ablation</code> measures it exactly."
         )
-    return f"{way} Means over {worth.texts} pieces; whiskers are two standard errors."
+    sure = (
+        "; whiskers are two standard errors" if worth.texts > 1 else ", so that no error is known"
+    )
+    return f"{way} Means over {counted(worth.texts, 'piece')}{sure}."
 
 
 def _bars(found: Findings, worth: Worth, places: Sequence[int], scale: float) -> str:

@@ -1,4 +1,4 @@
-"""From a reading to what a page draws: plain lists, few digits, windows in bytes."""
+"""From a reading to what a page draws: plain lists, few digits, windows of weights."""
 
 from base64 import b64encode
 from itertools import pairwise
@@ -76,7 +76,7 @@ def rows(
 def head_map(
     reading: Reading, head: Head, span: range, keys: range, cells: int, stopped: Stopped
 ) -> Any:
-    """A window of a pattern as bytes, row after row: 255 times the root of each weight.
+    """A window of a pattern, row after row, four bytes a weight (a little-endian float32).
 
     A window of more than `cells` a side is drawn smaller; a cell is then the largest weight in it.
     """
@@ -91,14 +91,14 @@ def head_map(
         for group in _grouped(lines, len(keys))
         for part in _pooled(reading, head, group, keys, width, stopped)
     ]
-    picture = (torch.stack(drawn).sqrt() * 255).round().clamp(0, 255).to(torch.uint8)
+    weights = torch.stack(drawn).cpu().numpy().astype("<f4")
     return {
         "head": str(head),
         "rows": [span.start, span.stop],
         "keys": [keys.start, keys.stop],
         "height": height,
         "width": width,
-        "data": b64encode(picture.cpu().numpy().tobytes()).decode("ascii"),
+        "data": b64encode(weights.tobytes()).decode("ascii"),
     }
 
 
@@ -148,14 +148,14 @@ def rounded(value: float) -> float | None:
 def _largest(weights: Float[Tensor, " s"], count: int) -> dict[str, Any]:
     found = weights.topk(min(count, len(weights)))
     kept = [
-        (place, round(weight, 4))
+        (place, rounded(weight))
         for place, weight in zip(found.indices.tolist(), found.values.tolist(), strict=True)
         if weight >= LEAST
     ]
     return {
         "places": [place for place, _ in kept],
         "weights": [weight for _, weight in kept],
-        "sum": round(float(weights.sum()), 4),
+        "sum": rounded(float(weights.sum())),
     }
 
 

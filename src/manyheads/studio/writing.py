@@ -149,6 +149,6 @@ class _Watch:
             first = length - len(row)
             found[str(head)] = {
                 "places": [first + place for place in largest.indices.tolist()],
-                "weights": [round(weight, 4) for weight in largest.values.tolist()],
+                "weights": [rounded(weight) for weight in largest.values.tolist()],
             }
         return found

@@ -15,7 +15,9 @@ from manyheads.surgery.peft_files import save_adapter
 from manyheads.surgery.peft_wholes import check_named
 from manyheads.surgery.quantised import quantise
 from manyheads.surgery.trainable import learn_all_but, learn_only
+from manyheads.train.folding import final_gates
 from manyheads.train.reading import changed, read_table, read_toml
+from manyheads.train.regularisers import L0Gates, L1Scales, Regulariser
 from manyheads.train.run import Run, run_of
 from manyheads.train.session import Finished, Surgery, train
 from manyheads.train.starting import dressed, tell_habits
@@ -55,15 +57,35 @@ class AdapterTable(LowRank):
         check_named(model, adapt(model, self, self.name, seed=seed).wholes)
         return model
 
+    def check(self, regularisers: Sequence[Regulariser]) -> None:
+        """Refuse what the files of an adapter cannot hold, or what does not learn with one."""
+        for each in regularisers:
+            if isinstance(each, L0Gates) and not self.merged:
+                raise ConfigError(
+                    "L0Gates closes heads of the model, and an adapter cannot hold its gates",
+                    "set adapter.merged=true, which saves the whole model, or leave L0Gates out",
+                )
+            if isinstance(each, L1Scales):
+                raise ConfigError(
+                    "L1Scales shrinks scales of heads, and beside an adapter they do not learn",
+                    "leave it out",
+                )
+
     def close(self, model: Model, place: Path) -> Saved:
+        # Without the gates it would be the adapter of another model.
+        if final_gates(model):
+            return self._merged(model, place)
         folder = save_adapter(model, place / ADAPTER, self.name)
         family = family_of(model).__name__.rpartition(".")[2]
         kind = f"an adapter of {family}"
         if self.merged:
-            merge(model, self.name)
-            detach(model)
-            kind += f", merged into {_saved_whole(model, place).folder}"
+            kind += f", merged into {self._merged(model, place).folder}"
         return Saved(folder, kind, "manyheads alone" if family == "native" else "peft")
+
+    def _merged(self, model: Model, place: Path) -> Saved:
+        merge(model, self.name)
+        detach(model)
+        return _saved_whole(model, place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +115,14 @@ class LearnTable:
             )
         return self
 
+    def check(self, regularisers: Sequence[Regulariser]) -> None:
+        """Refuse what would change heads that are to stay as they are."""
+        if any(isinstance(each, L0Gates) for each in regularisers):
+            raise ConfigError(
+                "L0Gates closes any head, and [learn] lets only some of them change",
+                "leave one of both out",
+            )
+
     def open(self, model: Model, seed: int) -> Model:
         del seed
         if self.only:
@@ -106,7 +136,7 @@ class LearnTable:
 
 
 def _saved_whole(model: Model, place: Path) -> Saved:
-    """Without the gates that a regulariser may have trained along."""
+    """With the gates that a regulariser may have trained along in its weights."""
     weights = {name: each.detach().cpu() for name, each in model.state_dict().items()}
     return save(dressed(cast(ModelConfig, model.config), weights, model), place / MODEL)
 
@@ -137,6 +167,7 @@ def read_adapting(model: str, file: Path, settings: Sequence[str] = ()) -> Adapt
         if classes:
             change = change.with_head()
         run = replace(run_of(own), tables=tables)
+        change.check(run.regulariser)
         if run.run.distributed == "fsdp":
             raise ConfigError("run.distributed is 'fsdp', which cuts matrices up", "use 'ddp'")
     except ManyheadsError as error:

@@ -26,6 +26,7 @@ from manyheads.surgery.lowrank import Update, adapters_on, attach, places
 from manyheads.surgery.peft_wholes import whole_as_ours, whole_as_theirs
 from manyheads.surgery.targets import Part, joined, parts_of
 from manyheads.surgery.wholes import bring, wholes_of
+from manyheads.train.folding import final_gates
 from manyheads.whole import write_tensors
 
 __all__ = ["load_adapter", "save_adapter"]
@@ -55,6 +56,11 @@ def save_adapter(model: Model, folder: Path | str, name: str = "default") -> Pat
     if name not in adapters(model):
         known = ", ".join(adapters(model)) or "none"
         raise InputError(f"there is no adapter {name!r}", f"the model has {known}")
+    if final_gates(model):
+        raise ConfigError(
+            "the model has gates of L0Gates, which the files of an adapter cannot hold",
+            "merge the adapter and save the whole model, with train.folding.folded",
+        )
     lows = {
         module: low
         for path, layer, entry in _linears(model)

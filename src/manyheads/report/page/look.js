@@ -160,7 +160,9 @@ function gap(picture, y, left, right) {
 function word(picture, place, x, y, anchor, weight, chooses) {
   const text = document.createElementNS(SPACE, "text");
   const letters = shown(data.tokens[place]);
-  text.textContent = (letters.length > 18 ? `${letters.slice(0, 17)}…` : letters) + (weight > 0.005 ? `  ${told(weight, true)}` : "");
+  const token = document.createElementNS(SPACE, "tspan");
+  token.textContent = letters.length > 18 ? `${letters.slice(0, 17)}…` : letters;
+  text.append(token, weight > 0.005 ? `  ${told(weight, true)}` : "");
   text.setAttribute("x", x);
   text.setAttribute("y", y + 4.5);
   text.setAttribute("text-anchor", anchor);
@@ -184,14 +186,16 @@ function drawMap(pattern, head) {
     : { top: `${share * map.clientHeight}px`, left: 0, height: thick, width: `${map.clientWidth}px` });
 }
 
+// A word that is written from right to left turns nothing around it: <bdi> and <tspan> stand alone.
 function say(looks, pattern) {
-  const from = shown(data.tokens[looking.at]);
-  const best = looks.slice(0, 4).filter(([, weight]) => weight >= 0.005).map(([place, weight]) => `${shown(data.tokens[place])} ${told(weight, true)}`);
+  const token = (place) => make("bdi", shown(data.tokens[place]));
+  const best = looks.slice(0, 4).filter(([, weight]) => weight >= 0.005);
+  const listed = best.flatMap(([place, weight], each) => [each ? ", " : "", token(place), ` ${told(weight, true)}`]);
   const kept = looksFrom(pattern, looking.at).reduce((sum, [, weight]) => sum + weight, 0);
   const rest = Math.max(0, 1 - kept);
-  const words = looking.back ? `${from} (token ${looking.at}) is looked at by ` : `${from} (token ${looking.at}) looks at `;
+  const does = ` (token ${looking.at}) ${looking.back ? "is looked at by" : "looks at"} `;
   const more = looking.back ? "" : rest > 0.03 ? `; ${told(rest, true)} is spread over smaller weights or not kept` : "";
-  document.getElementById("said").textContent = words + (best.join(", ") || "nobody to speak of") + more;
+  document.getElementById("said").replaceChildren(token(looking.at), does, ...(best.length ? listed : ["nobody to speak of"]), more);
 }
 
 // The query that shows best what a head does: one that looks far, hard, and not at the first token.

@@ -1,6 +1,6 @@
 // What the model says at the chosen token, beside what it says with all heads on.
 
-import { clipped, h, percent, say, shown } from "./dom.js";
+import { clipped, counted, h, percent, say, shown } from "./dom.js";
 
 const TITLES = {
   next: "What comes next",
@@ -33,11 +33,20 @@ export class Answers {
     return h("button", { type: "button", "data-how": how, on: { click: () => this.side.replaceBy(how) } }, label);
   }
 
+  clear() {
+    for (const part of [this.after, this.bars, this.loss]) part.replaceChildren();
+  }
+
+  // Which heads are off, and what stands in for them.
+  draw() {
+    const { side } = this;
+    for (const button of this.how.children) button.setAttribute("aria-pressed", String(button.dataset.how === side.how));
+    this.reset.hidden = !side.changed;
+  }
+
   show(told) {
     const { side } = this;
     this.title.textContent = TITLES[told.answers];
-    for (const button of this.how.children) button.setAttribute("aria-pressed", String(button.dataset.how === side.how));
-    this.reset.hidden = !side.changed;
     const word = side.tokens[told.at] ?? "";
     this.after.replaceChildren();
     if (told.answers === "next") this.after.append("after ", h("span", { class: "word" }, clipped(word)));
@@ -50,7 +59,7 @@ export class Answers {
     const most = Math.max(...told.top.map((each) => Math.max(each.chance, each.before ?? 0)), 0.01);
     this.bars.replaceChildren(...told.top.map((each) => this.#bar(each, most)));
     this.#losses(told);
-    if (side.changed) say(`With ${side.off.size + side.patched.size} heads changed: ${told.top[0].word.trim()} ${percent(told.top[0].chance)}, loss ${told.loss?.toFixed(2) ?? "unknown"}`);
+    if (side.changed) say(`With ${counted(side.off.size + side.patched.size, "head")} changed: ${told.top[0].word.trim()} ${percent(told.top[0].chance)}, loss ${told.loss?.toFixed(2) ?? "unknown"}`);
   }
 
   #bar(each, most) {

@@ -4,8 +4,8 @@ import { signed } from "./answers.js";
 import { brief } from "./atlas.js";
 import { css, diverging, table } from "./colour.js";
 import { clipped, h, later, percent } from "./dom.js";
-import { painted } from "./map.js";
-import { WHOLE, weight } from "./patterns.js";
+import { pixels } from "./map.js";
+import { WHOLE } from "./patterns.js";
 
 const LARGEST = 96;
 
@@ -39,21 +39,19 @@ export class Difference {
     const count = one.tokens.length;
     const all = [0, count];
     const [mine, theirs] = await Promise.all([one.patterns.window(heads[0], all, all, count, null), other.patterns.window(heads[1], all, all, count, null)]);
-    const data = new Uint8Array(count * count);
-    let common = 0;
-    for (let place = 0; place < data.length; place += 1) {
-      const [p, q] = [weight(mine.data[place]), weight(theirs.data[place])];
-      common += Math.min(p, q);
-      data[place] = Math.round(127.5 + 127.5 * Math.sign(p - q) * Math.sqrt(Math.abs(p - q)));
-    }
+    const common = mine.weights.reduce((sum, weight, place) => sum + Math.min(weight, theirs.weights[place]), 0);
     const colours = table((value) => diverging(value * 2 - 1));
+    const colourAt = (place) => {
+      const apart = mine.weights[place] - theirs.weights[place];
+      return colours[Math.round(127.5 + 127.5 * Math.sign(apart) * Math.sqrt(Math.min(1, Math.abs(apart))))];
+    };
     const size = Math.max(3, Math.min(14, Math.floor(400 / count))) * count;
     const canvas = h("canvas", { width: size, height: size, role: "img", "aria-label": `Where A ${heads[0]} and B ${heads[1]} look differently` });
     canvas.style.borderRadius = "8px";
     canvas.style.maxWidth = "100%";
     const ink = canvas.getContext("2d");
     ink.imageSmoothingEnabled = count > LARGEST;
-    ink.drawImage(painted({ height: count, width: count, data }, 255, colours), 0, 0, size, size);
+    ink.drawImage(pixels(count, count, colourAt), 0, 0, size, size);
     const sign = (value, text) => h("span", {}, h("span", { class: "swatch", vars: { "--colour": css(diverging(value)) } }), ` ${text}`);
     this.common = common / count;
     return h("figure", {}, canvas, h("figcaption", { class: "legend" }, sign(0.8, `A ${heads[0]} looks more`), sign(-0.8, `B ${heads[1]} looks more`), h("span", { "data-common": this.common.toFixed(4) }, `${percent(this.common)} in common`)));

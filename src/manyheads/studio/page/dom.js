@@ -61,6 +61,10 @@ export function clipped(token, most = 18) {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
+export function counted(count, thing) {
+  return `${count.toLocaleString("en")} ${thing}${count === 1 ? "" : "s"}`;
+}
+
 export function percent(value) {
   if (value === null || value === undefined) return "–";
   const hundred = value * 100;

@@ -1,12 +1,13 @@
 // The view as a file: a drawing (SVG), a picture of it (PNG), or its numbers (JSON).
 
 import { css, dark, diverging, sequential } from "./colour.js";
-import { clipped, download, percent, s } from "./dom.js";
+import { clipped, counted, download, percent, s } from "./dom.js";
 import { nameOf, rangeOf } from "./measures.js";
-import { weight } from "./patterns.js";
 
 const WIDE = 1180;
 const MAP = 40;
+// Weights below this are left out of a drawing: nobody would see them.
+const UNSEEN = 0.002;
 
 export async function exportView(kind, sides) {
   if (kind === "json") return download(new Blob([JSON.stringify(await numbers(sides), null, 1)], { type: "application/json" }), "manyheads.json");
@@ -58,7 +59,7 @@ async function drawn(sides) {
     const saying = drawnAnswers(side, 40, y + 68 + atlas.height + 34, theme);
     parts.push(...saying.parts);
     heights[0] += saying.height + 46;
-    const view = side.sees ? drawnImages(side, 420, y + 56, theme) : await (side.view === "map" ? drawnMap(side, 420, y + 56, theme) : drawnLines(side, 420, y + 40, theme));
+    const view = await drawnView(side, 420, y, theme);
     parts.push(...view.parts);
     heights.push(view.height);
     y += 56 + Math.max(...heights) + 56;
@@ -67,9 +68,15 @@ async function drawn(sides) {
   return s("svg", { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${WIDE} ${y}`, width: WIDE, height: y, "font-family": font }, s("rect", { width: WIDE, height: y, fill: theme.paper }), parts);
 }
 
+function drawnView(side, x, y, theme) {
+  if (!side.tokens.length) return { parts: [], height: 0 };
+  if (side.sees) return drawnImages(side, x, y + 56, theme);
+  return side.view === "map" ? drawnMap(side, x, y + 56, theme) : drawnLines(side, x, y + 40, theme);
+}
+
 function summary(side) {
   const off = side.off.size ? `; off (${side.how}): ${[...side.off].join(", ")}` : "";
-  return `${side.tokens.length.toLocaleString("en")} tokens${off}${side.answer?.loss != null ? `; loss ${side.answer.loss.toFixed(3)}` : ""}`;
+  return `${counted(side.tokens.length, "token")}${off}${side.answer?.loss != null ? `; loss ${side.answer.loss.toFixed(3)}` : ""}`;
 }
 
 function text(x, y, words, fill, size, weightOf = 400, anchor = "start") {
@@ -153,10 +160,10 @@ async function drawnMap(side, x, y, theme) {
   const found = await side.patterns.window(head, rows, keys, cells, null);
   const size = Math.max(3, Math.min(24, Math.floor(560 / found.height)));
   const parts = [text(x + 120, y - 8, `${head}: tokens ${rows[0] + 1} to ${rows[1]}`, theme.ink, 14, 600)];
-  found.data.forEach((value, place) => {
-    if (value < 12) return;
+  found.weights.forEach((weight, place) => {
+    if (weight < UNSEEN) return;
     const box = { x: x + 120 + (place % found.width) * size, y: y + Math.floor(place / found.width) * size, width: size, height: size };
-    parts.push(s("rect", { ...box, fill: css(sequential(value / 255)) }, s("title", {}, weight(value).toFixed(3))));
+    parts.push(s("rect", { ...box, fill: css(sequential(Math.sqrt(weight))) }, s("title", {}, weight.toFixed(3))));
   });
   if (found.height <= MAP) {
     for (let place = 0; place < found.height; place += 1) parts.push(text(x + 112, y + (place + 0.7) * size, clipped(side.tokens[rows[0] + place], 14), theme.ink, Math.min(12, size), 400, "end"));

@@ -1,6 +1,6 @@
 // The cards of a side: its text or image, its tokens, its views.
 
-import { h, shown } from "./dom.js";
+import { counted, h, shown } from "./dom.js";
 
 const EXAMPLES = [
   ["Names", "When Mary and John went to the shop, John gave a bottle of milk to"],
@@ -66,17 +66,15 @@ export function frame(side) {
       element.setAttribute("aria-label", model.name);
     },
 
+    // Nothing is read: as at the start.
     empty() {
-      side.tokens = [];
-      side.strip.show([], null);
-      side.looks.element.replaceChildren();
       count.textContent = "";
-      place.replaceChildren(h("p", { class: "empty" }, side.sees ? "Drop an image to see what heads look at." : "Type something above to begin."));
+      note.hidden = true;
+      for (const part of [side.strip, side.looks, side.answers, side.lines, side.map, side.eye]) part.clear();
     },
 
     read(told) {
-      const many = told.tokens.length.toLocaleString("en");
-      count.textContent = `${many} tokens${told.loss === null ? "" : ` · loss ${told.loss.toFixed(3)}`}`;
+      count.textContent = `${counted(told.tokens.length, "token")}${told.loss === null ? "" : ` · loss ${told.loss.toFixed(3)}`}`;
       note.textContent = noted(side, told);
       note.hidden = !note.textContent;
     },
@@ -89,7 +87,9 @@ export function frame(side) {
 
     draw() {
       const view = side.sees ? side.eye : side.view === "map" ? side.map : side.lines;
-      if (place.firstChild !== view.element) place.replaceChildren(view.element);
+      const asks = h("p", { class: "empty" }, side.sees ? "Drop an image to see what heads look at." : "Type something above to begin.");
+      if (side.blank) place.replaceChildren(asks);
+      else if (place.firstChild !== view.element) place.replaceChildren(view.element);
       side.lines.pager.hidden = view !== side.lines;
       for (const tab of tabs.children) tab.setAttribute("aria-selected", String(tab.dataset.view === side.view));
       const focus = side.tokens[side.at] === undefined ? "" : shown(side.tokens[side.at]).trim();
@@ -101,9 +101,9 @@ export function frame(side) {
 }
 
 function noted(side, told) {
-  if (told.cut) return `The text was cut after ${told.tokens.length.toLocaleString("en")} tokens, the most that is read here.`;
+  if (told.cut) return `The text was cut after ${counted(told.tokens.length, "token")}, the most that is read here.`;
   const { trained } = side.model;
-  if (trained && told.tokens.length > trained) return `This is longer than the ${trained.toLocaleString("en")} tokens the model was made for.`;
+  if (trained && told.tokens.length > trained) return `This is longer than the ${counted(trained, "token")} the model was made for.`;
   return "";
 }
 

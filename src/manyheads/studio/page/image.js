@@ -87,11 +87,17 @@ export class Eye {
     this.side.read();
   }
 
+  clear() {
+    this.views.replaceChildren();
+  }
+
   // One image for the choice, and one a picked head with its weights laid over it.
   async draw() {
     const { side } = this;
     if (!this.picture || !side.patterns) return;
-    const found = await side.patterns.from(side.picked, side.focus ?? 0);
+    const { patterns } = side;
+    const found = await patterns.from(side.picked, side.focus ?? 0);
+    if (patterns !== side.patterns) return;
     const figures = [this.#figure("The image: point at a patch", null, null)];
     for (const head of side.picked) figures.push(this.#figure(head, side.colourOf(head), found[head]));
     this.views.replaceChildren(...figures);

@@ -19,6 +19,12 @@ export class Lines {
     this.element.addEventListener("pointermove", (event) => side.over(this.#under(event)));
     this.element.addEventListener("pointerleave", () => side.over(null));
     this.element.addEventListener("click", (event) => side.choose(this.#under(event)));
+    new ResizeObserver(() => this.#resized()).observe(this.element);
+  }
+
+  clear() {
+    this.element.replaceChildren();
+    this.pager.replaceChildren();
   }
 
   // The run of tokens in sight.
@@ -37,21 +43,24 @@ export class Lines {
   async draw() {
     const { side } = this;
     if (!side.picked.length) {
-      this.element.replaceChildren(h("p", { class: "empty" }, "Pick a head in the atlas to see where it looks."));
+      this.clear();
+      this.element.append(h("p", { class: "empty" }, "Pick a head in the atlas to see where it looks."));
       return;
     }
+    const { patterns } = side;
     const [start, stop] = this.span();
-    const found = await side.patterns.rows(side.picked, start, stop);
-    this.element.replaceChildren(this.picture(found, start, stop, side.focus));
+    const found = await patterns.rows(side.picked, start, stop);
+    if (patterns !== side.patterns) return;
+    this.width = this.#room();
+    this.element.replaceChildren(this.picture(found, start, stop, side.focus, this.width));
     this.#turn(start, stop);
   }
 
-  picture(found, start, stop, focus, width = this.#room()) {
+  picture(found, start, stop, focus, width) {
     const { side } = this;
-    const [left, right] = [Math.round(width * 0.36), Math.round(width * 0.64)];
+    const { left, right } = columns(width);
     const bend = (right - left) * 0.42;
     const letters = Math.floor(left / 9);
-    this.columns = { width, left, right };
     const height = (stop - start) * ROW + 34;
     const y = (place) => (place - start) * ROW + 34 + ROW / 2;
     const ink = [];
@@ -95,12 +104,18 @@ export class Lines {
     return Math.max(NARROWEST, Math.min(WIDEST, this.element.clientWidth || WIDEST));
   }
 
+  // Letters keep their size, so that another width is another picture.
+  #resized() {
+    if (this.element.querySelector("svg") && this.#room() !== this.width) this.draw().catch(this.side.failed);
+  }
+
   // The token under the pointer, on either side.
   #under(event) {
     const box = this.element.querySelector("svg")?.getBoundingClientRect();
     if (!box) return null;
     const [start, stop] = this.span();
-    const { width, left, right } = this.columns;
+    const { width } = this;
+    const { left, right } = columns(width);
     const scale = width / box.width;
     const x = (event.clientX - box.left) * scale;
     const place = start + Math.floor(((event.clientY - box.top) * scale - 34) / ROW);
@@ -130,4 +145,9 @@ export class Lines {
     }
     this.pager.replaceChildren(range, label);
   }
+}
+
+// Where queries end and keys begin in a picture of this width.
+function columns(width) {
+  return { left: Math.round(width * 0.36), right: Math.round(width * 0.64) };
 }

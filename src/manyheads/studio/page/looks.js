@@ -10,10 +10,14 @@ export class Looks {
     this.element = h("div", { class: "looks" });
   }
 
+  clear() {
+    this.element.replaceChildren();
+  }
+
   show(at, from, to) {
     const { side } = this;
     if (!side.picked.length) {
-      this.element.replaceChildren();
+      this.clear();
       return;
     }
     const word = h("span", { class: "word" }, clipped(side.tokens[at] ?? "", 24));

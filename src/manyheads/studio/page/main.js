@@ -106,6 +106,10 @@ function menus() {
   document.addEventListener("click", (event) => {
     if (!event.target.closest(".menu")) open(false);
   });
+  // To another window focus goes without a place there, and the menu waits.
+  list.parentElement.addEventListener("focusout", ({ relatedTarget }) => {
+    if (relatedTarget && !relatedTarget.closest(".menu")) open(false);
+  });
   list.addEventListener("keydown", (event) => {
     const items = [...list.children];
     const here = items.indexOf(document.activeElement);

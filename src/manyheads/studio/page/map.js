@@ -3,10 +3,11 @@
 
 import { sequential, table } from "./colour.js";
 import { clipped, h, percent } from "./dom.js";
-import { weight } from "./patterns.js";
 
 const WINDOW = 160;
 const OVERVIEW = 200;
+// No weight below this is drawn as the strongest.
+const FAINTEST = 0.002;
 
 export class HeadMap {
   constructor(side) {
@@ -17,14 +18,21 @@ export class HeadMap {
     this.overview = h("canvas", { class: "overview", width: OVERVIEW, height: OVERVIEW, "aria-label": "The whole pattern; click to move the window", role: "img" });
     this.tip = h("p", { class: "tip", "aria-hidden": "true" });
     this.thumbs = h("div", { class: "thumbs", role: "group", "aria-label": "Head on the map" });
-    this.element = h("div", { class: "map-view" }, h("div", { class: "map-frame" }, h("div", {}, this.canvas, this.tip), h("div", { class: "thumbs" }, this.thumbs, this.overview)));
+    this.room = h("div", {}, this.canvas, this.tip);
+    this.element = h("div", { class: "map-view" }, h("div", { class: "map-frame" }, this.room, h("div", { class: "thumbs" }, this.thumbs, this.overview)));
+    new ResizeObserver(() => this.#resized()).observe(this.room);
     this.canvas.addEventListener("pointermove", (event) => this.#point(event));
     this.canvas.addEventListener("pointerleave", () => {
+      this.pointing = false;
       this.#explain();
       side.over(null);
     });
     this.canvas.addEventListener("click", (event) => side.choose(this.#under(event)?.query ?? null));
     this.overview.addEventListener("click", (event) => this.#move(event));
+  }
+
+  clear() {
+    Object.assign(this, { shown: null, drawn: null, frame: null, most: null, pointing: false });
   }
 
   span() {
@@ -49,20 +57,28 @@ export class HeadMap {
     this.canvas.hidden = empty;
     this.overview.hidden = empty || side.tokens.length <= WINDOW;
     if (empty) {
+      this.clear();
       this.tip.textContent = "Pick a head in the atlas to see its map.";
       return;
     }
+    const { patterns } = side;
     const { rows, keys } = this.span();
-    this.shown = await side.patterns.window(this.head, rows, keys, WINDOW, "map");
-    this.at = { rows, keys };
+    const shown = await patterns.window(this.head, rows, keys, WINDOW, "map");
+    if (patterns !== side.patterns) return;
+    Object.assign(this, { shown, drawn: patterns, at: { rows, keys }, pointing: this.pointing && patterns === this.drawn });
     this.most = brightest(this.shown);
     this.#paint();
-    this.#explain();
+    // The map is drawn anew while one points at it: what is told of a cell stays.
+    if (!this.pointing) this.#explain();
     if (!this.overview.hidden) await this.#paintAll(rows, keys);
   }
 
+  #resized() {
+    if (this.drawn && this.drawn === this.side.patterns && this.element.isConnected) this.#paint();
+  }
+
   #explain() {
-    if (this.most) this.tip.textContent = `Queries down, keys across: a row shows where its token looks. The strongest colour is ${percent(weight(this.most))}.`;
+    if (this.most) this.tip.textContent = `Queries down, keys across: a row shows where its token looks. The strongest colour is ${percent(this.most)}.`;
   }
 
   // The map with its names, also for what is exported.
@@ -71,7 +87,7 @@ export class HeadMap {
     const count = at.rows[1] - at.rows[0];
     const names = count <= 44;
     const room = names ? 110 : 8;
-    const place = this.element.querySelector(".map-frame > div").clientWidth || 640;
+    const place = this.room.clientWidth || 640;
     const cell = Math.max(2, Math.min(30, Math.floor((Math.min(place, 760) - room - 8) / count)));
     const size = cell * count;
     const ratio = window.devicePixelRatio || 1;
@@ -119,7 +135,9 @@ export class HeadMap {
   async #paintAll(rows, keys) {
     const count = this.side.tokens.length;
     const all = [0, count];
-    const whole = await this.side.patterns.window(this.head, all, all, OVERVIEW, "overview");
+    const { patterns } = this.side;
+    const whole = await patterns.window(this.head, all, all, OVERVIEW, "overview");
+    if (patterns !== this.side.patterns) return;
     const ink = this.overview.getContext("2d");
     ink.clearRect(0, 0, OVERVIEW, OVERVIEW);
     ink.drawImage(painted(whole, brightest(whole)), 0, 0, OVERVIEW, OVERVIEW);
@@ -158,29 +176,35 @@ export class HeadMap {
     const column = Math.floor(((event.clientX - box.left) / scale - room) / cell);
     const row = Math.floor(((event.clientY - box.top) / scale - top) / cell);
     if (column < 0 || row < 0 || column >= count || row >= count) return null;
-    return { query: this.at.rows[0] + row, key: this.at.keys[0] + column, value: weight(this.shown.data[row * count + column]) };
+    return { query: this.at.rows[0] + row, key: this.at.keys[0] + column, value: this.shown.weights[row * count + column] };
   }
 
   #point(event) {
     const found = this.#under(event);
     if (!found) return;
     const { tokens } = this.side;
+    this.pointing = true;
     this.tip.replaceChildren(h("span", { class: "word" }, clipped(tokens[found.query])), " looks at ", h("span", { class: "word" }, clipped(tokens[found.key])), ` with ${percent(found.value)}`);
     this.side.over(found.query, false);
   }
 }
 
-// The largest byte of a window: faint patterns are seen as well as sharp ones.
-export function brightest({ data }) {
-  return data.reduce((most, value) => Math.max(most, value), 12);
+// The largest weight of a window: faint patterns are seen as well as sharp ones.
+export function brightest({ weights }) {
+  return weights.reduce((most, value) => Math.max(most, value), FAINTEST);
 }
 
-// A picture of a window, one pixel a cell.
-export function painted({ height, width, data }, most = 255, colours = table(sequential)) {
+// A picture of a window, one pixel a cell; small weights, which are many, are told apart by their root.
+export function painted({ height, width, weights }, most) {
+  const colours = table(sequential);
+  return pixels(height, width, (place) => colours[Math.round(255 * Math.sqrt(Math.min(1, weights[place] / most)))]);
+}
+
+export function pixels(height, width, colourAt) {
   const canvas = h("canvas", { width, height });
   const ink = canvas.getContext("2d");
   const image = ink.createImageData(width, height);
-  data.forEach((value, place) => image.data.set([...colours[Math.round((255 * value) / most)], 255], place * 4));
+  for (let place = 0; place < height * width; place += 1) image.data.set([...colourAt(place), 255], place * 4);
   ink.putImageData(image, 0, 0);
   return canvas;
 }

@@ -24,7 +24,7 @@ export class Patterns {
     if (!missing.length) return;
     const all = [0, this.length];
     const { maps } = await this.api.ask("map", { ...this.base, heads: missing, rows: all, keys: all, cells: WHOLE }, null);
-    for (const each of maps) this.whole.set(each.head, bytes(each.data));
+    for (const each of maps) this.whole.set(each.head, floats(each.data));
   }
 
   // Where a token looks: { head: { places, weights } }.
@@ -32,7 +32,7 @@ export class Patterns {
     if (!this.short) return this.#asked("look", heads, at);
     await this.ready(heads);
     const keys = Array.from({ length: this.length }, (_, key) => key);
-    return this.#gathered(heads, keys, (data, key) => data[at * this.length + key]);
+    return this.#gathered(heads, keys, (weights, key) => weights[at * this.length + key]);
   }
 
   // Who looks at a token.
@@ -40,7 +40,7 @@ export class Patterns {
     if (!this.short) return this.#asked("lookers", heads, at);
     await this.ready(heads);
     const queries = Array.from({ length: this.length }, (_, query) => query);
-    return this.#gathered(heads, queries, (data, query) => data[query * this.length + at]);
+    return this.#gathered(heads, queries, (weights, query) => weights[query * this.length + at]);
   }
 
   // For each head one { places, weights } a row.
@@ -62,18 +62,18 @@ export class Patterns {
     return Object.fromEntries(heads.map((head) => [head, this.kept.get(`rows ${head} ${start} ${stop}`)]));
   }
 
-  // A window as bytes, 255 times the root of each weight; `cells` is the most a side may have.
+  // The weights of a window; `cells` is the most a side may have.
   async window(head, rows, keys, cells, kind) {
     const everything = rows[0] === 0 && rows[1] === this.length && keys[0] === 0 && keys[1] === this.length;
     if (this.short && everything) {
       await this.ready([head]);
-      return { height: this.length, width: this.length, data: this.whole.get(head) };
+      return { height: this.length, width: this.length, weights: this.whole.get(head) };
     }
     const key = `map ${head} ${rows} ${keys} ${cells}`;
     if (!this.kept.has(key)) {
       const { maps } = await this.api.ask("map", { ...this.base, heads: [head], rows, keys, cells }, kind);
       const [one] = maps;
-      this.#keep(key, { height: one.height, width: one.width, data: bytes(one.data) });
+      this.#keep(key, { height: one.height, width: one.width, weights: floats(one.data) });
     }
     return this.kept.get(key);
   }
@@ -90,10 +90,10 @@ export class Patterns {
   #gathered(heads, places, read) {
     const found = {};
     for (const head of heads) {
-      const data = this.whole.get(head);
-      const pairs = places.map((place) => [place, weight(read(data, place))]).filter((pair) => pair[1] >= LEAST);
+      const weights = this.whole.get(head);
+      const pairs = places.map((place) => [place, read(weights, place)]).filter((pair) => pair[1] >= LEAST);
       pairs.sort((one, other) => other[1] - one[1]);
-      found[head] = { places: pairs.map((pair) => pair[0]), weights: pairs.map((pair) => pair[1]) };
+      found[head] = { places: pairs.map((pair) => pair[0]), weights: pairs.map((pair) => told(pair[1])) };
     }
     return found;
   }
@@ -104,10 +104,11 @@ export class Patterns {
   }
 }
 
-export function weight(byte) {
-  return (byte / 255) ** 2;
+// The digits that a number of 32 bits has.
+function told(weight) {
+  return Number(weight.toPrecision(7));
 }
 
-function bytes(encoded) {
-  return Uint8Array.from(atob(encoded), (letter) => letter.charCodeAt(0));
+function floats(encoded) {
+  return new Float32Array(Uint8Array.from(atob(encoded), (letter) => letter.charCodeAt(0)).buffer);
 }

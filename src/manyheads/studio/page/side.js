@@ -58,6 +58,11 @@ export class Side {
     return this.pointed ?? this.at;
   }
 
+  // Whether there is nothing to read.
+  get blank() {
+    return this.sees ? !this.eye.pixels : !this.text;
+  }
+
   get changed() {
     return this.off.size + this.patched.size > 0;
   }
@@ -114,10 +119,8 @@ export class Side {
     this.text = this.frame.prompt.value;
     this.pointed = null;
     const turn = ++this.#turn;
-    if (this.sees ? !this.eye.pixels : !this.text) {
-      this.api.stopAll();
-      this.frame.busy(false);
-      this.frame.empty();
+    if (this.blank) {
+      this.#empty();
       return;
     }
     this.frame.busy(true);
@@ -142,6 +145,15 @@ export class Side {
       // One that was left for a newer text leaves the sign to that.
       if (turn === this.#turn) this.frame.busy(false);
     }
+  }
+
+  // Heads that were picked or switched off stay so for the next text.
+  #empty() {
+    this.api.stopAll();
+    Object.assign(this, { tokens: [], losses: null, at: null, patterns: null, statistics: null, atlasTokens: null, answer: null });
+    this.frame.busy(false);
+    this.frame.empty();
+    this.redraw();
   }
 
   async #measure() {
@@ -181,6 +193,7 @@ export class Side {
   // All that follows from picks, switches and the chosen token.
   redraw() {
     this.atlas.draw();
+    this.answers.draw();
     this.patching.draw();
     this.frame.draw();
     this.#show();
@@ -209,17 +222,21 @@ export class Side {
   }
 
   async #show() {
-    if (!this.patterns || !this.tokens.length) return;
+    const { patterns } = this;
+    if (!patterns || !this.tokens.length) return;
     const at = this.focus;
+    // A text that was read meanwhile, or cleared, is shown by a later call.
+    const left = () => at !== this.focus || patterns !== this.patterns;
     this.strip.choose(this.at, this.pointed);
     try {
       if (this.sees) await this.eye.draw();
       else await (this.view === "map" ? this.map : this.lines).draw();
-      if (at === null) return;
-      const from = await this.patterns.from(this.picked, at);
+      if (at === null || left()) return;
+      const from = await patterns.from(this.picked, at);
+      if (left()) return;
       this.#mark(from, {});
-      const to = await this.patterns.to(this.picked, at);
-      if (at !== this.focus) return;
+      const to = await patterns.to(this.picked, at);
+      if (left()) return;
       this.#mark(from, to);
       this.looks.show(at, from, to);
     } catch (error) {
@@ -249,6 +266,7 @@ export class Side {
       complain(`${MOST_HEADS} heads are picked, as many as there are colours: let go of one first.`);
       return;
     }
+    this.choosesHeads = false;
     this.picked = is ? this.picked.filter((each) => each !== head) : [...this.picked, head];
     if (!is) this.map.head = head;
     say(`${head} ${is ? "let go" : "picked"}`);
@@ -278,8 +296,7 @@ export class Side {
   }
 
   #edited() {
-    if (!this.tokens.length) return;
-    this.patterns = new Patterns(this.api, this.base, this.tokens.length);
+    if (this.tokens.length) this.patterns = new Patterns(this.api, this.base, this.tokens.length);
     this.redraw();
     this.ask();
   }

@@ -15,7 +15,7 @@ export function writeAddress(sides) {
   const said = new URLSearchParams();
   sides.forEach((side, place) => {
     for (const name of FIELDS) {
-      if (side[name] !== undefined && side[name] !== "") said.set(`${place ? "b." : ""}${name}`, side[name]);
+      if (side[name] !== undefined) said.set(`${place ? "b." : ""}${name}`, side[name]);
     }
   });
   const address = `#${said}`;
@@ -31,10 +31,13 @@ function pick(given, before) {
   return found;
 }
 
+// What was cleared or let go is kept as such; what nobody has chosen is left out.
 export function stateOf(side) {
+  const listed = (heads) => [...heads].join(",") || undefined;
   return {
-    m: side.model.name, t: side.text, h: side.picked.join(","), o: [...side.off].join(","), w: side.how === "mean" ? "mean" : "",
-    at: side.at === null ? "" : String(side.at), v: side.view, c: side.statistic, q: side.patched.size ? side.source : "", p: [...side.patched].join(","),
+    m: side.model.name, t: side.sees ? undefined : side.text, h: side.choosesHeads ? undefined : side.picked.join(","), o: listed(side.off),
+    w: side.how === "mean" ? "mean" : undefined, at: side.at === null ? undefined : String(side.at), v: side.view, c: side.statistic,
+    q: side.patched.size ? side.source : undefined, p: listed(side.patched),
   };
 }
 

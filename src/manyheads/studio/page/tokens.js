@@ -41,6 +41,11 @@ export class Tokens {
     this.layout();
   }
 
+  clear() {
+    Object.assign(this, { tokens: [], losses: [], marks: [], at: null, over: null });
+    this.layout();
+  }
+
   // The chosen token, and the one under the pointer.
   choose(at, over = null) {
     this.at = at;
@@ -101,6 +106,8 @@ export class Tokens {
   #draw() {
     if (!this.places.length) {
       this.sheet.replaceChildren();
+      this.element.removeAttribute("aria-activedescendant");
+      this.#paint(0, 0, 0, this.element.clientHeight);
       return;
     }
     const top = this.element.scrollTop;

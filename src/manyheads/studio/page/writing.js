@@ -1,7 +1,7 @@
 // The model writes on, token by token, and the picked heads are watched as it does.
 
 import { dropped } from "./api.js";
-import { h, say } from "./dom.js";
+import { counted, h, say } from "./dom.js";
 
 export class Writing {
   constructor(side) {
@@ -30,11 +30,12 @@ export class Writing {
     const typed = side.frame.prompt.value;
     let text = side.text;
     this.#turn(true);
+    this.count.value = Math.round(bounded(this.count, 24, 1, 512));
     const body = {
       model: side.model.name,
       text,
       heads: side.picked,
-      new_tokens: bounded(this.count, 24, 1, 512),
+      new_tokens: Number(this.count.value),
       temperature: bounded(this.heat, 0, 0, 5),
       seed: Math.floor(Math.random() * 2 ** 31),
       edit: { off: [...side.off], how: side.how },
@@ -51,7 +52,7 @@ export class Writing {
     } finally {
       this.#turn(false);
     }
-    say(`${tokens.length - begin} tokens written`);
+    say(`${counted(tokens.length - begin, "token")} written`);
     // Who has typed meanwhile keeps what was typed.
     if (tokens.length > begin && side.frame.prompt.value === typed) side.setText(text, tokens.length - 1);
   }

@@ -1,0 +1,53 @@
+"""A studio that listens, and a browser to visit it: where Debian's Chromium is installed."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.studio import models
+from tests.studio.running import Running, running
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+
+@pytest.fixture(scope="module")
+def studio() -> Iterator[Running]:
+    shelf = [
+        ("tiny", models.decoder()),
+        ("other", models.decoder(seed=5)),
+        ("sees", models.vision()),
+    ]
+    with running(shelf) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    from playwright.sync_api import expect, sync_playwright
+
+    from tests.studio.visiting import CHROMIUM, PATIENCE
+
+    expect.set_options(timeout=PATIENCE)
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: "Browser") -> Iterator["Page"]:
+    """A page on a short text; whatever it complains of in its console is a fault."""
+    from tests.studio.visiting import PATIENCE
+
+    context = browser.new_context(viewport={"width": 1400, "height": 1000}, accept_downloads=True)
+    context.set_default_timeout(PATIENCE)
+    found = context.new_page()
+    faults: list[str] = []
+    found.on("pageerror", lambda error: faults.append(str(error)))
+    found.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+    yield found
+    context.close()
+    # A refused question is told in the console by the browser itself.
+    assert [each for each in faults if "status of 422" not in each] == []

@@ -1,0 +1,27 @@
+"""The page in a browser, opened on a short text."""
+
+import shutil
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.studio.running import Running
+
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+
+TEXT = "The cat sat on the mat. The cat sat"
+# The machine that runs the tests may have other things to do.
+PATIENCE = 30_000
+
+
+def visit(page: Page, studio: Running, **state: str) -> None:
+    fields = {"m": "tiny", "t": TEXT, "h": "L0H1,L1H2"} | state
+    said = "&".join(f"{key}={value}" for key, value in fields.items())
+    page.goto(f"http://127.0.0.1:{studio.door.port}/#{said}")
+    if fields["m"] != "sees":
+        expect(page.locator(".token").first).to_be_visible()
+        expect(page.locator(".looks li").first).to_contain_text("%")
+        expect(page.locator(".bars li").first).to_contain_text("%")

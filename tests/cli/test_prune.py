@@ -67,8 +67,20 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(
         assert not said.out
 
 
-def test_the_model_is_not_written_over(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert prune(place, "--keep", "0.5", "-o", str(place / "model" / ".." / "model")) == 2
+def test_what_is_not_known_of_one_text_is_null_in_json(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("the cat sat on a mat")
+    out = tmp_path / "one.json"
+    asked = ["prune", str(place / "model"), "--file", str(tmp_path / "one.txt"), "--keep", "0.5"]
+    assert main([*asked, "--json", str(out)]) == 0
+    assert "NaN" not in out.read_text()
+    assert json.loads(out.read_text())["curve"][0]["change_error"] is None
+
+
+@pytest.mark.parametrize("way", ["model", "nowhere"])
+def test_the_model_is_not_written_over(
+    way: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prune(place, "--keep", "0.5", "-o", str(place / way / ".." / "model")) == 2
     assert "holds the model itself, which would be lost: name another." in capsys.readouterr().err
 
 

@@ -13,6 +13,7 @@ import tyro
 
 from manyheads.errors import CutWarning, InputError
 from manyheads.whole import check_writable, whole
+from manyheads.wording import without_nan
 
 if TYPE_CHECKING:
     from manyheads.models.build import Model
@@ -128,7 +129,7 @@ def check_folder(path: Path | None, source: str = "") -> None:
         return
     if path.is_file():
         raise InputError(f"{path} is a file", "name a folder")
-    if source and path.is_dir() and path.resolve() == Path(source).resolve():
+    if source and Path(source).is_dir() and path.resolve() == Path(source).resolve():
         raise InputError(f"{path} holds the model itself, which would be lost", "name another")
     check_writable(path)
 
@@ -269,4 +270,5 @@ def pairs_of(texts: list[str]) -> list[tuple[str, str]]:
 def write_json(path: Path, value: Any) -> None:
     """Whole, or not at all."""
     with whole(path) as beside:
-        beside.write_text(json.dumps(value, indent=1), encoding="utf-8")
+        told = json.dumps(without_nan(value), indent=1, allow_nan=False)
+        beside.write_text(told, encoding="utf-8")

@@ -13,6 +13,7 @@ from safetensors.numpy import save
 
 from manyheads.errors import InputError
 from manyheads.whole import whole
+from manyheads.wording import without_nan
 
 __all__ = ["Arrays", "Facts", "read_result", "write_result"]
 
@@ -27,7 +28,7 @@ def write_result(path: Path | str, kind: str, arrays: Mapping[str, Any], facts: 
     path = Path(path)
     about = {"kind": kind, "facts": facts}
     if _ending(path) == ".json":
-        listed = {name: _listed(np.asarray(array).tolist()) for name, array in arrays.items()}
+        listed = {name: without_nan(np.asarray(array).tolist()) for name, array in arrays.items()}
         written = json.dumps(about | {"arrays": listed}, indent=1, allow_nan=False).encode()
     else:
         dense = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -79,13 +80,6 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], Arrays]:
     if ABOUT not in metadata:
         raise InputError(f"{path} holds no result", "name a file that a result was saved to")
     return json.loads(metadata[ABOUT]), arrays
-
-
-def _listed(values: Any) -> Any:
-    """JSON knows no NaN: what is not defined is null."""
-    if isinstance(values, list):
-        return [_listed(value) for value in values]
-    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def _unlisted(values: Any) -> Any:

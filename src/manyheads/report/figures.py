@@ -1,10 +1,10 @@
 """The figures of a report as plain JSON: a row a head, and what they were measured on."""
 
-import math
 from dataclasses import asdict
 from typing import Any
 
 from manyheads.report.examine import Findings, Worth
+from manyheads.wording import without_nan
 
 __all__ = ["figures_of"]
 
@@ -26,7 +26,7 @@ def figures_of(found: Findings) -> dict[str, Any]:
         row["kinds"] = [asdict(label) for label in found.kinds.of(address)]
         row["dead"] = list(reasons.get(address, ()))
         row["doubles"] = [str(other) for one, other in pairs if one == address]
-    known: dict[str, Any] = _known(
+    known: dict[str, Any] = without_nan(
         {
             "kind": "report",
             "name": found.name,
@@ -42,16 +42,3 @@ def _about(worth: Worth) -> dict[str, Any]:
     """How it was told what the model would lose."""
     told = ("metric", "by", "baseline", "texts")
     return {name: getattr(worth, name) for name in told}
-
-
-def _known(value: Any) -> Any:
-    """JSON knows no NaN.
-
-    >>> _known({"entropy": [1.0, math.nan]})
-    {'entropy': [1.0, None]}
-    """
-    if isinstance(value, dict):
-        return {name: _known(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_known(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -47,7 +47,7 @@ def encoder() -> Any:
     return model
 
 
-def vision() -> Any:
+def vision(image: int = 32) -> Any:
     return build(
-        "vit-b16", layers=2, width=32, heads=4, hidden=64, image=32, patch=8, classes=5, seed=3
+        "vit-b16", layers=2, width=32, heads=4, hidden=64, image=image, patch=8, classes=5, seed=3
     )

@@ -2,13 +2,14 @@
 
 import json
 import re
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Page, expect
 
 from tests.studio import models
-from tests.studio.running import Running
+from tests.studio.running import Running, running
 from tests.studio.visiting import TEXT, needs_chromium, visit
 
 pytestmark = needs_chromium
@@ -213,6 +214,33 @@ def test_a_dropped_image_is_read(page: Page, studio: Running, tmp_path: Path) ->
     Image.new("RGB", (90, 40), (200, 30, 60)).save(tmp_path / "red.png")
     page.get_by_label("Choose an image").set_input_files(tmp_path / "red.png")
     expect(page.locator(".eyes canvas")).to_have_count(2)
+
+
+def test_all_of_an_image_is_read_in_the_size_of_the_model(page: Page, tmp_path: Path) -> None:
+    from PIL import Image
+
+    shown = Image.new("RGB", (64, 32), (200, 0, 0))
+    shown.paste((0, 200, 0), (0, 0, 12, 32))
+    shown.save(tmp_path / "edge.png")
+    asked: list[dict[str, Any]] = []
+
+    def keep(request: Any) -> None:
+        sent = request.post_data_json if request.method == "POST" else {}
+        if sent and sent.get("image"):
+            asked.append(sent["image"])
+
+    page.on("request", keep)
+    with running([("sees", models.vision()), ("large", models.vision(image=48))]) as studio:
+        visit(page, studio, m="sees", t="", h="L0H0")
+        page.get_by_label("Choose an image").set_input_files(tmp_path / "edge.png")
+        expect(page.locator(".eyes canvas")).to_have_count(2)
+        assert {(each["width"], each["height"]) for each in asked} == {(32, 32)}
+        pixels = b64decode(asked[-1]["data"])
+        assert pixels[1] > 150 > pixels[0], "the edge was cut off"
+        with page.expect_request(lambda request: '"width":48' in (request.post_data or "")):
+            page.get_by_label("Model", exact=True).select_option("large")
+        # Nobody is asked any more when the studio ends.
+        page.goto("about:blank")
 
 
 def test_a_bad_request_is_told_in_a_sentence(page: Page, studio: Running) -> None:

@@ -27,7 +27,7 @@ export class Difference {
       return;
     }
     const heads = [one, other].map((side) => (side.picked.includes(side.map.head) ? side.map.head : side.picked.at(-1)));
-    let map = h("p", { class: "empty" }, "Pick a head on each side, on texts of as many tokens, to see where they differ.");
+    let map = h("p", { class: "empty" }, `Pick a head on each side, on texts of as many tokens, ${WHOLE} at most, to see where they differ.`);
     if (heads.every(Boolean) && one.tokens.length === other.tokens.length && one.tokens.length <= WHOLE) {
       map = await this.#map(one, other, heads);
     }

@@ -7,6 +7,7 @@ import { h, percent } from "./dom.js";
 export class Eye {
   constructor(side) {
     this.side = side;
+    this.source = null;
     this.pixels = null;
     this.picture = null;
     const file = h("input", { type: "file", accept: "image/*", class: "unseen", "aria-label": "Choose an image" });
@@ -71,20 +72,26 @@ export class Eye {
   }
 
   #keep(source) {
+    this.source = source;
+    this.fit();
+    this.side.read();
+  }
+
+  // Brought to the size that the model learnt from, all of it, as the other commands read a file.
+  fit() {
+    if (!this.source) return;
     const { side } = this.side.model.image;
     const canvas = h("canvas", { width: side, height: side });
     const ink = canvas.getContext("2d", { willReadFrequently: true });
-    const scale = Math.max(side / source.width, side / source.height);
-    const [wide, tall] = [source.width * scale, source.height * scale];
+    ink.imageSmoothingQuality = "high";
     ink.fillStyle = "#fff";
     ink.fillRect(0, 0, side, side);
-    ink.drawImage(source, (side - wide) / 2, (side - tall) / 2, wide, tall);
+    ink.drawImage(this.source, 0, 0, side, side);
     const { data } = ink.getImageData(0, 0, side, side);
     const bytes = new Uint8Array(side * side * 3);
     for (let pixel = 0; pixel < side * side; pixel += 1) bytes.set(data.subarray(pixel * 4, pixel * 4 + 3), pixel * 3);
     this.picture = canvas;
     this.pixels = { width: side, height: side, data: encoded(bytes) };
-    this.side.read();
   }
 
   clear() {

@@ -97,6 +97,8 @@ export class Side {
     this.patching.source.value = this.source;
     this.atlas.build(this.model.layers);
     this.frame.open(given.t);
+    // Another model may want the image in another size.
+    if (this.sees) this.eye.fit();
     await this.read();
   }
 

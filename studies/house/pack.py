@@ -53,18 +53,18 @@ def main(runs: Path, folder: Path) -> None:
         (place / "curve.jsonl").write_text(curve)
         model = model.float()
         tokens = [line["tokens"] for line in lines if "tokens" in line][-1]
-        figures = {**_figures(model, (runs / "held-out.txt").read_text()), **checks[-1]}
+        found = {**figures(model, (runs / "held-out.txt").read_text()), **checks[-1]}
         seed = read_run(place / "run.toml").run.seed
-        (place / "README.md").write_text(_card(name, model, tokens, figures, seed))
+        (place / "README.md").write_text(_card(name, model, tokens, found, seed))
 
 
-def _figures(model: Any, text: str) -> dict[str, Any]:
+def figures(model: Any, text: str) -> dict[str, Any]:
     """Of heads: the best on random tokens said twice, and what real text makes of them all."""
     layers = range(len(model.stack.layers))
     draw = torch.Generator().manual_seed(1)
     block = torch.randint(300, model.config.embedding.vocabulary, (16, BLOCK), generator=draw)
     twice = torch.cat((torch.zeros(16, 1, dtype=torch.long), block, block), dim=1)
-    patterns = _watched(model, twice, Tap.PATTERN, layers)
+    patterns = watched(model, twice, Tap.PATTERN, layers)
     after, every = torch.arange(BLOCK + 1, 2 * BLOCK + 1), torch.arange(1, 2 * BLOCK + 1)
     scores = {
         "induction": patterns[..., after, after - BLOCK + 1].mean((1, 3)),
@@ -76,7 +76,7 @@ def _figures(model: Any, text: str) -> dict[str, Any]:
         found[name] = (float(score.max()), f"L{layer}H{head}")
     ids = model.tokenizer.encode(text[: 16 * LENGTH * TEXTS]).ids[: LENGTH * TEXTS]
     rows = torch.tensor(ids).view(TEXTS, LENGTH)
-    found["first"] = float(_watched(model, rows, Tap.PATTERN, layers)[..., 0].mean())
+    found["first"] = float(watched(model, rows, Tap.PATTERN, layers)[..., 0].mean())
     # As each layer leaves it: after attention alone it is another number.
     record = Record([Site(layer, Tap.AFTER, Sublayer.FEEDFORWARD) for layer in layers])
     with torch.no_grad():
@@ -85,7 +85,7 @@ def _figures(model: Any, text: str) -> dict[str, Any]:
     return found
 
 
-def _watched(model: Any, ids: torch.Tensor, tap: Tap, layers: range) -> torch.Tensor:
+def watched(model: Any, ids: torch.Tensor, tap: Tap, layers: range) -> torch.Tensor:
     record = Record([Site(layer, tap) for layer in layers])
     with torch.no_grad():
         model(ids, watch=record)

@@ -197,17 +197,25 @@ def test_a_disk_too_small_is_said_before_the_work(
     assert (tmp_path / "s" / "tokens.bin").stat().st_size == 0
 
 
-def test_two_writers_take_turns(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_two_writers_take_turns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("fcntl")
+    waits, tell = threading.Event(), writing._tell_wait
+
+    def told(folder: Path) -> None:
+        tell(folder)
+        waits.set()
+
+    monkeypatch.setattr(writing, "_tell_wait", told)
     with held(tmp_path / "lock", lambda: None):
         other = threading.Thread(target=write_store, args=(GivenTexts(TEXTS), BYTES, tmp_path))
         other.start()
-        said = ""
-        while not said and other.is_alive():
-            said = capfd.readouterr().err
-        assert said == f"another process is writing {tmp_path}: waiting for it\n"
+        assert waits.wait(60)
+        said = f"another process is writing {tmp_path}: waiting for it\n"
+        assert capsys.readouterr().err == said
         assert not (tmp_path / "index.json").exists()
-    other.join()
+    other.join(60)
     assert open_store(tmp_path, BYTES).size > 0
 
 

@@ -16,6 +16,7 @@ export class Atlas {
     this.bar = h("canvas", { width: 256, height: 1, "aria-hidden": "true" });
     this.low = h("span", { class: "number" });
     this.high = h("span", { class: "number" });
+    this.colours = h("div", { class: "scale" }, this.low, this.bar, this.high);
     this.about = h("p", { class: "about" });
     this.picks = h("ul", { class: "picks", "aria-label": "Picked heads" });
     this.element = h(
@@ -23,7 +24,7 @@ export class Atlas {
       { class: "card place-heads", "aria-label": "Heads" },
       h("header", {}, h("h2", {}, "Heads"), this.select),
       this.grid,
-      h("div", { class: "scale" }, this.low, this.bar, this.high),
+      this.colours,
       this.about,
       this.picks,
     );
@@ -93,7 +94,8 @@ export class Atlas {
     const same = names.length === this.select.options.length && names.every((name, place) => this.select.options[place].value === name);
     if (!same) this.select.replaceChildren(...names.map((name) => h("option", { value: name }, nameOf(name))));
     this.select.value = this.side.statistic;
-    this.select.disabled = !names.length;
+    // Without a text there is nothing to choose from; the place stays, so that nothing jumps.
+    for (const each of [this.select, this.colours]) each.style.visibility = names.length ? "" : "hidden";
   }
 
   #scale(scale, split, low, high) {
@@ -119,7 +121,8 @@ export class Atlas {
     const measure = side.statistic;
     if (head === null) {
       const over = side.atlasTokens && side.atlasTokens < side.tokens.length ? ` Measured on the first ${side.atlasTokens.toLocaleString("en")} tokens.` : "";
-      this.about.textContent = `${nameOf(measure)}: ${meaningOf(measure) || "a measure of this text"}.${over} Click to pick, right-click to switch off.`;
+      const told = side.statistics ? `${nameOf(measure)}: ${meaningOf(measure) || "a measure of this text"}.${over} ` : "";
+      this.about.textContent = `${told}Click to pick, right-click to switch off.`;
       return;
     }
     const place = [...this.cells.keys()].indexOf(head);

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import torch
@@ -26,8 +26,8 @@ AT_A_TIME, MANY = 3, 96
 def main(jobs: Path, to: Path) -> None:
     lines = [line.split() for line in jobs.read_text().splitlines() if line.strip()]
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        for told in pool.map(lambda job: _trained(to, *job), lines):
-            print(told, flush=True)
+        for done in as_completed([pool.submit(_trained, to, *job) for job in lines]):
+            print(done.result(), flush=True)
 
 
 def _trained(to: Path, name: str, file: str, *settings: str) -> str:

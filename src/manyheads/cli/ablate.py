@@ -22,8 +22,9 @@ from manyheads.cli.asked import (
     tells_classes,
     where,
 )
-from manyheads.cli.pictured import ImageFolder, check_images, first_images
+from manyheads.cli.pictured import ImagePlace, first_images, image_folder
 from manyheads.errors import InputError
+from manyheads.wording import without_nan
 
 if TYPE_CHECKING:
     from manyheads.lens.ablation import Ablation, Cumulative
@@ -52,7 +53,7 @@ class Ablate:
     file: TextFile = None
     """Texts to read, apart by blank lines, or one a line where there are none."""
 
-    image: ImageFolder = None
+    image: ImagePlace = None
     """For a model that reads images: a folder of them; for one of classes, a folder a class."""
 
     tokens: int = 2_000
@@ -106,9 +107,9 @@ class Ablate:
 
     def _read(self, model: Any) -> tuple[Any, Any]:
         """What to measure on, and the right classes where it is of any."""
-        if check_images(model, self.image, bool(self.text or self.file)):
-            assert self.image is not None
-            return first_images(model, self.image, self.tokens, self.seed)[0]
+        folder = image_folder(model, self.image, texts=bool(self.text or self.file))
+        if folder is not None:
+            return first_images(model, folder, self.tokens, self.seed)[0]
         if not tells_classes(model):
             return read_texts(model, self.text, self.file, self.tokens), None
         if self.text:
@@ -145,14 +146,10 @@ def _joined(
     facts = found.facts | {"harmful": [str(head) for head, _ in found.harmful()]}
     means, errors = dict(found.means), dict(found.errors)
     if estimate is not None:
-        agreement = estimate.agreement(found)
-        facts["rank_correlation"] = agreement if agreement == agreement else None
+        facts["rank_correlation"] = without_nan(estimate.agreement(found))
         means |= {name: estimate.means[name] for name in ("importance", "predicted")}
         errors |= {name: estimate.errors[name] for name in ("importance", "predicted")}
     if taken is not None:
-        rows = [
-            {**row, "change_error": None} if row["change_error"] != row["change_error"] else row
-            for row in taken.rows()
-        ]
-        facts["greedy"] = {"baseline": taken.baseline, "complete": taken.complete, "steps": rows}
+        steps = without_nan(taken.rows())
+        facts["greedy"] = {"baseline": taken.baseline, "complete": taken.complete, "steps": steps}
     return replace(found, means=means, errors=errors, facts=facts)

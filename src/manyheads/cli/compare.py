@@ -16,7 +16,7 @@ from manyheads.cli.asked import (
     open_model,
     read_texts,
 )
-from manyheads.cli.pictured import ImageFolder, check_images, first_images
+from manyheads.cli.pictured import ImagePlace, first_images, image_folder
 
 __all__ = ["Compare"]
 
@@ -50,7 +50,7 @@ class Compare:
     file: TextFile = None
     """Texts to read, apart by blank lines, or one a line where there are none."""
 
-    image: ImageFolder = None
+    image: ImagePlace = None
     """For models that read images: a folder of them; for those of classes, a folder a class."""
 
     tokens: int = 5_000
@@ -97,7 +97,7 @@ class Compare:
 
     def _read(self, model: Any) -> tuple[Any, Any]:
         """What both read, and the right classes of images where they tell any."""
-        if check_images(model, self.image, bool(self.text or self.file)):
-            assert self.image is not None
-            return first_images(model, self.image, self.tokens, seed=0)[0]
+        folder = image_folder(model, self.image, texts=bool(self.text or self.file))
+        if folder is not None:
+            return first_images(model, folder, self.tokens, seed=0)[0]
         return read_texts(model, self.text, self.file, self.tokens), None

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from manyheads.models.build import Model
     from manyheads.models.vision import Vision
 
-__all__ = ["ImageFolder", "Pictures", "check_images", "first_images"]
+__all__ = ["ImagePlace", "Pictures", "first_images", "image_folder"]
 
-ImageFolder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
+ImagePlace = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
 
 
 class Pictures(NamedTuple):
@@ -26,22 +26,22 @@ class Pictures(NamedTuple):
     classes: list[int] | None
 
 
-def check_images(model: "Model", image: Path | None, texts: bool) -> bool:
-    """Whether images are meant; refuse them beside texts, or for a model that does not see."""
+def image_folder(model: "Model", image: Path | None, *, texts: bool) -> Path | None:
+    """Where images come from, if any do; refused beside texts, or for a model that sees none."""
     from manyheads.models.vision import Vision
 
     sees = isinstance(model, Vision)
     if image is None:
         if sees and not texts:
             raise InputError("this model reads images", "give a folder of them with --image")
-        return False
+        return None
     if texts:
         raise InputError("a model reads texts or images", "give --image alone, or leave it out")
     if not sees:
         raise InputError("this model reads no images", "give it texts with --file")
     if not image.is_dir():
         raise InputError(f"{image} is no folder", "name one with images in it")
-    return True
+    return image
 
 
 def first_images(

@@ -26,7 +26,7 @@ from manyheads.cli.asked import (
     where,
     write_json,
 )
-from manyheads.cli.pictured import ImageFolder, check_images, first_images
+from manyheads.cli.pictured import ImagePlace, first_images, image_folder
 from manyheads.errors import InputError
 from manyheads.wording import counted
 
@@ -37,8 +37,8 @@ __all__ = ["Prune"]
 
 CURVE = "curve.png"
 SEEN = (
-    "all of the text is measured on, and mending learns from it too: the loss after mending is of "
-    "text that it has seen; give more text, or less to --tokens"
+    "all that is given is measured on, and mending learns from it too: the loss after mending is "
+    "of what it has seen; give more, or less to --tokens"
 )
 
 
@@ -62,7 +62,7 @@ class Prune:
     is a file of rows, .jsonl or .parquet, with a text and a label each.
     """
 
-    image: ImageFolder = None
+    image: ImagePlace = None
     """For a model that reads images: a folder of them; for one of classes, a folder a class."""
 
     out: Annotated[
@@ -129,15 +129,14 @@ class Prune:
             raise InputError("there is nothing to judge by", "give --file, or --image")
         texts = [] if self.file is None else texts_of(self.file)
         model = open_model(self.model, self.device)
-        if check_images(model, self.image, self.file is not None):
-            judges, (measured, asked), (more, others) = "image", *self._images(model)
-        else:
-            judges, (measured, asked), (more, others) = "text", *self._texts(model, texts)
+        folder = image_folder(model, self.image, texts=self.file is not None)
+        read = self._texts(model, texts) if folder is None else self._images(model, folder)
+        (measured, asked), (more, others) = read
         if self.mend and not more:
             print(SEEN, file=sys.stderr)
         with cuts_told():
             done = operate(model, measured, wish, more=more, targets=asked, more_targets=others)
-        show(Console(), done, counted(len(measured), judges))
+        show(Console(), done, counted(len(measured), "text" if folder is None else "image"))
         if self.json is not None:
             write_json(self.json, done.told())
         if done.model is None:
@@ -159,12 +158,11 @@ class Prune:
         measured, more = first_texts(model, given, self.tokens)
         return (measured, None), (more, None)
 
-    def _images(self, model: Any) -> tuple[Any, Any]:
+    def _images(self, model: Any, folder: Path) -> tuple[Any, Any]:
         from manyheads.surgery.mending import Mending
 
-        assert self.image is not None
         more = self.mend * Mending().batch_tokens
-        return first_images(model, self.image, self.tokens, self.seed, more)
+        return first_images(model, folder, self.tokens, self.seed, more)
 
     def _wish(self) -> "Wish":
         from manyheads.pictures.png import check_path

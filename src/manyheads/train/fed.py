@@ -40,12 +40,10 @@ def check_share(validation: float | tuple[str, ...]) -> None:
         raise ConfigError(f"validation={validation:g} is no share", "use 0 <= share < 1")
 
 
-def check_room(amount: Amount, tokens: int, called: str) -> None:
+def check_room(amount: Amount, tokens: int, what: str) -> None:
     if amount.room < tokens:
         key = "micro_batch" if amount.micro_batch else "batch"
-        raise ConfigError(
-            f"{key}={amount.room} cannot hold {called.format(tokens)}", f"use {tokens} or more"
-        )
+        raise ConfigError(f"{key}={amount.room} cannot hold {what}", f"use {tokens} or more")
 
 
 def token_of(tokenizer: Any, name: str, key: str) -> int | None:

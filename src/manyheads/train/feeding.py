@@ -55,7 +55,7 @@ class Texts(Amount):
     def __post_init__(self) -> None:
         Amount.__post_init__(self)
         check_share(self.validation)
-        check_room(self, self.length, "length={}")
+        check_room(self, self.length, f"length={self.length}")
         if self.layout == "fixed" and (self.opening or self.closing):
             raise ConfigError(
                 'layout="fixed" has no pieces to put tokens around', 'use layout="documents"'

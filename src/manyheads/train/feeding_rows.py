@@ -33,7 +33,7 @@ class Rows(Amount, ABC):
     def __post_init__(self) -> None:
         Amount.__post_init__(self)
         check_share(self.validation)
-        check_room(self, self.length, "length={}")
+        check_room(self, self.length, f"length={self.length}")
 
     def check(self) -> None:
         for paths in (self.train, self.validation):
@@ -52,7 +52,8 @@ class Rows(Amount, ABC):
                 training, held = training.split(self.validation)
         for read in (training, held):
             if read is not None and len(read):
-                check_room(self, int(read.sizes.max()), "a row of {} tokens")
+                longest = int(read.sizes.max())
+                check_room(self, longest, f"a row of {longest} tokens")
         return Fed(training=training, validation=held)
 
     @abstractmethod

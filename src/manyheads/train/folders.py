@@ -83,7 +83,7 @@ class RunFolder:
         crew.meet()
 
     @contextmanager
-    def held(self, crew: Crew) -> Iterator[None]:
+    def owned(self, crew: Crew) -> Iterator[None]:
         """Make the folder, and keep other runs out of it until this one ends."""
         if not crew.leads:
             yield

@@ -115,7 +115,7 @@ class _Session:
         self._check(model)
         origin = self.folder.origin(since, self.checkpoints, fresh=fresh)
         standing = self._standing(origin, since, model)
-        with self.folder.held(self.crew):
+        with self.folder.owned(self.crew):
             self._prepare(standing, fresh=fresh or bool(since))
             return self._to_the_end(model, origin, standing)
 

@@ -15,10 +15,10 @@ from tests.studio.running import running  # noqa: E402
 
 SHORT = "Trondheim lies on a fjord in Norway. In 1921 the harbour of Trond"
 LONG = "The town of Trondheim lies on a fjord in the north of Norway. In 1921 the harbour of Trond"
-SHARED = {"m": "house-gpt", "h": "L2H7,L2H0,L1H7", "c": "induction"}
+SHARED = {"m": "house-gpt", "h": "L2H7,L2H6,L1H0", "c": "induction"}
 PICTURES = {
     "light": SHARED | {"v": "lines", "t": SHORT},
-    "dark": SHARED | {"v": "map", "t": LONG, "o": "L2H7,L2H0"},
+    "dark": SHARED | {"v": "map", "t": LONG, "o": "L2H7,L2H6"},
 }
 HEIGHT = {"light": 1300, "dark": 1130}
 # Milliseconds: kinds are told from a few hundred random texts.

@@ -15,6 +15,7 @@ from manyheads.errors import InputError
 from manyheads.lens import glancing, trials
 from manyheads.lens.addresses import Address
 from manyheads.lens.composition import compose
+from manyheads.lens.findings import Finding, label_heads
 from manyheads.lens.kinds import kinds
 from manyheads.lens.labels import Kinds, Label
 from manyheads.lens.probe_texts import OWN_WORDS
@@ -148,10 +149,11 @@ def test_heads_for_marks_and_numbers_are_told_on_texts_of_the_models_own_words(
     place = torch.arange(places).float()
     latest = place.expand(places, places) * 0.5 - 2 * SHARP * torch.eye(places)
     looks = [Look(quotes, latest), Look(numbers, latest), Look(stops)]
-    # A taste for quotes, hardly more for the latest; and a small one beside a sink.
+    # A taste for quotes, hardly more for the latest; and small ones beside a sink.
     faint, small = place.expand(places, places) * 0.01, latest.clone()
     small[:, 0] = SHARP + 0.5 * place + 1
     looks += [Look(quotes, faint - 2 * SHARP * torch.eye(places)), Look(quotes, small)]
+    looks += [Look(numbers, small)]
     found = found_in(text_model(looks, tokenizer=tokenizer, places=places), sequences=4)
     wanted = ["bracket quotes", "numbering numbers", "punctuation"]
     for head, name in enumerate(wanted):
@@ -161,8 +163,8 @@ def test_heads_for_marks_and_numbers_are_told_on_texts_of_the_models_own_words(
     assert not any(name.startswith("numbering line ends") for name in found.scores.names)
     assert "punctuation, which is" in found.of(Head(0, 2))[0].evidence
     assert "of its weight, all others like it 0." in found.of(Head(0, 0))[0].evidence
-    for head in (3, 4):
-        assert found.scores["bracket quotes"].of(Head(0, head)) > 0.8
+    for head, name in ((3, "bracket quotes"), (4, "bracket quotes"), (5, "numbering numbers")):
+        assert found.scores[name].of(Head(0, head)) > 0.8
 
 
 def test_a_tokenizer_that_pads_and_cuts_changes_nothing(tokenizer: Any) -> None:
@@ -255,6 +257,29 @@ def test_the_ends_of_lines_are_asked_where_the_tokenizer_keeps_them() -> None:
     found = found_in(model, sequences=2)
     assert {"numbering line ends", "numbering numbers", "bracket quotes"} <= set(found.scores.names)
     assert not found.missing.keys() - {"syntactic", "coreference"}
+
+
+def test_an_induction_head_finds_the_number_of_a_line_without_knowing_numbers() -> None:
+    def finding(kind: str, scores: list[float], *details: str) -> Finding:
+        return Finding(
+            kind=kind,
+            scores=np.array(scores),
+            least=np.array([0.4, 0.4]),
+            told=lambda _: "seen",
+            details=details or None,
+        )
+
+    findings = [
+        finding("induction", [0.5, 0.1]),
+        finding("numbering", [0.9, 0.9], "line ends", "line ends"),
+        finding("broad", [0.8, 0.3]),
+    ]
+    heads = [Address(Head(2, 7)), Address(Head(0, 3))]
+    found = label_heads(findings, heads, np.zeros(2, dtype=bool))
+    assert [[label.name for label in found[head]] for head in heads] == [
+        ["broad", "induction"],
+        ["numbering line ends"],
+    ]
 
 
 KINDS_OF_MODELS = (

@@ -55,8 +55,8 @@ def kinds(
       head is told with its previous-token partner by K-composition
     - copying: the OV circuit raises the word it reads
     - sink, punctuation, broad: on the first or special tokens, on stops, on everything
-    - bracket, numbering: most attended is the partner of a bracket or quote, the number before; a
-      bracket head tells the partner from the other marks by its weight
+    - bracket, numbering: most attended is the partner of a bracket or quote, the number before,
+      with a quarter of the weight; a bracket head tells the partner from other marks by its weight
     - syntactic, coreference: most attended is the right word, more often than by a fixed choice
     - images: self, local, row, column, class-token, broad
 

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,9 @@ def test_ctrl_c_is_how_it_ends(tmp_path: Path) -> None:
     save(models.decoder(layers=1), tmp_path / "tiny")
     command = [sys.executable, "-m", "manyheads", "studio", str(tmp_path / "tiny")]
     command += ["--port", "0", "--no-browser"]
-    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # A shell lets what it runs in the background ignore Ctrl-C, and the tests may be that.
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heeds)
     assert started.stderr is not None
     with started:
         assert "studio: http://127.0.0.1:" in started.stderr.readline()

@@ -52,13 +52,18 @@ function colourAtlas() {
     cell.style.color = colour ? inkOn(colour) : "";
     canvas.hidden = colouring !== "pattern";
     label.hidden = colouring === "pattern";
-    label.textContent = measure ? told(value, measure.share) : head.kind;
+    label.textContent = measure ? told(value, measure.share) : breakable(head.kind);
     const said = [head.name, head.kind, ...head.flags, measure ? `${measure.title}: ${label.textContent}` : ""].filter(Boolean);
     cell.title = said.join(", ");
     cell.setAttribute("aria-label", cell.title);
     if (colouring === "pattern") patternOf(place).then((pattern) => drawPattern(canvas, pattern, Math.min(LENGTH, 72)));
   });
   explain(measure, scale);
+}
+
+// Long names with a soft hyphen: not every browser knows where to break a word.
+function breakable(kind) {
+  return kind.replace(/(punctu|corefer|posi)(?=ation|ence|tional)/, "$1\u00ad");
 }
 
 function explain(measure, scale) {

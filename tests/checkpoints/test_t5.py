@@ -1,6 +1,7 @@
 """T5 folders, of version 1.0 and 1.1."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration
 
-from manyheads import load, save
+from manyheads import Encoder, Ragged, lens, load, save
 from manyheads.checkpoints.t5 import config_of, describe
 from manyheads.errors import ConfigError
-from tests.checkpoints.theirs import assert_equal, check_seq2seq, randomised
-from tests.parity.comparing import VOCABULARY, texts
+from tests.checkpoints.theirs import assert_equal, check_seq2seq, randomised, same_files
+from tests.parity.comparing import VOCABULARY, assert_same, texts
 
 SMALL = {
     "vocab_size": VOCABULARY,
@@ -54,6 +55,26 @@ def test_same_logits_here_and_back(name: str, tmp_path: Path) -> None:
 
     both = texts(SOURCES), texts(TARGETS, seed=1)
     check_seq2seq(theirs(**CONFIGS[name]), opener, both, tmp_path)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_encoder_alone_reads_the_same_here_and_back(name: str, tmp_path: Path) -> None:
+    model = randomised(T5EncoderModel(T5Config(**(SMALL | CONFIGS[name]))))
+    model.save_pretrained(tmp_path / "theirs")
+    ours: Any = load(tmp_path / "theirs")
+    assert isinstance(ours, Encoder)
+    ours.described = None  # our own words must do
+    assert save(ours, tmp_path / "ours").family == "t5"
+    same_files(tmp_path / "theirs", tmp_path / "ours")
+    assert_equal(load(tmp_path / "ours"), ours)
+    again, sources = T5EncoderModel.from_pretrained(tmp_path / "ours").eval(), texts(SOURCES)
+    with torch.no_grad():
+        expected = [model(each[None]).last_hidden_state[0] for each in sources]
+        assert_same(ours(Ragged.from_list(sources)).hidden, expected)
+        for each, same in zip(sources, expected, strict=True):
+            assert torch.equal(again(each[None]).last_hidden_state[0], same)
+    seen = lens.statistics(ours, [each.tolist() for each in sources], progress=False)
+    assert len(seen.addresses) == model.config.num_heads * model.config.num_layers
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
@@ -100,8 +121,9 @@ def test_an_unknown_feedforward_is_refused(kind: str) -> None:
 
 
 def test_what_we_describe_is_what_we_read() -> None:
-    for changes in CONFIGS.values():
-        config = config_of({"model_type": "t5", **SMALL, **changes})
+    kinds: tuple[dict[str, Any], ...] = ({}, {"architectures": ["T5EncoderModel"]})
+    for changes, kind in product(CONFIGS.values(), kinds):
+        config = config_of({"model_type": "t5", **SMALL, **changes, **kind})
         described = describe(config)
         assert described is not None
         assert config_of(described) == config

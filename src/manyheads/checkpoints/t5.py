@@ -1,4 +1,4 @@
-"""T5, first and 1.1: RMS norms, unscaled scores, one table of distances a side, no biases."""
+"""T5, first and 1.1, whole or its encoder alone: RMS norms, unscaled scores, no biases."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -7,8 +7,9 @@ from manyheads.attention import AttentionConfig
 from manyheads.checkpoints.names import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
+from manyheads.models.encoder import EncoderConfig
 from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
-from manyheads.models.readout import LanguageHead
+from manyheads.models.readout import LanguageHead, NoReadout
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.stack import StackConfig
@@ -25,6 +26,7 @@ FILE_TIES = True
 PLAIN: dict[str, Activation] = {"relu": "relu", "gelu": "gelu", "silu": "silu"}
 # Their "gated-gelu" has always meant the GELU by tanh.
 GATED_GELU, GATED_SILU = "gated-gelu", "gated-silu"
+ENCODER = "T5EncoderModel"
 
 
 def config_of(theirs: Mapping[str, Any]) -> ModelConfig:
@@ -56,8 +58,12 @@ def config_of(theirs: Mapping[str, Any]) -> ModelConfig:
         return StackConfig(width=width, layers=(layer,) * layers, final_norm=norm)
 
     layers = theirs["num_layers"]
+    embedding = Embedding(vocabulary=theirs["vocab_size"], width=width, dropout=dropout)
+    if ENCODER in (theirs.get("architectures") or ()):
+        reads = stack(layers, decodes=False)
+        return EncoderConfig(embedding=embedding, stack=reads, readout=NoReadout())
     return Seq2SeqConfig(
-        embedding=Embedding(vocabulary=theirs["vocab_size"], width=width, dropout=dropout),
+        embedding=embedding,
         encoder=stack(layers, decodes=False),
         decoder=stack(theirs.get("num_decoder_layers") or layers, decodes=True),
         readout=_readout(theirs),
@@ -66,49 +72,52 @@ def config_of(theirs: Mapping[str, Any]) -> ModelConfig:
 
 def describe(config: ModelConfig) -> dict[str, Any] | None:
     """Their config, guessed from the first layers; whoever asks checks that it says the same."""
-    if not isinstance(config, Seq2SeqConfig) or not config.encoder.layers:
+    if not isinstance(config, EncoderConfig | Seq2SeqConfig):
         return None
-    first, norm, head = config.encoder.layers[0], config.encoder.final_norm, config.readout
+    reads = config.encoder if isinstance(config, Seq2SeqConfig) else config.stack
+    if not reads.layers:
+        return None
+    first, norm = reads.layers[0], reads.final_norm
     if first.attention is None or first.feedforward is None or not isinstance(norm, RMSNorm):
         return None
     attention, position = first.attention.inner, first.attention.inner.position
     feedforward = _describe_feedforward(first.feedforward.inner)
     if feedforward is None or not isinstance(position, T5Buckets):
         return None
-    if not isinstance(head, LanguageHead) or not _same_buckets(config, position):
+    whole = _describe_whole(config, position)
+    if whole is None:
         return None
     return {
         "model_type": "t5",
-        "architectures": ["T5ForConditionalGeneration"],
-        "is_encoder_decoder": True,
-        "d_model": config.encoder.width,
+        "d_model": reads.width,
         "d_kv": attention.size,
         "num_heads": attention.heads,
-        "num_layers": len(config.encoder.layers),
-        "num_decoder_layers": len(config.decoder.layers),
+        "num_layers": len(reads.layers),
         "vocab_size": config.embedding.vocabulary,
         "relative_attention_num_buckets": position.buckets,
         "relative_attention_max_distance": position.reach,
         "layer_norm_epsilon": norm.eps,
         "dropout_rate": config.embedding.dropout,
-        **_describe_readout(head),
-        # Every T5 has these; decoding starts from the padding.
+        # Every T5 has these.
         "pad_token_id": 0,
         "eos_token_id": 1,
-        "decoder_start_token_id": 0,
         **feedforward,
+        **whole,
     }
 
 
 def entries(config: ModelConfig, ours: Iterable[str]) -> list[Entry]:
-    assert isinstance(config, Seq2SeqConfig)
     have = set(ours)
     table = [
         Entry("embedding.tokens.weight", ("shared.weight",)),
         Entry("readout.weight", ("lm_head.weight",)),
-        *_side("encoder", config.encoder),
-        *_side("decoder", config.decoder),
     ]
+    if isinstance(config, Seq2SeqConfig):
+        table += _side("encoder", config.encoder)
+        table += _side("decoder", config.decoder)
+    else:
+        assert isinstance(config, EncoderConfig)
+        table += _side("encoder", config.stack, ours="stack")
     return [entry for entry in table if entry.ours in have]
 
 
@@ -117,6 +126,25 @@ def canonical(name: str) -> str | None:
     repeated = name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
     unread = name.endswith(".EncDecAttention.relative_attention_bias.weight")
     return None if repeated or unread else name
+
+
+def _describe_whole(
+    config: EncoderConfig | Seq2SeqConfig, position: T5Buckets
+) -> dict[str, Any] | None:
+    """What there is beside the encoder: nothing, or a decoder and a head."""
+    if isinstance(config, EncoderConfig):
+        return {"architectures": [ENCODER], "is_encoder_decoder": False}
+    head = config.readout
+    if not isinstance(head, LanguageHead) or not _same_buckets(config, position):
+        return None
+    return {
+        "architectures": ["T5ForConditionalGeneration"],
+        "is_encoder_decoder": True,
+        "num_decoder_layers": len(config.decoder.layers),
+        # Decoding starts from the padding.
+        "decoder_start_token_id": 0,
+        **_describe_readout(head),
+    }
 
 
 def _readout(theirs: Mapping[str, Any]) -> LanguageHead:
@@ -174,12 +202,14 @@ def _same_buckets(config: Seq2SeqConfig, position: T5Buckets) -> bool:
     )
 
 
-def _side(side: str, stack: StackConfig) -> Iterator[Entry]:
+def _side(side: str, stack: StackConfig, *, ours: str = "") -> Iterator[Entry]:
+    """One of their two stacks, which is called the same here unless said."""
+    mine = ours or side
     bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    yield Entry(f"{side}.layers.0.attention.table.table", (bias,))
-    yield Entry(f"{side}.final_norm.weight", (f"{side}.final_layer_norm.weight",))
+    yield Entry(f"{mine}.layers.0.attention.table.table", (bias,))
+    yield Entry(f"{mine}.final_norm.weight", (f"{side}.final_layer_norm.weight",))
     for index, layer in enumerate(stack.layers):
-        yield from _layer(f"{side}.layers.{index}", f"{side}.block.{index}.layer", layer)
+        yield from _layer(f"{mine}.layers.{index}", f"{side}.block.{index}.layer", layer)
 
 
 def _layer(mine: str, theirs: str, layer: LayerConfig) -> Iterator[Entry]:

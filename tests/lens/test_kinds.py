@@ -15,10 +15,9 @@ from manyheads.errors import InputError
 from manyheads.lens import glancing, trials
 from manyheads.lens.addresses import Address
 from manyheads.lens.composition import compose
-from manyheads.lens.findings import Finding, label_heads
 from manyheads.lens.kinds import kinds
 from manyheads.lens.labels import Kinds, Label
-from manyheads.lens.probe_texts import OWN_WORDS
+from manyheads.lens.probe_texts import OWN_WORDS, numbered_lists
 from manyheads.lens.thresholds import threshold_table
 from manyheads.models.build import build
 from manyheads.models.layer import Branch, LayerConfig
@@ -259,27 +258,15 @@ def test_the_ends_of_lines_are_asked_where_the_tokenizer_keeps_them() -> None:
     assert not found.missing.keys() - {"syntactic", "coreference"}
 
 
-def test_an_induction_head_finds_the_number_of_a_line_without_knowing_numbers() -> None:
-    def finding(kind: str, scores: list[float], *details: str) -> Finding:
-        return Finding(
-            kind=kind,
-            scores=np.array(scores),
-            least=np.array([0.4, 0.4]),
-            told=lambda _: "seen",
-            details=details or None,
-        )
-
-    findings = [
-        finding("induction", [0.5, 0.1]),
-        finding("numbering", [0.9, 0.9], "line ends", "line ends"),
-        finding("broad", [0.8, 0.3]),
-    ]
-    heads = [Address(Head(2, 7)), Address(Head(0, 3))]
-    found = label_heads(findings, heads, np.zeros(2, dtype=bool))
-    assert [[label.name for label in found[head]] for head in heads] == [
-        ["broad", "induction"],
-        ["numbering line ends"],
-    ]
+def test_no_line_has_its_number_where_an_induction_head_looks() -> None:
+    asked = 0
+    for written in numbered_lists(OWN_WORDS, texts=4):
+        words = [written.text[start:stop] for start, stop in written.words]
+        for pair in written.pairs:
+            copies = [at for at in range(pair.source) if words[at] == words[pair.source]]
+            assert not {at + 1 for at in copies} & set(pair.targets)
+            asked += len(copies)
+    assert asked > 16
 
 
 KINDS_OF_MODELS = (

@@ -32,9 +32,6 @@ FloatsByHead = Float[np.ndarray, " h"]
 Table = Mapping[str, Threshold]
 # Words that a relation must have been asked of.
 FEWEST = 20
-# What a head of another kind does anyway: a line's number followed an earlier end of a line, so
-# that an induction head looks at it without knowing numbers.
-FOLLOWS_FROM = {"numbering line ends": "induction"}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -77,8 +74,6 @@ def label_heads(
     for place, address in enumerate(addresses):
         mine = [] if silent[place] else [each.label(place) for each in findings]
         labels = [label for label in mine if label is not None]
-        kinds = {label.kind for label in labels}
-        labels = [label for label in labels if FOLLOWS_FROM.get(label.name) not in kinds]
         found[address] = tuple(sorted(labels, key=lambda label: -label.margin))
     return found
 

@@ -223,10 +223,11 @@ def _some(draw: random.Random, words: Sequence[str], most: int = 4) -> list[str]
 
 
 def numbered_lists(words: Sequence[str], texts: int = 32, seed: int = 0) -> Iterator[Written]:
-    """Lists of a few words a line, each line with its number.
+    """Lists of a few words a line, each line with a dash and its number.
 
     A number should look at the one before it, and the end of a line at the line's own, which the
-    next follows from.
+    next follows from. What followed the line's end before is the dash: there an induction head
+    looks, which needs to know no numbers.
     """
     draw = random.Random(seed)
     for _ in range(texts):
@@ -235,6 +236,7 @@ def numbered_lists(words: Sequence[str], texts: int = 32, seed: int = 0) -> Iter
         pairs: list[Pair] = []
         before: int | None = None
         for number in range(first, first + 5):
+            said.append("-")
             if before is not None:
                 pairs.append(Pair(task="numbers", source=len(said), targets=(before,)))
             before = len(said)

@@ -11,7 +11,7 @@ from torch import Tensor
 from manyheads.checkpoints.folder import load
 from manyheads.decoding.loop import generate
 from manyheads.decoding.recorded import recorded
-from manyheads.models.build import named
+from manyheads.models.build import get_config
 from manyheads.ragged import Ragged
 
 __all__ = ["run"]
@@ -55,7 +55,7 @@ def _pair() -> tuple[Any, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    shape: Any = named("llama-1b-shape")
+    shape: Any = get_config("llama-1b-shape")
     attention = shape.stack.layers[0].attention.inner
     config = LlamaConfig(
         hidden_size=shape.stack.width,

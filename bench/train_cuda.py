@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from manyheads.checkpoints.folder import load
 from manyheads.data.batch import Batch
 from manyheads.data.stream import Position, Step
-from manyheads.models.build import build, named
+from manyheads.models.build import build, get_config
 from manyheads.parts.gates import Gate
 from manyheads.ragged import Ragged
 from manyheads.train.crew import crew
@@ -167,7 +167,7 @@ def _gates(rounds: int) -> None:
     texts = Ragged.from_padded(_ids(TEXTS * LENGTH).view(TEXTS, LENGTH).cpu())
     entrants = {}
     for gate in ("none", "head", "channel"):
-        config: Any = named("gpt2", dropout=0.0, vocabulary=VOCABULARY)
+        config: Any = get_config("gpt2", dropout=0.0, vocabulary=VOCABULARY)
         layers = tuple(_gated(layer, gate) for layer in config.stack.layers)
         config = replace(config, stack=replace(config.stack, layers=layers))
         model = build(config, seed=0, device="cuda")

@@ -2,7 +2,7 @@
 
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.cache import Cache, Fixed, Growing
-from manyheads.checkpoints.classes import with_classes
+from manyheads.checkpoints.classification_head import with_classes
 from manyheads.checkpoints.folder import load, save
 from manyheads.data.image_files import read_image
 from manyheads.decoding.chat import apply_chat, chat_prompt
@@ -14,12 +14,12 @@ from manyheads.encoding.encode import encode
 from manyheads.encoding.images import classify_images
 from manyheads.encoding.tagging import tag
 from manyheads.errors import ManyheadsError
-from manyheads.models.build import build, named, sizes
+from manyheads.models.build import build, get_config, list_configs
 from manyheads.models.decoder import Decoder, DecoderConfig
 from manyheads.models.door import Output
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import Encoder, EncoderConfig
-from manyheads.models.init import Init
+from manyheads.models.init import Initialisation
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, TokenHead, Transform
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -70,7 +70,7 @@ __all__ = [
     "Grid",
     "Growing",
     "Head",
-    "Init",
+    "Initialisation",
     "LanguageHead",
     "LayerConfig",
     "LayerNorm",
@@ -120,11 +120,11 @@ __all__ = [
     "classify_images",
     "encode",
     "generate",
+    "get_config",
+    "list_configs",
     "load",
-    "named",
     "read_image",
     "save",
-    "sizes",
     "stream",
     "tag",
     "with_classes",

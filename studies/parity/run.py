@@ -31,7 +31,7 @@ from manyheads.data.texts import TextFiles
 from manyheads.data.tokenizer import train_tokenizer
 from manyheads.progress import Progress
 from manyheads.train.journal import Journal
-from manyheads.train.reading import changed, read_toml
+from manyheads.train.reading import apply_settings, read_toml
 from manyheads.train.run import Run, run_of
 from manyheads.train.session import train
 
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", metavar="key=value", help="in place of run.toml's")
     arguments = parser.parse_args()
     prepare(arguments.text)
-    run = run_of(changed(read_toml(HERE / "run.toml"), arguments.settings))
+    run = run_of(apply_settings(read_toml(HERE / "run.toml"), arguments.settings))
     finished = train(run, fresh=True)
     if finished.code:
         sys.exit(finished.code)

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "manyheads"
 
 FLOORS = {
+    "dataclass_codec.py": 0,
     "devices.py": 0,
     "errors.py": 0,
     "progress.py": 0,

@@ -10,7 +10,7 @@ from peft import PeftModel
 from transformers import GPT2LMHeadModel
 
 from manyheads import build, load, save, with_classes
-from manyheads.checkpoints.companions import read_tokenizer
+from manyheads.checkpoints.side_files import read_tokenizer
 from manyheads.cli.main import main
 from manyheads.surgery import load_adapter
 from tests.train.tiny import write_corpus
@@ -88,7 +88,7 @@ def test_an_adapter_is_trained_and_opens_in_peft(
     settings = ["--set", f"adapter.base={base}"]
     assert main(["adapt", "base", "run.toml", "--set", "run.steps=3", *settings]) == 0
     said = capsys.readouterr().out
-    assert said.endswith("saved to out/adapter as an adapter of gpt2, as peft reads it\n")
+    assert said.endswith("saved to out/adapter as an adapter of gpt2, which peft opens\n")
     # Started again, it goes on.
     assert main(["adapt", "base", "run.toml", *settings]) == 0
     assert "step 3 of 6, in out" in capsys.readouterr().err
@@ -134,7 +134,7 @@ def test_merged_the_model_opens_by_itself(folder: Path, capsys: pytest.CaptureFi
     wanted = ["--set", "adapter.merged=true", "--set", "run.steps=2"]
     assert main(["adapt", "base", "run.toml", *wanted]) == 0
     said = capsys.readouterr().out
-    assert "as an adapter of gpt2, merged into out/model, as peft reads it" in said
+    assert "as an adapter of gpt2, merged into out/model, which peft opens" in said
     model: Any = load("base")
     load_adapter(model, folder / "out" / "adapter")
     ids = torch.arange(10)[None]
@@ -159,7 +159,7 @@ def test_gates_stay_in_the_merged_model_and_no_adapter_is_left_without_them(
     (folder / "run.toml").write_text(FILE + GATES)
     wanted = ["--set", "adapter.merged=true", "--set", "optimiser.rate=0.3"]
     assert main(["adapt", "base", "run.toml", *wanted]) == 0
-    assert "saved to out/model as gpt2, as transformers reads it" in capsys.readouterr().out
+    assert "saved to out/model as gpt2, which transformers opens" in capsys.readouterr().out
     before, after = load("base").state_dict(), load("out/model").state_dict()
     # A head that has no adapter is what it was, but for its gate.
     name, own = "stack.layers.0.attention.output.weight", slice(0, 8)
@@ -242,7 +242,7 @@ def test_all_but_some_heads_learn(folder: Path) -> None:
             "learn.toml: L0Gates closes any head, and [learn] lets only some of them change: leave "
             "one of both out.",
         ),
-        ('onyl = ["L0H0"]', "learn.toml: learn.onyl is unknown: write learn.only."),
+        ('onyl = ["L0H0"]', "learn.toml: learn.onyl is not a known key: use learn.only."),
     ],
 )
 def test_wrong_heads_to_learn_are_refused(
@@ -257,7 +257,7 @@ def test_wrong_heads_to_learn_are_refused(
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("adapter.rang=4", "run.toml: adapter.rang is unknown: write adapter.rank."),
+        ("adapter.rang=4", "run.toml: adapter.rang is not a known key: use adapter.rank."),
         ("adapter.rank=0", "run.toml: adapter: rank=0 updates nothing: use 1 or more."),
         ("adapter.heads=L7H0", "the model has no head L7H0: use layers 0 to 1, as it has them."),
         (

@@ -17,7 +17,7 @@ from manyheads import (
     tag,
     with_classes,
 )
-from manyheads.checkpoints.classes import name_classes
+from manyheads.checkpoints.classification_head import name_classes
 from manyheads.cli.main import main
 from tests.encoding.tiny import small
 

@@ -20,7 +20,7 @@ def test_a_folder_is_written_anew_bit_by_bit(
 ) -> None:
     source = small(tmp_path / "one")
     assert main(["convert", str(source), "-o", str(tmp_path / "two")]) == 0
-    assert "as gpt2, as transformers reads it" in capsys.readouterr().out
+    assert "as gpt2, which transformers opens" in capsys.readouterr().out
     for file in source.iterdir():
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
 
@@ -49,7 +49,7 @@ def test_our_own_layout_says_that_we_alone_open_it(
 ) -> None:
     save(build("council", seed=0), tmp_path / "one")
     assert main(["convert", str(tmp_path / "one"), "-o", str(tmp_path / "two")]) == 0
-    assert "which manyheads alone opens" in capsys.readouterr().out
+    assert "which only manyheads opens" in capsys.readouterr().out
 
 
 def test_a_wrong_folder_is_one_line_and_writes_nothing(

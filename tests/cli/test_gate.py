@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from manyheads import build, load, save
-from manyheads.checkpoints.companions import read_tokenizer
+from manyheads.checkpoints.side_files import read_tokenizer
 from manyheads.cli.main import main
 from tests.train.tiny import write_corpus
 

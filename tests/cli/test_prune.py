@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from manyheads import build, load, save
-from manyheads.checkpoints.companions import read_tokenizer
+from manyheads.checkpoints.side_files import read_tokenizer
 from manyheads.cli.asked import first_texts
 from manyheads.cli.main import main
 from manyheads.cli.prune_page import _harm, _named

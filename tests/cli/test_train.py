@@ -25,7 +25,7 @@ def test_a_file_is_trained_and_the_model_named(
     assert main(["train", "run.toml", "--set", "run.steps=3", "--set", "run.seed=1"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("3 steps, 1")
-    assert said.out.endswith("saved to out/model as gpt2, as transformers reads it\n")
+    assert said.out.endswith("saved to out/model as gpt2, which transformers opens\n")
     assert "step 0 of 3, in out" in said.err
     assert main(["train", "run.toml", "--set", "run.seed=1"]) == 0
     assert "step 3 of 4, in out" in capsys.readouterr().err
@@ -71,5 +71,7 @@ def test_stopped_before_its_first_step_it_says_from_where_to_go_on(
 @pytest.mark.usefixtures("run_file")
 def test_a_mistake_is_one_line_with_its_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "run.toml", "--set", "run.stesp=3"]) == 2
-    assert capsys.readouterr().err == ("error: run.toml: run.stesp is unknown: write run.steps.\n")
+    assert capsys.readouterr().err == (
+        "error: run.toml: run.stesp is not a known key: use run.steps.\n"
+    )
     assert not Path("out").exists()

@@ -26,7 +26,7 @@ from manyheads import (
     T5Buckets,
     Window,
     build,
-    named,
+    get_config,
 )
 from manyheads.attention import Attention
 
@@ -60,9 +60,9 @@ def with_position(position: object, mask: object, **more: object) -> DecoderConf
 
 
 MODELS = {
-    "modernbert": named("modernbert-base", **SMALL),
-    "llama": named("llama-1b-shape", **SMALL),
-    "gated": named("gated-1.7b", **SMALL),
+    "modernbert": get_config("modernbert-base", **SMALL),
+    "llama": get_config("llama-1b-shape", **SMALL),
+    "gated": get_config("gated-1.7b", **SMALL),
     "alibi": with_position(Alibi(), Causal()),
     "t5": with_position(T5Buckets(), Window(2000, 2000)),
     "longformer": with_position(NoPosition(), Window(64, 64) | GlobalTokens((0,))),
@@ -128,7 +128,7 @@ def test_a_model_is_not_compiled_anew_for_every_batch() -> None:
 
 
 def test_experts_agree_compiled_and_eager() -> None:
-    config = named("moe-15b-a2.5b", layers=1, vocabulary=1000)
+    config = get_config("moe-15b-a2.5b", layers=1, vocabulary=1000)
     model = build(config, seed=0, device="cuda", dtype=torch.bfloat16)
     batch = tokens(300, 20)
     with torch.no_grad():
@@ -142,7 +142,7 @@ def test_experts_agree_compiled_and_eager() -> None:
 
 
 def test_images_of_several_sizes_agree_with_single_precision() -> None:
-    config = named("vit-b16", layers=2)
+    config = get_config("vit-b16", layers=2)
     config = replace(config, init=replace(config.init, zero_readout=False))
     model = build(config, seed=0, device="cuda")
     images = [torch.randn(3, *size, device="cuda") for size in ((224, 224), (384, 224), (32, 48))]

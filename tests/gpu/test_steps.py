@@ -26,7 +26,7 @@ from manyheads import (
     Window,
     build,
     generate,
-    named,
+    get_config,
 )
 from manyheads.decoding import lean
 from manyheads.decoding.recorded import recorded
@@ -68,7 +68,7 @@ OTHERS = {
     "learned": config(position=NoPosition(), embedding_position=Learned(count=200)),
     "sink": config(sink="learned"),
     "uneven": config(kv_heads=(3, 1)),
-    "gated": named("gated-1.7b", layers=2, vocabulary=VOCABULARY),
+    "gated": get_config("gated-1.7b", layers=2, vocabulary=VOCABULARY),
 }
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyheads.errors import ConfigError
-from manyheads.models.build import build, named, sizes
+from manyheads.models.build import build, get_config, list_configs
 from manyheads.models.decoder import Decoder
 from manyheads.models.encoder import Encoder
 from manyheads.models.seq2seq import Seq2Seq
@@ -62,7 +62,7 @@ def test_a_shape_published_in_round_numbers_comes_near(name: str) -> None:
 
 
 def test_every_known_shape_is_held_to_a_size() -> None:
-    assert set(sizes()) == {*MILLIONS, *ABOUT, "council"}
+    assert set(list_configs()) == {*MILLIONS, *ABOUT, "council"}
 
 
 def test_a_token_of_the_mixture_meets_the_published_parameters() -> None:
@@ -78,13 +78,13 @@ def test_a_token_of_the_mixture_meets_the_published_parameters() -> None:
 
 @pytest.mark.parametrize(("name", "layers"), [("gated-1.7b", 28), ("gated-1.7b-48", 48)])
 def test_gated_shapes_have_their_depths_and_gates(name: str, layers: int) -> None:
-    config = named(name)
+    config = get_config(name)
     assert len(config.stack.layers) == layers
     assert all(layer.attention.inner.gates for layer in config.stack.layers)
 
 
 def test_council_has_eight_heads_of_sixteen() -> None:
-    attention = named("council").stack.layers[0].attention.inner
+    attention = get_config("council").stack.layers[0].attention.inner
     assert (attention.width, attention.heads, attention.size) == (128, 8, 16)
 
 
@@ -92,7 +92,7 @@ def test_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(ConfigError) as caught:
         build("bert-huge")
     assert "no known shape is called 'bert-huge'" in str(caught.value)
-    for name in sizes():
+    for name in list_configs():
         assert name in caught.value.remedy
 
 
@@ -101,7 +101,7 @@ def test_a_known_shape_can_be_changed_and_a_config_cannot() -> None:
     assert len(changed.stack.layers) == 1
     assert changed.embedding.tokens.weight.shape == (100, 768)
     with pytest.raises(ConfigError, match=r"\['layers'\] change a known shape: change the config"):
-        build(named("council"), layers=2)
+        build(get_config("council"), layers=2)
 
 
 def test_the_config_chooses_the_kind_of_model() -> None:

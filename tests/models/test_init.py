@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
-from manyheads.models.build import build, named
+from manyheads.models.build import build, get_config
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.embedding import Embedding
-from manyheads.models.init import Init
+from manyheads.models.init import Initialisation
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import LanguageHead, Transform
 from manyheads.models.seq2seq import Seq2SeqConfig
@@ -52,7 +52,7 @@ def model(**init: Any) -> Any:
         ),
         stack=StackConfig(width=WIDTH, layers=MIXED * (LAYERS // 2), final_norm=RMSNorm()),
         readout=LanguageHead(tied=False, transform=Transform(), bias=True),
-        init=Init(**{"std": STD} | init),
+        init=Initialisation(**{"std": STD} | init),
     )
     return build(config, seed=0).requires_grad_(False)
 
@@ -162,7 +162,7 @@ def test_each_stack_of_a_translator_is_scaled_by_its_own_depth() -> None:
             embedding=Embedding(vocabulary=20, width=WIDTH),
             encoder=stack(2, cross=False),
             decoder=stack(8, cross=True),
-            init=Init(std=STD, scaled_outputs=True),
+            init=Initialisation(std=STD, scaled_outputs=True),
         ),
         seed=0,
     ).requires_grad_(False)
@@ -195,7 +195,7 @@ def test_a_zero_readout_starts_without_an_opinion() -> None:
 
 def test_vit_starts_with_a_zero_readout_and_truncated_patches() -> None:
     drawn: Vision = build(
-        named("vit-b16", width=WIDTH, heads=4, hidden=64, layers=1, image=32), seed=0
+        get_config("vit-b16", width=WIDTH, heads=4, hidden=64, layers=1, image=32), seed=0
     ).requires_grad_(False)
     assert not drawn.readout.weight.any()
     patches = drawn.embedding.convolution.weight
@@ -204,7 +204,7 @@ def test_vit_starts_with_a_zero_readout_and_truncated_patches() -> None:
 
 
 def test_modernbert_is_truncated_and_scaled() -> None:
-    shape = named("modernbert-base", width=WIDTH, heads=4, hidden=64, layers=6)
+    shape = get_config("modernbert-base", width=WIDTH, heads=4, hidden=64, layers=6)
     drawn = build(shape, seed=0).requires_grad_(False)
     for weight in outputs(drawn):
         assert float(weight.abs().max()) <= 0.04 / math.sqrt(12)

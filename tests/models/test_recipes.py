@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manyheads.models.build import build, named, sizes
+from manyheads.models.build import build, get_config, get_recipe, list_configs
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.encoder import EncoderConfig
 from manyheads.models.readout import ClassHead, LanguageHead, NoReadout
@@ -62,14 +62,14 @@ def test_every_recipe_makes_its_kind_of_model_and_runs(name: str) -> None:
     assert output.hidden.isfinite().all()
 
 
-@pytest.mark.parametrize("name", sizes())
+@pytest.mark.parametrize("name", list_configs())
 def test_configs_are_values(name: str) -> None:
-    assert named(name) == named(name)
-    assert hash(named(name)) == hash(named(name))
+    assert get_config(name) == get_config(name)
+    assert hash(get_config(name)) == hash(get_config(name))
     changed = {"width": 256, "heads": 4}
-    if sizes()[name]["recipe"] == "llama":
+    if get_recipe(name) is RECIPES["llama"]:
         changed = {"layers": 1}
-    assert named(name, **changed) != named(name)
+    assert get_config(name, **changed) != get_config(name)
 
 
 def test_bert_norms_after_and_learns_its_positions() -> None:
@@ -154,7 +154,7 @@ def test_llama_chooses_among_experts_if_asked() -> None:
 
 
 def test_the_transformer_of_2017_adds_sines_to_scaled_words() -> None:
-    config = named("transformer-base")
+    config = get_config("transformer-base")
     assert config.embedding.position == Sinusoidal(layout="interleaved")
     assert config.embedding.scale == 512**0.5
     reads, writes = config.encoder.layers[0], config.decoder.layers[0]

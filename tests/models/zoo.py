@@ -14,7 +14,7 @@ from manyheads.models.decoder import DecoderConfig
 from manyheads.models.door import Output
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
-from manyheads.models.init import Init
+from manyheads.models.init import Initialisation
 from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
 from manyheads.models.readout import ClassHead, LanguageHead, Readout, TokenHead
 from manyheads.models.recipes import ModelConfig
@@ -72,7 +72,7 @@ POSITIONS = 64
 LENGTHS = (5, 1, 12, 0, 7)
 TARGETS = (3, 6, 1, 4, 0)
 
-BIG = Init(std=0.25)
+BIG = Initialisation(std=0.25)
 NOWHERE = NoPosition()
 PRE = Pre()
 WORDS = LanguageHead()

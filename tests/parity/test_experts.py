@@ -15,7 +15,7 @@ from transformers import (
 )
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from manyheads.checkpoints.qwen_next import config_of
+from manyheads.checkpoints.families.qwen_next import QWEN_NEXT
 from manyheads.models.build import build
 from manyheads.models.recipes import llama
 from manyheads.ragged import Ragged
@@ -116,7 +116,7 @@ def test_qwen3_next_gates_the_expert_that_all_tokens_share(renormalise: bool) ->
     )
     theirs = Qwen3NextForCausalLM(described).eval()
     copying.scramble(theirs)
-    ours = build(config_of(described.to_dict()))
+    ours = build(QWEN_NEXT.read_config(described.to_dict()))
     copying.llama(theirs, ours)
     with torch.no_grad():
         found = ours(Ragged.from_list(texts())).logits

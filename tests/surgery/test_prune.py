@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from manyheads import lens
 from manyheads.cache import Fixed
+from manyheads.checkpoints.families.llama import LLAMA
 from manyheads.checkpoints.folder import load, save
-from manyheads.checkpoints.llama import config_of as family_of_llama
 from manyheads.decoding.choosing import Greedy
 from manyheads.decoding.loop import generate
 from manyheads.errors import InputError
@@ -261,7 +261,7 @@ def test_a_layer_without_heads_is_saved_too(tmp_path: Path) -> None:
 
 def llama() -> Any:
     return build(
-        family_of_llama(
+        LLAMA.read_config(
             {
                 "model_type": "llama",
                 "hidden_size": 32,

@@ -82,5 +82,5 @@ def test_heads_are_dropped_in_training_and_the_model_stays_one_of_its_family(
 
 def test_a_misspelt_change_is_named(tmp_path: Path) -> None:
     asked = regularised(tmp_path, {"size": "gpt2"}, {"dropp": 0.1}, "out")
-    with refuses(ConfigError, "model.heads.dropp is unknown: write model.heads.drop."):
+    with refuses(ConfigError, "model.heads.dropp is not a known key: use model.heads.drop."):
         run_of(asked)

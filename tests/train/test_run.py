@@ -10,7 +10,7 @@ from manyheads.errors import ConfigError, InputError
 from manyheads.train.folders import RunFolder, check_space
 from manyheads.train.objectives import CausalLM, MaskedLM
 from manyheads.train.optimisers import Muon
-from manyheads.train.reading import changed
+from manyheads.train.reading import apply_settings
 from manyheads.train.run import read_run, run_of
 from manyheads.train.schedules import BatchGrowth, Cosine
 from manyheads.train.session import train
@@ -77,11 +77,11 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "table", "message"),
     [
-        ("rum", {}, "rum is unknown: write run."),
-        ("run", {"folder": "o", "stepz": 3}, "run.stepz is unknown: write run.steps."),
-        ("run", {"folder": "o", "steps": 2.5}, "run.steps is 2.5: give a whole number."),
-        ("run", {"folder": "o", "steps": True}, "run.steps is True: give a whole number."),
-        ("run", {"steps": 3}, "run lacks folder: add run.folder."),
+        ("rum", {}, "rum is not a known key: use run."),
+        ("run", {"folder": "o", "stepz": 3}, "run.stepz is not a known key: use run.steps."),
+        ("run", {"folder": "o", "steps": 2.5}, "run.steps is 2.5: use an integer."),
+        ("run", {"folder": "o", "steps": True}, "run.steps is True: use an integer."),
+        ("run", {"steps": 3}, "run.folder is missing: add it."),
         ("run", {"folder": "o", "steps": -1}, "run: steps=-1: use 0 or more."),
         (
             "run",
@@ -96,7 +96,7 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
         (
             "run",
             {"folder": "o", "steps": 3, "recompute": "most"},
-            "run.recompute is 'most': give 'none' or 'all' or a whole number.",
+            "run.recompute is 'most': use 'none' or 'all' or an integer.",
         ),
         (
             "objective",
@@ -108,7 +108,7 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
         (
             "objective",
             {"kind": "CausalLM", "zloss": 1},
-            "objective.zloss is unknown: write objective.z_loss.",
+            "objective.zloss is not a known key: use objective.z_loss.",
         ),
         ("optimiser", {"rate": -1.0}, "optimiser: rate=-1 learns nothing: use a number above 0."),
         (
@@ -125,7 +125,7 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
         (
             "model",
             {"size": "gpt2", "change": {"layer": 2}},
-            "model.change.layer is unknown: write model.change.layers.",
+            "model.change.layer is not a known key: use model.change.layers.",
         ),
         (
             "model",
@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_named_by_its_key(section: str, table: Any, message
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lenght": 3}, "data.lenght is unknown: write data.length."),
+        ({"lenght": 3}, "data.lenght is not a known key: use data.length."),
         ({"batch": 100}, "data: batch=100 is no multiple of micro_batch=64: use a batch of 128."),
         ({"length": 65}, "data: micro_batch=64 cannot hold length=65: use 65 or more."),
         (
@@ -197,7 +197,7 @@ def test_phases_leave_out_what_the_file_says_for_all() -> None:
     assert (run.ends, run.data[0].length, run.data[1].length) == ((2, 5), 16, 8)
     assert run.data[1].batch == run.data[0].batch
     made["phase"][1]["data"]["lenght"] = 3
-    with refuses(ConfigError, "phase.1.data.lenght is unknown: write phase.1.data.length."):
+    with refuses(ConfigError, "phase.1.data.lenght is not a known key: use phase.1.data.length."):
         run_of(made)
 
 
@@ -208,14 +208,16 @@ def test_a_phase_that_is_no_table_is_refused() -> None:
 
 def test_a_setting_reaches_into_lists_and_says_where_it_cannot() -> None:
     made = {"phase": [{"steps": 1}], "run": {"seed": 1}}
-    assert changed(made, ["phase.0.steps=9"])["phase"] == [{"steps": 9}]
+    assert apply_settings(made, ["phase.0.steps=9"])["phase"] == [{"steps": 9}]
     assert made["phase"] == [{"steps": 1}]
     with refuses(ConfigError, "--set phase.3.steps=1: phase is a list of 1: count from phase.0."):
-        changed(made, ["phase.3.steps=1"])
-    with refuses(ConfigError, "--set run.seed.x=1: run.seed is 1, no table: set run.seed."):
-        changed(made, ["run.seed.x=1"])
-    with refuses(ConfigError, "--set run.seed changes nothing: write it as run.steps=100."):
-        changed(made, ["run.seed"])
+        apply_settings(made, ["phase.3.steps=1"])
+    with refuses(
+        ConfigError, "--set run.seed.x=1: run.seed is 1, not a table: set run.seed itself."
+    ):
+        apply_settings(made, ["run.seed.x=1"])
+    with refuses(ConfigError, "--set run.seed has no value: write it as run.steps=100."):
+        apply_settings(made, ["run.seed"])
 
 
 def test_a_file_that_is_not_there_or_no_toml_is_one_line(tmp_path: Path) -> None:
@@ -225,10 +227,12 @@ def test_a_file_that_is_not_there_or_no_toml_is_one_line(tmp_path: Path) -> None
     with refuses(ConfigError, f"{tmp_path} is a folder: name a run file, such as run.toml."):
         read_run(tmp_path)
     broken.write_text("[run\n")
-    with pytest.raises(ConfigError, match=r"broken.toml is no TOML \(.*line 1.*\): mend that line"):
+    with pytest.raises(
+        ConfigError, match=r"broken.toml is not valid TOML \(.*line 1.*\): correct that line"
+    ):
         read_run(broken)
     broken.write_text("[run]\nfolder = 3\n")
-    with refuses(ConfigError, f"{broken}: run.folder is 3: give a path in quotes."):
+    with refuses(ConfigError, f"{broken}: run.folder is 3: use a path in quotes."):
         read_run(broken)
 
 
@@ -240,8 +244,8 @@ def refused(error: type, message: str, tables: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ({}, "objective lacks kind: add objective.kind, one of 'CausalLM', 'MaskedLM', "),
-        ({"objectve": {"kind": "CausalLM"}}, "objectve is unknown: write objective."),
+        ({}, "objective.kind is missing: use 'CausalLM', 'MaskedLM', "),
+        ({"objectve": {"kind": "CausalLM"}}, "objectve is not a known key: use objective."),
     ],
 )
 def test_a_table_that_is_left_out_or_misspelt_is_named(
@@ -260,7 +264,7 @@ def test_what_the_run_lacks_is_found_before_any_work(tmp_path: Path) -> None:
     refused(InputError, "data.tokenizer: there is no nowhere.json: name a tokenizer.json.", made)
     (tmp_path / "words.json").write_text("no words")
     made["data"]["tokenizer"] = str(tmp_path / "words.json")
-    with pytest.raises(InputError, match=r"^data.tokenizer: \S*/words.json is no tokenizer \("):
+    with pytest.raises(InputError, match=r"^data.tokenizer: \S*/words.json is not a tokenizer \("):
         train(run_of(made), shown=False)
     made = tables(tmp_path)
     made["model"]["change"]["vocabulary"] = 100

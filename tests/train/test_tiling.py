@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from manyheads.errors import ConfigError
-from manyheads.models.build import build, named
+from manyheads.models.build import build, get_config
 from manyheads.models.recipes import llama, modernbert
 from manyheads.parts.positions import Rotary
 from manyheads.ragged import Ragged
@@ -39,7 +39,7 @@ def test_the_small_tensor_lies_in_the_centre_and_is_gone_round() -> None:
 
 
 def test_layers_start_from_the_nearest_of_their_kind() -> None:
-    base, large = named("modernbert-base").stack, named("modernbert-large").stack
+    base, large = get_config("modernbert-base").stack, get_config("modernbert-large").stack
     sources = source_layers(base, large)
     assert len(sources) == 28
     for index, source in enumerate(sources):

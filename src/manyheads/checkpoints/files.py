@@ -13,8 +13,6 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 
-__all__ = ["Weights", "read_json", "read_list", "write_folder"]
-
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MOST_MAPPED = 2**24

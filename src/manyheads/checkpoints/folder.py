@@ -5,75 +5,52 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
-from manyheads.checkpoints import (
-    bert,
-    gpt2,
-    llama,
-    marian,
-    modernbert,
-    native,
-    qwen_gated,
-    qwen_next,
-    t5,
-    vit,
+from manyheads.checkpoints.config_json import (
+    CONFIG,
+    corrected,
+    description_of,
+    with_tied,
 )
-from manyheads.checkpoints.companions import (
-    KNOWN,
-    companions,
-    read_companions,
-    read_generation,
-    read_tokenizer,
-)
+from manyheads.checkpoints.families import FAMILIES
+from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.files import WEIGHTS, Weights, read_json, write_folder
 from manyheads.checkpoints.hub import HOUSE_FOLDER, folder_of
-from manyheads.checkpoints.names import fitting, from_theirs, to_theirs
-from manyheads.checkpoints.sentences import MODULES, modules_of, sentence_files, sentence_of
-from manyheads.checkpoints.stored import Stored, corrected, says, unread_as_stored
-from manyheads.checkpoints.tokenizer_settings import padding_id, settings_file
+from manyheads.checkpoints.sentence_transformers import (
+    MODULES,
+    modules_of,
+    sentence_files,
+    sentence_of,
+)
+from manyheads.checkpoints.side_files import (
+    SIDE_FILES,
+    padding_id,
+    read_generation,
+    read_side_files,
+    read_tokenizer,
+    side_files_of,
+)
+from manyheads.checkpoints.tensor_map import Entry, check_fits, from_theirs, to_theirs
 from manyheads.devices import device_of
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model, build
 from manyheads.models.decoder import DecoderConfig
-from manyheads.models.readout import ClassHead
+from manyheads.models.readout import ClassHead, LanguageHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.whole import write_tensors
 
-__all__ = ["FAMILIES", "Saved", "description_of", "family_of", "load", "refuse_changed", "save"]
-
-# What config.json calls a family, and the file that knows it. Each has four functions: `config_of`
-# reads their config, `describe` writes it or says None, `entries` is the table of names, and
-# `canonical` brings older names up to date or says None of what is no weight. Some have more to say
-# of their files, which `stored` reads: `unread`, TIED_COPIES, FILE_TIES.
-FAMILIES: dict[str, ModuleType] = {
-    "gpt2": gpt2,
-    "bert": bert,
-    "roberta": bert,
-    "modernbert": modernbert,
-    "llama": llama,
-    "mistral": llama,
-    "qwen2": llama,
-    "qwen3": qwen_gated,
-    "qwen3_next": qwen_next,
-    "vit": vit,
-    "t5": t5,
-    "marian": marian,
-    "manyheads": native,
-}
-CONFIG = "config.json"
-# What these say is true of one model alone, and would be a lie beside another's weights.
-OF_ONE = (*KNOWN, MODULES)
+TOKEN_TABLE = "embedding.tokens.weight"
 DTYPES = "torch.float32, torch.bfloat16 or torch.float16"
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Where a model went, and who can open it there."""
+    """Where a model was saved, and what can open it there."""
 
     folder: Path
     family: str
@@ -81,8 +58,8 @@ class Saved:
 
     def __str__(self) -> str:
         if self.family == "manyheads":
-            return f"saved to {self.folder} in our own layout, which manyheads alone opens"
-        return f"saved to {self.folder} as {self.family}, as {self.opened_by} reads it"
+            return f"saved to {self.folder} in our own layout, which only manyheads opens"
+        return f"saved to {self.folder} as {self.family}, which {self.opened_by} opens"
 
 
 def load(
@@ -92,49 +69,51 @@ def load(
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
 ) -> Model:
-    """The model of a folder or of a name, read straight to its device and type.
+    """Load a model from a folder or by name, straight to its device and dtype.
 
-    A folder goes first, then the house models "house-gpt", "house-gpt-gated" and "house-bert",
-    which need no network, then a name on the hub: "org/name", of which `revision` or
-    "org/name@revision" is one. Without a `dtype` it is as stored, but the house models, stored in
-    half the room, come in float32.
+    `where` is a folder, else one of the house models "house-gpt", "house-gpt-gated" and
+    "house-bert", which need no network, else a name on the hub: "org/name", of which `revision` or
+    "org/name@revision" selects one revision. Without `dtype` the weights keep the stored dtype, but
+    the house models, which are stored in half precision, come in float32.
     """
     place, home = folder_of(where, revision), device_of(str(device))
     if dtype is not None and not getattr(dtype, "is_floating_point", False):
-        raise InputError(f"dtype={dtype!r} is none that a model computes in", f"use {DTYPES}")
+        raise InputError(f"dtype={dtype!r} is not a dtype that models compute in", f"use {DTYPES}")
     if dtype is None and place.parent == HOUSE_FOLDER:
         dtype = torch.float32
     modules = modules_of(place)
     folder = modules.transformer
     _check_holds_model(folder)
-    described = read_json(folder / CONFIG)
-    family = _family(described, folder)
-    asked = _read(lambda: family.config_of(described), folder)
-    beside = read_companions(folder) | modules.files(place)
-    sentence = sentence_of(modules, beside, described, asked)
+    description = read_json(folder / CONFIG)
+    family = _family(description, folder)
+    described = _reading(lambda: family.read_config(description), folder)
+    side_files = read_side_files(folder) | modules.files(place)
+    sentence = sentence_of(modules, side_files, description, described)
     with Weights(folder) as weights:
-        stored = Stored(family, weights)
-        config = stored.config(asked)
-        model = _read(lambda: build(config, device="meta"), folder)
+        stored = StoredTensors(family, weights)
+        config = stored.config(described)
+        model = _reading(lambda: build(config, device="meta"), folder)
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        table = family.entries(config, shapes)
-        fitting(table, shapes, stored.read_by(config), str(folder / WEIGHTS), stored.in_file)
-        placed = {
+        entries = family.tensor_map(config, shapes)
+        check_fits(entries, shapes, stored.used(config), str(folder / WEIGHTS), stored.in_file)
+        tensors = {
             name: tensor.to(device=home, dtype=dtype)
-            for name, tensor in from_theirs(table, stored.__getitem__)
+            for name, tensor in from_theirs(entries, stored.__getitem__)
         }
-        model.unread = stored.unread(config)
-    model.load_state_dict(placed, assign=True)
-    model.described = corrected(family, described, config)
-    model.tokenizer, model.generation = read_tokenizer(beside, folder), read_generation(beside)
-    model.sentence, model.side_files = sentence, beside
+        model.unread = stored.unused(config)
+    model.load_state_dict(tensors, assign=True)
+    model.described = corrected(family, description, config)
+    model.tokenizer = read_tokenizer(side_files, folder)
+    model.generation = read_generation(side_files)
+    model.sentence, model.side_files = sentence, side_files
     return model.eval()
 
 
 def save(model: Model, folder: str | Path) -> Saved:
-    """Write a model to a folder, whole or not at all; `load` brings it back bit by bit.
+    """Save a model to a folder; `load` restores it bit by bit.
 
-    Where `transformers` has a counterpart the files are those it opens; the answer says so.
+    Where `transformers` has such a model, the files are those that it opens; the result says so.
+    If saving fails, the folder stays as it was.
 
     >>> import tempfile
     >>> model = build("council", seed=0)
@@ -145,120 +124,133 @@ def save(model: Model, folder: str | Path) -> Saved:
     True
     """
     config = cast(ModelConfig, model.config)
-    name, described = _counterpart(config, model.described)
+    description = description_of(model)
+    name = str(description["model_type"])
     family, state = FAMILIES[name], model.state_dict()
     refuse_changed(model, state)
-    kind = next(iter(state.values())).dtype
-    tensors = to_theirs(family.entries(config, state), state)
-    tensors |= unread_as_stored(family, config, model.unread, kind)
-    beside = companions(model, Path(folder))
-    beside |= settings_file(model, beside)
-    described = described | _padding(model, described, beside)
-    text = json.dumps({**described, "dtype": str(kind).removeprefix("torch.")}, indent=1)
-    beside |= {CONFIG: text.encode()}
-    beside |= sentence_files(model.sentence, _width(config), model.side_files)
+    dtype = next(iter(state.values())).dtype
+    tensors = to_theirs(family.tensor_map(config, state), state)
+    unused = family.unused_tensors(config)
+    tensors |= {unused[key]: each.to(dtype) for key, each in model.unread.items() if key in unused}
+    side_files = side_files_of(model, Path(folder))
+    description = description | _padding(model, description, side_files)
+    text = json.dumps({**description, "dtype": str(dtype).removeprefix("torch.")}, indent=1)
+    side_files |= {CONFIG: text.encode()}
+    side_files |= sentence_files(model.sentence, _width(config), model.side_files)
     files: dict[str, Callable[[Path], object]] = {WEIGHTS: partial(write_tensors, tensors)}
-    files |= {name: partial(_write, data) for name, data in beside.items()}
+    files |= {name: partial(_write, data) for name, data in side_files.items()}
     write_folder(Path(folder), files, without=_outdated(Path(folder), files))
-    return Saved(Path(folder), name, _opened_by(family, described))
+    return Saved(Path(folder), name, family.opened_by(description))
+
+
+class StoredTensors:
+    """The tensors of a file under the newest names of their family."""
+
+    def __init__(self, family: Family, weights: Weights) -> None:
+        self._family, self._weights = family, weights
+        names = {name: family.canonical_name(name) for name in weights.shapes()}
+        self._file_name: dict[str, str] = {
+            new: old for old, new in names.items() if new is not None
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._weights[self._file_name[name]]
+
+    def in_file(self, name: str) -> str:
+        """The name that the file itself has for a tensor."""
+        return self._file_name.get(name, name)
+
+    def config(self, described: ModelConfig) -> ModelConfig:
+        """The config as described, with the head tied or not as `transformers` would load it.
+
+        A tied head has its own table where the file has one that differs, and a T5's is tied where
+        the file has none.
+        """
+        head, family = described.readout, self._family
+        if not isinstance(head, LanguageHead):
+            return described
+        tables = [name for name in family.tied_copies if name.endswith(".weight")]
+        copies = [name for name in tables if name in self._file_name]
+        if head.tied and any(self._differs(name, described) for name in copies):
+            return with_tied(described, tied=False)
+        if not head.tied and not copies and family.file_decides_tying:
+            return with_tied(described, tied=True)
+        return described
+
+    def used(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+        """The shapes of all but tied copies and what no part of the model uses."""
+        left = set(self._family.unused_tensors(config))
+        if getattr(config.readout, "tied", False):
+            left |= set(self._family.tied_copies)
+        shapes = self._weights.shapes()
+        return {new: shapes[old] for new, old in self._file_name.items() if new not in left}
+
+    def unused(self, config: ModelConfig) -> dict[str, Tensor]:
+        """The tensors that no part of the model uses, in their own memory."""
+        names = self._file_name.keys() & self._family.unused_tensors(config).keys()
+        return {name: self[name].clone() for name in sorted(names)}
+
+    def _differs(self, copy: str, config: ModelConfig) -> bool:
+        """Whether a copy of the token embedding is not one."""
+        entries = self._family.tensor_map(config, (TOKEN_TABLE,))
+        tables = [each for each in entries if isinstance(each, Entry) and each.ours == TOKEN_TABLE]
+        names = [name for table in tables for name in table.theirs if name in self._file_name]
+        return any(not torch.equal(self[name], self[copy]) for name in names)
+
+
+def refuse_changed(model: Model, state: Mapping[str, Any]) -> None:
+    """Refuse a model whose parameters are not those of its config: a checkpoint would lose them."""
+    expected = build(cast(ModelConfig, model.config), device="meta").state_dict()
+    if any(".adapters." in name or name.startswith("wholes.") for name in state):
+        raise ConfigError(
+            "the model has adapters, which a checkpoint of a model cannot hold",
+            "save them with surgery.save_adapter, or put them into the weights with "
+            "surgery.merge and surgery.detach",
+        )
+    missing = [name for name in expected if name not in state]
+    if missing:
+        raise ConfigError(
+            f"the model has no {missing[0]}, which its config describes",
+            "restore its plain weights, with surgery.dequantise if they are in four bits",
+        )
+    surplus = [name for name in state if name not in expected]
+    if surplus:
+        raise ConfigError(
+            f"the model has {surplus[0]}, which its config does not describe",
+            "remove it; gates of L0Gates go into the weights with train.folding.folded",
+        )
 
 
 def _padding(
-    model: Model, described: Mapping[str, Any], beside: Mapping[str, bytes]
+    model: Model, description: Mapping[str, Any], side_files: Mapping[str, bytes]
 ) -> dict[str, int]:
-    """`transformers` reads a text's class off the last token that is no padding.
+    """The padding token of a decoder that classifies texts.
 
-    A decoder that does not say which token that is takes one text at a time there.
+    `transformers` classifies a text by its last token that is not padding, and without this id it
+    accepts one text at a time.
     """
     config = model.config
     if not isinstance(config, DecoderConfig) or not isinstance(config.readout, ClassHead):
         return {}
-    if described.get("pad_token_id") is not None:
+    if description.get("pad_token_id") is not None:
         return {}
-    found = padding_id(model, beside)
+    padding = padding_id(model, side_files)
     known = range(config.embedding.vocabulary)
-    return {"pad_token_id": found} if found is not None and found in known else {}
+    return {"pad_token_id": padding} if padding is not None and padding in known else {}
 
 
 def _outdated(folder: Path, files: Mapping[str, Any]) -> list[str]:
-    """What an older model left; beside none, a tokenizer was put there for the new one."""
+    """Files of an older model in this folder, which are wrong beside the weights of another.
+
+    In a folder without a model they were put there for the new one.
+    """
     if not any((folder / name).is_file() for name in (CONFIG, MODULES)):
         return []
-    return [name for name in OF_ONE if name not in files]
-
-
-def family_of(model: Model) -> ModuleType:
-    """The family whose files and names a model is saved with."""
-    return FAMILIES[_counterpart(cast(ModelConfig, model.config), model.described)[0]]
-
-
-def description_of(model: Model) -> dict[str, Any]:
-    """What the config.json of a model says when it is saved."""
-    return _counterpart(cast(ModelConfig, model.config), model.described)[1]
-
-
-def refuse_changed(model: Model, state: Mapping[str, Any]) -> None:
-    """What the config does not say would be lost without a word, and what is not there too."""
-    told = build(cast(ModelConfig, model.config), device="meta").state_dict()
-    if any(".adapters." in name or name.startswith("wholes.") for name in state):
-        raise ConfigError(
-            "the model has adapters, which no checkpoint of a model holds",
-            "save them with surgery.save_adapter, or put them into the weights with "
-            "surgery.merge and surgery.detach",
-        )
-    missing = [name for name in told if name not in state]
-    if missing:
-        raise ConfigError(
-            f"the model has no {missing[0]}, as its config says",
-            "bring it back to plain weights, with surgery.dequantise if it has four bits",
-        )
-    more = [name for name in state if name not in told]
-    if more:
-        raise ConfigError(
-            f"the model has {more[0]}, of which its config says nothing",
-            "take it off; gates of L0Gates go into the weights with train.folding.folded",
-        )
-
-
-def _counterpart(
-    config: ModelConfig, loaded_from: dict[str, Any] | None
-) -> tuple[str, dict[str, Any]]:
-    """The first family whose own config can say all that ours says; the last one is our own.
-
-    A model that is still what its folder described keeps that description, with label names, token
-    ids and whatever else ours has no place for.
-    """
-    if loaded_from is not None:
-        name = str(loaded_from["model_type"])
-        if says(FAMILIES[name], loaded_from, config):
-            return name, loaded_from
-    for family in dict.fromkeys(FAMILIES.values()):
-        described = family.describe(config)
-        if described is not None and says(family, described, config):
-            facts = native.facts_of(loaded_from)
-            return str(described["model_type"]), _with_facts(family, described, facts, config)
-    raise AssertionError("our own layout can say everything")
-
-
-def _with_facts(
-    family: ModuleType, described: dict[str, Any], facts: Mapping[str, Any], config: ModelConfig
-) -> dict[str, Any]:
-    """A new description with what was true of the model before, unless it tells of another one."""
-    ids = {name: value for name, value in facts.items() if name.endswith("_token_id")}
-    for known in (facts, ids):
-        if says(family, {**described, **known}, config):
-            return {**described, **known}
-    return described
-
-
-def _opened_by(family: ModuleType, described: Mapping[str, Any]) -> str:
-    """`transformers`, unless the family knows better."""
-    name: str = getattr(family, "opened_by", lambda _: "transformers")(described)
-    return name
+    return [name for name in (*SIDE_FILES, MODULES) if name not in files]
 
 
 def _check_holds_model(folder: Path) -> None:
-    """Point on from folders that are near one of a model."""
+    """Point to the model from folders that are close to one."""
     if (folder / CONFIG).is_file():
         return
     if (folder / "model" / CONFIG).is_file():
@@ -271,8 +263,8 @@ def _check_holds_model(folder: Path) -> None:
         )
 
 
-def _family(described: Mapping[str, Any], folder: Path) -> ModuleType:
-    name = described.get("model_type")
+def _family(description: Mapping[str, Any], folder: Path) -> Family:
+    name = description.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise InputError(
             f"{folder / CONFIG} says model_type={name!r}, a family manyheads does not know",
@@ -281,8 +273,8 @@ def _family(described: Mapping[str, Any], folder: Path) -> ModuleType:
     return FAMILIES[name]
 
 
-def _read(make: Callable[[], Any], folder: Path) -> Any:
-    """What a config.json makes, or what in it cannot be."""
+def _reading(make: Callable[[], Any], folder: Path) -> Any:
+    """What `make` makes of a config.json; its errors name the file."""
     try:
         return make()
     except ConfigError as error:
@@ -290,13 +282,14 @@ def _read(make: Callable[[], Any], folder: Path) -> Any:
     except InputError:
         raise
     except KeyError as error:
-        raise InputError(f"{folder / CONFIG} lacks {error}", "use a whole config.json") from None
+        raise InputError(
+            f"{folder / CONFIG} has no {error}", "use a complete config.json"
+        ) from None
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         first = str(error).partition("\n")[0]
         raise InputError(
-            f"{folder / CONFIG} says something of the wrong type, so that no model can be made "
-            f"of it ({first})",
-            "give whole numbers for sizes, numbers and lists where they belong",
+            f"{folder / CONFIG} has a value of the wrong type ({first})",
+            "use integers for sizes, and numbers and lists where they belong",
         ) from error
 
 

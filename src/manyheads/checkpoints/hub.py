@@ -8,8 +8,6 @@ from pathlib import Path
 
 from manyheads.errors import InputError, MissingExtraError
 
-__all__ = ["HOUSE", "HOUSE_FOLDER", "folder_of"]
-
 # Small models of our own, trained by studies/house; the first is what commands take by default.
 HOUSE = ("house-gpt", "house-gpt-gated", "house-bert")
 HOUSE_FOLDER = Path(__file__).parents[1] / "house"

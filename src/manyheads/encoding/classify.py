@@ -41,7 +41,7 @@ def classify(
 
     Texts are given, cut and batched as for `encode`.
 
-    >>> from manyheads.checkpoints.classes import with_classes
+    >>> from manyheads.checkpoints.classification_head import with_classes
     >>> from manyheads.models.build import build
     >>> model = with_classes(build("council", seed=0), ("even", "odd"))
     >>> found = classify(model, [[5, 6, 7], [8]])

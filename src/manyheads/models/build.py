@@ -1,7 +1,7 @@
 """From a name or a config to a model."""
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
@@ -16,28 +16,39 @@ from manyheads.models.recipes import RECIPES, ModelConfig
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.vision import Vision, VisionConfig
 
-__all__ = ["Model", "build", "named", "sizes"]
-
 Model = Encoder | Decoder | Seq2Seq | Vision
 
 
 @cache
-def sizes() -> dict[str, dict[str, Any]]:
-    """The known shapes by name."""
+def _sizes() -> dict[str, dict[str, Any]]:
     return tomllib.loads(files(__package__).joinpath("sizes.toml").read_text("utf-8"))
 
 
-def named(name: str, **changes: Any) -> ModelConfig:
-    """The config of a known shape, with some of its numbers changed.
+def list_configs() -> tuple[str, ...]:
+    """The names that `get_config` and `build` know.
 
-    >>> named("gpt2", layers=2).stack.width
+    >>> "gpt2" in list_configs()
+    True
+    """
+    return tuple(_sizes())
+
+
+def get_recipe(name: str) -> Callable[..., ModelConfig]:
+    """The function that makes the config of this name; its arguments can be changed."""
+    if name not in _sizes():
+        raise ConfigError(f"there is no config named {name!r}", f"use {', '.join(_sizes())}")
+    return RECIPES[_sizes()[name]["recipe"]]
+
+
+def get_config(name: str, **changes: Any) -> ModelConfig:
+    """The config of a known model, with some of its numbers changed.
+
+    >>> get_config("gpt2", layers=2).stack.width
     768
     """
-    if name not in sizes():
-        raise ConfigError(f"no known shape is called {name!r}", f"use {', '.join(sizes())}")
-    numbers = sizes()[name] | changes
-    recipe = RECIPES[numbers.pop("recipe")]
-    return recipe(**numbers)
+    recipe = get_recipe(name)
+    numbers = {key: each for key, each in _sizes()[name].items() if key != "recipe"}
+    return recipe(**numbers | changes)
 
 
 @overload
@@ -76,9 +87,11 @@ def build(
     On `device="meta"` it has shapes and no memory.
     """
     if isinstance(config, str):
-        config = named(config, **changes)
+        config = get_config(config, **changes)
     elif changes:
-        raise ConfigError(f"{sorted(changes)} change a known shape", "change the config itself")
+        raise ConfigError(
+            f"{sorted(changes)} can change a config by name only", "change the config itself"
+        )
     with _seeded(seed, device), torch.device(device):
         model = _make(config)
     return model.to(dtype=dtype).eval()

@@ -14,11 +14,11 @@ from manyheads.models.stack import Stack
 from manyheads.parts.experts import MixtureOfExperts
 from manyheads.parts.feedforward import FeedForward
 
-__all__ = ["Init", "initialise"]
+__all__ = ["Initialisation", "initialise"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Init:
+class Initialisation:
     """How weights are drawn; biases start at zero and norms at one.
 
     `truncated` cuts the normal at two deviations, as BERT, ViT and ModernBERT do. `xavier` draws
@@ -34,7 +34,7 @@ class Init:
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, init: Init) -> None:
+def initialise(model: nn.Module, init: Initialisation) -> None:
     """Draw every weight of the model anew."""
     for module in model.modules():
         match module:
@@ -58,7 +58,7 @@ def initialise(model: nn.Module, init: Init) -> None:
             _scale_outputs(module)
 
 
-def _draw(weight: Tensor, init: Init) -> None:
+def _draw(weight: Tensor, init: Initialisation) -> None:
     match init.draw:
         case "normal":
             nn.init.normal_(weight, std=init.std)
@@ -68,21 +68,21 @@ def _draw(weight: Tensor, init: Init) -> None:
             nn.init.xavier_uniform_(weight)
 
 
-def _draw_experts(weights: Tensor, init: Init) -> None:
+def _draw_experts(weights: Tensor, init: Initialisation) -> None:
     """Only what is drawn by fan-in needs to know where one expert ends; 128 draws take longer."""
     for weight in weights if init.draw == "xavier" else (weights,):
         _draw(weight, init)
 
 
-def _draw_rows(attention: Attention, init: Init) -> None:
+def _draw_rows(attention: Attention, init: Initialisation) -> None:
     """Queries, keys and values are one matrix and are drawn as if they were three."""
     for rows in attention.projections().values():
         _draw(rows, init)
 
 
-def _draw_embedding(embedding: TokenEmbedding, init: Init) -> None:
+def _draw_embedding(embedding: TokenEmbedding, init: Initialisation) -> None:
     std = embedding.config.width**-0.5 if init.draw == "xavier" else init.std
-    normal = Init(draw="truncated" if init.draw == "truncated" else "normal", std=std)
+    normal = Initialisation(draw="truncated" if init.draw == "truncated" else "normal", std=std)
     for table in (embedding.tokens, embedding.positions, embedding.types):
         if table is not None:
             _draw(table.weight, normal)

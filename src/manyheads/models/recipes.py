@@ -7,7 +7,7 @@ from manyheads.attention import AttentionConfig
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
-from manyheads.models.init import Init
+from manyheads.models.init import Initialisation
 from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
 from manyheads.models.readout import (
     ClassHead,
@@ -46,7 +46,7 @@ def council(
             vocabulary=vocabulary, width=width, position=Sinusoidal(), scale=width**0.5
         ),
         stack=StackConfig(width=width, layers=(layer,) * layers),
-        init=Init(draw="xavier"),
+        init=Initialisation(draw="xavier"),
     )
 
 
@@ -86,7 +86,7 @@ def transformer(
         encoder=StackConfig(width=width, layers=(layer(decodes=False),) * layers),
         decoder=StackConfig(width=width, layers=(layer(decodes=True),) * layers),
         readout=LanguageHead(tied=True),
-        init=Init(draw="xavier"),
+        init=Initialisation(draw="xavier"),
     )
 
 
@@ -120,7 +120,7 @@ def bert(
         ),
         stack=StackConfig(width=width, layers=(layer,) * layers),
         readout=words if readout is None else readout,
-        init=Init(draw="truncated"),
+        init=Initialisation(draw="truncated"),
     )
 
 
@@ -162,7 +162,7 @@ def modernbert(
             width=width, layers=tuple(layer(index) for index in range(layers)), final_norm=norm
         ),
         readout=words if readout is None else readout,
-        init=Init(draw="truncated", scaled_outputs=True),
+        init=Initialisation(draw="truncated", scaled_outputs=True),
     )
 
 
@@ -200,7 +200,7 @@ def gpt2(
         ),
         stack=StackConfig(width=width, layers=(layer,) * layers, final_norm=norm),
         readout=LanguageHead(tied=True),
-        init=Init(scaled_outputs=True),
+        init=Initialisation(scaled_outputs=True),
     )
 
 
@@ -269,7 +269,7 @@ def vit(
         patches=Patches(width=width, image=image, size=patch, channels=channels),
         stack=StackConfig(width=width, layers=(layer,) * layers, final_norm=norm),
         readout=ClassHead(classes=classes) if classes else NoReadout(),
-        init=Init(draw="truncated", zero_readout=True),
+        init=Initialisation(draw="truncated", zero_readout=True),
     )
 
 

@@ -10,7 +10,7 @@ from manyheads.errors import ConfigError, InputError
 from manyheads.models.decoder import check_decodes
 from manyheads.models.door import Output, enter
 from manyheads.models.embedding import Embedding, TokenEmbedding
-from manyheads.models.init import Init, initialise
+from manyheads.models.init import Initialisation, initialise
 from manyheads.models.origin import Origin
 from manyheads.models.readout import LanguageHead, Readout, make_readout
 from manyheads.models.stack import Explained, Stack, StackConfig
@@ -31,7 +31,7 @@ class Seq2SeqConfig:
     decoder: StackConfig
     shared: bool = True
     readout: Readout = LanguageHead()
-    init: Init = Init()
+    init: Initialisation = Initialisation()
 
     def __post_init__(self) -> None:
         for stack in (self.encoder, self.decoder):

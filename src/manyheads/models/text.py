@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.door import Output, enter
 from manyheads.models.embedding import Embedding, TokenEmbedding
-from manyheads.models.init import Init, initialise
+from manyheads.models.init import Initialisation, initialise
 from manyheads.models.origin import Origin
 from manyheads.models.readout import NoReadout, Readout, make_readout
 from manyheads.models.stack import Explained, Stack, StackConfig
@@ -27,7 +27,7 @@ class TextConfig:
     embedding: Embedding
     stack: StackConfig
     readout: Readout = NoReadout()
-    init: Init = Init()
+    init: Initialisation = Initialisation()
 
     def __post_init__(self) -> None:
         check_embedding(self.embedding, self.stack)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.models.door import Door, Output
-from manyheads.models.init import Init, initialise
+from manyheads.models.init import Initialisation, initialise
 from manyheads.models.origin import Origin
 from manyheads.models.readout import NoReadout, Readout, make_readout
 from manyheads.models.stack import Explained, Stack, StackConfig
@@ -53,7 +53,7 @@ class VisionConfig:
     patches: Patches
     stack: StackConfig
     readout: Readout = NoReadout()
-    init: Init = Init()
+    init: Initialisation = Initialisation()
 
     def __post_init__(self) -> None:
         if self.patches.width != self.stack.width:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from manyheads.checkpoints.folder import Saved, family_of, save
+from manyheads.checkpoints.config_json import family_of
+from manyheads.checkpoints.folder import Saved, save
 from manyheads.errors import ConfigError, ManyheadsError
 from manyheads.models.build import Model
 from manyheads.models.recipes import ModelConfig
@@ -16,7 +17,7 @@ from manyheads.surgery.peft_wholes import check_named
 from manyheads.surgery.quantised import quantise
 from manyheads.surgery.trainable import learn_all_but, learn_only
 from manyheads.train.folding import final_gates
-from manyheads.train.reading import changed, read_table, read_toml
+from manyheads.train.reading import RUN_TABLES, apply_settings, read_toml
 from manyheads.train.regularisers import L0Gates, L1Scales, Regulariser
 from manyheads.train.run import Run, run_of
 from manyheads.train.session import Finished, Surgery, train
@@ -76,7 +77,7 @@ class AdapterTable(LowRank):
         if final_gates(model):
             return self._merged(model, place)
         folder = save_adapter(model, place / ADAPTER, self.name)
-        family = family_of(model).__name__.rpartition(".")[2]
+        family = family_of(model).name
         kind = f"an adapter of {family}"
         if self.merged:
             kind += f", merged into {self._merged(model, place).folder}"
@@ -154,7 +155,7 @@ class Adapting:
 
 def read_adapting(model: str, file: Path, settings: Sequence[str] = ()) -> Adapting:
     """A run file as for training, with [adapter] or [learn]; the model is named beside it."""
-    tables = changed(read_toml(file), settings)
+    tables = apply_settings(read_toml(file), settings)
     classes = dict(tables.get("model", {})).pop("classes", 0)
     if set(tables.get("model", {})) - {"classes"}:
         raise ConfigError(
@@ -179,9 +180,9 @@ def _change(tables: dict[str, Any]) -> Change:
     if ADAPTER in tables and LEARN in tables:
         raise ConfigError("[adapter] and [learn] are both given", "leave one of them out")
     if LEARN in tables:
-        learn: LearnTable = read_table(LearnTable, tables[LEARN], LEARN)
+        learn: LearnTable = RUN_TABLES.decode_table(LearnTable, tables[LEARN], LEARN)
         return learn
-    adapter: AdapterTable = read_table(AdapterTable, tables.get(ADAPTER, {}), ADAPTER)
+    adapter: AdapterTable = RUN_TABLES.decode_table(AdapterTable, tables.get(ADAPTER, {}), ADAPTER)
     return adapter
 
 

@@ -13,13 +13,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from manyheads.checkpoints.config_json import family_of
 from manyheads.checkpoints.files import read_json, write_folder
-from manyheads.checkpoints.folder import family_of
-from manyheads.checkpoints.names import Either, Entry
+from manyheads.checkpoints.tensor_map import Either, Entry
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
 from manyheads.models.readout import LanguageHead
+from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.surgery.adapters import Adapter, adapters, check_name, use
 from manyheads.surgery.lowrank import Update, adapters_on, attach, places
@@ -61,8 +62,9 @@ def save_adapter(model: Model, folder: Path | str, name: str = "default") -> Pat
             "the model has gates of L0Gates, which the files of an adapter cannot hold",
             "merge the adapter and save the whole model, with train.folding.folded",
         )
+    family = family_of(model)
     lows = {
-        module: low
+        family.module_name(module): low
         for path, layer, entry in _linears(model)
         for module, low in _as_theirs(entry, adapters_on(layer).get(name, {}), path).items()
     }
@@ -142,7 +144,7 @@ def _linears(model: Model) -> list[tuple[str, nn.Linear, Entry]]:
     linears = {part.linear: part.layer for part in parts_of(model)}
     names = [*model.state_dict(), *(f"{path}.weight" for path in linears)]
     found = []
-    for entry in family_of(model).entries(model.config, names):
+    for entry in family_of(model).tensor_map(cast(ModelConfig, model.config), names):
         plain = entry.usual if isinstance(entry, Either) else entry
         path = plain.ours.removesuffix(".weight") if isinstance(plain, Entry) else ""
         if path in linears and plain.ours.endswith(".weight"):
@@ -154,7 +156,7 @@ def _as_theirs(entry: Entry, updates: Mapping[str, Update], path: str) -> dict[s
     """Our updates of one layer as updates of the modules that it is made of there."""
     if not updates:
         return {}
-    flat = replace(entry, turned=False)
+    flat = replace(entry, transposed=False)
     each = list(updates.values())
     ups, downs, owner = [], [], []
     for index, update in enumerate(each):
@@ -179,27 +181,16 @@ def _as_theirs(entry: Entry, updates: Mapping[str, Update], path: str) -> dict[s
             first = each[owner[ranks[0]]]
             # One module has one scale: where updates differ, the rest of theirs is in the weights.
             ratios = up.new_tensor([each[owner[place]].scale / first.scale for place in ranks])
-            found[_module_name(name.removesuffix(".weight"))] = _Low(
+            found[name.removesuffix(".weight")] = _Low(
                 whole[ranks],
                 up[:, ranks] * ratios,
                 first.scale,
                 first.dropout.p,
                 first.root,
-                entry.turned,
+                entry.transposed,
             )
     assert found, f"{path} has an update of no row"
     return found
-
-
-def _module_name(name: str) -> str:
-    """What `transformers` calls the module now whose weights its files call so."""
-    from manyheads.checkpoints.vit import RENAMED
-
-    for new, old in RENAMED.items():
-        match = re.fullmatch(rf"(.*?)encoder\.layer\.(\d+)\.{re.escape(old)}", name)
-        if match is not None and match[1] in ("", "vit."):
-            return f"{match[1]}layers.{match[2]}.{new}"
-    return name
 
 
 def _config(
@@ -295,7 +286,7 @@ def _read(file: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tenso
 
 
 def _canonical(model: Model, module: str) -> str:
-    name = family_of(model).canonical(f"{module}.weight")
+    name = family_of(model).canonical_name(f"{module}.weight")
     return module if name is None else str(name).removesuffix(".weight")
 
 
@@ -303,7 +294,7 @@ def _named_linears(model: Model) -> dict[str, tuple[nn.Linear, str, Tensor]]:
     """By their names: our layer, its path, and which of our rows are theirs, in their order."""
     found = {}
     for path, layer, entry in _linears(model):
-        flat = replace(entry, turned=False, prefix="")
+        flat = replace(entry, transposed=False, prefix="")
         for name, rows in flat.part(torch.arange(layer.out_features)).items():
             found[name.removesuffix(".weight")] = (layer, path, rows)
     return found

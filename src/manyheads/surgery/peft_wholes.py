@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import cast
 
 from torch import Tensor
 
-from manyheads.checkpoints.folder import family_of
-from manyheads.checkpoints.names import Either, Entry
+from manyheads.checkpoints.config_json import family_of
+from manyheads.checkpoints.tensor_map import Either, Entry
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model
+from manyheads.models.recipes import ModelConfig
 
 __all__ = ["check_named", "whole_as_ours", "whole_as_theirs"]
 
@@ -37,7 +39,7 @@ def whole_as_ours(model: Model, tensors: Mapping[str, Tensor], place: Path) -> d
     owners = {entry.theirs[0]: entry for entry in _table(model).values()}
     shapes = {name: tuple(each.shape) for name, each in model.state_dict().items()}
     for name, tensor in tensors.items():
-        entry = owners.get(family.canonical(name) or name)
+        entry = owners.get(family.canonical_name(name) or name)
         if entry is None or entry.ours not in shapes:
             raise InputError(
                 f"{place} brings {name} whole, which this model has not",
@@ -56,7 +58,7 @@ def whole_as_ours(model: Model, tensors: Mapping[str, Tensor], place: Path) -> d
 
 def _table(model: Model) -> dict[str, Entry]:
     """By our address where the tensors lie there that are one tensor in both."""
-    entries = family_of(model).entries(model.config, model.state_dict())
+    entries = family_of(model).tensor_map(cast(ModelConfig, model.config), model.state_dict())
     plain = [entry.usual if isinstance(entry, Either) else entry for entry in entries]
     return {
         entry.ours: entry for entry in plain if isinstance(entry, Entry) and len(entry.theirs) == 1

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from manyheads.checkpoints.configs import from_json
+from manyheads.checkpoints.families.native import CONFIG_JSON
+from manyheads.dataclass_codec import unknown_key
 from manyheads.errors import ConfigError, ManyheadsError
-from manyheads.models.build import named, sizes
-from manyheads.models.recipes import RECIPES, ModelConfig
+from manyheads.models.build import get_config, get_recipe, list_configs
+from manyheads.models.recipes import ModelConfig
 from manyheads.train.crew import Distributed
 from manyheads.train.entrance import Recompute
 from manyheads.train.feeding import Data, Images, Texts, without_end
@@ -26,11 +27,9 @@ from manyheads.train.objectives import (
 )
 from manyheads.train.optimisers import AdamW, OptimiserConfig
 from manyheads.train.phases import Phase, Phases, Steps, Tokens
-from manyheads.train.reading import changed, read_arguments, read_table, read_toml, unknown
+from manyheads.train.reading import RUN_TABLES, apply_settings, read_toml
 from manyheads.train.regularisers import HeadDiversity, L0Gates, L1Scales, Regularised
 from manyheads.train.schedules import Schedule, Stable
-
-__all__ = ["Run", "Running", "Start", "phases_of", "read_run", "run_of"]
 
 AnyObjective = (
     CausalLM
@@ -78,18 +77,14 @@ class Start:
         if self.folder:
             return None
         if self.config:
-            found = from_json(dict(self.config), "model.config")
-            if not isinstance(found, ModelConfig):
-                raise ConfigError(
-                    f"model.config is a {type(found).__name__}", "give a whole model's config"
-                )
-            return self.heads.put_on(found)
-        if self.size not in sizes():
-            raise ConfigError(f"model.size is {self.size!r}", f"use {', '.join(sizes())}")
-        recipe = RECIPES[sizes()[self.size]["recipe"]]
-        change = read_arguments(recipe, self.change, "model.change")
+            config = CONFIG_JSON.decode(ModelConfig, self.config, "model.config")
+            return self.heads.put_on(config)
+        if self.size not in list_configs():
+            raise ConfigError(f"model.size is {self.size!r}", f"use {', '.join(list_configs())}")
+        recipe = get_recipe(self.size)
+        change = RUN_TABLES.decode_arguments(recipe, self.change, "model.change")
         try:
-            return self.heads.put_on(named(self.size, **change))
+            return self.heads.put_on(get_config(self.size, **change))
         except ManyheadsError as error:
             raise ConfigError(f"model.change: {error.problem}", error.remedy) from None
 
@@ -243,7 +238,7 @@ SECTIONS = (*OWN, "data", "schedule", "phase")
 
 def read_run(file: Path, settings: Sequence[str] = ()) -> Run:
     """The run of a TOML file, with `settings` such as `run.steps=100` in place of what it says."""
-    tables = changed(read_toml(file), settings)
+    tables = apply_settings(read_toml(file), settings)
     try:
         return run_of(tables)
     except ManyheadsError as error:
@@ -254,15 +249,15 @@ def run_of(tables: Mapping[str, Any]) -> Run:
     """A run from the tables of a file."""
     for key in tables:
         if key not in SECTIONS:
-            raise unknown(key, SECTIONS)
+            raise unknown_key(key, SECTIONS)
     stretches = list(_stretches(tables))
-    given = {
+    known = {
         "phases": _phases(stretches),
         "data": tuple(each.data for each in stretches),
         "tables": tables,
     }
     own = {key: tables[key] for key in OWN if key in tables}
-    found: Run = read_table(Run, own, given=given)
+    found: Run = RUN_TABLES.decode_table(Run, own, known=known)
     found.model.described()
     return found
 
@@ -279,7 +274,7 @@ def _phases(stretches: Sequence[Stretch]) -> Phases:
 
 def _stretches(tables: Mapping[str, Any]) -> Iterator[Stretch]:
     """One for the whole run, or those of the file, which leave out what its own sections say."""
-    running: Running = read_table(Running, tables.get("run", {}), "run")
+    running: Running = RUN_TABLES.decode_table(Running, tables.get("run", {}), "run")
     shared = {key: tables[key] for key in ("data", "schedule") if key in tables}
     listed = tables.get("phase", [])
     if not isinstance(listed, list):
@@ -309,5 +304,5 @@ def _stretch(table: dict[str, Any], where: str) -> Stretch:
     if isinstance(table.get("data"), Mapping):
         # Texts are what most are trained on.
         table["data"] = {"kind": "texts", **table["data"]}
-    found: Stretch = read_table(Stretch, table, where)
+    found: Stretch = RUN_TABLES.decode_table(Stretch, table, where)
     return found

@@ -8,9 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from manyheads.checkpoints.classes import Classified, name_classes, with_classes
-from manyheads.checkpoints.companions import TOKENIZER, read_tokenizer
+from manyheads.checkpoints.classification_head import Classified, name_classes, with_classes
 from manyheads.checkpoints.folder import Saved, load, save
+from manyheads.checkpoints.side_files import TOKENIZER, read_tokenizer
 from manyheads.data.habits import image_range, tell_image_habits
 from manyheads.data.images import ByChannel
 from manyheads.errors import ConfigError, InputError, ManyheadsError

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from manyheads.checkpoints.classes import Classified
+from manyheads.checkpoints.classification_head import Classified
 from manyheads.data.batch import UNLABELLED, Batch
 from manyheads.errors import InputError
 from manyheads.models.readout import ClassHead, TokenHead

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from manyheads.checkpoints.classes import Classified
+from manyheads.checkpoints.classification_head import Classified
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.seq2seq import Seq2Seq

@@ -1,0 +1,184 @@
+"""A copy of a model with a new classification head."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+from torch import Tensor
+
+from manyheads.checkpoints.config_json import description_of, facts_of, family_of, matches
+from manyheads.checkpoints.families.family import Family
+from manyheads.checkpoints.families.native import NATIVE
+from manyheads.checkpoints.families.readouts import label_maps, unnamed
+from manyheads.checkpoints.folder import refuse_changed
+from manyheads.checkpoints.side_files import GENERATION, SIDE_FILES
+from manyheads.checkpoints.tensor_map import Entry, TensorMap, to_theirs
+from manyheads.errors import ConfigError
+from manyheads.models.build import Model, build
+from manyheads.models.decoder import DecoderConfig
+from manyheads.models.readout import ClassHead, TokenHead
+from manyheads.models.recipes import ModelConfig
+from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.models.vision import VisionConfig
+
+Classified = Literal["texts", "tokens", "images"]
+
+# How the class names of `transformers` end.
+CLASS_SUFFIXES: dict[Classified, str] = {
+    "texts": "ForSequenceClassification",
+    "tokens": "ForTokenClassification",
+    "images": "ForImageClassification",
+}
+KEPT = tuple(name for name in SIDE_FILES if name != GENERATION)
+OTHER_HEADS = re.compile(r"(For[A-Z]\w*|LMHeadModel|DoubleHeadsModel|Model)$")
+
+
+def with_classes(
+    model: Model,
+    classes: int | Sequence[str],
+    of: Classified = "texts",
+    *,
+    seed: int = 0,
+) -> Model:
+    """A copy of a model with a new head that classifies texts, tokens or images.
+
+    The head is the one that the family has in `transformers`, and like there it starts with what
+    the model already has of it: the pooler of BERT, the dense layer of ModernBERT. The rest is
+    initialised with `seed`. Names of the classes are saved with the model.
+
+    >>> from manyheads.models.build import build
+    >>> words = build("bert-base", layers=1, width=16, heads=2, hidden=16, vocabulary=50, seed=0)
+    >>> moods = with_classes(words, ("glad", "sad"))
+    >>> moods.config.readout.classes, moods.class_names
+    (2, ('glad', 'sad'))
+    """
+    names, state = _names(classes), model.state_dict()
+    _check_has(model, of)
+    refuse_changed(model, state)
+    config, described = _headed(model, names, of)
+    fresh = build(config, seed=seed)
+    like = next(iter(model.parameters()))
+    kept = {name: tensor for name, tensor in state.items() if not name.startswith("readout.")}
+    kept |= _known(model, config, fresh.state_dict())
+    fresh.load_state_dict({**fresh.state_dict(), **kept})
+    fresh.described, fresh.tokenizer = described, model.tokenizer
+    # What describes generation or sentence embeddings no longer holds.
+    fresh.side_files = {name: model.side_files[name] for name in KEPT if name in model.side_files}
+    return fresh.to(device=like.device, dtype=like.dtype)
+
+
+def name_classes(model: Model, names: Sequence[str]) -> None:
+    """Name the classes; the names are saved with the model."""
+    head = model.config.readout
+    if not isinstance(head, ClassHead | TokenHead):
+        raise ConfigError("the model has no classes", "give it some with with_classes")
+    if len(names) != head.classes:
+        raise ConfigError(
+            f"{len(names)} names for {head.classes} classes: {_some(names)}", "give one each"
+        )
+    model.described = {**description_of(model), **label_maps(names)}
+
+
+def _names(classes: int | Sequence[str]) -> tuple[str, ...]:
+    names = unnamed(classes) if isinstance(classes, int) else tuple(classes)
+    if len(names) < 2:
+        raise ConfigError(f"classes={classes!r} leaves nothing to tell apart", "give two or more")
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigError(f"two classes are called {twice[0]!r}", "give each its own name")
+    return names
+
+
+def _check_has(model: Model, of: Classified) -> None:
+    config = model.config
+    if isinstance(config, Seq2SeqConfig):
+        raise ConfigError("an encoder-decoder writes texts", "give an encoder or a decoder")
+    if isinstance(config, VisionConfig) != (of == "images"):
+        read = "images" if isinstance(config, VisionConfig) else "texts"
+        raise ConfigError(
+            f"of={of!r} and the model reads {read}",
+            'use "images"' if read == "images" else 'use "texts" or "tokens"',
+        )
+
+
+def _headed(
+    model: Model, names: Sequence[str], of: Classified
+) -> tuple[ModelConfig, dict[str, Any]]:
+    """The config with a head of the family's own kind and how the family says it, or ours."""
+    family, before = family_of(model), description_of(model)
+    stem = OTHER_HEADS.sub("", (before.get("architectures") or [""])[0])
+    if stem:
+        asked = {**before, "architectures": [stem + CLASS_SUFFIXES[of]], **label_maps(names)}
+        asked.pop("num_labels", None)
+        # ModernBERT can pool either way, and where no token stands for a text all of them do.
+        pools = {} if _opens(model.tokenizer) else {"classifier_pooling": "mean"}
+        for each in ({**asked, **pools}, asked):
+            config = _theirs(family, each, cast(ModelConfig, model.config), of)
+            if config is not None:
+                return config, each
+    config = replace(cast(Any, model.config), readout=_plain(model, len(names), of))
+    described = NATIVE.write_config(config)
+    return config, {**described, **facts_of(before), **label_maps(names)}
+
+
+def _theirs(
+    family: Family, asked: Mapping[str, Any], before: ModelConfig, of: Classified
+) -> ModelConfig | None:
+    try:
+        head = family.read_config(asked).readout
+    except ConfigError:
+        return None
+    if not isinstance(head, TokenHead if of == "tokens" else ClassHead):
+        return None
+    config: ModelConfig = replace(cast(Any, before), readout=head)
+    return config if matches(family, asked, config) else None
+
+
+def _plain(model: Model, classes: int, of: Classified) -> ClassHead | TokenHead:
+    """What serves a model that no family of transformers has."""
+    if of == "tokens":
+        return TokenHead(classes=classes)
+    if isinstance(model.config, DecoderConfig):
+        return ClassHead(classes=classes, pool="last")
+    return ClassHead(classes=classes, pool="first" if _opens(model.tokenizer) else "mean")
+
+
+def _opens(tokenizer: Any) -> bool:
+    """Whether texts begin with a token of their own, such as [CLS]; without words, who knows."""
+    if tokenizer is None:
+        return True
+    bare, whole = (tokenizer.encode("a", add_special_tokens=how).ids for how in (False, True))
+    return bool(bare[:1] != whole[:1])
+
+
+def _known(model: Model, config: ModelConfig, fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the model has of the new head below its classes, under the names of its family."""
+    family = family_of(model)
+    if family is NATIVE:
+        return {}
+    state = model.state_dict()
+    have = to_theirs(
+        _below_classes(family.tensor_map(cast(ModelConfig, model.config), state)), state
+    )
+    have = {family.canonical_name(name) or name: tensor for name, tensor in have.items()}
+    have |= model.unread
+    found: dict[str, Tensor] = {}
+    for entry in _below_classes(family.tensor_map(config, fresh)):
+        shapes = entry.shapes(tuple(fresh[entry.ours].shape))
+        if all(name in have and tuple(have[name].shape) == shapes[name] for name in shapes):
+            found |= entry.read(have.__getitem__)
+    return found
+
+
+def _below_classes(entries: TensorMap) -> list[Entry]:
+    """What a head has beside the vectors of its words or classes."""
+    return [
+        entry
+        for entry in entries
+        if isinstance(entry, Entry) and entry.ours.startswith("readout.transform.")
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

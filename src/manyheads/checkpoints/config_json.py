@@ -1,0 +1,92 @@
+"""The config.json of a model: which family describes it, and whether a description is true."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from manyheads.checkpoints.families import FAMILIES
+from manyheads.checkpoints.families.family import Family
+from manyheads.errors import ConfigError
+from manyheads.models.build import Model
+from manyheads.models.init import Initialisation
+from manyheads.models.readout import LanguageHead
+from manyheads.models.recipes import ModelConfig
+
+CONFIG = "config.json"
+# What a config.json says that is not part of our config: the names of classes and, besides the ids
+# of special tokens, the length of the texts in training.
+FACTS = ("id2label", "label2id", "max_position_embeddings")
+
+
+def family_of(model: Model) -> Family:
+    """The family that a model is saved as."""
+    return FAMILIES[description_of(model)["model_type"]]
+
+
+def description_of(model: Model) -> dict[str, Any]:
+    """What the config.json of a model says when it is saved.
+
+    A model that is still what its folder described keeps that description, with the names of
+    classes, token ids and whatever else our config has no field for. Otherwise the first family
+    that can describe it does, and our own layout at last.
+    """
+    config, loaded = cast(ModelConfig, model.config), model.described
+    if loaded is not None and matches(FAMILIES[str(loaded["model_type"])], loaded, config):
+        return loaded
+    for family in dict.fromkeys(FAMILIES.values()):
+        description = family.write_config(config)
+        if description is not None and matches(family, description, config):
+            return _with_facts(family, description, facts_of(loaded), config)
+    raise AssertionError("our own layout describes every model")
+
+
+def matches(family: Family, description: Mapping[str, Any], config: ModelConfig) -> bool:
+    """Whether a config.json, read with the weights of our model, gives our config."""
+    try:
+        theirs = family.read_config(description)
+    except ConfigError:
+        # A guess from one layer of ours may describe a model that cannot exist.
+        return False
+    if family.file_decides_tying and isinstance(config.readout, LanguageHead):
+        theirs = with_tied(theirs, tied=config.readout.tied)
+    # How weights were initialised is not part of the model that they make.
+    return type(theirs) is type(config) and (
+        replace(theirs, init=Initialisation()) == replace(config, init=Initialisation())
+    )
+
+
+def corrected(family: Family, description: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
+    """The description, with the truth about a head that the file of weights unties."""
+    head = config.readout
+    if family.file_decides_tying or not isinstance(head, LanguageHead):
+        return description
+    if head.tied == getattr(family.read_config(description).readout, "tied", head.tied):
+        return description
+    return {**description, "tie_word_embeddings": head.tied}
+
+
+def with_tied(config: ModelConfig, *, tied: bool) -> ModelConfig:
+    """The config with its language head tied or not; a model without one stays as it is."""
+    if not isinstance(config.readout, LanguageHead):
+        return config
+    return replace(config, readout=replace(config.readout, tied=tied))
+
+
+def facts_of(description: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What stays true of a model under a new description."""
+    return {
+        name: value
+        for name, value in (description or {}).items()
+        if name in FACTS or name.endswith("_token_id")
+    }
+
+
+def _with_facts(
+    family: Family, description: dict[str, Any], facts: Mapping[str, Any], config: ModelConfig
+) -> dict[str, Any]:
+    """A new description with the facts of the old one, unless they describe another model."""
+    ids = {name: value for name, value in facts.items() if name.endswith("_token_id")}
+    for known in (facts, ids):
+        if matches(family, {**description, **known}, config):
+            return {**description, **known}
+    return description

@@ -1,0 +1,31 @@
+"""The families of models whose folders can be read and written, one file per family."""
+
+from manyheads.checkpoints.families.bert import BERT
+from manyheads.checkpoints.families.family import Family
+from manyheads.checkpoints.families.gpt2 import GPT2
+from manyheads.checkpoints.families.llama import LLAMA
+from manyheads.checkpoints.families.marian import MARIAN
+from manyheads.checkpoints.families.modernbert import MODERNBERT
+from manyheads.checkpoints.families.native import NATIVE
+from manyheads.checkpoints.families.qwen_gated import QWEN_GATED
+from manyheads.checkpoints.families.qwen_next import QWEN_NEXT
+from manyheads.checkpoints.families.t5 import T5
+from manyheads.checkpoints.families.vit import VIT
+
+# By the model_type of config.json. A model is saved as the first family that can describe it; our
+# own layout, which describes every model, is therefore the last.
+FAMILIES: dict[str, Family] = {
+    "gpt2": GPT2,
+    "bert": BERT,
+    "roberta": BERT,
+    "modernbert": MODERNBERT,
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "qwen2": LLAMA,
+    "qwen3": QWEN_GATED,
+    "qwen3_next": QWEN_NEXT,
+    "vit": VIT,
+    "t5": T5,
+    "marian": MARIAN,
+    "manyheads": NATIVE,
+}

@@ -1,0 +1,284 @@
+"""Llama, Mistral, Qwen2 and Qwen3: rotary decoders with RMS norms and SwiGLU."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from manyheads.attention import AttentionConfig
+from manyheads.checkpoints.families.family import Family
+from manyheads.checkpoints.families.readouts import CAUSAL_HEADS, causal_readout, default_labels
+from manyheads.checkpoints.tensor_map import Entry
+from manyheads.errors import ConfigError
+from manyheads.models.decoder import DecoderConfig
+from manyheads.models.embedding import Embedding
+from manyheads.models.layer import Branch, LayerConfig
+from manyheads.models.readout import LanguageHead
+from manyheads.models.recipes import ModelConfig
+from manyheads.models.stack import StackConfig
+from manyheads.parts.feedforward import SwiGLU
+from manyheads.parts.masks.rules import Causal, Mask, Window
+from manyheads.parts.norms import NoNorm, Pre, RMSNorm
+from manyheads.parts.positions.rotary import (
+    NTK,
+    Linear,
+    Llama3,
+    Rotary,
+    Scaling,
+    Unscaled,
+    YaRN,
+)
+
+# Their default where a config.json leaves it out; rotary models know no limit of their own.
+LONGEST = 32768
+CLASSES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+}
+
+
+class LlamaFamily(Family):
+    """Llama, Mistral and Qwen2, and what Qwen3 shares with them."""
+
+    name = "llama"
+    tied_copies = ("lm_head.weight",)
+
+    def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
+        width, heads = theirs["hidden_size"], theirs["num_attention_heads"]
+        family, norm = theirs["model_type"], RMSNorm(eps=float(theirs["rms_norm_eps"]))
+        if theirs.get("hidden_act", "silu") != "silu":
+            raise ConfigError(f"hidden_act={theirs['hidden_act']!r} is not SwiGLU's", "use 'silu'")
+
+        def layer(index: int) -> LayerConfig:
+            attention = AttentionConfig(
+                width=width,
+                heads=heads,
+                kv_heads=theirs.get("num_key_value_heads") or heads,
+                head_size=theirs.get("head_dim") or width // heads,
+                position=_rotary(theirs),
+                mask=_mask(theirs, index),
+                query_norm=norm if family == "qwen3" else NoNorm(),
+                key_norm=norm if family == "qwen3" else NoNorm(),
+                bias=_bias(theirs),
+                dropout=float(theirs.get("attention_dropout", 0.0)),
+            )
+            # Only Llama's own class reads it.
+            biased = family == "llama" and theirs.get("mlp_bias", False)
+            feedforward = SwiGLU(width=width, hidden=theirs["intermediate_size"], bias=biased)
+            return LayerConfig(
+                attention=Branch(attention, Pre(norm)), feedforward=Branch(feedforward, Pre(norm))
+            )
+
+        return DecoderConfig(
+            embedding=Embedding(vocabulary=theirs["vocab_size"], width=width),
+            stack=StackConfig(
+                width=width,
+                layers=tuple(layer(index) for index in range(theirs["num_hidden_layers"])),
+                final_norm=norm,
+            ),
+            readout=causal_readout(
+                theirs, LanguageHead(tied=bool(theirs.get("tie_word_embeddings", False)))
+            ),
+        )
+
+    def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
+        if not isinstance(config, DecoderConfig) or not config.stack.layers:
+            return None
+        first = config.stack.layers[0]
+        norm, head = config.stack.final_norm, config.readout
+        if first.attention is None or first.feedforward is None or not isinstance(norm, RMSNorm):
+            return None
+        attention, feedforward = first.attention.inner, first.feedforward.inner
+        rope = _describe_rotary(attention.position)
+        if rope is None or not isinstance(feedforward, SwiGLU):
+            return None
+        family = _family(config, attention)
+        return {
+            "model_type": family,
+            "architectures": [CLASSES[family] + CAUSAL_HEADS[type(head)]],
+            "hidden_size": config.stack.width,
+            "num_hidden_layers": len(config.stack.layers),
+            "num_attention_heads": attention.heads,
+            "num_key_value_heads": attention.key_heads,
+            "head_dim": attention.size,
+            "intermediate_size": feedforward.hidden,
+            "vocab_size": config.embedding.vocabulary,
+            "rms_norm_eps": norm.eps,
+            "rope_parameters": rope,
+            "tie_word_embeddings": getattr(head, "tied", False),
+            "attention_bias": attention.bias == "all",
+            "mlp_bias": feedforward.bias,
+            "attention_dropout": attention.dropout,
+            "max_position_embeddings": LONGEST,
+            "hidden_act": "silu",
+            # Left out, they would be 1 and 2, whatever these are in this vocabulary.
+            "bos_token_id": None,
+            "eos_token_id": None,
+            **_describe_windows(config, family),
+            **default_labels(head),
+        }
+
+    def tensor_map(self, config: ModelConfig, ours: Iterable[str]) -> list[Entry]:
+        assert isinstance(config, DecoderConfig)
+        have = set(ours)
+        head = "lm_head" if isinstance(config.readout, LanguageHead) else "score"
+        table = [
+            Entry("embedding.tokens.weight", ("model.embed_tokens.weight",)),
+            Entry("stack.final_norm.weight", ("model.norm.weight",)),
+            Entry("readout.weight", (f"{head}.weight",)),
+            Entry("readout.bias", (f"{head}.bias",)),
+        ]
+        for index, layer in enumerate(config.stack.layers):
+            assert layer.attention is not None
+            assert layer.feedforward is not None
+            rows = tuple(layer.attention.inner.rows().values())
+            inside = (layer.feedforward.inner.hidden,) * 2
+            theirs = f"model.layers.{index}"
+            for mine, parts, sizes in (
+                (
+                    "attention.project",
+                    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+                    rows,
+                ),
+                ("attention.output", ("self_attn.o_proj",), ()),
+                ("attention.query_norm", ("self_attn.q_norm",), ()),
+                ("attention.key_norm", ("self_attn.k_norm",), ()),
+                ("feedforward.expand", ("mlp.gate_proj", "mlp.up_proj"), inside),
+                ("feedforward.contract", ("mlp.down_proj",), ()),
+                ("attention_residual.norm", ("input_layernorm",), ()),
+                ("feedforward_residual.norm", ("post_attention_layernorm",), ()),
+            ):
+                for kind in ("weight", "bias"):
+                    names = tuple(f"{theirs}.{part}.{kind}" for part in parts)
+                    table.append(Entry(f"stack.layers.{index}.{mine}.{kind}", names, sizes))
+        return [entry for entry in table if entry.ours in have]
+
+    def canonical_name(self, name: str) -> str | None:
+        """Files of the bare model lack the prefix; old ones carry the rotary frequencies."""
+        if name.endswith(".rotary_emb.inv_freq"):
+            return None
+        return name if name.startswith(("model.", "lm_head.", "score.")) else f"model.{name}"
+
+
+LLAMA = LlamaFamily()
+
+
+def _bias(theirs: Mapping[str, Any]) -> Literal["none", "inputs", "all"]:
+    if theirs["model_type"] == "qwen2":
+        return "inputs"
+    reads_it = theirs["model_type"] in ("llama", "qwen3")
+    return "all" if reads_it and theirs.get("attention_bias", False) else "none"
+
+
+def _mask(theirs: Mapping[str, Any], index: int) -> Mask:
+    window = theirs.get("sliding_window")
+    if window is None or not _slides(theirs, index):
+        return Causal()
+    return Window(window - 1)
+
+
+def _slides(theirs: Mapping[str, Any], index: int) -> bool:
+    kinds = theirs.get("layer_types")
+    if kinds is not None:
+        return bool(kinds[index] == "sliding_attention")
+    if theirs["model_type"] in ("qwen2", "qwen3"):
+        first = theirs.get("max_window_layers", 28)
+        return bool(theirs.get("use_sliding_window", False)) and index >= first
+    return bool(theirs["model_type"] == "mistral")
+
+
+def _rotary(theirs: Mapping[str, Any]) -> Rotary:
+    rope = dict(theirs.get("rope_parameters") or theirs.get("rope_scaling") or {})
+    theta = rope.get("rope_theta", theirs.get("rope_theta", 10_000.0))
+    share = rope.get("partial_rotary_factor", theirs.get("partial_rotary_factor", 1.0))
+    return Rotary(theta=float(theta), share=float(share), scaling=_scaling(rope, theirs))
+
+
+def _scaling(rope: Mapping[str, Any], theirs: Mapping[str, Any]) -> Scaling:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    trained = rope.get("original_max_position_embeddings") or theirs.get("max_position_embeddings")
+    match kind:
+        case "default":
+            return Unscaled()
+        case "linear":
+            return Linear(factor=float(rope["factor"]))
+        case "llama3":
+            return Llama3(
+                factor=float(rope["factor"]),
+                trained=int(trained or 0),
+                fast=float(rope["high_freq_factor"]),
+                slow=float(rope["low_freq_factor"]),
+            )
+        case "yarn":
+            return _yarn(rope, int(trained or 0))
+    raise ConfigError(
+        f"rope_type={kind!r} is a scaling manyheads does not know",
+        "use default, linear, llama3 or yarn",
+    )
+
+
+def _yarn(rope: Mapping[str, Any], trained: int) -> YaRN:
+    scaling = YaRN(
+        factor=float(rope["factor"]),
+        trained=trained,
+        fast=float(rope.get("beta_fast") or 32.0),
+        slow=float(rope.get("beta_slow") or 1.0),
+    )
+    asked = rope.get("attention_factor")
+    special = [name for name in ("mscale", "mscale_all_dim") if rope.get(name) is not None]
+    if special or (asked is not None and abs(asked - scaling.temperature) > 1e-6):
+        raise ConfigError(
+            f"YaRN with {', '.join(special) or 'attention_factor'} of its own is not known here",
+            "leave it out to use the published temperature",
+        )
+    return scaling
+
+
+def _describe_rotary(position: object) -> dict[str, Any] | None:
+    if not isinstance(position, Rotary) or isinstance(position.scaling, NTK):
+        return None
+    rope: dict[str, Any] = {"rope_theta": position.theta}
+    if position.share != 1.0:
+        rope["partial_rotary_factor"] = position.share
+    match position.scaling:
+        case Linear(factor=factor):
+            return rope | {"rope_type": "linear", "factor": factor}
+        case Llama3(factor=factor, trained=trained, fast=fast, slow=slow):
+            bounds = {"high_freq_factor": fast, "low_freq_factor": slow}
+            own = {"factor": factor, "original_max_position_embeddings": trained}
+            return rope | {"rope_type": "llama3"} | own | bounds
+        case YaRN(factor=factor, trained=trained, fast=fast, slow=slow):
+            own = {"factor": factor, "original_max_position_embeddings": trained}
+            return rope | {"rope_type": "yarn", "beta_fast": fast, "beta_slow": slow} | own
+    return rope | {"rope_type": "default"}
+
+
+def _family(config: DecoderConfig, attention: AttentionConfig) -> str:
+    if isinstance(attention.query_norm, RMSNorm):
+        return "qwen3"
+    if attention.bias == "inputs":
+        return "qwen2"
+    # `transformers` refuses a Llama whose heads do not share the width evenly, whatever their size.
+    # A Mistral without a window computes the same and may have any number of them.
+    odd = config.stack.width % attention.heads != 0
+    return "mistral" if odd or all(_windows(config)) else "llama"
+
+
+def _windows(config: DecoderConfig) -> list[Window | None]:
+    masks = [
+        layer.attention.inner.mask if layer.attention else None for layer in config.stack.layers
+    ]
+    return [mask if isinstance(mask, Window) else None for mask in masks]
+
+
+def _describe_windows(config: DecoderConfig, family: str) -> dict[str, Any]:
+    windows = _windows(config)
+    widths = [window.before + 1 for window in windows if window is not None]
+    if family == "mistral":
+        return {"sliding_window": widths[0] if widths else None}
+    if family == "llama":
+        return {}
+    kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
+    window = widths[0] if widths else None
+    sliding = {"sliding_window": window, "use_sliding_window": bool(widths), "max_window_layers": 0}
+    return {**sliding, "layer_types": kinds}

@@ -1,0 +1,314 @@
+"""ModernBERT: a rotary encoder whose layers see all or a window."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from manyheads.attention import AttentionConfig
+from manyheads.checkpoints.families.family import Family
+from manyheads.checkpoints.families.readouts import class_count, default_labels
+from manyheads.checkpoints.tensor_map import Entry
+from manyheads.errors import ConfigError
+from manyheads.models.embedding import Embedding
+from manyheads.models.encoder import EncoderConfig
+from manyheads.models.init import Initialisation
+from manyheads.models.layer import Branch, LayerConfig
+from manyheads.models.readout import (
+    ClassHead,
+    LanguageHead,
+    NoReadout,
+    Readout,
+    TokenHead,
+    Transform,
+)
+from manyheads.models.recipes import ModelConfig
+from manyheads.models.stack import StackConfig
+from manyheads.parts.feedforward import Activation, GeGLU, SwiGLU
+from manyheads.parts.masks.rules import All, Window
+from manyheads.parts.norms import LayerNorm, NoNorm, Pre
+from manyheads.parts.positions import Rotary
+
+# Where one of ours has several names there, the first is the one we write.
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "silu": "silu",
+    "relu": "relu",
+    "tanh": "tanh",
+}
+POOLS: dict[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}
+HEADS: dict[type[Readout], str] = {
+    NoReadout: "ModernBertModel",
+    LanguageHead: "ModernBertForMaskedLM",
+    ClassHead: "ModernBertForSequenceClassification",
+    TokenHead: "ModernBertForTokenClassification",
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+# What they are where a config.json leaves them out.
+THETAS = {FULL: 160_000.0, SLIDING: 10_000.0}
+LOCAL = 128
+LAST_SPECIAL = 50283
+SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+# Ours below a layer and theirs below layers.N.
+LAYER = (
+    ("attention_residual.norm", "attn_norm"),
+    ("attention.project", "attn.Wqkv"),
+    ("attention.output", "attn.Wo"),
+    ("feedforward_residual.norm", "mlp_norm"),
+    ("feedforward.expand", "mlp.Wi"),
+    ("feedforward.contract", "mlp.Wo"),
+)
+BODY = (
+    ("embedding.tokens", "embeddings.tok_embeddings"),
+    ("embedding.norm", "embeddings.norm"),
+    ("stack.final_norm", "final_norm"),
+)
+
+
+class ModernBertFamily(Family):
+    """ModernBERT."""
+
+    name = "modernbert"
+    tied_copies = ("decoder.weight",)
+
+    def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
+        width = theirs["hidden_size"]
+        norm = _norm(theirs)
+        kinds = _kinds(theirs)
+        rotary = {kind: _rotary(theirs, kind) for kind in (FULL, SLIDING)}
+        side = theirs.get("local_attention", LOCAL) // 2
+        dropout = float(theirs.get("attention_dropout", 0.0))
+
+        def layer(index: int) -> LayerConfig:
+            attention = AttentionConfig(
+                width=width,
+                heads=theirs["num_attention_heads"],
+                position=rotary[kinds[index]],
+                mask=All() if kinds[index] == FULL else Window(side, side),
+                bias="all" if theirs.get("attention_bias", False) else "none",
+                dropout=dropout,
+            )
+            # The embedding is normed already, so the first attention has no norm of its own.
+            before = Pre(NoNorm()) if index == 0 else Pre(norm)
+            return LayerConfig(
+                attention=Branch(attention, before, dropout),
+                feedforward=Branch(_feedforward(theirs), Pre(norm)),
+            )
+
+        return EncoderConfig(
+            embedding=Embedding(
+                vocabulary=theirs["vocab_size"],
+                width=width,
+                norm=norm,
+                dropout=float(theirs.get("embedding_dropout", 0.0)),
+            ),
+            stack=StackConfig(
+                width=width,
+                layers=tuple(layer(index) for index in range(len(kinds))),
+                final_norm=norm,
+            ),
+            readout=_readout(theirs),
+            init=Initialisation(draw="truncated", scaled_outputs=True),
+        )
+
+    def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
+        if not isinstance(config, EncoderConfig) or not config.stack.layers:
+            return None
+        first, width, norm = config.stack.layers[0], config.stack.width, config.embedding.norm
+        if first.attention is None or first.feedforward is None or not isinstance(norm, LayerNorm):
+            return None
+        attention, feedforward = first.attention.inner, first.feedforward.inner
+        if not isinstance(feedforward, GeGLU | SwiGLU) or attention.size * attention.heads != width:
+            return None
+        layers, head = _describe_layers(config), _describe_head(config.readout)
+        if layers is None or head is None:
+            return None
+        # Their default ids of special tokens must lie in the table.
+        small = config.embedding.vocabulary <= LAST_SPECIAL
+        return {
+            "model_type": "modernbert",
+            "architectures": [HEADS[type(config.readout)]],
+            "hidden_size": width,
+            "num_hidden_layers": len(config.stack.layers),
+            "num_attention_heads": attention.heads,
+            "intermediate_size": feedforward.hidden,
+            "hidden_activation": _their_name(feedforward.activation),
+            "vocab_size": config.embedding.vocabulary,
+            "norm_eps": norm.eps,
+            "norm_bias": norm.bias,
+            "attention_bias": attention.bias == "all",
+            "mlp_bias": feedforward.bias,
+            "attention_dropout": attention.dropout,
+            "mlp_dropout": feedforward.dropout,
+            "embedding_dropout": config.embedding.dropout,
+            **layers,
+            **head,
+            **(dict.fromkeys(SPECIAL) if small else {}),
+            **default_labels(config.readout),
+        }
+
+    def tensor_map(self, config: ModelConfig, ours: Iterable[str]) -> list[Entry]:
+        assert isinstance(config, EncoderConfig)
+        have = set(ours)
+        prefix = "" if isinstance(config.readout, NoReadout) else "model."
+        body = [*BODY]
+        for index in range(len(config.stack.layers)):
+            body += [
+                (f"stack.layers.{index}.{mine}", f"layers.{index}.{theirs}")
+                for mine, theirs in LAYER
+            ]
+        answer = "decoder" if isinstance(config.readout, LanguageHead) else "classifier"
+        head = (
+            ("readout.transform.dense", "head.dense"),
+            ("readout.transform.norm", "head.norm"),
+            ("readout", answer),
+        )
+        table: list[Entry] = []
+        for kind in ("weight", "bias"):
+            table += [
+                Entry(f"{mine}.{kind}", (f"{theirs}.{kind}",), prefix=prefix)
+                for mine, theirs in body
+            ]
+            table += [Entry(f"{mine}.{kind}", (f"{theirs}.{kind}",)) for mine, theirs in head]
+        return [entry for entry in table if entry.ours in have]
+
+    def canonical_name(self, name: str) -> str | None:
+        """Without the prefix, which bare models lack; rotary frequencies are not weights."""
+        return None if name.endswith("inv_freq") else name.removeprefix("model.")
+
+
+MODERNBERT = ModernBertFamily()
+
+
+def _norm(theirs: Mapping[str, Any]) -> LayerNorm:
+    return LayerNorm(
+        eps=float(theirs.get("norm_eps", 1e-5)), bias=bool(theirs.get("norm_bias", False))
+    )
+
+
+def _kinds(theirs: Mapping[str, Any]) -> list[str]:
+    count = theirs["num_hidden_layers"]
+    kinds = theirs.get("layer_types")
+    if kinds is None:
+        every = theirs.get("global_attn_every_n_layers", 3)
+        return [SLIDING if index % every else FULL for index in range(count)]
+    unknown = sorted(set(kinds) - {FULL, SLIDING})
+    if unknown:
+        raise ConfigError(
+            f"layer_types names {', '.join(unknown)}, which is not known here",
+            f"use {FULL} and {SLIDING}",
+        )
+    if len(kinds) != count:
+        raise ConfigError(
+            f"layer_types names {len(kinds)} layers and num_hidden_layers={count}",
+            "give every layer one type",
+        )
+    return list(kinds)
+
+
+def _rotary(theirs: Mapping[str, Any], kind: str) -> Rotary:
+    rope = (theirs.get("rope_parameters") or {}).get(kind) or {}
+    scaled = dict(theirs.get("rope_scaling") or {}) | rope
+    scaling = scaled.get("rope_type", scaled.get("type", "default"))
+    if scaling != "default" or scaled.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ConfigError(
+            f"rotary positions of {kind} are scaled or partial ({scaled})",
+            "use rope_type='default' over the whole head",
+        )
+    whole = theirs.get("global_rope_theta", THETAS[FULL])
+    old = whole if kind == FULL else theirs.get("local_rope_theta", THETAS[SLIDING])
+    # The first release let a local theta of null mean the global one.
+    return Rotary(theta=float(rope.get("rope_theta", whole if old is None else old)))
+
+
+def _feedforward(theirs: Mapping[str, Any]) -> GeGLU | SwiGLU:
+    width, hidden = theirs["hidden_size"], theirs["intermediate_size"]
+    bias, dropout = bool(theirs.get("mlp_bias", False)), float(theirs.get("mlp_dropout", 0.0))
+    match _activation(theirs, "hidden_activation"):
+        case "gelu" | "gelu_tanh" as activation:
+            return GeGLU(
+                width=width, hidden=hidden, activation=activation, bias=bias, dropout=dropout
+            )
+        case "silu":
+            return SwiGLU(width=width, hidden=hidden, bias=bias, dropout=dropout)
+    raise ConfigError(
+        f"hidden_activation={theirs['hidden_activation']!r} gates no layer known here",
+        "use gelu, gelu_pytorch_tanh or silu",
+    )
+
+
+def _activation(theirs: Mapping[str, Any], key: str) -> Activation:
+    asked = theirs.get(key, "gelu")
+    if asked not in ACTIVATIONS:
+        raise ConfigError(
+            f"{key}={asked!r} is an activation manyheads does not know",
+            f"use {', '.join(ACTIVATIONS)}",
+        )
+    return ACTIVATIONS[asked]
+
+
+def _their_name(activation: Activation) -> str:
+    return next(name for name, ours in ACTIVATIONS.items() if ours == activation)
+
+
+def _readout(theirs: Mapping[str, Any]) -> Readout:
+    transform = Transform(
+        activation=_activation(theirs, "classifier_activation"),
+        norm=_norm(theirs),
+        bias=bool(theirs.get("classifier_bias", False)),
+    )
+    asked = (theirs.get("architectures") or ["ModernBertModel"])[0]
+    match asked.removeprefix("ModernBert"):
+        case "Model":
+            return NoReadout()
+        case "ForMaskedLM":
+            return LanguageHead(
+                tied=bool(theirs.get("tie_word_embeddings", True)),
+                transform=transform,
+                bias=bool(theirs.get("decoder_bias", True)),
+            )
+        case "ForSequenceClassification":
+            pool = theirs.get("classifier_pooling", "cls")
+            if pool not in POOLS:
+                raise ConfigError(f"classifier_pooling={pool!r} is not known", "use cls or mean")
+            return ClassHead(classes=class_count(theirs), pool=POOLS[pool], transform=transform)
+        case "ForTokenClassification":
+            return TokenHead(classes=class_count(theirs), transform=transform)
+    raise ConfigError(
+        f"{asked} has a head manyheads does not know", f"use one of {', '.join(HEADS.values())}"
+    )
+
+
+def _describe_layers(config: EncoderConfig) -> dict[str, Any] | None:
+    kinds, thetas, local = [], dict(THETAS), LOCAL
+    for index in range(len(config.stack.layers)):
+        attention = config.stack.attention(index)
+        if attention is None or not isinstance(attention.position, Rotary):
+            return None
+        if attention.position != Rotary(theta=attention.position.theta):
+            return None
+        kind = SLIDING if isinstance(attention.mask, Window) else FULL
+        if isinstance(attention.mask, Window):
+            local = 2 * attention.mask.before
+        thetas[kind] = attention.position.theta
+        kinds.append(kind)
+    ropes = {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()}
+    return {"layer_types": kinds, "rope_parameters": ropes, "local_attention": local}
+
+
+def _describe_head(readout: Readout) -> dict[str, Any] | None:
+    if isinstance(readout, NoReadout):
+        return {}
+    transform = readout.transform
+    if transform is None:
+        return None
+    head: dict[str, Any] = {
+        "classifier_activation": _their_name(transform.activation),
+        "classifier_bias": transform.bias,
+    }
+    if isinstance(readout, LanguageHead):
+        return head | {"tie_word_embeddings": readout.tied, "decoder_bias": readout.bias}
+    if isinstance(readout, ClassHead):
+        pool = next((name for name, ours in POOLS.items() if ours == readout.pool), None)
+        return None if pool is None else head | {"classifier_pooling": pool}
+    return head

@@ -1,0 +1,105 @@
+"""Our own layout: any model the library can build, its config and tensors under their own names."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from manyheads import attention
+from manyheads.checkpoints.families.family import Family
+from manyheads.checkpoints.tensor_map import Entry
+from manyheads.dataclass_codec import DataclassCodec
+from manyheads.models import (
+    decoder,
+    embedding,
+    encoder,
+    init,
+    layer,
+    readout,
+    seq2seq,
+    stack,
+    vision,
+)
+from manyheads.models.recipes import ModelConfig
+from manyheads.parts import constant, experts, feedforward, gates, norms
+from manyheads.parts.masks import rules
+from manyheads.parts.positions import alibi, learned, nowhere, relative, rotary, sinusoidal
+
+# The only classes that a file may name; nothing else is ever made from one.
+CONFIG_JSON = DataclassCodec(
+    tag="type",
+    classes=(
+        attention.AttentionConfig,
+        decoder.DecoderConfig,
+        embedding.Embedding,
+        encoder.EncoderConfig,
+        init.Initialisation,
+        layer.Branch,
+        layer.LayerConfig,
+        readout.ClassHead,
+        readout.LanguageHead,
+        readout.NoReadout,
+        readout.TokenHead,
+        readout.Transform,
+        seq2seq.Seq2SeqConfig,
+        stack.StackConfig,
+        vision.Patches,
+        vision.VisionConfig,
+        constant.Constant,
+        experts.Experts,
+        feedforward.GeGLU,
+        feedforward.MLP,
+        feedforward.SwiGLU,
+        gates.Gate,
+        norms.Both,
+        norms.LayerNorm,
+        norms.NoNorm,
+        norms.Post,
+        norms.Pre,
+        norms.RMSNorm,
+        rules.All,
+        rules.And,
+        rules.Blocks,
+        rules.Causal,
+        rules.GlobalTokens,
+        rules.Or,
+        rules.Prefix,
+        rules.RandomBlocks,
+        rules.Window,
+        alibi.Alibi,
+        learned.Learned,
+        nowhere.NoPosition,
+        relative.Shaw,
+        relative.T5Buckets,
+        rotary.Linear,
+        rotary.Llama3,
+        rotary.NTK,
+        rotary.Rotary,
+        rotary.Unscaled,
+        rotary.YaRN,
+        sinusoidal.Sinusoidal,
+    ),
+)
+
+
+class NativeFamily(Family):
+    """Our own layout, which can describe every model."""
+
+    name = "native"
+
+    def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
+        config: ModelConfig = CONFIG_JSON.decode(ModelConfig, theirs.get("config"), "config")
+        return config
+
+    def write_config(self, config: ModelConfig) -> dict[str, Any]:
+        return {"model_type": "manyheads", "config": CONFIG_JSON.encode(config)}
+
+    def tensor_map(self, config: ModelConfig, ours: Iterable[str]) -> list[Entry]:  # noqa: ARG002
+        return [Entry(name, (name,)) for name in ours]
+
+    def canonical_name(self, name: str) -> str | None:
+        return name
+
+    def opened_by(self, theirs: Mapping[str, Any]) -> str:  # noqa: ARG002
+        return "manyheads"
+
+
+NATIVE = NativeFamily()

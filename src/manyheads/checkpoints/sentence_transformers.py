@@ -1,0 +1,207 @@
+"""Folders of sentence-transformers: a transformer, how its tokens are pooled, perhaps a norm."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from manyheads.checkpoints.files import read_json, read_list
+from manyheads.errors import InputError
+from manyheads.models.recipes import ModelConfig
+from manyheads.models.sentence import Pooling, Sentence
+from manyheads.models.text import TextConfig
+from manyheads.parts.positions import Learned
+
+MODULES = "modules.json"
+POOLING = "1_Pooling/config.json"
+NORMALISE = "2_Normalize/config.json"
+SETTINGS = "sentence_bert_config.json"
+VECTORS = "config_sentence_transformers.json"
+# Names that every version of theirs opens; the newest writes longer ones.
+THEIRS = "sentence_transformers."
+ROW = ("Transformer", "Pooling", "Normalize")
+MODES: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+WIDTHS = ("word_embedding_dimension", "embedding_dimension")
+# A tokenizer without a limit says about 1e30.
+ENDLESS = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """Where the transformer of a folder lies, and what pools its tokens, if anything does."""
+
+    transformer: Path
+    pooling: Path | None = None
+    normalises: bool = False
+
+    def files(self, folder: Path) -> dict[str, bytes]:
+        """What they keep beside the weights, by the names it is written under."""
+        if not (folder / MODULES).is_file():
+            return {}
+        alone = {} if self.pooling else {MODULES: _row(ROW[:1])}
+        places = {POOLING: self.pooling / "config.json"} if self.pooling else {}
+        if (folder / VECTORS).is_file():
+            places[VECTORS] = folder / VECTORS
+        # Older folders name this file after the family.
+        settings = sorted(self.transformer.glob("sentence_*_config.json"))
+        if settings:
+            places[SETTINGS] = settings[0]
+        for place in places.values():
+            read_json(place)
+        return alone | {name: place.read_bytes() for name, place in places.items()}
+
+
+def modules_of(folder: Path) -> Modules:
+    """What modules.json puts in a row; without one the folder is the transformer's own."""
+    file = folder / MODULES
+    if not file.is_file():
+        return Modules(folder)
+    listed = read_list(file)
+    kinds, places = [_kind(each, file) for each in listed], [_place(each, file) for each in listed]
+    if tuple(kinds) != ROW[: len(kinds)] or not kinds:
+        raise InputError(
+            f"{file} puts {', '.join(kinds) or 'nothing'} in a row", f"it must be {', '.join(ROW)}"
+        )
+    pooling = places[1] if len(places) > 1 else None
+    return Modules(places[0], pooling, normalises=len(kinds) > 2)
+
+
+def sentence_of(
+    modules: Modules,
+    side_files: Mapping[str, bytes],
+    described: Mapping[str, Any],
+    config: ModelConfig,
+) -> Sentence | None:
+    """How the folder's vectors are made, or None where it speaks of none."""
+    if modules.pooling is None:
+        return None
+    return Sentence(
+        pooling=_pooling(json.loads(side_files[POOLING]), modules.pooling / "config.json"),
+        normalise=modules.normalises,
+        longest=_longest(side_files, described, config),
+    )
+
+
+def sentence_files(
+    sentence: Sentence | None, width: int, side_files: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """All that `SentenceTransformer` needs to see beside the transformer; known files as they were.
+
+    The transformer lies in the folder itself, as in all newer ones. A transformer alone, such as
+    that of a cross-encoder, keeps what it had.
+    """
+    if sentence is None:
+        names = (MODULES, SETTINGS, VECTORS) if MODULES in side_files else ()
+        return {name: side_files[name] for name in names if name in side_files}
+    name = "sentence_embedding"
+    vectors: dict[str, Any] = {
+        "prompts": {},
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine",
+    }
+    files = {
+        MODULES: _row(ROW if sentence.normalise else ROW[:2]),
+        POOLING: _pooling_file(sentence, width, side_files.get(POOLING)),
+        SETTINGS: _settings_file(sentence, side_files.get(SETTINGS)),
+        VECTORS: side_files.get(VECTORS, _as_bytes(vectors)),
+    }
+    if sentence.normalise:
+        files[NORMALISE] = _as_bytes({"module_input_name": name, "module_output_name": name})
+    return files
+
+
+def lowers(side_files: Mapping[str, bytes]) -> bool:
+    """Whether texts are made lower case before the tokenizer sees them."""
+    return bool(json.loads(side_files.get(SETTINGS, b"{}")).get("do_lower_case"))
+
+
+def _row(kinds: Sequence[str]) -> bytes:
+    modules = [
+        {
+            "idx": index,
+            "name": str(index),
+            "path": f"{index}_{kind}" if index else "",
+            "type": f"{THEIRS}models.{kind}",
+        }
+        for index, kind in enumerate(kinds)
+    ]
+    return _as_bytes(modules)
+
+
+def _kind(listed: Any, file: Path) -> str:
+    kind = listed.get("type") if isinstance(listed, dict) else None
+    name = str(kind).rpartition(".")[2]
+    if not isinstance(kind, str) or not kind.startswith(THEIRS) or name not in ROW:
+        raise InputError(
+            f"{file} has a module {kind!r}, which manyheads does not know",
+            f"use a model of {', '.join(ROW)} alone",
+        )
+    return name
+
+
+def _place(listed: Any, file: Path) -> Path:
+    path = PurePosixPath(str(listed.get("path", "")))
+    if path.is_absolute() or ".." in path.parts:
+        raise InputError(f"{file} leads out of its folder to {path}", "use a path inside it")
+    return file.parent / path
+
+
+def _pooling(config: Mapping[str, Any], file: Path) -> Pooling:
+    asked = _modes(config)
+    if len(asked) != 1 or asked[0] not in MODES:
+        raise InputError(f"{file} pools by {' and '.join(asked)}", f"use one of {', '.join(MODES)}")
+    return MODES[asked[0]]
+
+
+def _modes(config: Mapping[str, Any]) -> list[str]:
+    """Newer files name the mode or modes, older ones have a flag for each; none at all is mean."""
+    named = config.get("pooling_mode")
+    if named is not None:
+        return [named] if isinstance(named, str) else [str(each) for each in named]
+    return [mode for flag, mode in FLAGS.items() if config.get(flag)] or ["mean"]
+
+
+def _longest(
+    side_files: Mapping[str, bytes], described: Mapping[str, Any], config: ModelConfig
+) -> int | None:
+    """Where they cut a text: as the folder says, else where the tokenizer or the positions end."""
+    settings = json.loads(side_files.get(SETTINGS, b"{}"))
+    bounds = [settings.get("max_seq_length")]
+    if bounds[0] is None:
+        tokenizer = json.loads(side_files.get("tokenizer_config.json", b"{}"))
+        bounds = [tokenizer.get("model_max_length"), described.get("max_position_embeddings")]
+    if isinstance(config, TextConfig) and isinstance(config.embedding.position, Learned):
+        bounds.append(config.embedding.position.longest)
+    known = [int(each) for each in bounds if each is not None and 0 < each < ENDLESS]
+    return min(known, default=None)
+
+
+def _pooling_file(sentence: Sentence, width: int, was: bytes | None) -> bytes:
+    old = json.loads(was or b"{}")
+    wanted = next(name for name, mode in MODES.items() if mode == sentence.pooling)
+    if was is not None and _modes(old) == [wanted] and width in map(old.get, WIDTHS):
+        return was
+    flags = {flag: mode == wanted for flag, mode in FLAGS.items()}
+    known = (*FLAGS, *WIDTHS, "pooling_mode")
+    other = {key: value for key, value in old.items() if key not in known}
+    return _as_bytes({WIDTHS[0]: width, **flags, **other})
+
+
+def _settings_file(sentence: Sentence, was: bytes | None) -> bytes:
+    old = json.loads(was or b"{}")
+    if was is not None and old.get("max_seq_length") == sentence.longest:
+        return was
+    return _as_bytes({**old, "max_seq_length": sentence.longest})
+
+
+def _as_bytes(value: object) -> bytes:
+    return json.dumps(value, indent=2).encode()

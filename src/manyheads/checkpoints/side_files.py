@@ -1,0 +1,177 @@
+"""The small files files the weights: tokenizer, generation, image preprocessing."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from manyheads.checkpoints.files import read_json
+from manyheads.checkpoints.sentence_transformers import lowers
+from manyheads.errors import InputError, MissingExtraError
+from manyheads.models.build import Model
+from manyheads.tokenizing import plain_copy, unbound
+
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION = "generation_config.json"
+# The same vocabulary in other formats, which is wrong files another tokenizer.json.
+VOCABULARY = (
+    "added_tokens.json",
+    "merges.txt",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "source.spm",
+    "spiece.model",
+    "spm.model",
+    "target.spm",
+    "target_vocab.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+)
+OTHERS = (
+    "chat_template.jinja",
+    GENERATION,
+    "preprocessor_config.json",
+    "special_tokens_map.json",
+    "surgery.json",
+    TOKENIZER_CONFIG,
+)
+SIDE_FILES = (TOKENIZER, *VOCABULARY, *OTHERS)
+
+# Special tokens of our models, BERT, GPT-2, T5, Llama and Gemma, by their use.
+SPECIAL_TOKENS = {
+    "bos_token": ("<s>", "<bos>"),
+    "eos_token": ("<|end|>", "<|endoftext|>", "</s>", "<eos>"),
+    "unk_token": ("[UNK]", "<unk>"),
+    "sep_token": ("[SEP]",),
+    "pad_token": ("[PAD]", "<pad>", "<|pad|>"),
+    "cls_token": ("[CLS]",),
+    "mask_token": ("[MASK]", "<mask>", "<|mask|>"),
+}
+
+# The other keys that we write to tokenizer_config.json.
+WRITTEN = ("tokenizer_class", "clean_up_tokenization_spaces", "model_input_names")
+
+
+def read_side_files(folder: Path) -> dict[str, bytes]:
+    """The content of the side files that a folder has."""
+    found = {name: folder / name for name in SIDE_FILES if (folder / name).is_file()}
+    for name in found.keys() & {GENERATION, TOKENIZER_CONFIG}:
+        read_json(found[name])
+    return {name: file.read_bytes() for name, file in found.items()}
+
+
+def read_tokenizer(files: Mapping[str, bytes], folder: Path) -> Any:
+    """The tokenizer of tokenizer.json, without truncation and padding: a batch here has no padding.
+
+    Where sentence-transformers would make texts lower case first, the tokenizer does so itself.
+    """
+    if TOKENIZER not in files:
+        return None
+    try:
+        from tokenizers import Tokenizer, normalizers
+    except ImportError:
+        raise MissingExtraError(
+            f"{folder / TOKENIZER} needs the package tokenizers", "pip install tokenizers"
+        ) from None
+    try:
+        tokenizer = Tokenizer.from_str(files[TOKENIZER].decode())
+    # The package raises no narrower class.
+    except Exception as error:
+        raise InputError(
+            f"{folder / TOKENIZER} is not a tokenizer ({error})", "copy or download it again"
+        ) from None
+    if lowers(files):
+        rest = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
+    return unbound(tokenizer)
+
+
+def read_generation(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """The content of generation_config.json; empty where there is none."""
+    found: dict[str, Any] = json.loads(files.get(GENERATION, b"{}"))
+    return found
+
+
+def side_files_of(model: Model, folder: Path) -> dict[str, bytes]:
+    """The files to write files a model: as they were read, but for what has changed since."""
+    files = _unchanged_or_new(model, folder)
+    return files | _tokenizer_config(model, files)
+
+
+def _unchanged_or_new(model: Model, folder: Path) -> dict[str, bytes]:
+    files = {name: data for name, data in model.side_files.items() if name in SIDE_FILES}
+    if dict(model.generation) != read_generation(files):
+        files[GENERATION] = json.dumps(dict(model.generation), indent=2).encode()
+    if _content(model.tokenizer) == _content(read_tokenizer(model.side_files, folder)):
+        return files
+    files = {name: data for name, data in files.items() if name not in (TOKENIZER, *VOCABULARY)}
+    if model.tokenizer is not None:
+        files[TOKENIZER] = model.tokenizer.to_str().encode()
+    return files
+
+
+def _content(tokenizer: Any) -> str | None:
+    """A tokenizer as text, without truncation and padding, which callers set as they go."""
+    if tokenizer is None:
+        return None
+    content: str = plain_copy(tokenizer).to_str()
+    return content
+
+
+def _tokenizer_config(model: Model, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """A tokenizer_config.json, if there is a tokenizer and none that fits it.
+
+    Without it `transformers` opens the tokenizer as the family's own: GPT-2's gets one token more
+    than the model has, and ModernBERT's does not know its mask token.
+    """
+    if model.tokenizer is None or TOKENIZER not in files:
+        return {}
+    if TOKENIZER_CONFIG in files and not _outdated(files[TOKENIZER_CONFIG], model.tokenizer):
+        return {}
+    types = getattr(getattr(model.config, "embedding", None), "types", 0)
+    inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    content = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": inputs,
+        **_specials(model.tokenizer, model.generation),
+    }
+    return {TOKENIZER_CONFIG: json.dumps(content, indent=2).encode()}
+
+
+def padding_id(model: Model, files: Mapping[str, bytes]) -> int | None:
+    """The padding token, as the files of the tokenizer or the model name it.
+
+    A token that texts end with, which some models also pad with, would hide their end.
+    """
+    tokenizer, padding = model.tokenizer, model.generation.get("pad_token_id")
+    named = json.loads(files.get(TOKENIZER_CONFIG, b"{}")).get("pad_token")
+    name = named.get("content") if isinstance(named, dict) else named
+    ends: list[int] = []
+    if tokenizer is not None:
+        known = tokenizer.token_to_id(name) if isinstance(name, str) else None
+        padding, ends = padding if known is None else known, tokenizer.encode("a").ids[-1:]
+    return padding if isinstance(padding, int) and padding not in ends else None
+
+
+def _outdated(written: bytes, tokenizer: Any) -> bool:
+    """Whether a file has only our own keys and names a token that this tokenizer does not have."""
+    content = json.loads(written)
+    if content.keys() - {*WRITTEN, *SPECIAL_TOKENS}:
+        return False
+    named = [content[use] for use in SPECIAL_TOKENS if use in content]
+    return any(isinstance(name, str) and tokenizer.token_to_id(name) is None for name in named)
+
+
+def _specials(tokenizer: Any, generation: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that a tokenizer has; the model decides which one ends a text."""
+    found = {
+        use: next((name for name in names if tokenizer.token_to_id(name) is not None), None)
+        for use, names in SPECIAL_TOKENS.items()
+    }
+    end = generation.get("eos_token_id")
+    if isinstance(end, int):
+        found["eos_token"] = tokenizer.id_to_token(end)
+    return {use: name for use, name in found.items() if name is not None}

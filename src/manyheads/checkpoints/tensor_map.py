@@ -1,0 +1,198 @@
+"""Which tensors of a file make which of ours, read in both directions."""
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of ours and where it lies in a file of theirs.
+
+    Several of theirs are our rows one below another. `transposed`: theirs is stored as [in, out].
+    The prefix is written; a file may lack it where `canonical_name` removes it.
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    rows: tuple[int, ...] = ()
+    transposed: bool = False
+    prefix: str = ""
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Ours in its own memory, so that the file can be closed."""
+        whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        if len(parts) > 1 and not self.transposed:
+            return whole
+        return (whole.mT if self.transposed else whole).clone(memory_format=torch.contiguous_format)
+
+    def part(self, ours: Tensor) -> dict[str, Tensor]:
+        whole = ours.mT.contiguous() if self.transposed else ours
+        pieces = whole.split(list(self.rows)) if len(self.theirs) > 1 else (whole,)
+        names = (self.prefix + name for name in self.theirs)
+        return dict(zip(names, pieces, strict=True))
+
+    def shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """The shapes that theirs must have where ours has this one."""
+        whole = (*ours[:-2], ours[-1], ours[-2]) if self.transposed else ours
+        if len(self.theirs) == 1:
+            return {self.theirs[0]: whole}
+        return {name: (rows, *whole[1:]) for name, rows in zip(self.theirs, self.rows, strict=True)}
+
+    def read(self, get: Callable[[str], Tensor]) -> dict[str, Tensor]:
+        return {self.ours: self.join([get(name) for name in self.theirs])}
+
+    def write(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.part(ours[self.ours])
+
+    def expected(self, ours: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        return self.shapes(ours[self.ours])
+
+
+@dataclass(frozen=True, slots=True)
+class Interleaved(Entry):
+    """An entry whose first tensor of theirs interleaves several blocks of our rows by group.
+
+    Each group has its share of every block: with two groups the blocks q and g lie as q0 g0 q1 g1.
+    """
+
+    blocks: tuple[int, ...] = ()
+    groups: int = 1
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        grouped = parts[0].unflatten(0, (self.groups, -1))
+        shares = grouped.split([rows // self.groups for rows in self.blocks], dim=1)
+        return torch.cat([*(share.flatten(0, 1) for share in shares), *parts[1:]])
+
+    def part(self, ours: Tensor) -> dict[str, Tensor]:
+        pieces = ours.split([*self.blocks, *self.rows[1:]])
+        shares = [piece.unflatten(0, (self.groups, -1)) for piece in pieces[: len(self.blocks)]]
+        interleaved = torch.cat(shares, dim=1).flatten(0, 1)
+        names = (self.prefix + name for name in self.theirs)
+        return dict(zip(names, (interleaved, *pieces[len(self.blocks) :]), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked(Entry):
+    """An entry of `count` matrices of ours, each made of as many of theirs, all transposed."""
+
+    count: int = 1
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts)).unflatten(0, (self.count, -1)).mT.contiguous()
+
+    def part(self, ours: Tensor) -> dict[str, Tensor]:
+        names = (self.prefix + name for name in self.theirs)
+        return dict(zip(names, ours.mT.flatten(0, 1).split(list(self.rows)), strict=True))
+
+    def shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        return {name: (rows, ours[1]) for name, rows in zip(self.theirs, self.rows, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """One tensor of ours that files store in one of two ways; we write the usual one."""
+
+    usual: Entry
+    other: Entry
+
+    @property
+    def ours(self) -> str:
+        return self.usual.ours
+
+    def stored(self, names: Container[str]) -> Entry:
+        """The other entry only where a file has some of its tensors and none of the usual one."""
+        usual, other = (
+            any(name in names for name in entry.theirs) for entry in (self.usual, self.other)
+        )
+        return self.other if other and not usual else self.usual
+
+    def read(self, get: Callable[[str], Tensor]) -> dict[str, Tensor]:
+        try:
+            return self.usual.read(get)
+        except KeyError:
+            return self.other.read(get)
+
+    def write(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.usual.write(ours)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One tensor of theirs that holds several of ours, flattened, one after another.
+
+    The prefix means the same as for `Entry`.
+    """
+
+    ours: Mapping[str, tuple[int, ...]]
+    theirs: str
+    shape: tuple[int, ...]
+    prefix: str = ""
+
+    def read(self, get: Callable[[str], Tensor]) -> dict[str, Tensor]:
+        pieces = get(self.theirs).flatten().split([prod(shape) for shape in self.ours.values()])
+        return {
+            name: piece.clone().view(shape)
+            for (name, shape), piece in zip(self.ours.items(), pieces, strict=True)
+        }
+
+    def write(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        whole = torch.cat([ours[name].flatten() for name in self.ours])
+        return {self.prefix + self.theirs: whole.view(self.shape)}
+
+    def expected(self, ours: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        assert all(ours[name] == shape for name, shape in self.ours.items())
+        return {self.theirs: self.shape}
+
+
+TensorMap = Iterable[Entry | Packed | Either]
+
+
+def from_theirs(entries: TensorMap, get: Callable[[str], Tensor]) -> Iterable[tuple[str, Tensor]]:
+    """Our tensors one by one, made from theirs."""
+    for entry in entries:
+        yield from entry.read(get).items()
+
+
+def to_theirs(entries: TensorMap, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All of their tensors, made from ours."""
+    return {
+        name: tensor.contiguous() for entry in entries for name, tensor in entry.write(ours).items()
+    }
+
+
+def check_fits(
+    entries: TensorMap,
+    ours: Mapping[str, tuple[int, ...]],
+    stored: Mapping[str, tuple[int, ...]],
+    where: str,
+    in_file: Callable[[str], str] = str,
+) -> None:
+    """Refuse a file with tensors that are missing, unexpected or misshapen, and name them all.
+
+    `in_file` gives the name that the file itself has for a tensor.
+    """
+    expected: dict[str, tuple[int, ...]] = {}
+    for entry in entries:
+        chosen = entry.stored(stored) if isinstance(entry, Either) else entry
+        expected |= chosen.expected(ours)
+    faults = [f"{name} {expected[name]} is missing" for name in expected.keys() - stored.keys()]
+    faults += [
+        f"{in_file(name)} belongs to no part of the model"
+        for name in stored.keys() - expected.keys()
+    ]
+    faults += [
+        f"{in_file(name)} has shape {stored[name]}, expected {expected[name]}"
+        for name in expected.keys() & stored.keys()
+        if stored[name] != expected[name]
+    ]
+    if faults:
+        raise InputError(
+            f"{where} does not fit its config.json: {'; '.join(sorted(faults))}",
+            "use the config and the weights of one model",
+        )

@@ -1,0 +1,270 @@
+"""Frozen dataclasses from plain data (the tables of a TOML or JSON file) and back.
+
+Whatever does not fit is reported by its key path.
+"""
+
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from inspect import Parameter, isabstract, signature
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from manyheads.errors import ConfigError, ManyheadsError
+
+REQUIRED = object()
+NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+SCALARS = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    Path: "a path in quotes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DataclassCodec:
+    """How the dataclasses of one kind of file are written.
+
+    The key `tag` of a table names its class. It can be left out where the field's default or its
+    annotation leaves one class. `classes` are those that may stand for an abstract annotation.
+    """
+
+    tag: str
+    classes: tuple[type, ...] = ()
+
+    def encode(self, value: object) -> Any:
+        """A dataclass as dictionaries, lists, strings and numbers; every table has its tag.
+
+        >>> @dataclass(frozen=True)
+        ... class Window:
+        ...     before: int
+        ...     after: int = 0
+        >>> DataclassCodec("type", (Window,)).encode((Window(3), "wide"))
+        [{'type': 'Window', 'before': 3, 'after': 0}, 'wide']
+        """
+        if is_dataclass(value):
+            assert type(value) in self.classes, f"{type(value)} is not a class of this file"
+            values = {field.name: self.encode(getattr(value, field.name)) for field in _init(value)}
+            return {self.tag: type(value).__name__, **values}
+        if isinstance(value, tuple):
+            return [self.encode(each) for each in value]
+        return value
+
+    def decode(self, kind: Any, value: object, path: str, default: object = REQUIRED) -> Any:
+        """The value of a field annotated as `kind`; `path` is where it is in the file.
+
+        >>> DataclassCodec("type").decode(tuple[int, ...] | Literal["all"], [1, 2], "run.layers")
+        (1, 2)
+        """
+        origin, inner = get_origin(kind), get_args(kind)
+        if kind is Any or kind is object:
+            return value
+        if origin is Literal:
+            if not any(value == each and type(value) is type(each) for each in inner):
+                raise ConfigError(f"{path} is {value!r}", f"use {_listed(map(repr, inner))}")
+            return value
+        if origin in (Union, types.UnionType):
+            return self._decode_union(inner, value, path, default)
+        if origin is tuple:
+            return self._decode_tuple(inner, value, path)
+        if candidates := self._candidates(kind):
+            return self._decode_tagged(candidates, value, path, default)
+        if isinstance(origin, type) and issubclass(origin, Mapping):
+            return {
+                key: self.decode(inner[1], each, _join(path, key))
+                for key, each in _table(value, path).items()
+            }
+        return _decode_scalar(kind, value, path)
+
+    def decode_table(
+        self, kind: Any, table: object, path: str = "", known: Mapping[str, Any] = NOTHING
+    ) -> Any:
+        """The dataclass `kind` with the values of a table, and the `known` ones as they are."""
+        made, hints = get_origin(kind) or kind, _hints(kind)
+        defaults = {field.name: _default(field) for field in _init(made)}
+        values = dict(_table(table, path))
+        _check_keys(defaults, values, path)
+        for name, default in defaults.items():
+            if name in values or name in known or default is not REQUIRED:
+                continue
+            if not self._is_table(hints[name]):
+                raise ConfigError(f"{_join(path, name)} is missing", "add it")
+            # Decoded as an empty table, it reports which of its own keys are missing.
+            values[name] = {}
+        decoded = self._decode_values(hints, defaults, values, path)
+        try:
+            return made(**decoded, **known)
+        except ManyheadsError as error:
+            prefix = f"{path}: " if path else ""
+            raise ConfigError(f"{prefix}{error.problem}", error.remedy) from None
+
+    def decode_arguments(
+        self, function: Callable[..., Any], table: Mapping[str, Any], path: str
+    ) -> dict[str, Any]:
+        """Keyword arguments of a function, decoded as its signature declares them."""
+        defaults = {
+            name: REQUIRED if parameter.default is Parameter.empty else parameter.default
+            for name, parameter in signature(function).parameters.items()
+        }
+        _check_keys(defaults, table, path)
+        return self._decode_values(get_type_hints(function), defaults, table, path)
+
+    def _decode_values(
+        self,
+        hints: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        table: Mapping[str, Any],
+        path: str,
+    ) -> dict[str, Any]:
+        return {
+            name: self.decode(hints[name], table[name], _join(path, name), default)
+            for name, default in defaults.items()
+            if name in table
+        }
+
+    def _candidates(self, kind: Any) -> tuple[Any, ...]:
+        """The classes that a table can be where `kind` is annotated; none where it is no table."""
+        if not is_dataclass(get_origin(kind) or kind):
+            return ()
+        if isabstract(kind):
+            return tuple(each for each in self.classes if issubclass(each, kind))
+        return (kind,)
+
+    def _is_table(self, kind: Any) -> bool:
+        """Whether a value of this annotation is always a table."""
+        kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+        return all(self._candidates(each) for each in kinds)
+
+    def _decode_union(
+        self, kinds: tuple[Any, ...], value: object, path: str, default: object
+    ) -> Any:
+        """A table is one of the dataclasses, anything else the first type that accepts it."""
+        tables = tuple(each for kind in kinds for each in self._candidates(kind))
+        if tables and isinstance(value, Mapping):
+            return self._decode_tagged(tables, value, path, default)
+        if value is None and types.NoneType in kinds:
+            return None
+        others = [
+            kind for kind in kinds if not self._candidates(kind) and kind is not types.NoneType
+        ]
+        refusals = []
+        for kind in others:
+            try:
+                return self.decode(kind, value, path, default)
+            except ConfigError as error:
+                refusals.append(error)
+        if not refusals:
+            _table(value, path)
+        remedies = [refusal.remedy.removeprefix("use ") for refusal in refusals]
+        raise ConfigError(f"{path} is {value!r}", f"use {_listed(remedies)}")
+
+    def _decode_tagged(
+        self, candidates: tuple[Any, ...], value: object, path: str, default: object
+    ) -> Any:
+        """A table of the class that its tag names, else of the default's, else of the only one."""
+        values = dict(_table(value, path))
+        tag = values.pop(self.tag, REQUIRED)
+        if isinstance(tag, str):
+            chosen = [kind for kind in candidates if _folded(_name(kind)) == _folded(tag)]
+        elif tag is REQUIRED:
+            chosen = [kind for kind in candidates if (get_origin(kind) or kind) is type(default)]
+            chosen = chosen or list(candidates if len(candidates) == 1 else ())
+        else:
+            chosen = []
+        if not chosen:
+            problem = "is missing" if tag is REQUIRED else f"is {tag!r}"
+            listed = _listed(repr(_name(kind)) for kind in candidates)
+            raise ConfigError(f"{_join(path, self.tag)} {problem}", f"use {listed}")
+        return self.decode_table(chosen[0], values, path)
+
+    def _decode_tuple(self, inner: tuple[Any, ...], value: object, path: str) -> tuple[Any, ...]:
+        any_length = len(inner) == 2 and inner[1] is Ellipsis
+        # One value stands for a list of one where a list may have any length.
+        if any_length and not isinstance(value, list):
+            value = [value]
+        if not isinstance(value, list) or (not any_length and len(value) != len(inner)):
+            raise ConfigError(f"{path} is {value!r}", f"use a list of {len(inner)} values")
+        kinds = [inner[0]] * len(value) if any_length else inner
+        return tuple(
+            self.decode(kind, each, f"{path}.{index}" if len(value) > 1 else path)
+            for index, (kind, each) in enumerate(zip(kinds, value, strict=True))
+        )
+
+
+def unknown_key(path: str, known: Sequence[str]) -> ConfigError:
+    """The error for a key that means nothing here, with the nearest key that does.
+
+    >>> print(unknown_key("run.stesp", ["run.steps", "run.seed"]))
+    run.stesp is not a known key: use run.steps.
+    """
+    last = {name.rpartition(".")[2]: name for name in known}
+    near = get_close_matches(path.rpartition(".")[2], list(last), n=1, cutoff=0.5)
+    choices = [last[near[0]]] if near else sorted(known)
+    remedy = f"use {_listed(choices)}" if choices else "remove it"
+    return ConfigError(f"{path} is not a known key", remedy)
+
+
+def _check_keys(known: Iterable[str], table: Mapping[str, Any], path: str) -> None:
+    for key in table:
+        if key not in known:
+            raise unknown_key(_join(path, key), [_join(path, name) for name in known])
+
+
+def _table(value: object, path: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{path} is {value!r}", "use a table with keys and values")
+    return value
+
+
+def _decode_scalar(kind: Any, value: object, path: str) -> Any:
+    assert kind in SCALARS, f"{path}: a file cannot hold a {kind}"
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if type(value) is not kind:
+        raise ConfigError(f"{path} is {value!r}", f"use {SCALARS[kind]}")
+    return value
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The annotations of a dataclass; those of `Branch[MLP]` have MLP in place of the variable."""
+    origin = get_origin(kind)
+    if origin is None:
+        return get_type_hints(kind)
+    meaning = dict(zip(origin.__parameters__, get_args(kind), strict=True))
+    return {name: meaning.get(hint, hint) for name, hint in get_type_hints(origin).items()}
+
+
+def _init(kind: Any) -> "list[Field[Any]]":
+    return [field for field in fields(kind) if field.init]
+
+
+def _default(field: "Field[Any]") -> Any:
+    if field.default is not MISSING:
+        return field.default
+    return field.default_factory() if field.default_factory is not MISSING else REQUIRED
+
+
+def _name(kind: Any) -> str:
+    name: str = (get_origin(kind) or kind).__name__
+    return name
+
+
+def _folded(name: str) -> str:
+    """Class names are compared without case, dashes and underscores: masked-lm is MaskedLM."""
+    return name.replace("-", "").replace("_", "").lower()
+
+
+def _join(path: str, name: object) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+def _listed(names: Iterable[str]) -> str:
+    *head, last = names
+    return f"{', '.join(head)} or {last}" if head else last

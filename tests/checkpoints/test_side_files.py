@@ -138,7 +138,7 @@ def test_a_vocabulary_without_a_tokenizer_travels_too(place: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        (TOKENIZER, r"tokenizer\.json is no tokenizer"),
+        (TOKENIZER, r"tokenizer\.json is not a tokenizer"),
         ("generation_config.json", r"generation_config\.json is not JSON"),
         ("tokenizer_config.json", r"tokenizer_config\.json is not JSON"),
     ],

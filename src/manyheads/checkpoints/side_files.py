@@ -1,4 +1,4 @@
-"""The small files files the weights: tokenizer, generation, image preprocessing."""
+"""The small files beside the weights: tokenizer, generation, image preprocessing."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from manyheads.tokenizing import plain_copy, unbound
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION = "generation_config.json"
-# The same vocabulary in other formats, which is wrong files another tokenizer.json.
+# The same vocabulary in other formats, which is wrong beside another tokenizer.json.
 VOCABULARY = (
     "added_tokens.json",
     "merges.txt",
@@ -95,7 +95,7 @@ def read_generation(files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def side_files_of(model: Model, folder: Path) -> dict[str, bytes]:
-    """The files to write files a model: as they were read, but for what has changed since."""
+    """The files to write beside a model: as they were read, but for what has changed since."""
     files = _unchanged_or_new(model, folder)
     return files | _tokenizer_config(model, files)
 

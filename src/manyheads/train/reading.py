@@ -68,9 +68,7 @@ def _put(tables: Any, keys: list[str], value: Any, setting: str) -> None:
             step = key
         else:
             path = ".".join(keys[:depth])
-            raise ConfigError(
-                f"--set {setting}: {path} is {tables!r}, not a table", f"set {path} itself"
-            )
+            raise ConfigError(f"--set {setting}: {path} is {tables!r}, not a table", f"set {path}")
         if depth == len(keys) - 1:
             tables[step] = value
         else:

@@ -185,12 +185,12 @@ class DataclassCodec:
         any_length = len(inner) == 2 and inner[1] is Ellipsis
         # One value stands for a list of one where a list may have any length.
         if any_length and not isinstance(value, list):
-            value = [value]
+            return (self.decode(inner[0], value, path),)
         if not isinstance(value, list) or (not any_length and len(value) != len(inner)):
             raise ConfigError(f"{path} is {value!r}", f"use a list of {len(inner)} values")
         kinds = [inner[0]] * len(value) if any_length else inner
         return tuple(
-            self.decode(kind, each, f"{path}.{index}" if len(value) > 1 else path)
+            self.decode(kind, each, f"{path}.{index}")
             for index, (kind, each) in enumerate(zip(kinds, value, strict=True))
         )
 

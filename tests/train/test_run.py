@@ -212,9 +212,7 @@ def test_a_setting_reaches_into_lists_and_says_where_it_cannot() -> None:
     assert made["phase"] == [{"steps": 1}]
     with refuses(ConfigError, "--set phase.3.steps=1: phase is a list of 1: count from phase.0."):
         apply_settings(made, ["phase.3.steps=1"])
-    with refuses(
-        ConfigError, "--set run.seed.x=1: run.seed is 1, not a table: set run.seed."
-    ):
+    with refuses(ConfigError, "--set run.seed.x=1: run.seed is 1, not a table: set run.seed."):
         apply_settings(made, ["run.seed.x=1"])
     with refuses(ConfigError, "--set run.seed has no value: write it as run.steps=100."):
         apply_settings(made, ["run.seed"])

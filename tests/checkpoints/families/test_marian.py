@@ -102,8 +102,8 @@ def test_the_transformer_of_2017_is_no_marian(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"share_encoder_decoder_embeddings": False}, "gives each side a table of its own"),
-        ({"tie_word_embeddings": False}, "gives each side a table of its own"),
+        ({"share_encoder_decoder_embeddings": False}, "gives each side its own embedding"),
+        ({"tie_word_embeddings": False}, "gives each side its own embedding"),
         ({"activation_function": "mish"}, "activation_function='mish' is not known here"),
     ],
 )

@@ -24,6 +24,10 @@ from manyheads.parts.positions import Rotary
 from manyheads.parts.positions.rotary import YaRN
 from tests.models.zoo import MODELS, answer, small, values
 
+SMALL_TABLE = {"type": "Embedding", "vocabulary": 8, "width": 8}
+ODD_ATTENTION = {"type": "AttentionConfig", "width": 8, "heads": 3}
+ODD_STACK = {"width": 8, "layers": [{"attention": {"inner": ODD_ATTENTION}}]}
+
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_comes_back_bit_by_bit(name: str, tmp_path: Path) -> None:
@@ -96,15 +100,18 @@ def test_every_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
     ("config", "reason"),
     [
         ({"model_type": "llm"}, "model_type='llm', a family manyheads does not know: use one of"),
-        ({"model_type": "llama"}, "lacks 'hidden_size'"),
-        ({"model_type": "manyheads", "config": {"type": "Window", "before": 1}}, "no whole model"),
-        ({"model_type": "manyheads"}, "no whole model"),
+        ({"model_type": "llama"}, "has no 'hidden_size'"),
+        (
+            {"model_type": "manyheads", "config": {"type": "Window", "before": 1}},
+            r"config\.json: config\.type is 'Window': use .*'DecoderConfig'",
+        ),
+        ({"model_type": "manyheads"}, "config is None: use a table"),
         (
             {
                 "model_type": "manyheads",
-                "config": {"type": "AttentionConfig", "width": 8, "heads": 3},
+                "config": {"type": "DecoderConfig", "embedding": SMALL_TABLE, "stack": ODD_STACK},
             },
-            "cannot be divided among heads=3",
+            r"config\.stack\.layers\.0\.attention\.inner: .*cannot be divided among heads=3",
         ),
     ],
 )
@@ -182,10 +189,3 @@ def test_what_does_not_fit_is_refused_with_its_path(
         CONFIG_JSON.decode(AttentionConfig, table, "config")
     assert problem in refusal.value.problem
     assert remedy in refusal.value.remedy
-
-
-def test_a_part_is_not_a_model(tmp_path: Path) -> None:
-    window = {"model_type": "manyheads", "config": {"type": "Window", "before": 3}}
-    (tmp_path / "config.json").write_text(json.dumps(window))
-    with pytest.raises(InputError, match=r"config\.json: config\.type is 'Window'.*DecoderConfig"):
-        load(tmp_path)

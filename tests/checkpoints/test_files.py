@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from manyheads.checkpoints.files import (
     INDEX,
     WEIGHTS,
-    Weights,
+    WeightFiles,
     read_json,
     write_folder,
 )
@@ -103,13 +103,13 @@ def test_a_link_to_a_folder_stays_one(tmp_path: Path) -> None:
 def test_an_index_that_names_no_files_is_refused(tmp_path: Path, said: object) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": said}))
     with pytest.raises(InputError, match="has no weight_map from tensors to files"):
-        Weights(tmp_path)
+        WeightFiles(tmp_path)
 
 
 def test_weights_of_a_quantised_model_are_refused_by_name(tmp_path: Path) -> None:
     save_file({"a.weight": torch.ones(2, dtype=torch.int8)}, tmp_path / WEIGHTS)
     with pytest.raises(InputError, match=r"a\.weight as I8"):
-        Weights(tmp_path)["a.weight"]
+        WeightFiles(tmp_path)["a.weight"]
 
 
 def test_a_swap_that_fails_puts_the_old_folder_back(
@@ -142,7 +142,7 @@ def test_shards_are_read_as_one(tmp_path: Path) -> None:
     save_file({"y": second}, tmp_path / "two.safetensors")
     index = {"weight_map": {"x": "one.safetensors", "y": "two.safetensors"}}
     (tmp_path / INDEX).write_text(json.dumps(index))
-    with Weights(tmp_path) as weights:
+    with WeightFiles(tmp_path) as weights:
         assert weights.shapes() == {"x": (2, 3), "y": (4,)}
         assert torch.equal(weights["x"], first)
         assert torch.equal(weights["y"], second)
@@ -151,7 +151,7 @@ def test_shards_are_read_as_one(tmp_path: Path) -> None:
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"x": "one.safetensors"}}))
     with pytest.raises(InputError, match=r"names one\.safetensors, which is not there"):
-        Weights(tmp_path)
+        WeightFiles(tmp_path)
 
 
 @pytest.mark.parametrize("keep", [0, 5, 40, -3])
@@ -159,19 +159,19 @@ def test_a_truncated_file_is_refused(tmp_path: Path, keep: int) -> None:
     save_file({"x": torch.randn(20)}, tmp_path / WEIGHTS)
     (tmp_path / WEIGHTS).write_bytes((tmp_path / WEIGHTS).read_bytes()[:keep])
     with pytest.raises(InputError, match=r"model\.safetensors is cut short or damaged"):
-        Weights(tmp_path)
+        WeightFiles(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "weights.pt", "last.ckpt"])
 def test_pickles_are_never_read_and_the_way_out_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x80\x04would run")
     with pytest.raises(InputError, match=r"in a pickle.*weights_only=True"):
-        Weights(tmp_path)
+        WeightFiles(tmp_path)
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no model\.safetensors"):
-        Weights(tmp_path)
+        WeightFiles(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_council_has_eight_heads_of_sixteen() -> None:
 def test_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(ConfigError) as caught:
         build("bert-huge")
-    assert "no known shape is called 'bert-huge'" in str(caught.value)
+    assert "there is no config named 'bert-huge'" in str(caught.value)
     for name in list_configs():
         assert name in caught.value.remedy
 
@@ -100,7 +100,7 @@ def test_a_known_shape_can_be_changed_and_a_config_cannot() -> None:
     changed = build("bert-base", device="meta", layers=1, vocabulary=100)
     assert len(changed.stack.layers) == 1
     assert changed.embedding.tokens.weight.shape == (100, 768)
-    with pytest.raises(ConfigError, match=r"\['layers'\] change a known shape: change the config"):
+    with pytest.raises(ConfigError, match=r"\['layers'\] can change a config by name only: change"):
         build(get_config("council"), layers=2)
 
 

@@ -21,7 +21,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 COMPUTED = ("F64", "F32", "F16", "BF16")
 
 
-class Weights:
+class WeightFiles:
     """The tensors of a folder, mapped into memory and read one at a time.
 
     Pages that were read stay with the process until their file is let go, so it is now and then:
@@ -68,7 +68,7 @@ class Weights:
                 ) from None
         return self._open[file]
 
-    def __enter__(self) -> "Weights":
+    def __enter__(self) -> "WeightFiles":
         return self
 
     def __exit__(self, *_: object) -> None:

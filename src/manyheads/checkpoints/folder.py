@@ -18,7 +18,7 @@ from manyheads.checkpoints.config_json import (
 )
 from manyheads.checkpoints.families import FAMILIES
 from manyheads.checkpoints.families.family import Family
-from manyheads.checkpoints.files import WEIGHTS, Weights, read_json, write_folder
+from manyheads.checkpoints.files import WEIGHTS, WeightFiles, read_json, write_folder
 from manyheads.checkpoints.hub import HOUSE_FOLDER, folder_of
 from manyheads.checkpoints.sentence_transformers import (
     MODULES,
@@ -89,7 +89,7 @@ def load(
     described = _reading(lambda: family.read_config(description), folder)
     side_files = read_side_files(folder) | modules.files(place)
     sentence = sentence_of(modules, side_files, description, described)
-    with Weights(folder) as weights:
+    with WeightFiles(folder) as weights:
         stored = StoredTensors(family, weights)
         config = stored.config(described)
         model = _reading(lambda: build(config, device="meta"), folder)
@@ -146,7 +146,7 @@ def save(model: Model, folder: str | Path) -> Saved:
 class StoredTensors:
     """The tensors of a file under the newest names of their family."""
 
-    def __init__(self, family: Family, weights: Weights) -> None:
+    def __init__(self, family: Family, weights: WeightFiles) -> None:
         self._family, self._weights = family, weights
         names = {name: family.canonical_name(name) for name in weights.shapes()}
         self._file_name: dict[str, str] = {

@@ -1,4 +1,4 @@
-"""Checkpoint folders: read without loading, written whole or not at all."""
+"""The files of a checkpoint folder: memory-mapped when read, replaced together when written."""
 
 import json
 import os
@@ -17,15 +17,15 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MOST_MAPPED = 2**24
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-# As safetensors calls the types that a model computes in; it names others I8, F8_E4M3, ...
+# The dtypes that a model computes in, as safetensors names them; others are I8, F8_E4M3, ...
 COMPUTED = ("F64", "F32", "F16", "BF16")
 
 
 class WeightFiles:
     """The tensors of a folder, mapped into memory and read one at a time.
 
-    Pages that were read stay with the process until their file is let go, so it is now and then:
-    whoever copies what he gets never holds the weights twice.
+    Pages that were read stay in memory until their file is closed, so files are closed now and
+    then: a caller that copies each tensor never holds the weights twice.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -108,7 +108,7 @@ def _shards(folder: Path) -> list[str]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file that must be there."""
+    """A JSON object from a file that must exist."""
     found = _parsed(file)
     if not isinstance(found, dict):
         raise InputError(f"{file} holds a {type(found).__name__}", "it must hold an object {...}")
@@ -116,7 +116,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_list(file: Path) -> list[Any]:
-    """A JSON list from a file that must be there."""
+    """A JSON list from a file that must exist."""
     found = _parsed(file)
     if not isinstance(found, list):
         raise InputError(f"{file} holds a {type(found).__name__}", "it must hold a list [...]")
@@ -137,8 +137,8 @@ def write_folder(
 ) -> None:
     """Write files into a folder so that it has all of them or stays as it was.
 
-    They are written to a new folder beside it, which then takes its place; other files that lay in
-    the old folder are carried over, but for those `without` and older weights in several files.
+    They are written to a new folder next to it, which then replaces it. Other files of the old
+    folder stay, except those in `without` and older weights in several files.
     """
     folder = folder.resolve()
     if folder.exists() and not folder.is_dir():
@@ -152,7 +152,7 @@ def write_folder(
             (fresh / name).parent.mkdir(parents=True, exist_ok=True)
             (fresh / name).unlink(missing_ok=True)
             write(fresh / name)
-            # Some writers let nobody else read it, and a model is to be shared.
+            # Some writers make it readable by its owner only, and models are shared.
             (fresh / name).chmod(0o644)
             _flush(fresh / name)
         for name in without:
@@ -171,7 +171,7 @@ def write_folder(
 
 
 def _drop_shards(folder: Path) -> None:
-    """Older weights in several files are no longer this model's, and some programs read all."""
+    """Remove older weights in several files, which some programs would read too."""
     if not (folder / INDEX).is_file():
         return
     try:
@@ -197,7 +197,7 @@ def _take_place(fresh: Path, folder: Path) -> None:
 
 
 def _link(source: str, target: str) -> str:
-    """Carried-over files are linked, not copied, where the disk can."""
+    """Files that stay are linked rather than copied where the file system can."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,6 +1,6 @@
-"""Names of models: those of the house, which lie in the package, and those of the Hugging Face hub.
+"""Models by name: the house models inside the package, and models of the Hugging Face hub.
 
-The latter are fetched into the hub's own cache, or found there without a network.
+The latter are downloaded to the hub's own cache, or found there without a network.
 """
 
 import re
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from manyheads.errors import InputError, MissingExtraError
 
-# Small models of our own, trained by studies/house; the first is what commands take by default.
+# Our own small models, trained by studies/house; the first is the default of commands.
 HOUSE = ("house-gpt", "house-gpt-gated", "house-bert")
 HOUSE_FOLDER = Path(__file__).parents[1] / "house"
 
 NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[^@]+))?")
-# All that `load` may read, in a folder or one below it.
+# The files that `load` may read, in a folder or one below it.
 WANTED = [
     "*.json",
     "*.safetensors",
@@ -23,7 +23,7 @@ WANTED = [
     "*vocab.txt",
     "*merges.txt",
 ]
-# The same weights once more, for other programs.
+# The same weights for other programs.
 UNWANTED = ["onnx/*", "openvino/*", "coreml/*", "original/*", "*consolidated*.safetensors"]
 
 
@@ -83,7 +83,7 @@ def _fetched(name: str, revision: str | None) -> Path:
         ) from None
     except errors.HFValidationError as error:
         raise InputError(f"{name} is no name of the hub ({error})", "check the spelling") from None
-    # The hub cannot be reached. What lies in the cache may still be enough.
+    # The hub cannot be reached, but the cache may have enough.
     except errors.LocalEntryNotFoundError as error:
         return _cached(name, revision, error)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: a transformer, how its tokens are pooled, perhaps a norm."""
+"""Folders of sentence-transformers: a transformer, pooling and perhaps a normalisation."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ POOLING = "1_Pooling/config.json"
 NORMALISE = "2_Normalize/config.json"
 SETTINGS = "sentence_bert_config.json"
 VECTORS = "config_sentence_transformers.json"
-# Names that every version of theirs opens; the newest writes longer ones.
+# Module names that every version opens; the newest writes longer ones.
 THEIRS = "sentence_transformers."
 ROW = ("Transformer", "Pooling", "Normalize")
 MODES: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
@@ -31,20 +31,20 @@ FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 WIDTHS = ("word_embedding_dimension", "embedding_dimension")
-# A tokenizer without a limit says about 1e30.
+# A tokenizer without a limit has about 1e30.
 ENDLESS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """Where the transformer of a folder lies, and what pools its tokens, if anything does."""
+    """The modules of a folder: the transformer, and perhaps pooling and normalisation."""
 
     transformer: Path
     pooling: Path | None = None
     normalises: bool = False
 
     def files(self, folder: Path) -> dict[str, bytes]:
-        """What they keep beside the weights, by the names it is written under."""
+        """The files beside the weights, by the names that we write."""
         if not (folder / MODULES).is_file():
             return {}
         alone = {} if self.pooling else {MODULES: _row(ROW[:1])}
@@ -61,7 +61,7 @@ class Modules:
 
 
 def modules_of(folder: Path) -> Modules:
-    """What modules.json puts in a row; without one the folder is the transformer's own."""
+    """The modules that modules.json lists; without it the folder is the transformer itself."""
     file = folder / MODULES
     if not file.is_file():
         return Modules(folder)
@@ -81,7 +81,7 @@ def sentence_of(
     described: Mapping[str, Any],
     config: ModelConfig,
 ) -> Sentence | None:
-    """How the folder's vectors are made, or None where it speaks of none."""
+    """How the folder makes sentence embeddings, or None where it does not."""
     if modules.pooling is None:
         return None
     return Sentence(
@@ -94,7 +94,7 @@ def sentence_of(
 def sentence_files(
     sentence: Sentence | None, width: int, side_files: Mapping[str, bytes]
 ) -> dict[str, bytes]:
-    """All that `SentenceTransformer` needs to see beside the transformer; known files as they were.
+    """The files that `SentenceTransformer` needs beside the transformer; unchanged where they fit.
 
     The transformer lies in the folder itself, as in all newer ones. A transformer alone, such as
     that of a cross-encoder, keeps what it had.
@@ -163,7 +163,7 @@ def _pooling(config: Mapping[str, Any], file: Path) -> Pooling:
 
 
 def _modes(config: Mapping[str, Any]) -> list[str]:
-    """Newer files name the mode or modes, older ones have a flag for each; none at all is mean."""
+    """Newer files name the mode or modes, older ones have a flag for each; the default is mean."""
     named = config.get("pooling_mode")
     if named is not None:
         return [named] if isinstance(named, str) else [str(each) for each in named]
@@ -173,7 +173,7 @@ def _modes(config: Mapping[str, Any]) -> list[str]:
 def _longest(
     side_files: Mapping[str, bytes], described: Mapping[str, Any], config: ModelConfig
 ) -> int | None:
-    """Where they cut a text: as the folder says, else where the tokenizer or the positions end."""
+    """The maximum length of a text: the folder's, else that of the tokenizer or the positions."""
     settings = json.loads(side_files.get(SETTINGS, b"{}"))
     bounds = [settings.get("max_seq_length")]
     if bounds[0] is None:

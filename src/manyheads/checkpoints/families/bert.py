@@ -31,7 +31,7 @@ from manyheads.parts.positions import Learned
 
 POOLED = ("pooler.dense.weight", "pooler.dense.bias")
 NEXT_SENTENCE = ("cls.seq_relationship.weight", "cls.seq_relationship.bias")
-# Where one of ours has several names there, the first is the one we write.
+# Where several names mean one of our activations, we write the first.
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "relu": "relu",
@@ -85,7 +85,7 @@ WORDS = {"bert": "cls.predictions", "roberta": "lm_head"}
 
 @dataclass(frozen=True, slots=True)
 class Repeated(Entry):
-    """The same tensor under several names, of which the first is the one they compute with."""
+    """One tensor stored under several names; `transformers` computes with the first."""
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         return parts[0].clone()
@@ -219,7 +219,7 @@ BERT = BertFamily()
 
 
 def _body(config: EncoderConfig) -> list[tuple[str, str]]:
-    """Ours and theirs outside the layers where theirs bear the prefix: BERT's pooler does."""
+    """Ours and theirs outside the layers, where theirs have the prefix, as BERT's pooler does."""
     pooler = [("readout.transform.dense", "pooler.dense")] if _pools(config) else []
     return [*EMBEDDING, *pooler]
 
@@ -244,7 +244,7 @@ def _words(head: LanguageHead, theirs: str) -> list[Entry]:
 
 
 def _family(config: EncoderConfig) -> str:
-    """RoBERTa never gives the first token the first position."""
+    """RoBERTa's positions have an offset."""
     position = config.embedding.position
     return "roberta" if isinstance(position, Learned) and position.offset else "bert"
 

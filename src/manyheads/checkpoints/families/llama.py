@@ -27,7 +27,7 @@ from manyheads.parts.positions.rotary import (
     YaRN,
 )
 
-# Their default where a config.json leaves it out; rotary models know no limit of their own.
+# The default where config.json leaves it out; rotary positions have no limit of their own.
 LONGEST = 32768
 CLASSES = {
     "llama": "Llama",
@@ -111,7 +111,7 @@ class LlamaFamily(Family):
             "attention_dropout": attention.dropout,
             "max_position_embeddings": LONGEST,
             "hidden_act": "silu",
-            # Left out, they would be 1 and 2, whatever these are in this vocabulary.
+            # Without them `transformers` takes 1 and 2, whatever these are in this vocabulary.
             "bos_token_id": None,
             "eos_token_id": None,
             **_describe_windows(config, family),
@@ -154,7 +154,7 @@ class LlamaFamily(Family):
         return [entry for entry in table if entry.ours in have]
 
     def canonical_name(self, name: str) -> str | None:
-        """Files of the bare model lack the prefix; old ones carry the rotary frequencies."""
+        """Files of the bare model lack the prefix; old ones hold the rotary frequencies."""
         if name.endswith(".rotary_emb.inv_freq"):
             return None
         return name if name.startswith(("model.", "lm_head.", "score.")) else f"model.{name}"

@@ -19,9 +19,9 @@ from manyheads.parts.masks.rules import All, Causal
 from manyheads.parts.norms import LayerNorm, Post
 from manyheads.parts.positions import Sinusoidal
 
-# They compute a table of sinusoids of this many rows; ours has no limit.
+# The rows of the table of sinusoids in `transformers`; ours has no limit.
 LONGEST = 1024
-# Where one of ours has several names there, the last is the one we write.
+# Where several names mean one of our activations, we write the last.
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",

@@ -1,4 +1,4 @@
-"""ModernBERT: a rotary encoder whose layers see all or a window."""
+"""ModernBERT: a rotary encoder with global and local attention layers."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from manyheads.parts.masks.rules import All, Window
 from manyheads.parts.norms import LayerNorm, NoNorm, Pre
 from manyheads.parts.positions import Rotary
 
-# Where one of ours has several names there, the first is the one we write.
+# Where several names mean one of our activations, we write the first.
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -44,7 +44,7 @@ HEADS: dict[type[Readout], str] = {
     TokenHead: "ModernBertForTokenClassification",
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
-# What they are where a config.json leaves them out.
+# The defaults where config.json leaves them out.
 THETAS = {FULL: 160_000.0, SLIDING: 10_000.0}
 LOCAL = 128
 LAST_SPECIAL = 50283
@@ -88,7 +88,7 @@ class ModernBertFamily(Family):
                 bias="all" if theirs.get("attention_bias", False) else "none",
                 dropout=dropout,
             )
-            # The embedding is normed already, so the first attention has no norm of its own.
+            # The embedding is already normalised, so the first attention has no norm.
             before = Pre(NoNorm()) if index == 0 else Pre(norm)
             return LayerConfig(
                 attention=Branch(attention, before, dropout),
@@ -123,7 +123,7 @@ class ModernBertFamily(Family):
         layers, head = _describe_layers(config), _describe_head(config.readout)
         if layers is None or head is None:
             return None
-        # Their default ids of special tokens must lie in the table.
+        # The default ids of special tokens must be in the vocabulary.
         small = config.embedding.vocabulary <= LAST_SPECIAL
         return {
             "model_type": "modernbert",

@@ -21,7 +21,7 @@ GATES: dict[str, Literal["head", "channel"]] = {
 }
 # Keys of Qwen3 that the code of the study does not read.
 NEWER = ("rope_parameters", "layer_types", "mlp_bias", "attention_bias")
-# Their default, whatever the width.
+# The default, whatever the width.
 HEAD_SIZE = 128
 
 
@@ -61,7 +61,7 @@ class QwenGatedFamily(Family):
             return None
         rope = described["rope_parameters"]
         scaling = {key: each for key, each in rope.items() if key != "rope_theta"}
-        # Their code turns whole heads.
+        # The code of the study rotates whole heads.
         if "partial_rotary_factor" in scaling:
             return None
         return {key: each for key, each in described.items() if key not in NEWER} | {
@@ -79,7 +79,7 @@ class QwenGatedFamily(Family):
         return LLAMA.canonical_name(name)
 
     def opened_by(self, theirs: Mapping[str, Any]) -> str:
-        """`transformers` would open a gated one too, and take the gates for queries."""
+        """`transformers` would open a gated model too, but read its gates as queries."""
         gated = any(theirs.get(key) for key in GATES)
         return "the gated-attention study's own code" if gated else "transformers"
 
@@ -88,7 +88,7 @@ QWEN_GATED = QwenGatedFamily()
 
 
 def with_attention(config: DecoderConfig, **changes: Any) -> DecoderConfig:
-    """The same model with other attention in all of its layers."""
+    """The config with changes to the attention of every layer."""
 
     def changed(layer: LayerConfig) -> LayerConfig:
         branch = layer.attention
@@ -103,7 +103,7 @@ def with_attention(config: DecoderConfig, **changes: Any) -> DecoderConfig:
 def interleaved(
     table: Iterable[Entry], config: ModelConfig, per: Literal["head", "key head"]
 ) -> list[Entry]:
-    """The table with the rows of gates inside q_proj, after the queries of each head or group."""
+    """The entries with the rows of gates in q_proj, after the queries of each head or group."""
     assert isinstance(config, DecoderConfig)
     gated = {
         f"stack.layers.{index}.attention.project": layer.attention.inner

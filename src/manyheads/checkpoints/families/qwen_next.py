@@ -1,4 +1,4 @@
-"""Qwen3-Next where all layers are full attention: output gates, centred norms, perhaps experts."""
+"""Qwen3-Next with full attention only: output gates, centred norms, optionally experts."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from manyheads.parts.feedforward import SwiGLU
 from manyheads.parts.gates import Gate
 from manyheads.parts.norms import Pre, RMSNorm
 
-# What their class assumes where a config.json leaves it out.
+# The defaults where config.json leaves them out.
 DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "head_dim": 256,
@@ -128,7 +128,7 @@ def _feedforward(theirs: Mapping[str, Any], index: int) -> FeedForwardConfig:
 def _as_qwen3(
     config: DecoderConfig, norm: RMSNorm, inside: Sequence[FeedForwardConfig]
 ) -> DecoderConfig:
-    """What of the model Qwen3 has too; dense layers stand for those with experts."""
+    """The model as a Qwen3, with dense layers in place of experts."""
     hidden = [inner.hidden for inner in inside if isinstance(inner, SwiGLU)]
     hidden.append(DEFAULTS["intermediate_size"])
     dense = SwiGLU(width=config.stack.width, hidden=hidden[0])
@@ -166,7 +166,7 @@ def _with_norm_and_feedforward(
 
 
 def _expert_entries(experts: Experts, ours: str, theirs: str) -> Iterator[Entry | Either]:
-    """Files name each expert; `transformers` keeps all of them in one tensor and may save that."""
+    """Files have one tensor per expert; `transformers` may also save all of them as one tensor."""
     each = [f"{theirs}.experts.{index}" for index in range(experts.count)]
     inside = [f"{one}.{part}.weight" for one in each for part in ("gate_proj", "up_proj")]
     outside = [f"{one}.down_proj.weight" for one in each]

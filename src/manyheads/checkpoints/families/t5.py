@@ -1,4 +1,4 @@
-"""T5, first and 1.1, whole or its encoder alone: RMS norms, unscaled scores, no biases."""
+"""T5 1.0 and 1.1, or only the encoder: RMS norms, unscaled scores, no biases."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -20,7 +20,7 @@ from manyheads.parts.norms import Pre, RMSNorm
 from manyheads.parts.positions.relative import T5Buckets
 
 PLAIN: dict[str, Activation] = {"relu": "relu", "gelu": "gelu", "silu": "silu"}
-# Their "gated-gelu" has always meant the GELU by tanh.
+# "gated-gelu" has always meant the tanh approximation of GELU.
 GATED_GELU, GATED_SILU = "gated-gelu", "gated-silu"
 ENCODER = "T5EncoderModel"
 
@@ -134,7 +134,7 @@ T5 = T5Family()
 def _describe_whole(
     config: EncoderConfig | Seq2SeqConfig, position: T5Buckets
 ) -> dict[str, Any] | None:
-    """What there is beside the encoder: nothing, or a decoder and a head."""
+    """The keys for what comes with the encoder: nothing, or a decoder and a head."""
     if isinstance(config, EncoderConfig):
         return {"architectures": [ENCODER], "is_encoder_decoder": False}
     head = config.readout
@@ -151,8 +151,8 @@ def _describe_whole(
 
 
 def _readout(theirs: Mapping[str, Any]) -> LanguageHead:
-    # T5 1.1 unties its head and 1.0 scales what a tied one reads. Since transformers 5 every
-    # config.json says tied, and tells the two apart by the scaling alone.
+    # T5 1.1 unties its head; 1.0 ties it and scales its input. Since transformers 5 every
+    # config.json says that it is tied, and only the scaling tells the two apart.
     tied = theirs.get("tie_word_embeddings", True) is not False
     if not theirs.get("scale_decoder_outputs", tied):
         return LanguageHead(tied=False)
@@ -196,7 +196,7 @@ def _describe_feedforward(config: FeedForwardConfig) -> dict[str, Any] | None:
 
 
 def _same_buckets(config: Seq2SeqConfig, position: T5Buckets) -> bool:
-    """Whether the decoder cuts distances as the encoder does, only to one side."""
+    """Whether the decoder has the same buckets as the encoder, in one direction."""
     attention = config.decoder.attention(0)
     other = None if attention is None else attention.position
     return isinstance(other, T5Buckets) and (other.buckets, other.reach) == (
@@ -206,7 +206,7 @@ def _same_buckets(config: Seq2SeqConfig, position: T5Buckets) -> bool:
 
 
 def _side(side: str, stack: StackConfig, *, ours: str = "") -> Iterator[Entry]:
-    """One of their two stacks, which is called the same here unless said."""
+    """The entries of one stack, which has the same name here unless `ours` gives another."""
     mine = ours or side
     bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     yield Entry(f"{mine}.layers.0.attention.table.table", (bias,))

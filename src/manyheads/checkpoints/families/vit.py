@@ -1,4 +1,4 @@
-"""The vision transformer: patches by a convolution, a class token in front, norms before."""
+"""ViT: patches by a convolution, a class token in front, norms before each sublayer."""
 
 import re
 from collections.abc import Iterable, Mapping

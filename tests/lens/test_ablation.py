@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from manyheads import lens
 from manyheads.errors import CutWarning, InputError
 from manyheads.lens import effects
 from manyheads.lens.ablation import (
@@ -426,7 +427,7 @@ def test_a_model_in_training_is_measured_at_rest_and_put_back() -> None:
 def test_a_result_is_saved_and_opened_again(tmp_path: Any) -> None:
     result = ablate(small(DECODERS["llama"]), ids(LENGTHS), shown=False)
     result.save(tmp_path / "ablation.json")
-    again = Ablation.load(tmp_path / "ablation.json", "ablation")
+    again = lens.load(tmp_path / "ablation.json")
     assert isinstance(again, Ablation)
     assert again.baseline == result.baseline
     np.testing.assert_allclose(again["change"].means, result["change"].means)

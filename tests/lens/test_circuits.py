@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from manyheads import lens
 from manyheads.errors import InputError
 from manyheads.lens.circuits import (
     Factors,
@@ -19,7 +20,6 @@ from manyheads.lens.circuits import (
     score_copying,
 )
 from manyheads.lens.composition import compose, resemble
-from manyheads.lens.pairs import ByPair
 from manyheads.models.build import build
 from manyheads.models.readout import LanguageHead
 from manyheads.parts.masks import Causal
@@ -275,7 +275,7 @@ def test_circuit_cosines_are_those_of_whole_matrices() -> None:
 def test_pairs_are_saved_and_opened_again(tmp_path: Any) -> None:
     found = compose(small(DECODERS["llama"]), "key")
     found.save(tmp_path / "pairs.json")
-    again = ByPair.load(tmp_path / "pairs.json", "key composition")
+    again = lens.load(tmp_path / "pairs.json")
     np.testing.assert_allclose(again.values, found.values)
     assert again.blocks == found.blocks
     assert len(found.rows()) == 16

@@ -10,6 +10,7 @@ import torch
 from scipy.stats import kendalltau
 from torch import Tensor
 
+from manyheads import lens
 from manyheads.attention import AttentionConfig
 from manyheads.errors import InputError
 from manyheads.lens.adversarial import (
@@ -23,7 +24,6 @@ from manyheads.lens.erasure import erase, erase_key_weights, rank_keys, renormal
 from manyheads.lens.faithfulness import faithfulness, kendall
 from manyheads.lens.given import read
 from manyheads.lens.trunk import part_of
-from manyheads.lens.verdicts import Faithfulness
 from manyheads.models.build import build
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import Encoder, EncoderConfig
@@ -252,7 +252,7 @@ def test_a_report_reads_well_and_comes_back_from_disk(tmp_path: Any) -> None:
     report = faithfulness(handmade(), tasks, steps=3, draws=1, iterations=2, shown=False)
     for ending in ("json", "safetensors"):
         report.save(tmp_path / f"report.{ending}")
-        again = Faithfulness.load(tmp_path / f"report.{ending}")
+        again = lens.load(tmp_path / f"report.{ending}")
         assert str(again) == str(report)
         assert again.facts == report.facts
         assert str(again.rows()) == str(report.rows())

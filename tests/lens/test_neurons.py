@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from manyheads import lens
 from manyheads.errors import InputError
-from manyheads.lens.neurons import Neurons, neurons
+from manyheads.lens.neurons import neurons
 from manyheads.models.build import build
 from manyheads.models.recipes import ModelConfig
 from manyheads.ragged import Ragged
@@ -118,7 +119,7 @@ def test_it_reads_well_and_can_be_saved(tmp_path: Path) -> None:
     assert found.rows()[0]["neuron"] == "L0N5"
     for ending in ("json", "safetensors"):
         found.save(tmp_path / f"found.{ending}")
-        again = Neurons.load(tmp_path / f"found.{ending}")
+        again = lens.load(tmp_path / f"found.{ending}")
         assert again.each == found.each
         assert again.facts == found.facts
     with refuses(InputError, "L0N7 was not asked for: name it in neurons(...)."):

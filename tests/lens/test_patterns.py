@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from manyheads import lens
 from manyheads.errors import InputError
 from manyheads.lens.addresses import Address, blocks_of
-from manyheads.lens.patterns import PatternSet, patterns, top_keys
+from manyheads.lens.patterns import patterns, top_keys
 from manyheads.models.recipes import ModelConfig
 from manyheads.taps import Head, Patterns, Record, Site, Sublayer, Tap
 from tests.lens.test_statistics import MORE, fresh, texts_for
@@ -80,7 +81,7 @@ def test_they_can_be_saved_and_loaded(tmp_path: Path) -> None:
     found = patterns(small(DECODERS["window"]), [[1, 2, 3, 4], [5, 6]], [Head(0, 1)])
     for ending in ("json", "safetensors"):
         found.save(tmp_path / f"patterns.{ending}")
-        loaded = PatternSet.load(tmp_path / f"patterns.{ending}")
+        loaded = lens.load(tmp_path / f"patterns.{ending}")
         for text in (0, 1):
             one, other = found.of(Head(0, 1), text), loaded.of(Head(0, 1), text)
             assert torch.equal(one.weights, other.weights)

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from manyheads import lens
 from manyheads.errors import InputError, MissingExtraError
 from manyheads.lens.activations import OFFSETS, gather_features
 from manyheads.lens.by_layer import ByLayer
 from manyheads.lens.items import find_items, split_words
 from manyheads.lens.probes import probe
 from manyheads.lens.results import ByHead
-from manyheads.lens.syntax_probe import SyntaxProbe, probe_syntax
+from manyheads.lens.syntax_probe import probe_syntax
 from manyheads.lens.trunk import part_of
 from manyheads.models.build import build
 from manyheads.ragged import Ragged
@@ -177,7 +178,7 @@ def test_results_by_layer_come_back_from_disk(tmp_path: Any) -> None:
     assert isinstance(found, ByLayer)
     for ending in ("json", "safetensors"):
         found.save(tmp_path / f"probe.{ending}")
-        again = ByLayer.load(tmp_path / f"probe.{ending}", "probe of residuals")
+        again = lens.load(tmp_path / f"probe.{ending}")
         assert str(again) == str(found)
         assert str(again.rows()) == str(found.rows())
         assert again.facts == found.facts
@@ -278,7 +279,7 @@ def test_words_help_the_probe_to_fit(reader: Any, trees: Any, tmp_path: Any) -> 
     assert found.scores["probe"][0] > 0.8
     for ending in ("json", "safetensors"):
         found.save(tmp_path / f"syntax.{ending}")
-        again = SyntaxProbe.load(tmp_path / f"syntax.{ending}")
+        again = lens.load(tmp_path / f"syntax.{ending}")
         assert str(again) == str(found)
         assert again.ranked(3) == found.ranked(3)
     assert found.table().row_count == 3

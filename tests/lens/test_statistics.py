@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from manyheads import lens
 from manyheads.errors import InputError
 from manyheads.lens import rows
 from manyheads.lens.given import Given
@@ -245,7 +246,7 @@ def test_it_can_be_saved_and_loaded(tmp_path: Any) -> None:
     found = measured(small(DECODERS["gates"]), texts_for(small(DECODERS["gates"])))
     for ending in ("json", "safetensors"):
         found.save(tmp_path / f"found.{ending}")
-        loaded = Statistics.load(tmp_path / f"found.{ending}")
+        loaded = lens.load(tmp_path / f"found.{ending}")
         same(loaded, found, 1e-12)
         assert loaded.activations == found.activations
         assert str(loaded) == str(found)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from jaxtyping import Float
@@ -17,8 +16,7 @@ from manyheads.lens.given import Given, read
 from manyheads.lens.gradients import ByToken, HeadGradients, integrate_heads, integrate_inputs
 from manyheads.lens.logit_lens import logit_lens
 from manyheads.lens.metrics import Measure
-from manyheads.lens.results import frame_of
-from manyheads.lens.storing import read_result, write_result
+from manyheads.lens.results import Tabular
 from manyheads.models.build import Model
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.ragged import Ragged
@@ -54,7 +52,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class Answer:
+class Answer(Tabular):
     """What each part adds to the logit of `target`, less that of `against` if there is one.
 
     Shares sum to `value` but for `completeness`; those of rollout are weights and sum to 1.
@@ -103,10 +101,6 @@ class Answer:
         """One record a part."""
         return [asdict(share) for share in self.shares]
 
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
-
     def table(self, most: int | None = MOST_ROWS) -> Any:
         """A rich table of so many parts, those of `places`."""
         from rich.table import Table
@@ -126,18 +120,6 @@ class Answer:
             table.caption = f"{len(self.shares) - most} more: table(most=None), frame() or save()"
             table.caption_justify = "left"
         return table
-
-    def save(self, path: Path | str) -> None:
-        """To JSON, by the ending; written whole or not at all."""
-        write_result(path, KIND, {}, asdict(self))
-
-    @classmethod
-    def load(cls, path: Path | str) -> "Answer":
-        _, facts = read_result(path, KIND)
-        facts["shares"] = tuple(Share(**each) for each in facts["shares"])
-        facts["steps"] = tuple(Step(**each) for each in facts["steps"])
-        facts["tokens"] = tuple(facts["tokens"])
-        return cls(**facts)
 
     def __str__(self) -> str:
         lines = [self.told]

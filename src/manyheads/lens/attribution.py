@@ -14,6 +14,7 @@ from manyheads.lens.addresses import Block
 from manyheads.lens.given import read, run
 from manyheads.lens.metrics import weighed
 from manyheads.lens.results import ByHead
+from manyheads.lens.storing import Result
 from manyheads.lens.trunk import Edits, Part, part_of
 from manyheads.models.build import Model
 from manyheads.models.layer import Layer, Residual
@@ -31,7 +32,7 @@ SUBLAYERS = (Sublayer.ATTENTION, Sublayer.CROSS, Sublayer.FEEDFORWARD)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class DirectLogits:
+class DirectLogits(Result):
     """What each part of a model adds to a logit, text by text.
 
     `layers` holds for each sublayer and layer what it adds, its heads and its bias together;

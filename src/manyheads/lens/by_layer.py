@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from manyheads.errors import InputError, ShapeError
-from manyheads.lens.results import frame_of, told
-from manyheads.lens.storing import Facts, read_result, write_result
+from manyheads.lens.results import Tabular, told
+from manyheads.lens.storing import Facts
 
 __all__ = ["ByLayer"]
 
@@ -18,7 +17,7 @@ FloatsByLayer = Float[np.ndarray, " l"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class ByLayer:
+class ByLayer(Tabular):
     """Measures by name, one mean a layer and perhaps its standard error; -1 is the embeddings.
 
     >>> result = ByLayer(kind="example", layers=(-1, 0), means={"accuracy": np.array([0.5, 0.75])})
@@ -66,10 +65,6 @@ class ByLayer:
             records.append(record)
         return records
 
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
-
     def table(self) -> Any:
         """A rich table."""
         from rich.table import Table
@@ -83,25 +78,6 @@ class ByLayer:
             ]
             table.add_row(_named(record["layer"]), *values)
         return table
-
-    def save(self, path: Path | str) -> None:
-        """To JSON or safetensors, by the ending; written whole or not at all."""
-        arrays = {f"means/{name}": values for name, values in self.means.items()}
-        arrays |= {f"errors/{name}": values for name, values in self.errors.items()}
-        facts = {"layers": list(self.layers), "names": list(self.names), "facts": self.facts}
-        write_result(path, self.kind, arrays, facts)
-
-    @classmethod
-    def load(cls, path: Path | str, kind: str) -> "ByLayer":
-        arrays, facts = read_result(path, kind)
-        names = facts["names"]
-        return cls(
-            kind=kind,
-            layers=tuple(facts["layers"]),
-            means={name: arrays[f"means/{name}"] for name in names},
-            errors={name: arrays[f"errors/{name}"] for name in names if f"errors/{name}" in arrays},
-            facts=facts["facts"],
-        )
 
     def __str__(self) -> str:
         lines = [f"{self.kind} of {len(self.layers)} layers"]

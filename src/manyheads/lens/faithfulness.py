@@ -15,7 +15,7 @@ from manyheads.lens.decisions import At, Decision, decisions_of
 from manyheads.lens.erasure import Erased, erase, rank_keys
 from manyheads.lens.given import read
 from manyheads.lens.trunk import Part, StackName, part_of
-from manyheads.lens.verdicts import GROUPS, THRESHOLDS, Faithfulness, Task, under
+from manyheads.lens.verdicts import GROUPS, THRESHOLDS, Faithfulness, Task
 from manyheads.models.build import Model
 from manyheads.models.readout import ClassHead
 from manyheads.models.resting import resting
@@ -165,7 +165,11 @@ def _task(name: str, decides: str, found: Sequence[Mapping[str, Any]], complete:
     columns = {
         column: np.array([one[column] for one in found], dtype=np.float64) for column in found[0]
     }
-    groups = {kind: under(f"{kind}/", columns) for kind in GROUPS}
+    groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+    for column, values in columns.items():
+        group, slash, order = column.partition("/")
+        if slash:
+            groups[group][order] = values
     groups["curves"] = {order: curve.mean(0) for order, curve in groups["curves"].items()}
     return Task(
         name=name,

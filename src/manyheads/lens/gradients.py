@@ -13,6 +13,7 @@ from manyheads.errors import InputError, ShapeError
 from manyheads.lens.given import Targets, read, run
 from manyheads.lens.metrics import Judge, Metric, judge, weighed
 from manyheads.lens.results import ByHead
+from manyheads.lens.storing import Result
 from manyheads.lens.trunk import Change, Edits, Part, StackName, Trunk, part_of
 from manyheads.models.build import Model
 from manyheads.models.resting import resting
@@ -37,7 +38,7 @@ MOST_STEPS = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ByToken:
+class ByToken(Result):
     """What each token adds to the metric of its text, and what all should add up to."""
 
     tokens: Ragged
@@ -57,7 +58,7 @@ class ByToken:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class HeadGradients:
+class HeadGradients(Result):
     """What each head adds to the metric of each text; `heads` has the means over texts."""
 
     heads: ByHead

@@ -2,13 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from manyheads.errors import InputError
 from manyheads.lens.addresses import Address
-from manyheads.lens.results import ByHead, fields_from, frame_of
+from manyheads.lens.results import ByHead, Tabular
 from manyheads.lens.storing import Facts
 from manyheads.taps import Head
 
@@ -52,7 +51,7 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class Kinds:
+class Kinds(Tabular):
     """The labels of every head, best first, and all scores they were told from.
 
     `scores` has one column a kind, those of heads that miss the threshold too. `facts` says what
@@ -116,10 +115,6 @@ class Kinds:
             records += [where | _described(label, label.evidence) for label in labels]
         return records
 
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
-
     def table(self, *, most: int | None = MOST_ROWS) -> Any:
         """A rich table: each head, its kinds, and the evidence for the best."""
         from rich.table import Table
@@ -135,25 +130,6 @@ class Kinds:
             table.caption = f"{more} more heads: table(most=None), frame() or save()"
             table.caption_justify = "left"
         return table
-
-    def save(self, path: Path | str) -> None:
-        """To JSON or safetensors, by the ending; written whole or not at all."""
-        listed = [[asdict(label) for label in labels] for labels in self.labels.values()]
-        ByHead(
-            kind=KIND,
-            blocks=self.scores.blocks,
-            means=self.scores.means,
-            facts={"labels": listed, "facts": self.facts},
-        ).save(path)
-
-    @classmethod
-    def load(cls, path: Path | str) -> "Kinds":
-        fields = fields_from(path, KIND)
-        facts = fields.pop("facts")
-        scores = ByHead(**fields)
-        listed = (tuple(Label(**each) for each in labels) for labels in facts["labels"])
-        labels = dict(zip(scores.addresses, listed, strict=True))
-        return cls(labels=labels, scores=scores, facts=facts["facts"])
 
     def __str__(self) -> str:
         counted = Counter(

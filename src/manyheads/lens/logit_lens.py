@@ -10,6 +10,7 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.given import read, run
+from manyheads.lens.storing import Result
 from manyheads.lens.trunk import Edits, entry, part_of
 from manyheads.models.build import Model
 from manyheads.models.readout import ClassHead
@@ -22,7 +23,7 @@ __all__ = ["LogitLens", "logit_lens"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LogitLens:
+class LogitLens(Result):
     """The likeliest answers of each text before the first layer and after each.
 
     `right` and `ranks` are the log-probability and the rank (0 is first) of the right answers,

@@ -1,9 +1,9 @@
 """Where in texts a number is largest, with the tokens around, kept while texts stream by."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -34,13 +34,6 @@ class Moment:
 
     def told(self, before: str, token: str, after: str) -> "Moment":
         return replace(self, text=(before, token, after))
-
-    @classmethod
-    def restored(cls, saved: Mapping[str, Any]) -> "Moment":
-        """From what JSON makes of one."""
-        tuples = {name: tuple(saved[name]) for name in ("before", "after")}
-        text = None if saved["text"] is None else tuple(saved["text"])
-        return cls(**dict(saved) | tuples | {"text": text})
 
     def __str__(self) -> str:
         where = f"{self.value:+.3g} at {self.position} of text {self.number}"

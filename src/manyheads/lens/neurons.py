@@ -2,8 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -15,9 +14,9 @@ from manyheads.lens.feeds import Expert, Feeds, Neuron, feeds_of
 from manyheads.lens.given import Given
 from manyheads.lens.moments import Moment, Moved, Order
 from manyheads.lens.passing import lead
-from manyheads.lens.results import frame_of
+from manyheads.lens.results import Tabular
 from manyheads.lens.statistics import ids_by_stack, pass_by
-from manyheads.lens.storing import Facts, read_result, write_result
+from manyheads.lens.storing import Facts
 from manyheads.lens.trunk import StackName
 from manyheads.lens.vocabulary import Vocabulary, vocabulary_of
 from manyheads.models.build import Model
@@ -88,7 +87,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Neurons:
+class Neurons(Tabular):
     """Neurons that were looked at; `facts["through"]` says how values were put into words."""
 
     each: tuple[Memory, ...]
@@ -117,10 +116,6 @@ class Neurons:
             for each in self.each
         ]
 
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
-
     def table(self) -> Any:
         """A rich table: each neuron, what moves it most, what it writes and reads."""
         from rich.table import Table
@@ -132,16 +127,6 @@ class Neurons:
             words = (" ".join(map(str, side[:5])) or "-" for side in (each.raised, each.reads))
             table.add_row(str(each.neuron), moved, *words)
         return table
-
-    def save(self, path: Path | str) -> None:
-        """To JSON or safetensors, by the ending."""
-        listed = [asdict(each) for each in self.each]
-        write_result(path, KIND, {}, {"neurons": listed, "facts": self.facts})
-
-    @classmethod
-    def load(cls, path: Path | str) -> "Neurons":
-        about = read_result(path, KIND)[1]
-        return cls(tuple(_memory(each) for each in about["neurons"]), about["facts"])
 
     def __str__(self) -> str:
         return "\n".join(str(each) for each in self.each)
@@ -300,19 +285,3 @@ def _read_out(moments: Sequence[Moment], tokenizer: Any) -> Iterator[Moment]:
             for ids in (each.before, (each.token,), each.after)
         )
         yield each.told(*parts)
-
-
-def _memory(saved: dict[str, Any]) -> Memory:
-    raised, lowered, reads = (
-        tuple(Word(**each) for each in saved[name]) for name in ("raised", "lowered", "reads")
-    )
-    return Memory(
-        neuron=Neuron(**saved["neuron"]),
-        moments=tuple(Moment.restored(each) for each in saved["moments"]),
-        raised=raised,
-        lowered=lowered,
-        reads=reads,
-        mean=saved["mean"],
-        deviation=saved["deviation"],
-        active=saved["active"],
-    )

@@ -13,7 +13,7 @@ from manyheads.errors import InputError
 from manyheads.lens.effects import ROOM_ON_CPU, ROOM_ON_CUDA
 from manyheads.lens.given import Given, Targets, read
 from manyheads.lens.metrics import Judge, Metric, judge, weighed
-from manyheads.lens.results import ByHead, frame_of
+from manyheads.lens.results import ByHead, Tabular
 from manyheads.lens.trunk import Change, Edits, Part, StackName, Trunk, entry, part_of
 from manyheads.models.build import Model
 from manyheads.models.resting import resting
@@ -43,7 +43,7 @@ class Patch:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Patched:
+class Patched(Tabular):
     """(metric - corrupted) / (clean - corrupted) by patch: 1 where it brings back all.
 
     `errors` are standard errors over texts of that share's numerator, in the same unit.
@@ -74,10 +74,6 @@ class Patched:
             }
             for patch, share in self.shares.items()
         ]
-
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
 
     def __str__(self) -> str:
         lines = [f"clean {self.clean:.4f}, corrupted {self.corrupted:.4f}; most is brought back by"]

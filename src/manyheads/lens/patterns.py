@@ -2,10 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -14,9 +12,9 @@ from manyheads.errors import InputError
 from manyheads.lens.addresses import Address, Block, blocks_of, stacks_of
 from manyheads.lens.given import read
 from manyheads.lens.meeting import FAR, Meeting, meet
-from manyheads.lens.results import frame_of
+from manyheads.lens.results import Tabular
 from manyheads.lens.statistics import pass_by
-from manyheads.lens.storing import read_result, write_result
+from manyheads.lens.storing import Result
 from manyheads.lens.typology import Appearance, typology
 from manyheads.models.build import Model
 from manyheads.models.resting import resting
@@ -33,7 +31,7 @@ WEIGHTS_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pattern:
+class Pattern(Result):
     """One head on one text: the weights of the queries `rows`, and which keys they may see."""
 
     address: Address
@@ -48,7 +46,7 @@ class Pattern:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Largest:
+class Largest(Result):
     """One head on one text: the `k` keys that each query looks at most, largest first.
 
     Where a query sees fewer keys, the rest have weight 0.
@@ -67,7 +65,7 @@ class Largest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PatternSet:
+class PatternSet(Tabular):
     """Patterns by head and text."""
 
     each: tuple[Pattern, ...]
@@ -81,10 +79,6 @@ class PatternSet:
         """One record a pattern: where it is and what it looks like."""
         return [_record(each) | _looked(each.appearance()) for each in self.each]
 
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
-
     def table(self) -> Any:
         """A rich table of what each pattern looks like."""
         from rich.table import Table
@@ -96,28 +90,6 @@ class PatternSet:
             name = f"{found.name}{detail}"
             table.add_row(str(each.address), str(each.text), name, f"{found.score:.2f}")
         return table
-
-    def save(self, path: Path | str) -> None:
-        """To safetensors, or to JSON where they are few and small."""
-        arrays: dict[str, Any] = {}
-        for place, each in enumerate(self.each):
-            arrays[f"weights/{place}"] = each.weights.cpu().numpy()
-            arrays[f"visible/{place}"] = each.visible.cpu().numpy().astype(np.uint8)
-        described = [_described(each) for each in self.each]
-        write_result(path, KIND, arrays, {"patterns": described})
-
-    @classmethod
-    def load(cls, path: Path | str) -> "PatternSet":
-        arrays, facts = read_result(path, KIND)
-        found = []
-        for place, (stack, sublayer, layer, head, text, start, stop) in enumerate(
-            facts["patterns"]
-        ):
-            address = Address(Head(layer, head), stack, Sublayer(sublayer))
-            weights = torch.from_numpy(np.array(arrays[f"weights/{place}"], dtype=np.float32))
-            visible = torch.from_numpy(np.array(arrays[f"visible/{place}"], dtype=bool))
-            found.append(Pattern(address, text, range(start, stop), weights, visible))
-        return cls(tuple(found))
 
     def __str__(self) -> str:
         told = (f"{each.address} on text {each.text}: {each.appearance()}" for each in self.each)

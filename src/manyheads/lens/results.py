@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,29 @@ from jaxtyping import Float
 
 from manyheads.errors import InputError, MissingExtraError, ShapeError
 from manyheads.lens.addresses import Address, Block
-from manyheads.lens.storing import Facts, read_result, write_result
+from manyheads.lens.storing import Facts, Result
 from manyheads.taps import Head, Sublayer
 
-__all__ = ["ByHead", "Column", "fields_from", "frame_of", "told", "told_change"]
+__all__ = ["ByHead", "Column", "Tabular", "frame_of", "told", "told_change"]
 
 FloatsByHead = Float[np.ndarray, " h"]
 
 # A page of a terminal; the whole is in the frame and in the file.
 MOST_ROWS = 40
+
+
+class Tabular(Result):
+    """A result that is also a list of records."""
+
+    __slots__ = ()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record for each thing that was measured."""
+        raise NotImplementedError
+
+    def frame(self) -> Any:
+        """A pandas DataFrame of `rows`."""
+        return frame_of(self.rows())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +76,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ByHead:
+class ByHead(Tabular):
     """Measures by name, each with one mean a head and perhaps its standard error.
 
     `kind` says what it is a result of, and `facts` what else is known: texts, tokens, a threshold.
@@ -128,10 +141,6 @@ class ByHead:
             records.append(record)
         return records
 
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
-
     def table(
         self,
         names: Sequence[str] | None = None,
@@ -159,21 +168,6 @@ class ByHead:
             table.caption_justify = "left"
         return table
 
-    def save(self, path: Path | str) -> None:
-        """To JSON or safetensors, by the ending; written whole or not at all."""
-        arrays = {f"means/{name}": values for name, values in self.means.items()}
-        arrays |= {f"errors/{name}": values for name, values in self.errors.items()}
-        facts = {
-            "blocks": [_described(block) for block in self.blocks],
-            "names": list(self.names),
-            "facts": self.facts,
-        }
-        write_result(path, self.kind, arrays, facts)
-
-    @classmethod
-    def load(cls, path: Path | str, kind: str = "values") -> "ByHead":
-        return cls(**fields_from(path, kind))
-
     def __str__(self) -> str:
         heads, attentions = len(self.addresses), len(self.blocks)
         lines = [f"{self.kind} of {heads} heads in {attentions} attentions"]
@@ -189,18 +183,6 @@ class ByHead:
         return "\n".join(lines)
 
     __repr__ = __str__
-
-
-def fields_from(path: Path | str, kind: str) -> dict[str, Any]:
-    """The fields of a `ByHead` that was saved, for whatever kind of it is made of them."""
-    arrays, facts = read_result(path, kind)
-    return {
-        "kind": kind,
-        "blocks": tuple(_block(each) for each in facts["blocks"]),
-        "means": _under("means/", arrays, facts["names"]),
-        "errors": _under("errors/", arrays, facts["names"]),
-        "facts": facts["facts"],
-    }
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -249,17 +231,3 @@ def told_change(change: float, error: float) -> str:
     ('+0.0123 ±0.0021', '-0.5000')
     """
     return f"{change:+.4f}" + ("" if np.isnan(error) else f" ±{error:.2g}")
-
-
-def _described(block: Block) -> list[Any]:
-    return [block.layer, block.heads, block.stack, block.sublayer.value]
-
-
-def _block(described: Sequence[Any]) -> Block:
-    layer, heads, stack, sublayer = described
-    return Block(layer, heads, stack, Sublayer(sublayer))
-
-
-def _under(prefix: str, arrays: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    found = {name: arrays.get(f"{prefix}{name}") for name in names}
-    return {name: values for name, values in found.items() if values is not None}

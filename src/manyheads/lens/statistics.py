@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from manyheads.lens.classes import TokenClasses, token_classes
 from manyheads.lens.given import Given, read
 from manyheads.lens.measures import NEIGHBOURS, SINK_ABOVE, in_order
 from manyheads.lens.observer import Activation, Observer, Plan
-from manyheads.lens.results import ByHead, fields_from
+from manyheads.lens.results import ByHead
 from manyheads.lens.tally import Tally
 from manyheads.models.build import Model
 from manyheads.models.resting import resting
@@ -57,10 +56,6 @@ class Statistics(ByHead):
     def complete(self) -> bool:
         """False where the measuring was broken off; the rest of the texts is then missing."""
         return bool(self.facts["complete"])
-
-    @classmethod
-    def load(cls, path: Path | str, kind: str = KIND) -> "Statistics":
-        return cls(**fields_from(path, kind))
 
     def __str__(self) -> str:
         facts = self.facts

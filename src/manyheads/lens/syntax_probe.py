@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,8 @@ from manyheads.errors import InputError
 from manyheads.lens.addresses import Address, Block
 from manyheads.lens.items import split_words
 from manyheads.lens.metrics import weighed
-from manyheads.lens.results import frame_of
-from manyheads.lens.storing import Facts, read_result, write_result
+from manyheads.lens.results import Tabular
+from manyheads.lens.storing import Facts
 from manyheads.lens.trunk import Part, StackName, part_of
 from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
@@ -23,7 +22,7 @@ from manyheads.models.encoder import Encoder
 from manyheads.models.resting import resting
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
-from manyheads.taps import Patterns, Record, Sublayer, Tap
+from manyheads.taps import Patterns, Record, Tap
 
 __all__ = ["SyntaxProbe", "probe_syntax"]
 
@@ -34,7 +33,7 @@ STEPS = 100
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class SyntaxProbe:
+class SyntaxProbe(Tabular):
     """Shares of words whose head is found (unlabelled attachment), with errors over sentences.
 
     "probe" weighs all heads together; "offset" is the best fixed distance, "head" the best head
@@ -66,10 +65,6 @@ class SyntaxProbe:
             for name, (share, error) in self.scores.items()
         ]
 
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
-
     def table(self) -> Any:
         """A rich table of the scores."""
         from rich.table import Table
@@ -79,29 +74,6 @@ class SyntaxProbe:
         for name, (share, error) in self.scores.items():
             table.add_row(name, f"{share:.1%} ±{error:.1%}")
         return table
-
-    def save(self, path: Path | str) -> None:
-        """To JSON or safetensors, by the ending; written whole or not at all."""
-        blocks = [[each.layer, each.heads, each.stack, each.sublayer.value] for each in self.blocks]
-        arrays = {"to_head": self.to_head, "from_head": self.from_head}
-        arrays["scores"] = np.array(list(self.scores.values()))
-        facts = {"blocks": blocks, "scores": list(self.scores), "facts": self.facts}
-        write_result(path, KIND, arrays, facts)
-
-    @classmethod
-    def load(cls, path: Path | str) -> "SyntaxProbe":
-        arrays, facts = read_result(path, KIND)
-        pairs = [(float(share), float(error)) for share, error in arrays["scores"]]
-        return cls(
-            scores=dict(zip(facts["scores"], pairs, strict=True)),
-            blocks=tuple(
-                Block(layer, heads, stack, Sublayer(sublayer))
-                for layer, heads, stack, sublayer in facts["blocks"]
-            ),
-            to_head=arrays["to_head"],
-            from_head=arrays["from_head"],
-            facts=facts["facts"],
-        )
 
     def __str__(self) -> str:
         told = ", ".join(f"{share:.1%} by {name}" for name, (share, _) in self.scores.items())

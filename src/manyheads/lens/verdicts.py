@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,9 @@ from jaxtyping import Float
 from manyheads.errors import InputError
 from manyheads.lens.adversarial import FARTHEST
 from manyheads.lens.erasure import ORDERS
-from manyheads.lens.results import frame_of, told
-from manyheads.lens.storing import read_result, write_result
+from manyheads.lens.results import Tabular, told
 
-__all__ = ["GROUPS", "THRESHOLDS", "Faithfulness", "Task", "mean_of", "under"]
+__all__ = ["GROUPS", "THRESHOLDS", "Faithfulness", "Task", "mean_of"]
 
 KIND = "faithfulness"
 Values = Float[np.ndarray, " *texts"]
@@ -116,7 +114,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Faithfulness:
+class Faithfulness(Tabular):
     """A report: what was found for each task, and the thresholds of the verdicts."""
 
     tasks: tuple[Task, ...]
@@ -137,10 +135,6 @@ class Faithfulness:
             for name, (value, error) in task.measures().items()
         ]
 
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
-
     def table(self) -> Any:
         """A rich table: a row a measure, a column a task."""
         from rich.table import Table
@@ -153,49 +147,10 @@ class Faithfulness:
             table.add_row(name.replace("_", " "), *values)
         return table
 
-    def save(self, path: Path | str) -> None:
-        """To JSON or safetensors, by the ending; written whole or not at all."""
-        arrays: dict[str, Any] = {}
-        described = []
-        for place, task in enumerate(self.tasks):
-            described.append([task.name, task.decides, task.complete])
-            arrays[f"{place}/divergence"], arrays[f"{place}/moved"] = task.divergence, task.moved
-            for kind in GROUPS:
-                for name, values in getattr(task, kind).items():
-                    arrays[f"{place}/{kind}/{name}"] = values
-        write_result(path, KIND, arrays, {"tasks": described, "facts": self.facts})
-
-    @classmethod
-    def load(cls, path: Path | str) -> "Faithfulness":
-        arrays, facts = read_result(path, KIND)
-        tasks = []
-        for place, (name, decides, complete) in enumerate(facts["tasks"]):
-            groups = {kind: under(f"{place}/{kind}/", arrays) for kind in GROUPS}
-            tasks.append(
-                Task(
-                    name=name,
-                    decides=decides,
-                    complete=complete,
-                    divergence=arrays[f"{place}/divergence"],
-                    moved=arrays[f"{place}/moved"],
-                    **groups,
-                )
-            )
-        return cls(tuple(tasks), facts["facts"])
-
     def __str__(self) -> str:
         return "\n".join(map(str, self.tasks))
 
     __repr__ = __str__
-
-
-def under(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """What is filed below a name."""
-    return {
-        name.removeprefix(prefix): values
-        for name, values in arrays.items()
-        if name.startswith(prefix)
-    }
 
 
 def mean_of(values: Values) -> tuple[float, float]:

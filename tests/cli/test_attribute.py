@@ -63,7 +63,7 @@ def test_a_long_text_shows_its_last_tokens_and_how_to_see_all(
     assert rows[-10:] == [str(at) for at in range(last - 9, last + 1)]
     assert str(max(range(last), key=lambda at: found.shares[at].value)) in rows
     assert f"and {last + 1 - 40} more: --all shows them" in said
-    assert "most=None" not in said
+    assert "max_rows=None" not in said
     assert main([*asked, "--all"]) == 0
     said = capsys.readouterr().out
     rows = [line.split()[0] for line in said.splitlines() if line.strip()[:1].isdigit()]

@@ -47,7 +47,7 @@ def test_the_largest_tokens_and_the_last_are_shown_in_their_order() -> None:
 def test_so_many_steps_are_taken_and_what_they_miss_is_told() -> None:
     model, text = models.decoder(layers=1), "The cat sat on the"
     few, many = (
-        attribute(model, text, "mat", method="integrated", steps=steps, shown=False)
+        attribute(model, text, "mat", method="integrated", steps=steps, progress=False)
         for steps in (1, 96)
     )
     assert (few.path_steps, many.path_steps) == (1, 96)

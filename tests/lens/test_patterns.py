@@ -60,12 +60,12 @@ def test_the_largest_weights_of_each_query(monkeypatch: pytest.MonkeyPatch) -> N
     model = small(DECODERS["llama"])
     text = [3, 1, 4, 1, 5, 9, 2, 6, 5]
     whole = patterns(model, [text]).of(Head(0, 2)).weights
-    (one,) = top_keys(model, [text], [Head(0, 2)], count=3)
+    (one,) = top_keys(model, [text], [Head(0, 2)], top_k=3)
     expected = whole.topk(3, dim=-1)
     torch.testing.assert_close(one.weights, expected.values)
     torch.testing.assert_close(whole.gather(1, one.keys), one.weights)
     torch.testing.assert_close(one.missing, 1 - expected.values.sum(-1))
-    (few,) = top_keys(model, [text], [Head(0, 2)], count=99, rows=range(2, 4))
+    (few,) = top_keys(model, [text], [Head(0, 2)], top_k=99, rows=range(2, 4))
     assert few.weights.shape == (2, 9)
 
 
@@ -108,7 +108,7 @@ def test_refusals() -> None:
         patterns(model, [[1, 2]], rows=range(1, 5))
     with refuses(InputError, "rows=range(3, 3) names no run of queries: use range(start, stop)."):
         patterns(model, [[1, 2]], rows=range(3, 3))
-    with refuses(InputError, "count=0 keeps no key: use 1 or more."):
-        top_keys(model, [[1, 2]], count=0)
+    with pytest.raises(InputError, match=r"top_k.*0.*1 or more"):
+        top_keys(model, [[1, 2]], top_k=0)
     with refuses(InputError, "L0H0 on text 3 was not asked for: name it in patterns(...)."):
         patterns(model, [[1, 2]]).of(Head(0, 0), 3)

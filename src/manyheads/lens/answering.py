@@ -86,22 +86,22 @@ class Answer(Tabular):
         """Shares by how much they add, either way; tokens stay in their order."""
         return [self.shares[place] for place in self.places()]
 
-    def places(self, most: int | None = None) -> list[int]:
+    def places(self, top_k: int | None = None) -> list[int]:
         """Where the shares lie that matter most, those first; of tokens in order, the last too."""
         order = sorted(range(len(self.shares)), key=lambda place: -abs(self.shares[place].value))
         if not self.by_token:
-            return order[:most]
-        if most is None:
+            return order[:top_k]
+        if top_k is None:
             return sorted(order)
-        first_of_last = len(order) - int(most * LAST_SHARE)
+        first_of_last = len(order) - int(top_k * LAST_SHARE)
         order.sort(key=lambda place: place < first_of_last)
-        return sorted(order[:most])
+        return sorted(order[:top_k])
 
     def rows(self) -> list[dict[str, Any]]:
         """One record a part."""
         return [asdict(share) for share in self.shares]
 
-    def table(self, most: int | None = MOST_ROWS) -> Any:
+    def table(self, max_rows: int | None = MOST_ROWS) -> Any:
         """A rich table of so many parts, those of `places`."""
         from rich.table import Table
         from rich.text import Text
@@ -112,12 +112,14 @@ class Answer(Tabular):
         table.add_column("token" if self.by_token else "part")
         table.add_column("weight" if self.method == "rollout" else "adds", justify="right")
         sign = "" if self.method == "rollout" else "+"
-        for place in self.places(most):
+        for place in self.places(max_rows):
             share = self.shares[place]
             said = [str(place), Text(repr(share.part))] if self.by_token else [Text(share.part)]
             table.add_row(*said, f"{share.value:{sign}.4f}")
-        if most is not None and len(self.shares) > most:
-            table.caption = f"{len(self.shares) - most} more: table(most=None), frame() or save()"
+        if max_rows is not None and len(self.shares) > max_rows:
+            table.caption = (
+                f"{len(self.shares) - max_rows} more: table(max_rows=None), frame() or save()"
+            )
             table.caption_justify = "left"
         return table
 
@@ -152,7 +154,7 @@ def attribute(
     *,
     method: Method = "direct",
     steps: int | None = None,
-    shown: bool = True,
+    progress: bool = True,
 ) -> Answer:
     """Trace the next word after a text, or `target`, perhaps against another word.
 
@@ -195,15 +197,15 @@ def attribute(
         raise InputError(
             f"this {type(model).__name__} writes no next word to trace", 'use the method "rollout"'
         )
-    wrong = None if against is None else find_token(tokenizer, against, said)
-    right = _likeliest(model, given) if target is None else find_token(tokenizer, target, said)
-    traced = _traced(model, given, right, wrong, words, method, steps, shown)
+    distractor = None if against is None else find_token(tokenizer, against, said)
+    answer = _likeliest(model, given) if target is None else find_token(tokenizer, target, said)
+    traced = _traced(model, given, answer, distractor, words, method, steps, progress)
     return Answer(
         method=method,
-        target=_said(tokenizer, right),
-        against=None if wrong is None else _said(tokenizer, wrong),
+        target=_said(tokenizer, answer),
+        against=None if distractor is None else _said(tokenizer, distractor),
         **traced,
-        steps=_steps(model, given, tokenizer, right),
+        steps=_steps(model, given, tokenizer, answer),
         text=said,
         tokens=words,
     )
@@ -241,16 +243,18 @@ def _check_asked(
 def _traced(
     model: Model,
     given: Given,
-    right: int,
-    wrong: int | None,
+    answer: int,
+    distractor: int | None,
     words: Sequence[str],
     method: Method,
     steps: int | None,
-    shown: bool,
+    progress: bool,
 ) -> dict[str, Any]:
     """What an answer says of the parts, by its own names."""
     if method == "direct":
-        found = attribute_logits(model, given, [right], None if wrong is None else [wrong])
+        found = attribute_logits(
+            model, given, [answer], None if distractor is None else [distractor]
+        )
         shares = [Share(str(head), mean) for head, mean in found.heads["logit"].items()]
         for (sublayer, layer), each in found.layers.items():
             if sublayer is Sublayer.FEEDFORWARD:
@@ -264,13 +268,13 @@ def _traced(
             "completeness": found.completeness,
             "shares": tuple(shares),
         }
-    metric = Measure(_Logit(right, wrong))
+    metric = Measure(_Logit(answer, distractor))
     path: ByToken | HeadGradients
     if method == "integrated":
-        path = integrate_inputs(model, given, metric, steps=steps, shown=shown)
+        path = integrate_inputs(model, given, metric, steps=steps, progress=progress)
         shares_of = _by_token(words, path.of(0).tolist())
     else:
-        path = integrate_heads(model, given, metric, steps=steps, shown=shown)
+        path = integrate_heads(model, given, metric, steps=steps, progress=progress)
         pairs = path.heads["attribution"].items()
         shares_of = tuple(Share(str(head), mean) for head, mean in pairs)
     return {
@@ -285,31 +289,31 @@ def _traced(
 class _Logit:
     """The logit of a token after the last one of each text, less that of another."""
 
-    right: int
-    wrong: int | None
+    answer: int
+    distractor: int | None
 
     def __call__(self, logits: Ragged | Tensor, _texts: Sequence[int]) -> Float[Tensor, " b"]:
         assert isinstance(logits, Ragged), "a model that writes scores every token"
         last = logits.values[logits.lengths.offsets[1:].long() - 1]
-        value = last[:, self.right]
-        return value if self.wrong is None else value - last[:, self.wrong]
+        value = last[:, self.answer]
+        return value if self.distractor is None else value - last[:, self.distractor]
 
 
 def _likeliest(model: Model, given: Given) -> int:
-    return int(logit_lens(model, given, top=1).answers[-1, 0, 0])
+    return int(logit_lens(model, given, top_k=1).answers[-1, 0, 0])
 
 
-def _steps(model: Model, given: Given, tokenizer: Any, right: int) -> tuple[Step, ...]:
-    found = logit_lens(model, given, [right], top=1)
-    assert found.right is not None
-    assert found.ranks is not None
+def _steps(model: Model, given: Given, tokenizer: Any, answer: int) -> tuple[Step, ...]:
+    found = logit_lens(model, given, [answer], top_k=1)
+    assert found.answer_log_probabilities is not None
+    assert found.answer_ranks is not None
     return tuple(
         Step(
             layer=layer - 1,
             says=_said(tokenizer, int(found.answers[layer, 0, 0])),
             probability=float(found.log_probabilities[layer, 0, 0].exp()),
-            answer=float(found.right[layer, 0].exp()),
-            rank=int(found.ranks[layer, 0]),
+            answer=float(found.answer_log_probabilities[layer, 0].exp()),
+            rank=int(found.answer_ranks[layer, 0]),
         )
         for layer in range(len(found.answers))
     )

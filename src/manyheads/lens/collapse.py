@@ -10,12 +10,11 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.addresses import stacks_of
-from manyheads.lens.given import Given
+from manyheads.lens.given import Given, climb
 from manyheads.lens.overlap import overlap
 from manyheads.lens.pairs import ByPair
 from manyheads.lens.passing import gather, lead
 from manyheads.lens.results import Tabular
-from manyheads.lens.statistics import pass_by
 from manyheads.lens.trunk import StackName, part_of
 from manyheads.models.build import Model
 from manyheads.models.stack import Stack
@@ -145,7 +144,8 @@ def collapse(
 
     def visit(some: Given, _: list[int]) -> None:
         watcher = _Directions(found.stack)
-        pass_by(model, some, watcher)
+        with torch.inference_mode():
+            climb(model, some, watcher)
         found.merge(watcher)
 
     passed = lead(

@@ -143,7 +143,7 @@ class Comparison(Tabular):
             for name in self.names
         ]
 
-    def table(self, most: int = 20) -> Any:
+    def table(self, max_rows: int = 20) -> Any:
         """A rich table of the heads that moved most, with the measures that changed most."""
         from rich.table import Table
 
@@ -152,7 +152,7 @@ class Comparison(Tabular):
             table.add_column(name, justify="right")
         for name in ("most changed", "kinds"):
             table.add_column(name)
-        for address, shift in self.ranked()[:most]:
+        for address, shift in self.ranked()[:max_rows]:
             moved = self.weights["all"].of(address)
             table.add_row(
                 str(address),

@@ -38,7 +38,7 @@ def faithfulness(
     within: float = 0.01,
     iterations: int = 100,
     seed: int = 0,
-    shown: bool = True,
+    progress: bool = True,
 ) -> Faithfulness:
     """Whether what the deciding queries look at tells why the model answers as it does.
 
@@ -57,7 +57,7 @@ def faithfulness(
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
-    >>> report = faithfulness(model, [[5, 6, 7, 8], [9, 5, 6]], iterations=2, shown=False)
+    >>> report = faithfulness(model, [[5, 6, 7, 8], [9, 5, 6]], iterations=2, progress=False)
     >>> report.tasks[0].texts
     2
     """
@@ -73,7 +73,7 @@ def faithfulness(
     tasks = []
     for name, some in named.items():
         place = at[name] if isinstance(at, Mapping) else at
-        tasks.append(trial.run(name, part, chosen, some, place, shown))
+        tasks.append(trial.run(name, part, chosen, some, place, progress))
     options = {"steps": steps, "draws": draws, "within": within, "iterations": iterations}
     facts = {"layers": list(chosen), "thresholds": THRESHOLDS} | options
     return Faithfulness(tuple(tasks), facts)
@@ -108,14 +108,14 @@ class _Trial:
     generator: torch.Generator
 
     def run(
-        self, name: str, part: Part, layers: Sequence[int], texts: Any, at: At, shown: bool
+        self, name: str, part: Part, layers: Sequence[int], texts: Any, at: At, progress: bool
     ) -> Task:
         given = read(part.model, texts)
         found: list[dict[str, Any]] = []
         complete = True
         openings = decisions_of(part, layers, given, at)
         with (
-            Progress("erasing", total=len(openings), unit="texts", shown=shown) as bar,
+            Progress("erasing", total=len(openings), unit="texts", shown=progress) as bar,
             resting(part.model),
         ):
             try:

@@ -84,7 +84,7 @@ def integrate_inputs(
     steps: int | None = None,
     targets: Targets | None = None,
     stack: StackName | None = None,
-    shown: bool = True,
+    progress: bool = True,
 ) -> ByToken:
     """Integrated gradients (arXiv 1703.01365) from a baseline to what enters the first layer.
 
@@ -113,7 +113,7 @@ def integrate_inputs(
         def result(tokens: Tensor, taken: int) -> ByToken:
             return ByToken(tokens=end.with_values(tokens), expected=expected, steps=taken)
 
-        return _integrate(gradient, result, steps, shown)
+        return _integrate(gradient, result, steps, progress)
 
 
 def integrate_heads(
@@ -126,7 +126,7 @@ def integrate_heads(
     targets: Targets | None = None,
     stack: StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
-    shown: bool = True,
+    progress: bool = True,
 ) -> HeadGradients:
     """Integrated gradients on gates that open all heads of some layers from 0 to 1 together.
 
@@ -148,7 +148,7 @@ def integrate_heads(
         def result(found: Tensor, taken: int) -> HeadGradients:
             return _by_head(part, chosen, found.cpu(), expected, taken, judged)
 
-        return _integrate(gates.gradient, result, steps, shown)
+        return _integrate(gates.gradient, result, steps, progress)
 
 
 def gradient_times_attention(
@@ -268,14 +268,14 @@ def _integrate(
     gradient: Callable[[float], Tensor],
     result: Callable[[Tensor, int], Found],
     steps: int | None,
-    shown: bool,
+    progress: bool,
 ) -> Found:
     """The integral by points of Gauss and Legendre, more and more until they are enough."""
     why = ""
     for count in FEW_TO_MANY if steps is None else (steps,):
         parts = []
         label = f"integrating in {count} steps{why}"
-        with Progress(label, total=count, unit="steps", shown=shown) as bar:
+        with Progress(label, total=count, unit="steps", shown=progress) as bar:
             for place, weight in _points(count):
                 parts.append(weight * gradient(place))
                 bar.advance()

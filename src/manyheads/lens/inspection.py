@@ -104,7 +104,7 @@ class Inspection(Tabular):
             for head, row in zip(self.addresses, self.statistics.rows(), strict=True)
         ]
 
-    def table(self, *, most: int | None = MOST_ROWS) -> Any:
+    def table(self, *, max_rows: int | None = MOST_ROWS) -> Any:
         """A rich table: every head, its best kinds and the measures that tell most."""
         from rich.table import Table
 
@@ -114,14 +114,16 @@ class Inspection(Tabular):
         for name in names:
             table.add_column(SHOWN[name], justify="right")
         table.add_column("")
-        for head in self.addresses[:most]:
+        for head in self.addresses[:max_rows]:
             values = self.statistics.of(head)
             told = [_number(values[name]) for name in names]
             remark = [f"dead by {why}" for why in reasons.get(head, ())]
             remark += [f"as {other}" for other in doubled.get(head, [])]
             table.add_row(str(head), self._kinds_of(head), *told, ", ".join(remark))
-        if most is not None and len(self.addresses) > most:
-            table.caption = f"{len(self.addresses) - most} more heads: table(most=None) or save()"
+        if max_rows is not None and len(self.addresses) > max_rows:
+            table.caption = (
+                f"{len(self.addresses) - max_rows} more heads: table(max_rows=None) or save()"
+            )
             table.caption_justify = "left"
         return table
 

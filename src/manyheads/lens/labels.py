@@ -115,19 +115,19 @@ class Kinds(Tabular):
             records += [where | _described(label, label.evidence) for label in labels]
         return records
 
-    def table(self, *, most: int | None = MOST_ROWS) -> Any:
+    def table(self, *, max_rows: int | None = MOST_ROWS) -> Any:
         """A rich table: each head, its kinds, and the evidence for the best."""
         from rich.table import Table
 
         table = Table(
             "head", "kinds", "evidence", box=None, pad_edge=False, title=KIND, title_justify="left"
         )
-        for address, labels in list(self.labels.items())[:most]:
+        for address, labels in list(self.labels.items())[:max_rows]:
             evidence = labels[0].evidence if labels else self._why_none(address)
             table.add_row(str(address), _told(labels), evidence)
-        if most is not None and len(self.labels) > most:
-            more = len(self.labels) - most
-            table.caption = f"{more} more heads: table(most=None), frame() or save()"
+        if max_rows is not None and len(self.labels) > max_rows:
+            more = len(self.labels) - max_rows
+            table.caption = f"{more} more heads: table(max_rows=None), frame() or save()"
             table.caption_justify = "left"
         return table
 
@@ -144,7 +144,7 @@ class Kinds(Tabular):
             f"  {address!s:<{width}}  {_told(labels)}" for address, labels in named[:MOST_ROWS]
         ]
         if len(named) > MOST_ROWS:
-            lines.append(f"  and {len(named) - MOST_ROWS} more: table(most=None), frame()")
+            lines.append(f"  and {len(named) - MOST_ROWS} more: table(max_rows=None), frame()")
         for why in dict.fromkeys(self.missing.values()):
             these = ", ".join(kind for kind, reason in self.missing.items() if reason == why)
             lines.append(f"  not measured: {these} ({why})")

@@ -83,7 +83,7 @@ class Memories(Tabular):
             f"use one of {', '.join(str(each.layer) for each in self.layers)}",
         )
 
-    def clear(self, most: int = 20) -> list[tuple[Neuron, int, float]]:
+    def clear(self, top_k: int = 20) -> list[tuple[Neuron, int, float]]:
         """The neurons that write a word most clearly, each with the word and how clearly."""
         found = [
             (Neuron(each.layer, int(index), each.expert), int(each.written[index]), float(score))
@@ -91,7 +91,7 @@ class Memories(Tabular):
             for index, score in enumerate(each.written_clearly)
             if score > self.clear_above
         ]
-        return sorted(found, key=lambda each: -each[2])[:most]
+        return sorted(found, key=lambda each: -each[2])[:top_k]
 
     def rows(self) -> list[dict[str, Any]]:
         """One record a feed-forward."""

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.feeds import Expert, Feeds, Neuron, feeds_of
-from manyheads.lens.given import Given
+from manyheads.lens.given import Given, climb
 from manyheads.lens.moments import Moment, Moved, Order
 from manyheads.lens.passing import lead
 from manyheads.lens.results import Tabular
-from manyheads.lens.statistics import ids_by_stack, pass_by
+from manyheads.lens.statistics import ids_by_stack
 from manyheads.lens.storing import Facts
 from manyheads.lens.trunk import StackName
 from manyheads.lens.vocabulary import Vocabulary, vocabulary_of
@@ -139,7 +139,7 @@ def neurons(
     texts: Any,
     which: Sequence[Neuron | str | tuple[int, int]],
     *,
-    top: int = 10,
+    top_k: int = 10,
     by: Order = "largest",
     context: int = 8,
     words: int = 10,
@@ -156,26 +156,27 @@ def neurons(
     head through the embedding's own table. Neurons are named as "L3N120", (3, 120) or `Neuron`; of
     experts as "L3E2N5", of a shared one "L3SN5", whose coefficients count the router's weight.
 
-    `by` says which coefficients are kept: the `top` "largest", "smallest" or largest "absolute".
+    `by` says which coefficients are kept: the `top_k` "largest", "smallest" or largest "absolute".
     Images have moments and no words. Texts stream by; only what is kept stays.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
-    >>> found = neurons(model, [[5, 6, 7], [8, 9]], ["L0N3"], top=2, words=3)
+    >>> found = neurons(model, [[5, 6, 7], [8, 9]], ["L0N3"], top_k=2, words=3)
     >>> len(found.of("L0N3").moments), len(found.of("L0N3").raised)
     (2, 3)
     """
-    for name, value in (("top", top), ("words", words)):
+    for name, value in (("top_k", top_k), ("words", words)):
         if value < 1:
-            raise InputError(f"{name}={value} keeps nothing", "use 1 or more")
+            raise InputError(f"{name} must be at least 1, got {value}", "use 1 or more")
     feeds = feeds_of(model, stack)
     chosen = feeds.find(which)
-    found = {neuron: Moved(top, by, context) for neuron in chosen}
+    found = {neuron: Moved(top_k, by, context) for neuron in chosen}
 
     def visit(given: Given, numbers: list[int]) -> None:
         ids = ids_by_stack(model, given).get(feeds.stack.name)
         watcher = _Coefficients(feeds, chosen)
-        pass_by(model, given, watcher)
+        with torch.inference_mode():
+            climb(model, given, watcher)
         for neuron, values in watcher.seen.items():
             found[neuron].take(values, ids, numbers)
 

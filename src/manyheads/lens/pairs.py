@@ -36,11 +36,11 @@ class ByPair(Tabular):
     def of(self, one: Head | Address, other: Head | Address) -> float:
         return float(self.values[self._place(one), self._place(other)])
 
-    def ranked(self, most: int = 20) -> list[tuple[Address, Address, float]]:
+    def ranked(self, top_k: int = 20) -> list[tuple[Address, Address, float]]:
         """Pairs of different heads by value, largest first."""
         values = self.values.copy()
         np.fill_diagonal(values, np.nan)
-        order = np.argsort(-values, axis=None, kind="stable")[:most]
+        order = np.argsort(-values, axis=None, kind="stable")[:top_k]
         places = [np.unravel_index(place, values.shape) for place in order]
         known = [(one, other) for one, other in places if not np.isnan(values[one, other])]
         names = self.addresses
@@ -54,13 +54,13 @@ class ByPair(Tabular):
             for one, other in np.argwhere(~np.isnan(self.values))
         ]
 
-    def table(self, most: int = 20) -> Any:
+    def table(self, max_rows: int = 20) -> Any:
         """A rich table of the largest."""
         from rich.table import Table
 
         table = Table("from", "to", box=None, pad_edge=False, title=self.kind, title_justify="left")
         table.add_column("value", justify="right")
-        for one, other, value in self.ranked(most):
+        for one, other, value in self.ranked(max_rows):
             table.add_row(str(one), str(other), f"{value:.3g}")
         return table
 

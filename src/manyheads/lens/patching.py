@@ -58,9 +58,9 @@ class Patched(Tabular):
     def __getitem__(self, wanted: Patch) -> float:
         return self.shares[wanted]
 
-    def ranked(self, most: int | None = None) -> list[tuple[Patch, float]]:
+    def ranked(self, top_k: int | None = None) -> list[tuple[Patch, float]]:
         """Patches by what they bring back, most first."""
-        return sorted(self.shares.items(), key=lambda pair: -pair[1])[:most]
+        return sorted(self.shares.items(), key=lambda pair: -pair[1])[:top_k]
 
     def rows(self) -> list[dict[str, Any]]:
         return [
@@ -89,7 +89,7 @@ class Runs:
     corrupted: Trunk
     judged: Judge
     ends: tuple[Float[Tensor, " b"], Float[Tensor, " b"]]
-    room: int
+    batch_tokens: int
 
     @classmethod
     def of(
@@ -101,7 +101,7 @@ class Runs:
         targets: Targets | None = None,
         *,
         keep: Sequence[Site] = (),
-        room: int | None = None,
+        batch_tokens: int | None = None,
     ) -> "Runs":
         model = part.model
         if clean.sizes(model) != corrupted.sizes(model) or len(clean) != len(corrupted):
@@ -110,15 +110,22 @@ class Runs:
                 f"{corrupted.sizes(model)}",
                 "corrupt token by token, so that positions keep their meaning",
             )
-        if room is None:
+        if batch_tokens is None:
             on_cuda = next(model.parameters()).is_cuda
-            room = ROOM_ON_CUDA if on_cuda else ROOM_ON_CPU
+            batch_tokens = ROOM_ON_CUDA if on_cuda else ROOM_ON_CPU
         layers = range(len(part.stack.layers))
         sites = [*keep, *(site for layer in layers for site in _sites(part, layer).values())]
         judged = judge(model, clean, range(len(clean)), metric, targets)
         good, bad = (Trunk(part, each, layers=layers, keep=sites) for each in (clean, corrupted))
         ends = judged(good.hidden)[0].double().cpu(), judged(bad.hidden)[0].double().cpu()
-        return cls(part=part, clean=good, corrupted=bad, judged=judged, ends=ends, room=room)
+        return cls(
+            part=part,
+            clean=good,
+            corrupted=bad,
+            judged=judged,
+            ends=ends,
+            batch_tokens=batch_tokens,
+        )
 
     def share(
         self, values: Float[Tensor, " b"], base: Literal["corrupted", "clean"] = "corrupted"
@@ -137,7 +144,7 @@ class Runs:
 
     @property
     def copies(self) -> int:
-        return max(1, self.room // max(1, self.lengths.total))
+        return max(1, self.batch_tokens // max(1, self.lengths.total))
 
 
 def patch(
@@ -151,8 +158,8 @@ def patch(
     targets: Targets | None = None,
     stack: StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
-    room: int | None = None,
-    shown: bool = True,
+    batch_tokens: int | None = None,
+    progress: bool = True,
 ) -> Patched:
     """Activation patching: each spot of each layer alone, at all positions or at each.
 
@@ -168,10 +175,17 @@ def patch(
     """
     part = part_of(model, stack, sublayer)
     with resting(model), torch.no_grad():
-        runs = Runs.of(part, read(model, clean), read(model, corrupted), metric, targets, room=room)
+        runs = Runs.of(
+            part,
+            read(model, clean),
+            read(model, corrupted),
+            metric,
+            targets,
+            batch_tokens=batch_tokens,
+        )
         _check_ends(runs)
         wanted = list(_patches(runs, spots, positions))
-        return _measure(runs, wanted, shown)
+        return _measure(runs, wanted, progress)
 
 
 def patch_heads(found: Patched, part: Part) -> ByHead:
@@ -181,11 +195,11 @@ def patch_heads(found: Patched, part: Part) -> ByHead:
     return ByHead(kind="patching", blocks=part.blocks, means={"share": values})
 
 
-def _measure(runs: Runs, wanted: list[Patch], shown: bool) -> Patched:
+def _measure(runs: Runs, wanted: list[Patch], progress: bool) -> Patched:
     clean, corrupted = runs.ends
     weights = runs.judged.weights.double().cpu()
     shares, errors, complete = {}, {}, True
-    with Progress("patching", total=len(wanted), unit="patches", shown=shown) as bar:
+    with Progress("patching", total=len(wanted), unit="patches", shown=progress) as bar:
         try:
             for group in _groups(wanted, runs.copies):
                 values = _run(runs, group).double().cpu()

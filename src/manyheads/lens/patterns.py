@@ -10,10 +10,10 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.addresses import Address, Block, blocks_of, stacks_of
-from manyheads.lens.given import read
-from manyheads.lens.meeting import FAR, Meeting, meet
+from manyheads.lens.forming import softmax
+from manyheads.lens.given import climb, read
+from manyheads.lens.meeting import Meeting, meet
 from manyheads.lens.results import Tabular
-from manyheads.lens.statistics import pass_by
 from manyheads.lens.storing import Result
 from manyheads.lens.typology import Appearance, typology
 from manyheads.models.build import Model
@@ -115,7 +115,7 @@ def patterns(
     >>> patterns(model, [[5, 6, 7]], [Head(1, 0)]).of(Head(1, 0)).weights.shape
     torch.Size([3, 3])
     """
-    watcher = _Forming(model, heads, rows, top=None)
+    watcher = _Forming(model, heads, rows, top_k=None)
     _pass(model, texts, watcher)
     return PatternSet(tuple(each for each in watcher.found if isinstance(each, Pattern)))
 
@@ -125,21 +125,21 @@ def top_keys(
     texts: Any,
     heads: Sequence[Head | Address] | None = None,
     *,
-    count: int = 8,
+    top_k: int = 8,
     rows: range | None = None,
 ) -> tuple[Largest, ...]:
-    """For each query the keys it looks at most: a pattern of `count` weights a query, not n."""
-    if count < 1:
-        raise InputError(f"count={count} keeps no key", "use 1 or more")
-    watcher = _Forming(model, heads, rows, top=count)
+    """For each query the keys it looks at most: `top_k` weights per query instead of n."""
+    if top_k < 1:
+        raise InputError(f"top_k must be at least 1, got {top_k}", "use 1 or more")
+    watcher = _Forming(model, heads, rows, top_k=top_k)
     _pass(model, texts, watcher)
     return tuple(each for each in watcher.found if isinstance(each, Largest))
 
 
 def _pass(model: Model, texts: Any, watcher: "_Forming") -> None:
     given = read(model, [texts] if isinstance(texts, str) else texts)
-    with resting(model):
-        pass_by(model, given, watcher)
+    with resting(model), torch.inference_mode():
+        climb(model, given, watcher)
 
 
 class _Forming:
@@ -150,14 +150,14 @@ class _Forming:
         model: Model,
         heads: Sequence[Head | Address] | None,
         rows: range | None,
-        top: int | None,
+        top_k: int | None,
     ) -> None:
         self.found: list[Pattern | Largest] = []
         self._stacks: Mapping[str, Stack] = stacks_of(model)
         self._heads = _wanted(blocks_of(model), heads)
         if rows is not None and (rows.step != 1 or rows.start < 0 or not rows):
             raise InputError(f"rows={rows} names no run of queries", "use range(start, stop)")
-        self._rows, self._top = rows, top
+        self._rows, self._top_k = rows, top_k
         self._query: Ragged | None = None
 
     def wants(self, site: Site) -> bool:
@@ -186,7 +186,7 @@ class _Forming:
     def _form(
         self, meeting: Meeting, address: Address, text: int, rows: range
     ) -> Pattern | Largest:
-        if self._top is None:
+        if self._top_k is None:
             weights, visible = _weights(meeting, text, rows, address.head.head)
             return Pattern(address, text, rows, weights, visible)
         count = meeting.request.keys.each[text]
@@ -195,7 +195,7 @@ class _Forming:
         for start in range(rows.start, rows.stop, step):
             some = range(start, min(start + step, rows.stop))
             weights, _ = _weights(meeting, text, some, address.head.head)
-            kept.append(weights.topk(min(self._top, count), dim=-1))
+            kept.append(weights.topk(min(self._top_k, count), dim=-1))
         keys = torch.cat([each.indices for each in kept])
         return Largest(address, text, rows, keys, torch.cat([each.values for each in kept]))
 
@@ -212,12 +212,8 @@ def _weights(
     group = head // meeting.share
     keys = meeting.keys_of(text)
     scored = meeting.scores(strip, keys, range(group, group + 1))[0][head % meeting.share]
-    hidden = scored <= FAR / 10
-    scored = scored.masked_fill(hidden, -torch.inf)
-    total = scored.logsumexp(-1, keepdim=True)
-    if meeting.request.sink is not None:
-        total = torch.logaddexp(total, meeting.request.sink[head].float())
-    some = torch.where(total > -torch.inf, (scored - total).exp(), 0.0)
+    sink = meeting.request.sink
+    some, hidden = softmax(scored, None if sink is None else sink[head].float())
     weights[:, strip.keys.start : strip.keys.stop] = some
     visible = torch.zeros_like(weights, dtype=torch.bool)
     visible[:, strip.keys.start : strip.keys.stop] = ~hidden

@@ -125,7 +125,7 @@ class Redundancy(Tabular):
             records.append(record)
         return records
 
-    def table(self, most: int = 40) -> Any:
+    def table(self, max_rows: int = 40) -> Any:
         """A rich table of `rows`, heads most like another first."""
         from rich.table import Table
 
@@ -133,7 +133,7 @@ class Redundancy(Tabular):
         for name in ("joint", *SIDES, "cluster"):
             table.add_column(name, justify="right")
         rows = sorted(self.rows(), key=lambda row: -row.get("joint", -np.inf))
-        for row in rows[:most]:
+        for row in rows[:max_rows]:
             told = [f"{row[name]:.2f}" if name in row else "-" for name in ("joint", *SIDES)]
             group = "-" if row["cluster"] is None else str(row["cluster"])
             table.add_row(row["head"], row["nearest"] or "-", *told, group)

@@ -146,7 +146,7 @@ class ByHead(Tabular):
         names: Sequence[str] | None = None,
         *,
         by: str | None = None,
-        most: int | None = MOST_ROWS,
+        max_rows: int | None = MOST_ROWS,
     ) -> Any:
         """A rich table: some measures or all, heads in order or by one measure, largest first."""
         from rich.table import Table
@@ -160,11 +160,13 @@ class ByHead(Tabular):
         table = Table("head", box=None, pad_edge=False, title=self.kind, title_justify="left")
         for name in names:
             table.add_column(name.replace("_", " "), justify="right")
-        for place in places[:most]:
+        for place in places[:max_rows]:
             values = [told(column.means[place], column.errors[place]) for column in columns]
             table.add_row(str(self.addresses[place]), *values)
-        if most is not None and len(places) > most:
-            table.caption = f"{len(places) - most} more heads: table(most=None), frame() or save()"
+        if max_rows is not None and len(places) > max_rows:
+            table.caption = (
+                f"{len(places) - max_rows} more heads: table(max_rows=None), frame() or save()"
+            )
             table.caption_justify = "left"
         return table
 

@@ -51,12 +51,12 @@ class SyntaxProbe(Tabular):
     def addresses(self) -> tuple[Address, ...]:
         return tuple(address for block in self.blocks for address in block.addresses)
 
-    def ranked(self, most: int | None = None) -> list[tuple[Address, float, float]]:
+    def ranked(self, top_k: int | None = None) -> list[tuple[Address, float, float]]:
         """Heads by how much the probe relies on them, in either direction."""
         found = list(
             zip(self.addresses, self.to_head.tolist(), self.from_head.tolist(), strict=True)
         )
-        return sorted(found, key=lambda each: -max(abs(each[1]), abs(each[2])))[:most]
+        return sorted(found, key=lambda each: -max(abs(each[1]), abs(each[2])))[:top_k]
 
     def rows(self) -> list[dict[str, Any]]:
         """One record a way of telling heads."""
@@ -95,7 +95,7 @@ def probe_syntax(
     decay: float = 1e-3,
     stack: StackName | None = None,
     seed: int = 0,
-    shown: bool = True,
+    progress: bool = True,
 ) -> SyntaxProbe:
     """The attention-only probe of Clark et al. (arXiv 1906.04341), and the one with words.
 
@@ -113,7 +113,7 @@ def probe_syntax(
     if not 0 < test < 1:
         raise InputError(f"test={test} is no share of the sentences", "use 0 < test < 1")
     part = part_of(model, stack)
-    trees = _trees(part, sentences, shown)
+    trees = _trees(part, sentences, progress)
     if len(trees) < 2:
         raise InputError(
             f"{len(trees)} sentences have a word with a head", "give two or more of them"
@@ -126,7 +126,7 @@ def probe_syntax(
         [trees[place] for place in order[count:]],
     )
     scorer = _Scorer(trees[0].looks.shape[0], trees[0].vectors.shape[1] if with_words else 0)
-    _learn(scorer, learned, decay, shown)
+    _learn(scorer, learned, decay, progress)
     return _result(part, scorer, learned, tested)
 
 
@@ -171,7 +171,7 @@ class _Scorer(nn.Module):
         return scores[tree.words].masked_fill(~tree.open, -torch.inf)
 
 
-def _trees(part: Part, sentences: Sequence[Any], shown: bool) -> list[_Tree]:
+def _trees(part: Part, sentences: Sequence[Any], progress: bool) -> list[_Tree]:
     for number, (words, heads) in enumerate(sentences):
         if len(words) != len(heads):
             raise InputError(
@@ -185,7 +185,7 @@ def _trees(part: Part, sentences: Sequence[Any], shown: bool) -> list[_Tree]:
     given, places = split_words(part.model, [words for words, _ in sentences])
     found = []
     with (
-        Progress("reading", total=len(sentences), unit="sentences", shown=shown) as bar,
+        Progress("reading", total=len(sentences), unit="sentences", shown=progress) as bar,
         resting(part.model),
     ):
         for number, (_, heads) in enumerate(sentences):
@@ -237,13 +237,13 @@ class _WordLooks(Record):
         self.found.append(self._mean @ value.of(0).float().cpu() @ self._belongs.T)
 
 
-def _learn(scorer: _Scorer, trees: Sequence[_Tree], decay: float, shown: bool) -> None:
+def _learn(scorer: _Scorer, trees: Sequence[_Tree], decay: float, progress: bool) -> None:
     """The likeliest weights under a small penalty of their squares."""
     words = sum(len(tree.words) for tree in trees)
     optimiser = torch.optim.LBFGS(
         scorer.parameters(), max_iter=STEPS, line_search_fn="strong_wolfe", tolerance_change=1e-7
     )
-    with Progress("learning", unit="rounds", shown=shown) as bar:
+    with Progress("learning", unit="rounds", shown=progress) as bar:
 
         def loss() -> Tensor:
             optimiser.zero_grad()

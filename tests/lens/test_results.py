@@ -19,7 +19,7 @@ from manyheads import lens
 from manyheads.errors import InputError, MissingExtraError, ShapeError
 from manyheads.lens.addresses import Address, Block, blocks_of
 from manyheads.lens.gradients import ByToken
-from manyheads.lens.patching import Patch, Patched
+from manyheads.lens.patching import Patch, Patching
 from manyheads.lens.patterns import Pattern
 from manyheads.lens.result_types import RESULT_TYPES
 from manyheads.lens.results import ByHead, Tabular
@@ -246,7 +246,7 @@ def test_types_of_values_survive(ending: str, tmp_path: Path) -> None:
         weights,
         torch.ones(2, 2, dtype=torch.bool),
     )
-    patched = Patched(
+    patched = Patching(
         clean=1.0, corrupted=math.nan, shares={Patch("head", 1, 0): 0.5, Patch("residual", 2): 1.0}
     )
     tokens = ByToken(
@@ -260,7 +260,7 @@ def test_types_of_values_survive(ending: str, tmp_path: Path) -> None:
     assert (again.address, again.text, again.rows) == (pattern.address, 3, range(4, 6))
     torch.testing.assert_close(again.weights, weights, equal_nan=True)
     assert again.visible.dtype is torch.bool
-    again = lens.load(tmp_path / f"Patched.{ending}")
+    again = lens.load(tmp_path / f"Patching.{ending}")
     assert again.shares == patched.shares
     assert math.isnan(again.corrupted)
     again = lens.load(tmp_path / f"ByToken.{ending}")

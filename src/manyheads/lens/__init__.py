@@ -17,7 +17,7 @@ from manyheads.lens.ablation import (
     ablate_together,
 )
 from manyheads.lens.addresses import Address, Block
-from manyheads.lens.answering import Answer, attribute
+from manyheads.lens.answering import Attribution, LayerPrediction, Share, attribute
 from manyheads.lens.attribution import DirectLogits, attribute_logits
 from manyheads.lens.by_layer import ByLayer
 from manyheads.lens.circuits import Circuits, Factors, circuits, score_circuits
@@ -46,11 +46,11 @@ from manyheads.lens.logit_lens import LogitLens, logit_lens
 from manyheads.lens.memories import LayerMemory, Memories, memories
 from manyheads.lens.metrics import LogitDifference, Measure, Similarity
 from manyheads.lens.moments import Moment
-from manyheads.lens.neurons import Neurons, neurons
+from manyheads.lens.neurons import NeuronMemory, Neurons, ScoredWord, neurons
 from manyheads.lens.observer import Activation
 from manyheads.lens.overlap import overlap
 from manyheads.lens.pairs import ByPair
-from manyheads.lens.patching import Patch, Patched, patch
+from manyheads.lens.patching import Patch, Patching, patch
 from manyheads.lens.paths import patch_paths
 from manyheads.lens.patterns import Largest, Pattern, PatternSet, patterns, top_keys
 from manyheads.lens.portrait import Portrait
@@ -63,14 +63,14 @@ from manyheads.lens.statistics import Statistics, statistics
 from manyheads.lens.storing import Result
 from manyheads.lens.syntax_probe import SyntaxProbe, probe_syntax
 from manyheads.lens.typology import Appearance, typology
-from manyheads.lens.verdicts import Faithfulness
+from manyheads.lens.verdicts import Faithfulness, TaskVerdict
 
 __all__ = [
     "Ablation",
     "Activation",
     "Address",
-    "Answer",
     "Appearance",
+    "Attribution",
     "Block",
     "ByHead",
     "ByLayer",
@@ -95,6 +95,7 @@ __all__ = [
     "Label",
     "Largest",
     "LayerMemory",
+    "LayerPrediction",
     "LayerState",
     "LogitDifference",
     "LogitLens",
@@ -104,17 +105,21 @@ __all__ = [
     "Moment",
     "NameHeads",
     "Neuron",
+    "NeuronMemory",
     "Neurons",
     "Patch",
-    "Patched",
+    "Patching",
     "Pattern",
     "PatternSet",
     "Portrait",
     "Redundancy",
     "Result",
+    "ScoredWord",
+    "Share",
     "Similarity",
     "Statistics",
     "SyntaxProbe",
+    "TaskVerdict",
     "Without",
     "ablate",
     "ablate_greedily",

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -37,6 +38,15 @@ class Address:
             )
         stack, head, sublayer = match.groups()
         return cls(Head.parse(head), stack or "main", Sublayer(sublayer or "attention"))
+
+    def record(self) -> dict[str, Any]:
+        """The columns that name a head in a table."""
+        return {
+            "stack": self.stack,
+            "sublayer": self.sublayer.value,
+            "layer": self.head.layer,
+            "head": self.head.head,
+        }
 
     def __str__(self) -> str:
         stack = [] if self.stack == "main" else [self.stack]

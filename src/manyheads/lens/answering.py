@@ -22,7 +22,15 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.ragged import Ragged
 from manyheads.taps import Sublayer
 
-__all__ = ["MOST_ROWS", "Answer", "Method", "Share", "Step", "attribute", "find_token"]
+__all__ = [
+    "MOST_ROWS",
+    "Attribution",
+    "LayerPrediction",
+    "Method",
+    "Share",
+    "attribute",
+    "find_token",
+]
 
 KIND = "attribution"
 MOST_ROWS = 40
@@ -41,7 +49,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LayerPrediction:
     """What the model would say after so many layers, and how it ranks the answer (0 is first)."""
 
     layer: int
@@ -52,7 +60,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class Answer(Tabular):
+class Attribution(Tabular):
     """What each part adds to the logit of `target`, less that of `against` if there is one.
 
     Shares sum to `value` but for `completeness`; those of rollout are weights and sum to 1.
@@ -65,7 +73,7 @@ class Answer(Tabular):
     value: float
     completeness: float
     shares: tuple[Share, ...]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[LayerPrediction, ...] = ()
     text: str = ""
     tokens: tuple[str, ...] = field(default=())
     path_steps: int = 0
@@ -155,7 +163,7 @@ def attribute(
     method: Method = "direct",
     steps: int | None = None,
     progress: bool = True,
-) -> Answer:
+) -> Attribution:
     """Trace the next word after a text, or `target`, perhaps against another word.
 
     - direct: what heads, feed-forwards, embedding and biases write to the logit, norms frozen
@@ -183,7 +191,7 @@ def attribute(
     if method == "rollout":
         rolled = attention_rollout(model, given)[0][-1].tolist()
         shares = _by_token(words, rolled)
-        return Answer(
+        return Attribution(
             method=method,
             target=None,
             against=None,
@@ -200,7 +208,7 @@ def attribute(
     distractor = None if against is None else find_token(tokenizer, against, said)
     answer = _likeliest(model, given) if target is None else find_token(tokenizer, target, said)
     traced = _traced(model, given, answer, distractor, words, method, steps, progress)
-    return Answer(
+    return Attribution(
         method=method,
         target=_said(tokenizer, answer),
         against=None if distractor is None else _said(tokenizer, distractor),
@@ -303,12 +311,12 @@ def _likeliest(model: Model, given: Given) -> int:
     return int(logit_lens(model, given, top_k=1).answers[-1, 0, 0])
 
 
-def _steps(model: Model, given: Given, tokenizer: Any, answer: int) -> tuple[Step, ...]:
+def _steps(model: Model, given: Given, tokenizer: Any, answer: int) -> tuple[LayerPrediction, ...]:
     found = logit_lens(model, given, [answer], top_k=1)
     assert found.answer_log_probabilities is not None
     assert found.answer_ranks is not None
     return tuple(
-        Step(
+        LayerPrediction(
             layer=layer - 1,
             says=_said(tokenizer, int(found.answers[layer, 0, 0])),
             probability=float(found.log_probabilities[layer, 0, 0].exp()),

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from manyheads.errors import InputError, ShapeError
-from manyheads.lens.results import Tabular, told
+from manyheads.lens.results import Tabular, told, values_at
 from manyheads.lens.storing import Facts
 
 __all__ = ["ByLayer"]
@@ -54,16 +54,11 @@ class ByLayer(Tabular):
         return {name: float(values[place]) for name, values in self.means.items()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a layer: its means, and their errors as `<name>_error`."""
-        records = []
-        for place, layer in enumerate(self.layers):
-            record: dict[str, Any] = {"layer": layer}
-            for name, values in self.means.items():
-                record[name] = float(values[place])
-                if name in self.errors:
-                    record[f"{name}_error"] = float(self.errors[name][place])
-            records.append(record)
-        return records
+        """One record per layer: its means, and their errors as `<name>_error`."""
+        return [
+            {"layer": layer} | values_at(self.means, self.errors, place)
+            for place, layer in enumerate(self.layers)
+        ]
 
     def table(self) -> Any:
         """A rich table."""

@@ -15,7 +15,7 @@ from manyheads.lens.decisions import At, Decision, decisions_of
 from manyheads.lens.erasure import Erased, erase, rank_keys
 from manyheads.lens.given import read
 from manyheads.lens.trunk import Part, StackName, part_of
-from manyheads.lens.verdicts import GROUPS, THRESHOLDS, Faithfulness, Task
+from manyheads.lens.verdicts import GROUPS, THRESHOLDS, Faithfulness, TaskVerdict
 from manyheads.models.build import Model
 from manyheads.models.readout import ClassHead
 from manyheads.models.resting import resting
@@ -109,7 +109,7 @@ class _Trial:
 
     def run(
         self, name: str, part: Part, layers: Sequence[int], texts: Any, at: At, progress: bool
-    ) -> Task:
+    ) -> TaskVerdict:
         given = read(part.model, texts)
         found: list[dict[str, Any]] = []
         complete = True
@@ -161,7 +161,9 @@ def _erased(name: str, each: Sequence[Erased]) -> dict[str, Any]:
     }
 
 
-def _task(name: str, decides: str, found: Sequence[Mapping[str, Any]], complete: bool) -> Task:
+def _task(
+    name: str, decides: str, found: Sequence[Mapping[str, Any]], complete: bool
+) -> TaskVerdict:
     columns = {
         column: np.array([one[column] for one in found], dtype=np.float64) for column in found[0]
     }
@@ -171,7 +173,7 @@ def _task(name: str, decides: str, found: Sequence[Mapping[str, Any]], complete:
         if slash:
             groups[group][order] = values
     groups["curves"] = {order: curve.mean(0) for order, curve in groups["curves"].items()}
-    return Task(
+    return TaskVerdict(
         name=name,
         decides=decides,
         divergence=columns["divergence"],

@@ -104,12 +104,7 @@ class Kinds(Tabular):
         """One record a label; a head without any has one that says so."""
         records = []
         for address, labels in self.labels.items():
-            where: dict[str, Any] = {
-                "stack": address.stack,
-                "sublayer": address.sublayer.value,
-                "layer": address.head.layer,
-                "head": address.head.head,
-            }
+            where = address.record()
             if not labels:
                 records.append(where | _described(None, self._why_none(address)))
             records += [where | _described(label, label.evidence) for label in labels]

@@ -25,13 +25,13 @@ from manyheads.parts.feedforward import FeedForward
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
 
-__all__ = ["Memory", "Neurons", "Word", "neurons"]
+__all__ = ["NeuronMemory", "Neurons", "ScoredWord", "neurons"]
 
 KIND = "neurons"
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class ScoredWord:
     """A word with its score; `text` where the model has a tokenizer."""
 
     token: int
@@ -43,7 +43,7 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class NeuronMemory:
     """One neuron: when it speaks, what it says, and what it listens to.
 
     `moments` are the tokens that move it most, in their contexts. `raised` and `lowered` are the
@@ -54,9 +54,9 @@ class Memory:
 
     neuron: Neuron
     moments: tuple[Moment, ...]
-    raised: tuple[Word, ...]
-    lowered: tuple[Word, ...]
-    reads: tuple[Word, ...]
+    raised: tuple[ScoredWord, ...]
+    lowered: tuple[ScoredWord, ...]
+    reads: tuple[ScoredWord, ...]
     mean: float
     deviation: float
     active: float
@@ -90,10 +90,10 @@ class Memory:
 class Neurons(Tabular):
     """Neurons that were looked at; `facts["through"]` says how values were put into words."""
 
-    each: tuple[Memory, ...]
+    each: tuple[NeuronMemory, ...]
     facts: Facts = field(default_factory=dict)
 
-    def of(self, neuron: Neuron | str) -> Memory:
+    def of(self, neuron: Neuron | str) -> NeuronMemory:
         wanted = Neuron.parse(neuron) if isinstance(neuron, str) else neuron
         for memory in self.each:
             if memory.neuron == wanted:
@@ -231,22 +231,24 @@ class _Words:
     tokenizer: Any
     most: int
 
-    def written(self, value: Float[Tensor, " c"]) -> tuple[tuple[Word, ...], tuple[Word, ...]]:
+    def written(
+        self, value: Float[Tensor, " c"]
+    ) -> tuple[tuple[ScoredWord, ...], tuple[ScoredWord, ...]]:
         """The words that a value raises most, and lowers most."""
         if self.vocabulary is None or not bool(value.any()):
             return (), ()
         scores = self.vocabulary.said(value[None])[0]
         return self._best(scores), self._best(scores, largest=False)
 
-    def read(self, key: Float[Tensor, " c"]) -> tuple[Word, ...]:
+    def read(self, key: Float[Tensor, " c"]) -> tuple[ScoredWord, ...]:
         if self.vocabulary is None or not bool(key.any()):
             return ()
         return self._best(self.vocabulary.read(key[None])[0])
 
-    def _best(self, scores: Float[Tensor, " v"], *, largest: bool = True) -> tuple[Word, ...]:
+    def _best(self, scores: Float[Tensor, " v"], *, largest: bool = True) -> tuple[ScoredWord, ...]:
         found = scores.topk(min(self.most, len(scores)), largest=largest)
         return tuple(
-            Word(token, score, self._text(token))
+            ScoredWord(token, score, self._text(token))
             for token, score in zip(found.indices.tolist(), found.values.tolist(), strict=True)
         )
 
@@ -256,14 +258,14 @@ class _Words:
         return str(self.tokenizer.decode([token], skip_special_tokens=False))
 
 
-def _told(feeds: Feeds, neuron: Neuron, moved: Moved, words: _Words) -> Memory:
+def _told(feeds: Feeds, neuron: Neuron, moved: Moved, words: _Words) -> NeuronMemory:
     with torch.no_grad():
         key = feeds.keys(neuron.layer, neuron.expert)[neuron.index]
         value = feeds.values(neuron.layer, neuron.expert)[neuron.index]
         raised, lowered = words.written(value)
         reads = words.read(key)
     mean, deviation, active = moved.spread()
-    return Memory(
+    return NeuronMemory(
         neuron=neuron,
         moments=tuple(_read_out(moved.moments, words.tokenizer)),
         raised=raised,

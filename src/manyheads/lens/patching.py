@@ -21,7 +21,7 @@ from manyheads.progress import Progress
 from manyheads.ragged import Lengths
 from manyheads.taps import Head, Site, Sublayer, Tap
 
-__all__ = ["Patch", "Patched", "Runs", "patch", "patch_heads"]
+__all__ = ["Patch", "Patching", "Runs", "patch", "patch_heads"]
 
 Spot = Literal["head", "residual", "attention", "cross", "feedforward"]
 Each = Literal["all", "each"]
@@ -43,7 +43,7 @@ class Patch:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Patched(Tabular):
+class Patching(Tabular):
     """(metric - corrupted) / (clean - corrupted) by patch: 1 where it brings back all.
 
     `errors` are standard errors over texts of that share's numerator, in the same unit.
@@ -160,7 +160,7 @@ def patch(
     sublayer: Sublayer = Sublayer.ATTENTION,
     batch_tokens: int | None = None,
     progress: bool = True,
-) -> Patched:
+) -> Patching:
     """Activation patching: each spot of each layer alone, at all positions or at each.
 
     "head" is a head's output, "attention", "cross" and "feedforward" what the sublayer adds to the
@@ -188,14 +188,14 @@ def patch(
         return _measure(runs, wanted, progress)
 
 
-def patch_heads(found: Patched, part: Part) -> ByHead:
+def patch_heads(found: Patching, part: Part) -> ByHead:
     """The shares of whole heads as values by head."""
     shares = [found.shares.get(Patch("head", head.layer, head.head)) for head in part.heads]
     values = np.array([np.nan if each is None else each for each in shares])
     return ByHead(kind="patching", blocks=part.blocks, means={"share": values})
 
 
-def _measure(runs: Runs, wanted: list[Patch], progress: bool) -> Patched:
+def _measure(runs: Runs, wanted: list[Patch], progress: bool) -> Patching:
     clean, corrupted = runs.ends
     weights = runs.judged.weights.double().cpu()
     shares, errors, complete = {}, {}, True
@@ -210,7 +210,7 @@ def _measure(runs: Runs, wanted: list[Patch], progress: bool) -> Patched:
             if not shares:
                 raise
             complete = False
-    return Patched(
+    return Patching(
         clean=float(weighed(clean, weights)[0]),
         corrupted=float(weighed(corrupted, weights)[0]),
         shares=shares,

@@ -77,7 +77,10 @@ class PatternSet(Tabular):
 
     def rows(self) -> list[dict[str, Any]]:
         """One record a pattern: where it is and what it looks like."""
-        return [_record(each) | _looked(each.appearance()) for each in self.each]
+        return [
+            each.address.record() | {"text": each.text} | _looked(each.appearance())
+            for each in self.each
+        ]
 
     def table(self) -> Any:
         """A rich table of what each pattern looks like."""
@@ -243,23 +246,6 @@ def _found(each: Sequence[Pattern | Largest], head: Head | Address, text: int) -
         if one.address == address and one.text == text:
             return one
     raise InputError(f"{address} on text {text} was not asked for", "name it in patterns(...)")
-
-
-def _described(pattern: Pattern) -> list[Any]:
-    address = pattern.address
-    where = [address.stack, address.sublayer.value, address.head.layer, address.head.head]
-    return [*where, pattern.text, pattern.rows.start, pattern.rows.stop]
-
-
-def _record(pattern: Pattern) -> dict[str, Any]:
-    address = pattern.address
-    return {
-        "stack": address.stack,
-        "sublayer": address.sublayer.value,
-        "layer": address.head.layer,
-        "head": address.head.head,
-        "text": pattern.text,
-    }
 
 
 def _looked(found: Appearance) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.lens.ablation import Ablation, Cumulative, Without
-from manyheads.lens.answering import Answer
+from manyheads.lens.answering import Attribution
 from manyheads.lens.attribution import DirectLogits
 from manyheads.lens.by_layer import ByLayer
 from manyheads.lens.collapse import Collapse
@@ -19,7 +19,7 @@ from manyheads.lens.logit_lens import LogitLens
 from manyheads.lens.memories import Memories
 from manyheads.lens.neurons import Neurons
 from manyheads.lens.pairs import ByPair
-from manyheads.lens.patching import Patched
+from manyheads.lens.patching import Patching
 from manyheads.lens.patterns import Largest, Pattern, PatternSet
 from manyheads.lens.redundancy import Redundancy
 from manyheads.lens.results import ByHead
@@ -32,7 +32,7 @@ __all__ = ["RESULT_TYPES", "load"]
 
 RESULT_TYPES: dict[str, type[Result]] = {
     "Ablation": Ablation,
-    "Answer": Answer,
+    "Attribution": Attribution,
     "ByHead": ByHead,
     "ByLayer": ByLayer,
     "ByPair": ByPair,
@@ -52,7 +52,7 @@ RESULT_TYPES: dict[str, type[Result]] = {
     "Memories": Memories,
     "NameHeads": NameHeads,
     "Neurons": Neurons,
-    "Patched": Patched,
+    "Patching": Patching,
     "Pattern": Pattern,
     "PatternSet": PatternSet,
     "Redundancy": Redundancy,

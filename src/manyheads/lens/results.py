@@ -13,7 +13,7 @@ from manyheads.lens.addresses import Address, Block
 from manyheads.lens.storing import Facts, Result
 from manyheads.taps import Head, Sublayer
 
-__all__ = ["ByHead", "Column", "Tabular", "frame_of", "told", "told_change"]
+__all__ = ["ByHead", "Column", "Tabular", "frame_of", "told", "told_change", "values_at"]
 
 FloatsByHead = Float[np.ndarray, " h"]
 
@@ -125,21 +125,11 @@ class ByHead(Tabular):
         return {name: float(values[place]) for name, values in self.means.items()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a head: where it is, its means, and their errors as `<name>_error`."""
-        records = []
-        for place, address in enumerate(self.addresses):
-            record: dict[str, Any] = {
-                "stack": address.stack,
-                "sublayer": address.sublayer.value,
-                "layer": address.head.layer,
-                "head": address.head.head,
-            }
-            for name, values in self.means.items():
-                record[name] = float(values[place])
-                if name in self.errors:
-                    record[f"{name}_error"] = float(self.errors[name][place])
-            records.append(record)
-        return records
+        """One record per head: where it is, its means, and their errors as `<name>_error`."""
+        return [
+            address.record() | values_at(self.means, self.errors, place)
+            for place, address in enumerate(self.addresses)
+        ]
 
     def table(
         self,
@@ -185,6 +175,16 @@ class ByHead(Tabular):
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def values_at(means: Mapping[str, Any], errors: Mapping[str, Any], place: int) -> dict[str, float]:
+    """The means at one place, each followed by its error as `<name>_error` where it is known."""
+    record = {}
+    for name, values in means.items():
+        record[name] = float(values[place])
+        if name in errors:
+            record[f"{name}_error"] = float(errors[name][place])
+    return record
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]]) -> Any:

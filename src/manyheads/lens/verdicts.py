@@ -12,7 +12,7 @@ from manyheads.lens.adversarial import FARTHEST
 from manyheads.lens.erasure import ORDERS
 from manyheads.lens.results import Tabular, told
 
-__all__ = ["GROUPS", "THRESHOLDS", "Faithfulness", "Task", "mean_of"]
+__all__ = ["GROUPS", "THRESHOLDS", "Faithfulness", "TaskVerdict", "mean_of"]
 
 KIND = "faithfulness"
 Values = Float[np.ndarray, " *texts"]
@@ -30,7 +30,7 @@ THRESHOLDS = {
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class Task:
+class TaskVerdict:
     """What was found on one set of texts; arrays have one value a text.
 
     `shares` are the shares of keys gone when the answer changed, by order of erasure, `flipped`
@@ -117,10 +117,10 @@ class Task:
 class Faithfulness(Tabular):
     """A report: what was found for each task, and the thresholds of the verdicts."""
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[TaskVerdict, ...]
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def __getitem__(self, name: str) -> Task:
+    def __getitem__(self, name: str) -> TaskVerdict:
         for task in self.tasks:
             if task.name == name:
                 return task

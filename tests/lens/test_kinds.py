@@ -378,7 +378,7 @@ def test_breaking_off_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -
     assert not found.complete
     assert found.best(Head(1, 0)) == "induction"
     assert "copying" not in found.scores
-    assert "broken off" in str(found)
+    assert "interrupted" in str(found)
     monkeypatch.setattr(trials, "statistics", raises_interrupt)
     with pytest.raises(KeyboardInterrupt):
         found_in(model, sequences=4)

@@ -198,7 +198,7 @@ def test_a_break_keeps_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = statistics(model, listed, batch_tokens=1, progress=False)
     monkeypatch.undo()
     assert not broken.complete
-    assert "broken off" in str(broken)
+    assert "interrupted" in str(broken)
     same(broken, statistics(model, listed[:2], batch_tokens=1, progress=False), 1e-6)
 
 

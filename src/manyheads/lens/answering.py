@@ -106,7 +106,7 @@ class Attribution(Tabular):
         return sorted(order[:top_k])
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a part."""
+        """One record per part."""
         return [asdict(share) for share in self.shares]
 
     def table(self, max_rows: int | None = MOST_ROWS) -> Any:

@@ -18,7 +18,7 @@ FloatsByLayer = Float[np.ndarray, " l"]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
 class ByLayer(Tabular):
-    """Measures by name, one mean a layer and perhaps its standard error; -1 is the embeddings.
+    """Measures by name, one mean per layer and perhaps its standard error; -1 is the embeddings.
 
     >>> result = ByLayer(kind="example", layers=(-1, 0), means={"accuracy": np.array([0.5, 0.75])})
     >>> print(result)

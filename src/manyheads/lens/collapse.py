@@ -69,14 +69,14 @@ class Collapse(Tabular):
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a layer."""
+        """One record per layer."""
         return [
             asdict(each) | {"alike": each.layer in self.alike, "flat": each.layer in self.flat}
             for each in self.layers
         ]
 
     def table(self) -> Any:
-        """A rich table, one row a layer."""
+        """A rich table, one row per layer."""
         from rich.table import Table
 
         table = Table("layer", box=None, pad_edge=False, title=KIND, title_justify="left")

@@ -127,7 +127,7 @@ class Comparison(Tabular):
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a head and measure."""
+        """One record per head and measure."""
         values = {name: self.z(name) for name in self.names}
         return [
             {
@@ -185,7 +185,7 @@ class Comparison(Tabular):
         if self.gone:
             yield f"  gone: {', '.join(map(str, self.gone))}"
         if not self.facts.get("complete", True):
-            yield "  broken off before all texts were read"
+            yield "  interrupted before all texts were read"
 
     def _place(self, head: Head | Address) -> int:
         address = Address(head) if isinstance(head, Head) else head

@@ -75,7 +75,7 @@ class Dead(ByHead):
         return self.reasons.get(address, ())
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a head, with its reasons."""
+        """One record per head, with its reasons."""
         reasons = self.reasons
         pairs = zip(ByHead.rows(self), self.addresses, strict=True)
         return [row | {"dead": ", ".join(reasons.get(head, ()))} for row, head in pairs]

@@ -200,7 +200,7 @@ class _Tracked(Record):
 
 
 class _Gates:
-    """The metric as a function of one number a head and text, by which outputs are multiplied."""
+    """The metric as a function of one number per head and text, by which outputs are multiplied."""
 
     def __init__(self, part: Part, trunk: Trunk, layers: Sequence[int], judged: Judge) -> None:
         self.part, self.trunk, self.layers, self.judged = part, trunk, tuple(layers), judged

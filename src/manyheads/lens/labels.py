@@ -54,7 +54,7 @@ class Label:
 class Kinds(Tabular):
     """The labels of every head, best first, and all scores they were told from.
 
-    `scores` has one column a kind, those of heads that miss the threshold too. `facts` says what
+    `scores` has one column per kind, those of heads that miss the threshold too. `facts` says what
     was read, which thresholds held, and what could not be measured and why.
     """
 
@@ -64,7 +64,7 @@ class Kinds(Tabular):
 
     @property
     def complete(self) -> bool:
-        """False where the measuring was broken off."""
+        """False where the measuring was interrupted."""
         return bool(self.facts.get("complete", True))
 
     @property
@@ -101,7 +101,7 @@ class Kinds(Tabular):
         return tuple(address for _, address in sorted(found, key=lambda each: -each[0]))
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a label; a head without any has one that says so."""
+        """One record per label; a head without any has one that says so."""
         records = []
         for address, labels in self.labels.items():
             where = address.record()
@@ -144,7 +144,7 @@ class Kinds(Tabular):
             these = ", ".join(kind for kind, reason in self.missing.items() if reason == why)
             lines.append(f"  not measured: {these} ({why})")
         if not self.complete:
-            lines.append("  broken off before all was measured")
+            lines.append("  interrupted before all was measured")
         return "\n".join(lines)
 
     __repr__ = __str__

@@ -94,7 +94,7 @@ class Memories(Tabular):
         return sorted(found, key=lambda each: -each[2])[:top_k]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a feed-forward."""
+        """One record per feed-forward."""
         return [each.summary(self.clear_above) for each in self.layers]
 
     def table(self) -> Any:

@@ -1,4 +1,4 @@
-"""How well a model answers: one number a text, read off the last hidden states."""
+"""How well a model answers: one number per text, read off the last hidden states."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class LogitDifference:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A metric of one's own: from logits and the numbers of their texts to one value a text."""
+    """A metric of one's own: from logits and the numbers of their texts to one value per text."""
 
     function: Callable[[Ragged | Tensor, Sequence[int]], Float[Tensor, " b"]]
     better: Literal["lower", "higher"] = "higher"

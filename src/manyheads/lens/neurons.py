@@ -101,7 +101,7 @@ class Neurons(Tabular):
         raise InputError(f"{wanted} was not asked for", "name it in neurons(...)")
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a neuron."""
+        """One record per neuron."""
         return [
             {
                 "neuron": str(each.neuron),

@@ -47,7 +47,7 @@ class ByPair(Tabular):
         return [(names[one], names[other], float(values[one, other])) for one, other in known]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a pair that has a value."""
+        """One record per pair that has a value."""
         names = [str(address) for address in self.addresses]
         return [
             {"from": names[one], "to": names[other], "value": float(self.values[one, other])}

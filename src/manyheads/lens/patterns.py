@@ -76,7 +76,7 @@ class PatternSet(Tabular):
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a pattern: where it is and what it looks like."""
+        """One record per pattern: where it is and what it looks like."""
         return [
             each.address.record() | {"text": each.text} | _looked(each.appearance())
             for each in self.each

@@ -106,7 +106,7 @@ class Redundancy(Tabular):
         return tuple(sorted(several, key=lambda group: -len(group)))
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a head: the head most like it, how much, and the number of its cluster."""
+        """One record per head: the head most like it, how much, and the number of its cluster."""
         values = self._values(self.by).copy()
         np.fill_diagonal(values, np.nan)
         cluster = {head: place for place, group in enumerate(self.clusters) for head in group}

@@ -77,7 +77,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ByHead(Tabular):
-    """Measures by name, each with one mean a head and perhaps its standard error.
+    """Measures by name, each with one mean per head and perhaps its standard error.
 
     `kind` says what it is a result of, and `facts` what else is known: texts, tokens, a threshold.
     Heads lie in the order of `blocks`, layer after layer.

@@ -46,7 +46,7 @@ class Statistics(ByHead):
 
     @property
     def complete(self) -> bool:
-        """False where the measuring was broken off; the rest of the texts is then missing."""
+        """False where the measuring was interrupted; the rest of the texts is then missing."""
         return bool(self.facts["complete"])
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class Statistics(ByHead):
                 f"{each.channel} at position {each.position} of text {each.text}"
             )
         if not self.complete:
-            lines.append("  broken off before all texts were read")
+            lines.append("  interrupted before all texts were read")
         return "\n".join(lines)
 
     __repr__ = __str__

@@ -74,7 +74,7 @@ def read_result(path: Path | str, kinds: Mapping[str, type[Result]]) -> Result:
             f"{path} holds a result of the unknown kind {kind!r}", f"use {', '.join(kinds)}"
         )
     try:
-        return _decode_fields(kinds[kind], about["fields"], "", arrays)  # type: ignore[no-any-return]
+        return _decode_fields(kinds[kind], about["fields"], "", arrays)
     except (ManyheadsError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InputError(
             f"{path} is damaged: its {kind} cannot be restored ({error})", "save the result again"

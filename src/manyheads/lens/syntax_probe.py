@@ -59,7 +59,7 @@ class SyntaxProbe(Tabular):
         return sorted(found, key=lambda each: -max(abs(each[1]), abs(each[2])))[:top_k]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a way of telling heads."""
+        """One record per way of telling heads."""
         return [
             {"by": name, "share": share, "share_error": error}
             for name, (share, error) in self.scores.items()

@@ -76,7 +76,7 @@ LONGEST_SENTENCE = 512
 
 @dataclass(slots=True, eq=False)
 class Gathered:
-    """What the trials have found so far; one that is broken off leaves `complete` false."""
+    """What the trials have found so far; one that is interrupted leaves `complete` false."""
 
     model: Model
     table: dict[str, Threshold]

@@ -31,7 +31,7 @@ THRESHOLDS = {
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
 class TaskVerdict:
-    """What was found on one set of texts; arrays have one value a text.
+    """What was found on one set of texts; arrays have one value per text.
 
     `shares` are the shares of keys gone when the answer changed, by order of erasure, `flipped`
     whether it ever did; `curves` the mean probability of the answer on the way. `divergence` is how
@@ -128,7 +128,7 @@ class Faithfulness(Tabular):
         raise InputError(f"there is no task {name!r}", f"use {known}")
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a task and measure."""
+        """One record per task and measure."""
         return [
             {"task": task.name, "measure": name, "value": value, "error": error}
             for task in self.tasks
@@ -136,7 +136,7 @@ class Faithfulness(Tabular):
         ]
 
     def table(self) -> Any:
-        """A rich table: a row a measure, a column a task."""
+        """A rich table: a row per measure, a column per task."""
         from rich.table import Table
 
         table = Table("measure", box=None, pad_edge=False, title=KIND, title_justify="left")

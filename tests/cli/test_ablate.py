@@ -8,7 +8,6 @@ import pytest
 
 from manyheads import lens, load
 from manyheads.cli.main import main
-from manyheads.lens.ablation import Ablation
 from tests.cli.heads import TEXT, write_models
 
 
@@ -29,9 +28,9 @@ def test_every_head_is_told_as_the_lens_finds_it(
     texts = file.read_text().strip().split("\n\n")
     model = load(place / "decoder")
     exact = lens.ablate(model, texts, how="mean", shown=False)
-    found = Ablation.load(out, "ablation")
+    found = lens.load(out)
     np.testing.assert_allclose(found.means["change"], exact.means["change"], atol=1e-6)
-    facts = json.loads(out.read_text())["facts"]["facts"]
+    facts = json.loads(out.read_text())["fields"]["facts"]
     estimate = lens.importance(model, texts, shown=False)
     assert facts["rank_correlation"] == pytest.approx(estimate.agreement(exact))
     taken = lens.ablate_greedily(model, texts, 2, how="mean", shown=False)

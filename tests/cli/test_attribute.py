@@ -6,7 +6,6 @@ import pytest
 
 from manyheads import lens, load
 from manyheads.cli.main import main
-from manyheads.lens.answering import Answer
 from tests.cli.heads import write_models
 
 TEXT = "The cat sat on the"
@@ -26,7 +25,7 @@ def test_parts_sum_to_the_logit(
     said = capsys.readouterr().out
     for words in ("' mat'", "' log'", "feedforward 1", "embedding", "Logit lens", "layer 1"):
         assert words in said
-    found = Answer.load(out)
+    found = lens.load(out)
     assert sum(share.value for share in found.shares) == pytest.approx(found.value, abs=1e-4)
     model = load(place / "decoder")
     words = [model.tokenizer.encode(word).ids for word in (" mat", " log")]
@@ -40,7 +39,7 @@ def test_other_methods_add_up(place: Path, tmp_path: Path, method: str) -> None:
     out = tmp_path / "why.json"
     asked = ["attribute", str(place / "small"), "--text", "The cat sat", "--method", method]
     assert main([*asked, "--json", str(out)]) == 0
-    found = Answer.load(out)
+    found = lens.load(out)
     assert sum(share.value for share in found.shares) == pytest.approx(found.value, abs=5e-3)
     assert len(found.shares) == (4 if method == "heads" else len(found.tokens))
 
@@ -56,7 +55,7 @@ def test_a_long_text_shows_its_last_tokens_and_how_to_see_all(
     text, out = "The cat sat on the mat. " * 12 + "The log", tmp_path / "why.json"
     asked = ["attribute", str(place / "encoder"), "--text", text, "--method", "rollout"]
     assert main([*asked, "--json", str(out)]) == 0
-    said, found = capsys.readouterr().out, Answer.load(out)
+    said, found = capsys.readouterr().out, lens.load(out)
     assert len(found.shares) == len(found.tokens) > 50
     rows = [line.split()[0] for line in said.splitlines() if line.strip()[:1].isdigit()]
     last = len(found.shares) - 1
@@ -64,7 +63,7 @@ def test_a_long_text_shows_its_last_tokens_and_how_to_see_all(
     assert rows[-10:] == [str(at) for at in range(last - 9, last + 1)]
     assert str(max(range(last), key=lambda at: found.shares[at].value)) in rows
     assert f"and {last + 1 - 40} more: --all shows them" in said
-    assert "most=None" not in said
+    assert "max_rows=None" not in said
     assert main([*asked, "--all"]) == 0
     said = capsys.readouterr().out
     rows = [line.split()[0] for line in said.splitlines() if line.strip()[:1].isdigit()]
@@ -76,7 +75,7 @@ def test_so_many_steps_are_taken(place: Path, tmp_path: Path) -> None:
     out = tmp_path / "why.json"
     asked = ["attribute", str(place / "small"), "--text", TEXT, "--method", "heads"]
     assert main([*asked, "--steps", "3", "--json", str(out)]) == 0
-    assert Answer.load(out).path_steps == 3
+    assert lens.load(out).path_steps == 3
 
 
 def test_the_likeliest_word_is_traced_by_default(

@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from manyheads import load, save
+from manyheads import lens, load, save
 from manyheads.cli.main import main
-from manyheads.lens.comparison import Comparison
 from manyheads.surgery import prune, prune_layers
 from tests.cli.heads import write_models
 
@@ -33,7 +32,7 @@ def test_a_model_is_as_itself(
     said = capsys.readouterr().out
     assert "no head moved" in said
     assert "moved most" not in said
-    found = Comparison.load(out)
+    found = lens.load(out)
     assert found.losses is not None
     assert found.losses.change == 0.0
     assert float(np.nanmax(np.abs(found.change.means["entropy"]))) == 0.0
@@ -56,7 +55,7 @@ def test_what_was_pruned_twice_is_compared_with_what_was_pruned_once(
     more = ["--file", str(place / "texts.txt"), "--no-kinds"]
     pair = [str(place / "pruned"), str(place / "twice")]
     assert main(["compare", *pair, *more, "--json", str(out)]) == 0
-    found = Comparison.load(out)
+    found = lens.load(out)
     assert [str(each) for each in found.gone] == ["L0H0"]
     # Weights are as they were, so that every head that is left met itself.
     assert float(np.nanmax(found.weights.means["all"])) == 0.0

@@ -9,7 +9,6 @@ import pytest
 
 from manyheads import lens, load
 from manyheads.cli.main import main
-from manyheads.lens.inspection import Inspection
 from tests.cli.heads import TEXT, write_models
 
 
@@ -36,9 +35,9 @@ def test_everything_is_told_and_written(
     ):
         assert words in said
     told = json.loads(out.read_text())
-    assert told["kind"] == "inspection"
-    assert told["facts"]["heads"][-1] == "L0H3"
-    found = Inspection.load(out)
+    assert told["kind"] == "Inspection"
+    assert told["summary"]["heads"][-1] == "L0H3"
+    found = lens.load(out)
     assert found.complete
     texts = file.read_text().strip().split("\n\n")
     seen = lens.statistics(load(place / "small"), texts)
@@ -61,7 +60,7 @@ def test_ctrl_c_keeps_what_was_measured(
     said = " ".join(capsys.readouterr().out.split())
     assert "2 texts" in said
     assert "Broken off" in said
-    found = Inspection.load(out)
+    found = lens.load(out)
     assert not found.complete
     assert found.statistics.complete
     assert found.kinds is None

@@ -8,7 +8,6 @@ import pytest
 
 from manyheads import lens, load, save, with_classes
 from manyheads.cli.main import main
-from manyheads.lens.ablation import Ablation
 from tests.encoding.tiny import small
 
 ROWS = [("the cat sat", "glad"), ("on the mat", "sad"), ("a sun", "glad"), ("by the door", "sad")]
@@ -25,7 +24,7 @@ def place(tmp_path: Path) -> Path:
 def test_heads_are_missed_by_the_right_classes(place: Path) -> None:
     asked = ["ablate", str(place / "model"), "--file", str(place / "rows.jsonl")]
     assert main([*asked, "--json", str(place / "all.json")]) == 0
-    found = Ablation.load(place / "all.json", "ablation")
+    found = lens.load(place / "all.json")
     texts, targets = [text for text, _ in ROWS], [0, 1, 0, 1]
     exact = lens.ablate(load(place / "model"), texts, targets=targets, shown=False)
     np.testing.assert_allclose(found.means["change"], exact.means["change"], atol=1e-6)

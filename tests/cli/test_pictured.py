@@ -11,7 +11,6 @@ from PIL import Image
 
 from manyheads import build, lens, load, read_image, save
 from manyheads.cli.main import main
-from manyheads.lens.ablation import Ablation
 from manyheads.models.readout import NoReadout
 
 SHAPE = {"layers": 2, "width": 32, "heads": 2, "hidden": 32, "image": 16, "patch": 8}
@@ -50,7 +49,7 @@ def test_heads_are_ablated_on_a_folder_a_class(
     images = [read_image(model, file) for file in files]
     targets = [int(file.parent.name == "dog") for file in files]
     exact = lens.ablate(model, images, targets=targets, shown=False)
-    found = Ablation.load(out, "ablation")
+    found = lens.load(out)
     np.testing.assert_allclose(found.means["change"], exact.means["change"], atol=1e-6)
 
 
@@ -62,7 +61,7 @@ def test_tokens_say_how_many_images_are_drawn(
     # Four patches and the class token make five.
     assert main([*asked, "--tokens", "17", "--json", str(out)]) == 0
     assert "over 3 images" in " ".join(capsys.readouterr().out.split())
-    assert json.loads(out.read_text())["facts"]["facts"]["texts"] == 3
+    assert json.loads(out.read_text())["fields"]["facts"]["texts"] == 3
 
 
 def test_a_model_without_classes_is_asked_to_stay_like_itself(

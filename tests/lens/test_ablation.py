@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from manyheads import lens
 from manyheads.errors import CutWarning, InputError
 from manyheads.lens import effects
 from manyheads.lens.ablation import (
@@ -300,14 +301,14 @@ def test_a_head_that_spoils_answers_is_harmful() -> None:
 
 def test_a_logit_difference_is_read_at_the_named_positions() -> None:
     model, batch = small(DECODERS["llama"]), ids((5, 3))
-    metric = LogitDifference(right=(1, 2), wrong=(3, 4), at=(2, 1))
+    metric = LogitDifference(answer=(1, 2), distractor=(3, 4), at=(2, 1))
     result = ablate(model, batch, ["L0H1"], metric=metric, shown=False)
     with torch.no_grad():
         one, other = model(batch).logits.to_list()
     expected = float((one[2, 1] - one[2, 3] + other[1, 2] - other[1, 4]) / 2)
     assert result.baseline == pytest.approx(expected, abs=1e-5)
-    last = LogitDifference(right=(1, 2), wrong=(3, 4), at=(4, 2))
-    default = LogitDifference(right=(1, 2), wrong=(3, 4))
+    last = LogitDifference(answer=(1, 2), distractor=(3, 4), at=(4, 2))
+    default = LogitDifference(answer=(1, 2), distractor=(3, 4))
     found = [ablate(model, batch, metric=each, shown=False) for each in (last, default)]
     np.testing.assert_array_equal(found[0]["metric"].means, found[1]["metric"].means)
 
@@ -426,7 +427,7 @@ def test_a_model_in_training_is_measured_at_rest_and_put_back() -> None:
 def test_a_result_is_saved_and_opened_again(tmp_path: Any) -> None:
     result = ablate(small(DECODERS["llama"]), ids(LENGTHS), shown=False)
     result.save(tmp_path / "ablation.json")
-    again = Ablation.load(tmp_path / "ablation.json", "ablation")
+    again = lens.load(tmp_path / "ablation.json")
     assert isinstance(again, Ablation)
     assert again.baseline == result.baseline
     np.testing.assert_allclose(again["change"].means, result["change"].means)

@@ -3,7 +3,7 @@
 import pytest
 
 from manyheads.errors import InputError
-from manyheads.lens.answering import Answer, Share, attribute, find_token
+from manyheads.lens.answering import Attribution, Share, attribute, find_token
 from tests.messages import refuses
 from tests.studio import models
 
@@ -27,9 +27,9 @@ def test_an_empty_word_is_refused() -> None:
             attribute(models.decoder(layers=1), "The cat", *words)
 
 
-def rolled(values: list[float]) -> Answer:
+def rolled(values: list[float]) -> Attribution:
     shares = tuple(Share(f"t{place}", value) for place, value in enumerate(values))
-    return Answer(
+    return Attribution(
         method="rollout", target=None, against=None, value=1.0, completeness=0.0, shares=shares
     )
 
@@ -47,7 +47,7 @@ def test_the_largest_tokens_and_the_last_are_shown_in_their_order() -> None:
 def test_so_many_steps_are_taken_and_what_they_miss_is_told() -> None:
     model, text = models.decoder(layers=1), "The cat sat on the"
     few, many = (
-        attribute(model, text, "mat", method="integrated", steps=steps, shown=False)
+        attribute(model, text, "mat", method="integrated", steps=steps, progress=False)
         for steps in (1, 96)
     )
     assert (few.path_steps, many.path_steps) == (1, 96)

@@ -163,7 +163,7 @@ def after_layers(model: Any, batch: Ragged) -> list[Tensor]:
 
 def test_the_logit_lens_reads_every_layer_as_if_it_were_the_last() -> None:
     model, batch = scrambled(DECODERS["gpt2"]), ids(LENGTHS)
-    found = logit_lens(model, batch, right=[1, 2, 3, 4], top=4)
+    found = logit_lens(model, batch, answer=[1, 2, 3, 4], top_k=4)
     with torch.no_grad():
         for step, rows in enumerate(after_layers(model, batch)):
             logits = model.stack.final_norm(rows) @ model.embedding.tokens.weight.T
@@ -172,8 +172,8 @@ def test_the_logit_lens_reads_every_layer_as_if_it_were_the_last() -> None:
             torch.testing.assert_close(found.log_probabilities[step], best.values)
             assert torch.equal(found.answers[step], best.indices)
             own_score = expected[torch.arange(4), [1, 2, 3, 4]]
-            torch.testing.assert_close(found.right[step], own_score)
-            assert torch.equal(found.ranks[step], (expected > own_score[:, None]).sum(-1))
+            torch.testing.assert_close(found.answer_log_probabilities[step], own_score)
+            assert torch.equal(found.answer_ranks[step], (expected > own_score[:, None]).sum(-1))
         last = torch.stack([each[-1].log_softmax(-1) for each in model(batch).logits.to_list()])
     torch.testing.assert_close(found.log_probabilities[-1], last.topk(4, -1).values)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from manyheads import lens
 from manyheads.errors import InputError
 from manyheads.lens.circuits import (
     Factors,
@@ -19,7 +20,6 @@ from manyheads.lens.circuits import (
     score_copying,
 )
 from manyheads.lens.composition import compose, resemble
-from manyheads.lens.pairs import ByPair
 from manyheads.models.build import build
 from manyheads.models.readout import LanguageHead
 from manyheads.parts.masks import Causal
@@ -81,7 +81,7 @@ def test_a_planted_copying_head_copies_and_its_opposite_does_not() -> None:
     }
     model = plant(plain(1), heads)
     orthonormal(model)
-    found = score_circuits(model, top=1, sample=None, shown=False)
+    found = score_circuits(model, top_k=1, sample=None, progress=False)
     for name in ("copying_eigenvalues", "ov_eigenvalues"):
         values = [found[name].of(Head(0, head)) for head in range(3)]
         assert values == pytest.approx([1.0, -1.0, 0.0])
@@ -98,9 +98,9 @@ def test_a_planted_copying_head_copies_and_its_opposite_does_not() -> None:
 def test_a_head_as_wide_as_the_words_copies_every_one() -> None:
     ov = Factors(torch.eye(WIDTH).double(), torch.eye(WIDTH).double())
     words = Words(torch.eye(VOCABULARY, WIDTH), torch.eye(VOCABULARY, WIDTH))
-    assert copying_score(ov, words, range(VOCABULARY), top=1) == 1.0
+    assert copying_score(ov, words, range(VOCABULARY), top_k=1) == 1.0
     shifted = Words(words.enter, words.leave.roll(1, 0))
-    assert copying_score(ov, shifted, range(VOCABULARY), top=1) == 0.0
+    assert copying_score(ov, shifted, range(VOCABULARY), top_k=1) == 0.0
 
 
 @pytest.mark.parametrize("top", [1, 5, 40])
@@ -124,8 +124,8 @@ def test_copying_is_the_same_however_many_words_are_met_at_once(
 def test_words_that_are_level_copy_none() -> None:
     table = torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(0)).expand(50, WIDTH)
     both = torch.eye(WIDTH).double()
-    assert copying_score(Factors(both, both), Words(table, table), range(50), top=5) == 0.0
-    assert copying_score(Factors(both, both), Words(table, table), range(50), top=50) == 1.0
+    assert copying_score(Factors(both, both), Words(table, table), range(50), top_k=5) == 0.0
+    assert copying_score(Factors(both, both), Words(table, table), range(50), top_k=50) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_words_that_are_level_copy_none() -> None:
 )
 def test_scores_are_those_of_the_whole_matrices(name: str) -> None:
     model = small(DECODERS[name])
-    found = score_circuits(model, top=3, sample=None, shown=False)
+    found = score_circuits(model, top_k=3, sample=None, progress=False)
     words = Words.of(model)
     enter, leave = words.enter.double(), words.leave.double()
     for head in (Head(0, 1), Head(1, 3)):
@@ -176,7 +176,7 @@ def test_circuits_are_what_the_layer_computes(name: str) -> None:
 
 def test_a_sample_of_words_is_drawn_once_for_all_heads() -> None:
     model = small(DECODERS["llama"])
-    one, two = (score_circuits(model, sample=10, seed=1, shown=False) for _ in range(2))
+    one, two = (score_circuits(model, sample=10, seed=1, progress=False) for _ in range(2))
     np.testing.assert_array_equal(one["copying"].means, two["copying"].means)
     assert one.facts["words"] == 10
     tenths = one["copying"].means * 10
@@ -185,7 +185,7 @@ def test_a_sample_of_words_is_drawn_once_for_all_heads() -> None:
 
 def test_copying_alone_is_that_of_all_scores() -> None:
     model = small(DECODERS["llama"])
-    every, alone = (score(model, shown=False) for score in (score_circuits, score_copying))
+    every, alone = (score(model, progress=False) for score in (score_circuits, score_copying))
     assert set(alone.names) == {"copying", "copying_eigenvalues"}
     assert alone.facts == every.facts
     for name in alone.names:
@@ -193,12 +193,12 @@ def test_copying_alone_is_that_of_all_scores() -> None:
 
 
 def test_models_without_words_have_the_rest() -> None:
-    found = score_circuits(small(VISIONS["vit"]), shown=False)
+    found = score_circuits(small(VISIONS["vit"]), progress=False)
     assert "copying" not in found
     assert "ov_rank" in found
-    tags = score_circuits(small(ENCODERS["tags"]), shown=False)
+    tags = score_circuits(small(ENCODERS["tags"]), progress=False)
     assert "copying" not in tags
-    cross = score_circuits(small(SEQ2SEQS["window"]), sublayer=Sublayer.CROSS, shown=False)
+    cross = score_circuits(small(SEQ2SEQS["window"]), sublayer=Sublayer.CROSS, progress=False)
     assert str(cross.addresses[0]) == "decoder L0H0 cross"
     with refuses(
         InputError,
@@ -275,7 +275,7 @@ def test_circuit_cosines_are_those_of_whole_matrices() -> None:
 def test_pairs_are_saved_and_opened_again(tmp_path: Any) -> None:
     found = compose(small(DECODERS["llama"]), "key")
     found.save(tmp_path / "pairs.json")
-    again = ByPair.load(tmp_path / "pairs.json", "key composition")
+    again = lens.load(tmp_path / "pairs.json")
     np.testing.assert_allclose(again.values, found.values)
     assert again.blocks == found.blocks
     assert len(found.rows()) == 16

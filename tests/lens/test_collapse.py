@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from manyheads import lens
 from manyheads.errors import InputError
-from manyheads.lens.collapse import Collapse, collapse
+from manyheads.lens.collapse import collapse
 from manyheads.lens.overlap import overlap
 from manyheads.models.build import build
 from manyheads.parts.positions import Rotary
@@ -77,7 +78,7 @@ def test_a_stack_of_two_is_read_by_name(tmp_path: Path) -> None:
     assert len(found.frame()) == found.table().row_count == 3
     for ending in ("json", "safetensors"):
         found.save(tmp_path / f"found.{ending}")
-        assert Collapse.load(tmp_path / f"found.{ending}") == found
+        assert lens.load(tmp_path / f"found.{ending}") == found
 
 
 def test_a_threshold_that_is_none_is_refused() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from manyheads import lens
 from manyheads.lens.ablation import ablate
 from manyheads.lens.addresses import Address
 from manyheads.lens.compare import compare
@@ -114,7 +115,7 @@ def test_it_reads_well_and_can_be_saved(found: Comparison, tmp_path: Path) -> No
     assert len(found.frame()) == 8 * len(found.names)
     for ending in ("json", "safetensors"):
         found.save(tmp_path / f"found.{ending}")
-        again = Comparison.load(tmp_path / f"found.{ending}")
+        again = lens.load(tmp_path / f"found.{ending}")
         assert str(again) == told
         assert again.losses == found.losses
         assert again.died == found.died

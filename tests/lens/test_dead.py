@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from manyheads import lens
 from manyheads.errors import InputError
 from manyheads.lens.ablation import ablate
 from manyheads.lens.dead import Dead, dead, dead_by_statistics
@@ -68,7 +69,7 @@ def test_it_reads_well_and_can_be_saved(found: Dead, tmp_path: Path) -> None:
     assert "L1H2: its entropy is 1.0000 of the maximum (above 0.99)" in str(found)
     assert {row["dead"] for row in found.rows()} == {"", "ablation, norm", "entropy"}
     found.save(tmp_path / "dead.json")
-    assert Dead.load(tmp_path / "dead.json").reasons == found.reasons
+    assert lens.load(tmp_path / "dead.json").reasons == found.reasons
 
 
 def test_an_encoder_without_targets_goes_without_ablation() -> None:

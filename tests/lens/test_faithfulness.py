@@ -10,6 +10,7 @@ import torch
 from scipy.stats import kendalltau
 from torch import Tensor
 
+from manyheads import lens
 from manyheads.attention import AttentionConfig
 from manyheads.errors import InputError
 from manyheads.lens.adversarial import (
@@ -23,7 +24,6 @@ from manyheads.lens.erasure import erase, erase_key_weights, rank_keys, renormal
 from manyheads.lens.faithfulness import faithfulness, kendall
 from manyheads.lens.given import read
 from manyheads.lens.trunk import part_of
-from manyheads.lens.verdicts import Faithfulness
 from manyheads.models.build import build
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import Encoder, EncoderConfig
@@ -83,7 +83,7 @@ def decision_of(model: Any, texts: Any, **more: Any) -> Decision:
 
 def test_attention_that_is_all_there_is_explains() -> None:
     report = faithfulness(
-        handmade(), {"marks": [LONG, OTHER] * 2}, steps=10, iterations=10, shown=False
+        handmade(), {"marks": [LONG, OTHER] * 2}, steps=10, iterations=10, progress=False
     )
     task = report["marks"]
     np.testing.assert_allclose(task.shares["attention"], 0.1)
@@ -105,7 +105,7 @@ def test_equal_values_can_be_read_from_anywhere() -> None:
     adversary = find_adversary(decision_of(model, [LONG]), iterations=1)
     assert adversary.divergence > 0.9 * FARTHEST
     assert adversary.moved < 1e-6
-    report = faithfulness(model, [LONG, OTHER], steps=5, iterations=5, shown=False)
+    report = faithfulness(model, [LONG, OTHER], steps=5, iterations=5, progress=False)
     task = report.tasks[0]
     assert not task.unique
     # Only with nothing left to read are both classes alike.
@@ -119,7 +119,7 @@ def test_an_answer_that_nothing_changes_is_told_so() -> None:
     model = handmade(equal_values=True)
     with torch.no_grad():
         model.readout.bias[1] = 1.0
-    task = faithfulness(model, [LONG], iterations=1, shown=False).tasks[0]
+    task = faithfulness(model, [LONG], iterations=1, progress=False).tasks[0]
     assert "the answer stays whatever is erased" in task.verdict
     assert not task.flipped["random"].any()
     assert task.shares["random"].tolist() == [1.0]
@@ -237,7 +237,9 @@ def test_steps_round_the_share_up() -> None:
 )
 def test_every_kind_of_model_is_judged(name: str, model: Any, texts: Any, more: Any) -> None:
     given = {name: texts}
-    report = faithfulness(small(model), given, iterations=2, steps=3, draws=1, shown=False, **more)
+    report = faithfulness(
+        small(model), given, iterations=2, steps=3, draws=1, progress=False, **more
+    )
     task = report[name]
     assert task.texts == 2
     assert name in task.verdict
@@ -249,10 +251,10 @@ def test_every_kind_of_model_is_judged(name: str, model: Any, texts: Any, more: 
 
 def test_a_report_reads_well_and_comes_back_from_disk(tmp_path: Any) -> None:
     tasks = {"marks": [LONG, OTHER], "one": [LONG]}
-    report = faithfulness(handmade(), tasks, steps=3, draws=1, iterations=2, shown=False)
+    report = faithfulness(handmade(), tasks, steps=3, draws=1, iterations=2, progress=False)
     for ending in ("json", "safetensors"):
         report.save(tmp_path / f"report.{ending}")
-        again = Faithfulness.load(tmp_path / f"report.{ending}")
+        again = lens.load(tmp_path / f"report.{ending}")
         assert str(again) == str(report)
         assert again.facts == report.facts
         assert str(again.rows()) == str(report.rows())
@@ -275,9 +277,9 @@ def test_ctrl_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None
 
     # The package gives the file's name to its function.
     monkeypatch.setattr(sys.modules[faithfulness.__module__], "find_adversary", stop)
-    task = faithfulness(handmade(), [LONG] * 4, steps=2, draws=1, iterations=1, shown=False).tasks[
-        0
-    ]
+    task = faithfulness(
+        handmade(), [LONG] * 4, steps=2, draws=1, iterations=1, progress=False
+    ).tasks[0]
     assert task.texts == 2
     assert not task.complete
 

@@ -56,7 +56,7 @@ def test_rollout_is_the_product_of_all_layers(name: str) -> None:
 @pytest.mark.parametrize("model", [DECODERS["windows and whole"], ENCODERS["bert"]])
 def test_flow_is_the_max_flow_of_networkx(model: Any) -> None:
     batch = ids((4, 5))
-    for text, found in enumerate(attention_flow(small(model), batch, shown=False)):
+    for text, found in enumerate(attention_flow(small(model), batch, progress=False)):
         tables = residual_tables(patterns(small(model), batch, text))
         for output in range(len(found)):
             for place in range(len(found)):
@@ -89,9 +89,9 @@ def test_half_of_each_row_is_the_residual_stream() -> None:
 
 def test_chosen_outputs_are_followed_alone() -> None:
     model, batch = small(DECODERS["gpt2"]), ids((4, 6))
-    every = attention_flow(model, batch, shown=False)
-    some = attention_flow(model, batch, outputs=[3, 0], shown=False)
+    every = attention_flow(model, batch, progress=False)
+    some = attention_flow(model, batch, outputs=[3, 0], progress=False)
     for one, other in zip(every, some, strict=True):
         torch.testing.assert_close(other, one[[3, 0]])
     with refuses(InputError, "a text of 4 tokens has no position 4: use 0 to 3."):
-        attention_flow(model, batch, outputs=[4], shown=False)
+        attention_flow(model, batch, outputs=[4], progress=False)

@@ -51,7 +51,7 @@ def test_tokens_add_up_to_the_difference_from_a_baseline(name: str) -> None:
     model, batch = small(DECODERS[name]), ids(LENGTHS)
     with torch.no_grad():
         start = model.embedding(batch, batch.lengths.positions).map(lambda x: x * 0.3)
-    found = integrate_inputs(model, batch, baseline=start, shown=False)
+    found = integrate_inputs(model, batch, baseline=start, progress=False)
     assert found.completeness < 1e-3
     assert found.expected.abs().max() > 1e-2
     assert found.tokens.lengths.each == LENGTHS
@@ -60,14 +60,14 @@ def test_tokens_add_up_to_the_difference_from_a_baseline(name: str) -> None:
 def test_tokens_add_up_to_the_difference_from_nothing() -> None:
     config = gpt2(width=32, heads=2, layers=2, vocabulary=50, positions=16)
     model = build(config, seed=0)
-    found = integrate_inputs(model, [[1, 2, 3, 4], [5, 6, 7]], shown=False)
+    found = integrate_inputs(model, [[1, 2, 3, 4], [5, 6, 7]], progress=False)
     assert found.completeness < 1e-3
     assert found.of(1).shape == (3,)
 
 
 def test_heads_add_up_to_what_all_of_them_bring() -> None:
     model, batch = small(DECODERS["gates"]), ids(LENGTHS)
-    found = integrate_heads(model, batch, shown=False)
+    found = integrate_heads(model, batch, progress=False)
     assert found.completeness < 1e-3
     weights = torch.tensor([length - 1.0 for length in LENGTHS])
     whole = float((found.expected * weights).sum() / weights.sum())
@@ -78,7 +78,7 @@ def test_heads_add_up_to_what_all_of_them_bring() -> None:
 
 def test_heads_of_one_layer_add_up_to_that_layer() -> None:
     model, batch = small(DECODERS["llama"]), ids(LENGTHS)
-    found = integrate_heads(model, batch, layers=[1], shown=False)
+    found = integrate_heads(model, batch, layers=[1], progress=False)
     assert found.completeness < 1e-3
     without = ablate_together(model, batch, [Head(1, head) for head in range(4)], shown=False)
     mean = float(found.heads["attribution"].means.sum())
@@ -92,8 +92,8 @@ def test_in_a_linear_layer_heads_get_their_direct_logits() -> None:
     config = decoder(bare)
     model = build(replace(config, stack=replace(config.stack, final_norm=NoNorm())), seed=0)
     batch = ids((5, 7))
-    metric = LogitDifference(right=(1, 2), wrong=(3, 4))
-    found = integrate_heads(model, batch, metric, steps=4, shown=False)
+    metric = LogitDifference(answer=(1, 2), distractor=(3, 4))
+    found = integrate_heads(model, batch, metric, steps=4, progress=False)
     direct = attribute_logits(model, batch, (1, 2), (3, 4))
     torch.testing.assert_close(found.by_head, direct.by_head, atol=1e-5, rtol=1e-5)
 
@@ -101,7 +101,9 @@ def test_in_a_linear_layer_heads_get_their_direct_logits() -> None:
 def test_images_and_pairs_integrate_too() -> None:
     # The class token enters as nothing, and only the first layer gives it a length.
     vit, pair = small(VISIONS["vit"]), (ids((5, 3)), ids((4, 6), seed=1))
-    found = integrate_heads(vit, images(), layers=[1], targets=[0, 1, 2, 3], steps=64, shown=False)
+    found = integrate_heads(
+        vit, images(), layers=[1], targets=[0, 1, 2, 3], steps=64, progress=False
+    )
     assert found.completeness < 1e-3
     places: Any = (
         ("encoder", Sublayer.ATTENTION),
@@ -110,13 +112,15 @@ def test_images_and_pairs_integrate_too() -> None:
     )
     for stack, sublayer in places:
         model = small(SEQ2SEQS["t5"])
-        found = integrate_heads(model, pair, stack=stack, sublayer=sublayer, steps=96, shown=False)
+        found = integrate_heads(
+            model, pair, stack=stack, sublayer=sublayer, steps=96, progress=False
+        )
         assert found.completeness < 1e-3
 
 
 def test_routers_that_jump_leave_a_rest_that_is_told() -> None:
     model, batch = small(DECODERS["experts"]), ids((5, 4))
-    few = integrate_inputs(model, batch, steps=8, shown=False)
+    few = integrate_inputs(model, batch, steps=8, progress=False)
     assert few.completeness > 1e-3
     assert few.steps == 8
 

@@ -37,7 +37,7 @@ def test_parts_are_those_of_the_lens(found: Inspection) -> None:
 def test_what_is_saved_comes_back(found: Inspection, tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"inspection{ending}"
     found.save(path)
-    again = Inspection.load(path)
+    again = lens.load(path)
     assert str(again) == str(found)
     assert again.labels(Head(0, 0)) == found.labels(Head(0, 0))
     assert len(again.rows()) == 4

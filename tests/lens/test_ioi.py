@@ -61,7 +61,7 @@ def test_every_name_is_one_token_and_the_subject_is_said_twice(model: Any) -> No
 
 def test_scores_are_those_of_attribution_and_attention(model: Any) -> None:
     task = indirect_objects(model, prompts=6)
-    found = find_name_heads(model, task, shown=False)
+    found = find_name_heads(model, task, progress=False)
     direct = attribute_logits(model, task.clean, task.objects, task.subjects)
     np.testing.assert_allclose(found["direct"].means, direct.heads["logit"].means)
     assert found.facts["logit_difference"] == pytest.approx(float(direct.logits.mean()))

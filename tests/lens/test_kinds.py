@@ -8,6 +8,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from manyheads import lens
 from manyheads.attention import AttentionConfig
 from manyheads.data.texts import GivenTexts
 from manyheads.data.tokenizer import train_tokenizer
@@ -299,7 +300,7 @@ def test_every_model_has_an_answer_for_each_of_its_heads(name: str, tmp_path: Pa
     for kind in ("induction", "duplicate", "copying", "previous-token"):
         assert not found.heads(kind)
     found.save(tmp_path / "kinds.json")
-    assert Kinds.load(tmp_path / "kinds.json").labels == found.labels
+    assert lens.load(tmp_path / "kinds.json").labels == found.labels
 
 
 def test_copying_is_measured_where_words_enter_and_leave() -> None:
@@ -333,7 +334,7 @@ def test_results_read_well_and_come_back_as_they_were_saved(planted: Kinds, tmp_
     assert next(iter(planted.frame()["score"])) == pytest.approx(1.0)
     for ending in ("json", "safetensors"):
         planted.save(tmp_path / f"kinds.{ending}")
-        again = Kinds.load(tmp_path / f"kinds.{ending}")
+        again = lens.load(tmp_path / f"kinds.{ending}")
         assert again.labels == planted.labels
         assert again.facts == planted.facts
         assert str(again) == text
@@ -377,7 +378,7 @@ def test_breaking_off_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -
     assert not found.complete
     assert found.best(Head(1, 0)) == "induction"
     assert "copying" not in found.scores
-    assert "broken off" in str(found)
+    assert "interrupted" in str(found)
     monkeypatch.setattr(trials, "statistics", raises_interrupt)
     with pytest.raises(KeyboardInterrupt):
         found_in(model, sequences=4)

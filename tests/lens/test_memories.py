@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from manyheads import lens
 from manyheads.errors import InputError
 from manyheads.lens.feeds import Neuron
-from manyheads.lens.memories import Memories, memories
+from manyheads.lens.memories import memories
 from manyheads.models.build import build
 from manyheads.models.readout import LanguageHead, Transform
 from tests.lens.test_neurons import planted
@@ -69,7 +70,7 @@ def test_every_expert_is_a_memory(tmp_path: Path) -> None:
     assert "layer 0 expert 0" in str(found)
     for ending in ("json", "safetensors"):
         found.save(tmp_path / f"found.{ending}")
-        again = Memories.load(tmp_path / f"found.{ending}")
+        again = lens.load(tmp_path / f"found.{ending}")
         assert str(again) == str(found)
         np.testing.assert_array_equal(again.of(1, 2).written, found.of(1, 2).written)
 

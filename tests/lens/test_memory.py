@@ -57,5 +57,5 @@ def test_a_few_rows_of_a_long_text_take_little_room() -> None:
     text = [torch.arange(4096) % 29]
     few = measured(lambda: patterns(model, text, [Head(0, 0)], rows=range(4000, 4010)))
     assert few.largest < 4 * 4096**2 / 8
-    sparse = measured(lambda: top_keys(model, text, [Head(0, 0)], count=4))
+    sparse = measured(lambda: top_keys(model, text, [Head(0, 0)], top_k=4))
     assert sparse.largest <= 4 * 2**22

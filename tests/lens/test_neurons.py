@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from manyheads import lens
 from manyheads.errors import InputError
-from manyheads.lens.neurons import Neurons, neurons
+from manyheads.lens.neurons import neurons
 from manyheads.models.build import build
 from manyheads.models.recipes import ModelConfig
 from manyheads.ragged import Ragged
@@ -31,7 +32,7 @@ def planted() -> Any:
 
 
 def test_a_planted_memory_is_read_out() -> None:
-    memory = neurons(planted(), TEXTS, ["L0N5"], top=2, words=3, progress=False).of("L0N5")
+    memory = neurons(planted(), TEXTS, ["L0N5"], top_k=2, words=3, progress=False).of("L0N5")
     best = memory.moments[0]
     assert (best.number, best.position, best.token) == (1, 1, 7)
     assert best.before == (2,)
@@ -58,7 +59,7 @@ def test_moments_are_the_extremes_of_the_hidden_layer(config: ModelConfig, by: A
     ]
     rank = {"largest": lambda v: -v, "smallest": lambda v: v, "absolute": lambda v: -abs(v)}[by]
     expected = sorted(flat, key=lambda each: rank(each[0]))[:6]
-    found = neurons(model, TEXTS, [(1, 7)], top=6, by=by, batch_tokens=7, progress=False)
+    found = neurons(model, TEXTS, [(1, 7)], top_k=6, by=by, batch_tokens=7, progress=False)
     moments = found.of("L1N7").moments
     for moment, (value, text, position) in zip(moments, expected, strict=True):
         assert moment.value == pytest.approx(value, abs=1e-5)
@@ -73,7 +74,7 @@ def test_moments_are_the_extremes_of_the_hidden_layer(config: ModelConfig, by: A
 
 def test_experts_are_moved_only_by_tokens_that_visit_them() -> None:
     model = small(DECODERS["experts"])
-    found = neurons(model, TEXTS, ["L0E1N3", "L0E2N3"], top=25, by="absolute", progress=False)
+    found = neurons(model, TEXTS, ["L0E1N3", "L0E2N3"], top_k=25, by="absolute", progress=False)
     for memory in found.each:
         values = [moment.value for moment in memory.moments]
         assert 0 in values
@@ -109,7 +110,7 @@ def test_it_reads_well_and_can_be_saved(tmp_path: Path) -> None:
     model = planted()
     model.tokenizer = Letters()
     given = [torch.tensor(text) for text in TEXTS]
-    found = neurons(model, Ragged.from_list(given), ["L0N5", "L0N6"], top=3, progress=False)
+    found = neurons(model, Ragged.from_list(given), ["L0N5", "L0N6"], top_k=3, progress=False)
     told = str(found)
     assert "L0N5: coefficient" in told
     assert "writes: 'l'" in told
@@ -118,7 +119,7 @@ def test_it_reads_well_and_can_be_saved(tmp_path: Path) -> None:
     assert found.rows()[0]["neuron"] == "L0N5"
     for ending in ("json", "safetensors"):
         found.save(tmp_path / f"found.{ending}")
-        again = Neurons.load(tmp_path / f"found.{ending}")
+        again = lens.load(tmp_path / f"found.{ending}")
         assert again.each == found.each
         assert again.facts == found.facts
     with refuses(InputError, "L0N7 was not asked for: name it in neurons(...)."):
@@ -128,15 +129,15 @@ def test_it_reads_well_and_can_be_saved(tmp_path: Path) -> None:
 def test_agreement_counts_next_words_that_were_written() -> None:
     model = planted()
     texts = [[7, 11], [3, 7, 11, 2], [4, 7]]
-    memory = neurons(model, texts, ["L0N5"], top=3, words=1, progress=False).each[0]
+    memory = neurons(model, texts, ["L0N5"], top_k=3, words=1, progress=False).each[0]
     assert {moment.token for moment in memory.moments} == {7}
     assert memory.agreement == 1.0
-    assert neurons(model, [[7, 3]], ["L0N5"], top=1, words=1).each[0].agreement == 0.0
-    assert neurons(model, [[3, 7]], ["L0N5"], top=1, words=1).each[0].agreement is None
+    assert neurons(model, [[7, 3]], ["L0N5"], top_k=1, words=1).each[0].agreement == 0.0
+    assert neurons(model, [[3, 7]], ["L0N5"], top_k=1, words=1).each[0].agreement is None
 
 
 def test_what_keeps_nothing_is_refused() -> None:
-    with refuses(InputError, "top=0 keeps nothing: use 1 or more."):
-        neurons(small(DECODERS["gpt2"]), TEXTS, ["L0N5"], top=0)
+    with pytest.raises(InputError, match=r"top_k.*0.*1 or more"):
+        neurons(small(DECODERS["gpt2"]), TEXTS, ["L0N5"], top_k=0)
     with refuses(InputError, "context=-1 is before the token itself: use 0 or more."):
         neurons(small(DECODERS["gpt2"]), TEXTS, ["L0N5"], context=-1)

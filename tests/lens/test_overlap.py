@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from manyheads import lens
 from manyheads.errors import InputError
 from manyheads.kernels.contract import Request, Want
 from manyheads.kernels.reference import attend
 from manyheads.lens.addresses import Block, attention_at, blocks_of, stacks_of
 from manyheads.lens.given import Given
 from manyheads.lens.overlap import overlap
-from manyheads.lens.pairs import ByPair
 from manyheads.models.build import build
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq
@@ -206,7 +206,7 @@ def test_two_equal_heads_overlap_wholly() -> None:
 def test_it_can_be_saved(tmp_path: Any) -> None:
     found = overlap(small(DECODERS["llama"]), [[1, 2, 3], [4, 5]], progress=False)
     found.save(tmp_path / "overlap.json")
-    again = ByPair.load(tmp_path / "overlap.json", "pattern overlap")
+    again = lens.load(tmp_path / "overlap.json")
     np.testing.assert_allclose(again.values, found.values)
     assert again.facts == found.facts
     assert found.facts["tokens"] == 5

@@ -18,7 +18,7 @@ from tests.messages import refuses
 from tests.models.zoo import DECODERS, SEQ2SEQS, VISIONS, ids, images, small
 
 CLEAN, CORRUPTED = ids((5, 7, 4)), ids((5, 7, 4), seed=3)
-METRIC = LogitDifference(right=(1, 2, 3), wrong=(4, 5, 6))
+METRIC = LogitDifference(answer=(1, 2, 3), distractor=(4, 5, 6))
 
 
 class Put:
@@ -79,8 +79,8 @@ def test_shares_are_those_of_whole_runs(name: str) -> None:
         CORRUPTED,
         METRIC,
         spots=("head", *SPOTS),
-        room=70,
-        shown=False,
+        batch_tokens=70,
+        progress=False,
     )
     clean, corrupted = run(model, CLEAN, {}), run(model, CORRUPTED, {})
     assert (found.clean, found.corrupted) == pytest.approx((clean, corrupted), abs=1e-5)
@@ -103,7 +103,13 @@ def test_shares_are_those_of_whole_runs(name: str) -> None:
 def test_positions_are_patched_one_by_one() -> None:
     model = small(DECODERS["llama"])
     found = patch(
-        model, CLEAN, CORRUPTED, METRIC, spots=("head", "residual"), positions="each", shown=False
+        model,
+        CLEAN,
+        CORRUPTED,
+        METRIC,
+        spots=("head", "residual"),
+        positions="each",
+        progress=False,
     )
     site = Site(1, Tap.HEAD_OUTPUT)
     good = seen(model, CLEAN, [site])[site]
@@ -127,7 +133,7 @@ def test_positions_are_patched_one_by_one() -> None:
 
 def test_shares_of_heads_can_be_read_by_head() -> None:
     model = small(DECODERS["uneven"])
-    found = patch(model, CLEAN, CORRUPTED, METRIC, shown=False)
+    found = patch(model, CLEAN, CORRUPTED, METRIC, progress=False)
     values = patch_heads(found, part_of(model))
     assert values["share"].of(Head(2, 1)) == found[Patch("head", 2, 1)]
     assert len(values.addresses) == 8 + 3 + 2
@@ -137,14 +143,16 @@ def test_pairs_and_images_are_patched_too() -> None:
     pair: Any = small(SEQ2SEQS["window"])
     clean = ids((5, 3)), ids((4, 6), seed=1)
     corrupted = ids((5, 3), seed=2), ids((4, 6), seed=1)
-    found = patch(pair, clean, corrupted, stack="encoder", spots=("residual", "head"), shown=False)
+    found = patch(
+        pair, clean, corrupted, stack="encoder", spots=("residual", "head"), progress=False
+    )
     assert found[Patch("residual", 0)] == pytest.approx(1.0, abs=1e-4)
-    cross = patch(pair, clean, corrupted, sublayer=Sublayer.CROSS, spots=("head",), shown=False)
+    cross = patch(pair, clean, corrupted, sublayer=Sublayer.CROSS, spots=("head",), progress=False)
     assert max(cross.shares.values()) > 0
     vit = small(VISIONS["vit"])
-    metric = LogitDifference(right=(0, 1, 2, 3), wrong=(1, 2, 3, 4))
+    metric = LogitDifference(answer=(0, 1, 2, 3), distractor=(1, 2, 3, 4))
     others = [image.flip(0) for image in images()]
-    seen_whole = patch(vit, images(), others, metric, spots=("residual",), shown=False)
+    seen_whole = patch(vit, images(), others, metric, spots=("residual",), progress=False)
     assert seen_whole[Patch("residual", 0)] == pytest.approx(1.0, abs=1e-4)
 
 
@@ -189,7 +197,7 @@ def test_a_path_carries_what_two_whole_runs_say(name: str, through: Any, frozen:
         receivers=["L1H2"],
         through=through,
         feedforward="frozen" if frozen else "free",
-        shown=False,
+        progress=False,
     )
     for head in range(4):
         clean, corrupted, value = by_hand(model, Head(0, head), Head(1, 2), through, frozen)
@@ -202,7 +210,13 @@ def test_a_path_carries_what_two_whole_runs_say(name: str, through: Any, frozen:
 def test_a_path_to_the_logits_holds_all_other_heads_still() -> None:
     model = small(DECODERS["gates"])
     found = patch_paths(
-        model, CLEAN, CORRUPTED, METRIC, receivers="logits", senders=["L0H1", "L1H3"], shown=False
+        model,
+        CLEAN,
+        CORRUPTED,
+        METRIC,
+        receivers="logits",
+        senders=["L0H1", "L1H3"],
+        progress=False,
     )
     for sender in (Head(0, 1), Head(1, 3)):
         clean, corrupted, value = by_hand(model, sender, None, "query", False)
@@ -214,9 +228,9 @@ def test_a_path_to_the_logits_holds_all_other_heads_still() -> None:
 def test_from_a_corrupted_base_the_ends_change_places() -> None:
     model = small(DECODERS["llama"])
     one = patch_paths(
-        model, CLEAN, CORRUPTED, METRIC, receivers="logits", base="corrupted", shown=False
+        model, CLEAN, CORRUPTED, METRIC, receivers="logits", base="corrupted", progress=False
     )
-    other = patch_paths(model, CORRUPTED, CLEAN, METRIC, receivers="logits", shown=False)
+    other = patch_paths(model, CORRUPTED, CLEAN, METRIC, receivers="logits", progress=False)
     np.testing.assert_allclose(one["share"].means, other["share"].means, atol=1e-5)
 
 
@@ -233,7 +247,7 @@ def test_ctrl_c_keeps_what_was_patched(monkeypatch: pytest.MonkeyPatch) -> None:
         return measured(*given)
 
     monkeypatch.setattr(patching, "_run", tired)
-    found = patch(model, CLEAN, CORRUPTED, METRIC, room=1, shown=False)
+    found = patch(model, CLEAN, CORRUPTED, METRIC, batch_tokens=1, progress=False)
     assert not found.complete
     assert list(found.shares) == [Patch("head", 0, head) for head in range(3)]
 

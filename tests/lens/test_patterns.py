@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from manyheads import lens
 from manyheads.errors import InputError
 from manyheads.lens.addresses import Address, blocks_of
-from manyheads.lens.patterns import PatternSet, patterns, top_keys
+from manyheads.lens.patterns import patterns, top_keys
 from manyheads.models.recipes import ModelConfig
 from manyheads.taps import Head, Patterns, Record, Site, Sublayer, Tap
 from tests.lens.test_statistics import MORE, fresh, texts_for
@@ -59,12 +60,12 @@ def test_the_largest_weights_of_each_query(monkeypatch: pytest.MonkeyPatch) -> N
     model = small(DECODERS["llama"])
     text = [3, 1, 4, 1, 5, 9, 2, 6, 5]
     whole = patterns(model, [text]).of(Head(0, 2)).weights
-    (one,) = top_keys(model, [text], [Head(0, 2)], count=3)
+    (one,) = top_keys(model, [text], [Head(0, 2)], top_k=3)
     expected = whole.topk(3, dim=-1)
     torch.testing.assert_close(one.weights, expected.values)
     torch.testing.assert_close(whole.gather(1, one.keys), one.weights)
     torch.testing.assert_close(one.missing, 1 - expected.values.sum(-1))
-    (few,) = top_keys(model, [text], [Head(0, 2)], count=99, rows=range(2, 4))
+    (few,) = top_keys(model, [text], [Head(0, 2)], top_k=99, rows=range(2, 4))
     assert few.weights.shape == (2, 9)
 
 
@@ -80,7 +81,7 @@ def test_they_can_be_saved_and_loaded(tmp_path: Path) -> None:
     found = patterns(small(DECODERS["window"]), [[1, 2, 3, 4], [5, 6]], [Head(0, 1)])
     for ending in ("json", "safetensors"):
         found.save(tmp_path / f"patterns.{ending}")
-        loaded = PatternSet.load(tmp_path / f"patterns.{ending}")
+        loaded = lens.load(tmp_path / f"patterns.{ending}")
         for text in (0, 1):
             one, other = found.of(Head(0, 1), text), loaded.of(Head(0, 1), text)
             assert torch.equal(one.weights, other.weights)
@@ -107,7 +108,7 @@ def test_refusals() -> None:
         patterns(model, [[1, 2]], rows=range(1, 5))
     with refuses(InputError, "rows=range(3, 3) names no run of queries: use range(start, stop)."):
         patterns(model, [[1, 2]], rows=range(3, 3))
-    with refuses(InputError, "count=0 keeps no key: use 1 or more."):
-        top_keys(model, [[1, 2]], count=0)
+    with pytest.raises(InputError, match=r"top_k.*0.*1 or more"):
+        top_keys(model, [[1, 2]], top_k=0)
     with refuses(InputError, "L0H0 on text 3 was not asked for: name it in patterns(...)."):
         patterns(model, [[1, 2]]).of(Head(0, 0), 3)

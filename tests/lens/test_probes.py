@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from manyheads import lens
 from manyheads.errors import InputError, MissingExtraError
 from manyheads.lens.activations import OFFSETS, gather_features
 from manyheads.lens.by_layer import ByLayer
 from manyheads.lens.items import find_items, split_words
 from manyheads.lens.probes import probe
 from manyheads.lens.results import ByHead
-from manyheads.lens.syntax_probe import SyntaxProbe, probe_syntax
+from manyheads.lens.syntax_probe import probe_syntax
 from manyheads.lens.trunk import part_of
 from manyheads.models.build import build
 from manyheads.ragged import Ragged
@@ -57,7 +58,7 @@ def test_what_one_head_says_is_found_in_that_head() -> None:
     spoken = seen(model, batch, Site(1, Tap.HEAD_OUTPUT)).values[:, 2]
     direction = torch.randn(spoken.shape[1], generator=torch.Generator().manual_seed(0))
     along = (spoken - spoken.mean(0)) @ direction
-    found = probe(model, batch, by_text(along > 0, batch), strength=10.0, shown=False)
+    found = probe(model, batch, by_text(along > 0, batch), strength=10.0, progress=False)
     assert isinstance(found, ByHead)
     accuracy = found["accuracy"]
     assert accuracy.ranked()[0][0].head == Head(1, 2)
@@ -73,7 +74,7 @@ def test_what_one_head_says_is_found_in_that_head() -> None:
 
 def test_types_learned_by_heart_are_not_selective() -> None:
     model, batch = small(DECODERS["alibi"]), ids(LENGTHS * 2)
-    found = probe(model, batch, by_text(batch.values % 2, batch), "residuals", shown=False)
+    found = probe(model, batch, by_text(batch.values % 2, batch), "residuals", progress=False)
     assert isinstance(found, ByLayer)
     assert found.layers == (-1, 0, 1)
     first = found.of(-1)
@@ -88,7 +89,7 @@ def test_what_a_pattern_shows_is_found_in_it() -> None:
     before = torch.cat([each[1].diagonal(-1) for each in patterns.each])
     middle = float(before.median())
     labels = [[None, *(each[1].diagonal(-1) > middle).long().tolist()] for each in patterns.each]
-    found = probe(model, batch, labels, "patterns", strength=100.0, shown=False)
+    found = probe(model, batch, labels, "patterns", strength=100.0, progress=False)
     assert isinstance(found, ByHead)
     assert found["accuracy"].of(Head(0, 1)) > 0.95
     assert found.facts["items"] == len(before)
@@ -98,7 +99,7 @@ def test_features_of_patterns_are_those_of_the_pattern() -> None:
     model, batch = small(DECODERS["sinks"]), ids((12, 5))
     part = part_of(model)
     items = find_items(part, batch, [[1] * 12, [0] * 5])
-    features = gather_features(part, items, "patterns", "mean", shown=False)
+    features = gather_features(part, items, "patterns", "mean", progress=False)
     pattern = seen(model, batch, Site(1, Tap.PATTERN)).of(0)
     found = features[1][:12]
     for column, offset in enumerate(OFFSETS):
@@ -125,24 +126,24 @@ def test_words_are_pooled_from_their_tokens(reader: Any) -> None:
     spoken = seen(reader, given.ids, Site(2, Tap.HEAD_OUTPUT)).of(0)
     chosen = {"mean": spoken[list(places[0][2])].mean(0), "last": spoken[places[0][2][-1]]}
     for pool, expected in chosen.items():
-        features = gather_features(part, items, "heads", pool, shown=False)
+        features = gather_features(part, items, "heads", pool, progress=False)
         torch.testing.assert_close(features[2][1], expected, atol=1e-5, rtol=0)
 
 
 def test_words_texts_and_images_can_have_labels(reader: Any) -> None:
     texts = sentences(16)
     labels = [["noun" if word in ("cat", "mat") else "other" for word in each] for each in texts]
-    found = probe(reader, texts, labels, "residuals", shown=False)
+    found = probe(reader, texts, labels, "residuals", progress=False)
     assert isinstance(found, ByLayer)
     assert found.facts["level"] == "word"
     assert found.of(-1)["accuracy"] > 0.9
     lines = [" ".join(each) for each in texts]
-    whole = probe(reader, lines, [len(each) % 2 for each in texts], shown=False)
+    whole = probe(reader, lines, [len(each) % 2 for each in texts], progress=False)
     assert whole.facts["level"] == "text"
     vit = small(VISIONS["vit"])
     pictures = images(((8, 8),) * 12)
     bright = [int(image.mean() > 0) for image in pictures]
-    seen_by = probe(vit, pictures, bright, "residuals", strength="chosen", shown=False)
+    seen_by = probe(vit, pictures, bright, "residuals", strength="chosen", progress=False)
     assert isinstance(seen_by, ByLayer)
     assert set(seen_by.names) == {"accuracy", "majority", "control", "selectivity"}
 
@@ -152,7 +153,7 @@ def test_a_chosen_strength_does_no_worse_than_a_poor_one() -> None:
     labels = by_text(batch.values % 2, batch)
     accuracies = []
     for strength in (1e-6, "chosen"):
-        found = probe(model, batch, labels, "residuals", strength=strength, shown=False)
+        found = probe(model, batch, labels, "residuals", strength=strength, progress=False)
         assert isinstance(found, ByLayer)
         accuracies.append(found.of(-1)["accuracy"])
     assert accuracies[1] > accuracies[0]
@@ -162,22 +163,22 @@ def test_both_stacks_of_a_pair_can_be_probed() -> None:
     model = small(SEQ2SEQS["t5"])
     pair = (ids((5, 8, 4, 6)), ids((4, 6, 5, 7), seed=1))
     labels = [(pair[0].of(text) % 2).tolist() for text in range(4)]
-    found = probe(model, pair, labels, stack="encoder", shown=False)
+    found = probe(model, pair, labels, stack="encoder", progress=False)
     assert isinstance(found, ByHead)
     assert found.addresses[0].stack == "encoder"
     labels = [(pair[1].of(text) % 2).tolist() for text in range(4)]
-    found = probe(model, pair, labels, sublayer=Sublayer.CROSS, shown=False)
+    found = probe(model, pair, labels, sublayer=Sublayer.CROSS, progress=False)
     assert isinstance(found, ByHead)
     assert found.addresses[0].sublayer is Sublayer.CROSS
 
 
 def test_results_by_layer_come_back_from_disk(tmp_path: Any) -> None:
     model, batch = small(DECODERS["gpt2"]), ids((6, 7, 5, 8))
-    found = probe(model, batch, by_text(batch.values % 2, batch), "residuals", shown=False)
+    found = probe(model, batch, by_text(batch.values % 2, batch), "residuals", progress=False)
     assert isinstance(found, ByLayer)
     for ending in ("json", "safetensors"):
         found.save(tmp_path / f"probe.{ending}")
-        again = ByLayer.load(tmp_path / f"probe.{ending}", "probe of residuals")
+        again = lens.load(tmp_path / f"probe.{ending}")
         assert str(again) == str(found)
         assert str(again.rows()) == str(found.rows())
         assert again.facts == found.facts
@@ -253,7 +254,7 @@ def trees(reader: Any) -> list[tuple[list[str], list[int]]]:
 
 
 def test_trees_that_one_head_draws_are_told_from_attention(reader: Any, trees: Any) -> None:
-    found = probe_syntax(reader, trees, shown=False)
+    found = probe_syntax(reader, trees, progress=False)
     assert found.facts["head"] == "L0H1 to the head"
     assert found.scores["head"][0] == pytest.approx(1.0)
     assert found.scores["probe"][0] > 0.9
@@ -262,23 +263,23 @@ def test_trees_that_one_head_draws_are_told_from_attention(reader: Any, trees: A
     assert found.facts["sentences"] == [24, 8]
     turned = [(words, [0] * len(words)) for words, _ in trees]
     with refuses(InputError, "0 sentences have a word with a head: give two or more of them."):
-        probe_syntax(reader, turned, shown=False)
+        probe_syntax(reader, turned, progress=False)
 
 
 def test_a_fixed_offset_is_found_as_such(reader: Any) -> None:
     chains = [(words, [*range(2, len(words) + 1), 0]) for words in sentences(10)]
-    found = probe_syntax(reader, chains, shown=False)
+    found = probe_syntax(reader, chains, progress=False)
     assert found.facts["offset"] == 1
     assert found.scores["offset"][0] == pytest.approx(1.0)
 
 
 def test_words_help_the_probe_to_fit(reader: Any, trees: Any, tmp_path: Any) -> None:
-    found = probe_syntax(reader, trees, with_words=True, decay=1e-4, shown=False)
+    found = probe_syntax(reader, trees, with_words=True, decay=1e-4, progress=False)
     assert found.facts["with_words"]
     assert found.scores["probe"][0] > 0.8
     for ending in ("json", "safetensors"):
         found.save(tmp_path / f"syntax.{ending}")
-        again = SyntaxProbe.load(tmp_path / f"syntax.{ending}")
+        again = lens.load(tmp_path / f"syntax.{ending}")
         assert str(again) == str(found)
         assert again.ranked(3) == found.ranked(3)
     assert found.table().row_count == 3

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from manyheads import lens
 from manyheads.errors import InputError
 from manyheads.lens.redundancy import Redundancy, redundancy
 from manyheads.models.build import build
@@ -69,7 +70,7 @@ def test_it_reads_well(found: Redundancy, tmp_path: Path) -> None:
     assert len(found.cut(0.0)[0]) == 8
     for ending in ("json", "safetensors"):
         found.save(tmp_path / f"found.{ending}")
-        again = Redundancy.load(tmp_path / f"found.{ending}")
+        again = lens.load(tmp_path / f"found.{ending}")
         assert again.doubles == found.doubles
         assert again.facts == found.facts
         np.testing.assert_allclose(again.likeness["outputs"], found.likeness["outputs"])

@@ -1,18 +1,30 @@
 """Values by head: addressed, ranked, told, framed, saved whole."""
 
 import json
+import math
 import sys
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
+from safetensors.numpy import save_file
 
+from manyheads import lens
 from manyheads.errors import InputError, MissingExtraError, ShapeError
 from manyheads.lens.addresses import Address, Block, blocks_of
-from manyheads.lens.results import ByHead
+from manyheads.lens.gradients import ByToken
+from manyheads.lens.patching import Patch, Patching
+from manyheads.lens.patterns import Pattern
+from manyheads.lens.result_types import RESULT_TYPES
+from manyheads.lens.results import ByHead, Tabular
+from manyheads.lens.storing import Result
+from manyheads.ragged import Ragged
 from manyheads.taps import Head, Sublayer
 from tests.messages import refuses
 from tests.models.zoo import DECODERS, SEQ2SEQS, small
@@ -88,7 +100,7 @@ def test_a_table_has_a_row_a_head() -> None:
     shown = printed(result().table())
     assert "3 ±0.1" in shown
     assert "L3H2" in shown
-    by_entropy = printed(result().table(["entropy"], by="entropy", most=2))
+    by_entropy = printed(result().table(["entropy"], by="entropy", max_rows=2))
     assert by_entropy.index("L3H1") < by_entropy.index("L3H2")
     assert "sink" not in by_entropy
     assert "3 more heads" in by_entropy
@@ -120,7 +132,7 @@ def test_a_frame_without_pandas_names_the_command(monkeypatch: pytest.MonkeyPatc
 def test_saved_and_loaded_is_the_same(ending: str, tmp_path: Path) -> None:
     path = tmp_path / "deeper" / f"result.{ending}"
     result().save(path)
-    loaded = ByHead.load(path, "example")
+    loaded = lens.load(path)
     assert loaded.blocks == BLOCKS
     assert loaded.names == ("entropy", "sink")
     assert loaded.facts == result().facts
@@ -153,7 +165,7 @@ def test_a_save_that_fails_leaves_what_was_there(
     assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_refusals() -> None:
     with refuses(InputError, "'entrpy' was not measured: use entropy, sink."):
         result()["entrpy"]
     with refuses(InputError, "there is no head L1H0: use one it has."):
@@ -167,15 +179,91 @@ def test_refusals(tmp_path: Path) -> None:
         decoder.of(Head(0, 0))
     with refuses(ShapeError, "sink has shape (2,): give one value for each of 6 heads."):
         result(means={"sink": np.zeros(2)}, errors={})
-    with refuses(InputError, "x.csv has no known ending: use .json or .safetensors."):
+
+
+def test_a_file_that_cannot_be_read_is_named_with_the_remedy(tmp_path: Path) -> None:
+    def refused(path: Path, *words: str) -> None:
+        with pytest.raises(InputError) as caught:
+            lens.load(path)
+        for word in (str(path), *words):
+            assert word in str(caught.value)
+
+    with pytest.raises(InputError, match=r"x\.csv.*\.json or \.safetensors"):
         result().save("x.csv")
+    refused(tmp_path / "none.json", "there is no file", "save()")
+    for name, content in (("list.json", "[1]"), ("other.json", '{"kind": "ByHead"}')):
+        (tmp_path / name).write_text(content)
+        refused(tmp_path / name, "no lens result", "save()")
+    (tmp_path / "cut.json").write_text('{"kind": "By')
+    refused(tmp_path / "cut.json", "damaged", "save the result again")
+    save_file({"weight": np.zeros(2)}, tmp_path / "model.safetensors")
+    refused(tmp_path / "model.safetensors", "no lens result", "save()")
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:9])
+    refused(tmp_path / "cut.safetensors", "damaged", "save the result again")
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"kind": "Portrait"}, "Portrait"),
+        ({"arrays": {}}, "damaged"),
+        ({"fields": {"kind": "example"}}, "damaged"),
+        ({"arrays": {"means/entropy": [1.0], "means/sink": [1.0]}}, "damaged"),
+    ],
+)
+def test_a_result_with_missing_or_foreign_content_is_refused(
+    change: dict[str, Any], word: str, tmp_path: Path
+) -> None:
     path = tmp_path / "result.json"
     result().save(path)
-    with refuses(InputError, f"{path} holds example: name a file that holds ablation."):
-        ByHead.load(path, "ablation")
-    path.write_text("[1]")
-    with refuses(InputError, f"{path} holds no result: name a file that a result was saved to."):
-        ByHead.load(path)
-    missing = tmp_path / "none.json"
-    with refuses(InputError, f"there is no {missing}: name a file that a result was saved to."):
-        ByHead.load(missing)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputError, match=word) as caught:
+        lens.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_every_result_type_is_in_the_table_under_its_own_name() -> None:
+    def below(kind: type[Result]) -> Iterator[type[Result]]:
+        for each in kind.__subclasses__():
+            yield each
+            yield from below(each)
+
+    concrete = {each.__name__: each for each in below(Result) if each is not Tabular}
+    ours = {
+        name: each for name, each in concrete.items() if each.__module__.startswith("manyheads")
+    }
+    assert ours == RESULT_TYPES
+    assert {*ours} <= {*lens.__all__}
+
+
+@pytest.mark.parametrize("ending", ["json", "safetensors"])
+def test_types_of_values_survive(ending: str, tmp_path: Path) -> None:
+    weights = torch.tensor([[1.0, -torch.inf], [torch.nan, 0.25]])
+    pattern = Pattern(
+        Address(Head(2, 0), "decoder", Sublayer.CROSS),
+        3,
+        range(4, 6),
+        weights,
+        torch.ones(2, 2, dtype=torch.bool),
+    )
+    patched = Patching(
+        clean=1.0, corrupted=math.nan, shares={Patch("head", 1, 0): 0.5, Patch("residual", 2): 1.0}
+    )
+    tokens = ByToken(
+        tokens=Ragged.from_list([torch.zeros(3), torch.ones(1)]),
+        expected=torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
+        steps=4,
+    )
+    for each in (pattern, patched, tokens):
+        each.save(tmp_path / f"{type(each).__name__}.{ending}")
+    again = lens.load(tmp_path / f"Pattern.{ending}")
+    assert (again.address, again.text, again.rows) == (pattern.address, 3, range(4, 6))
+    torch.testing.assert_close(again.weights, weights, equal_nan=True)
+    assert again.visible.dtype is torch.bool
+    again = lens.load(tmp_path / f"Patching.{ending}")
+    assert again.shares == patched.shares
+    assert math.isnan(again.corrupted)
+    again = lens.load(tmp_path / f"ByToken.{ending}")
+    assert again.of(0).tolist() == [0.0] * 3
+    assert again.expected.dtype is torch.bfloat16
+    assert again.expected.tolist() == [1.0, 2.0]

@@ -189,7 +189,7 @@ def test_shares_are_those_of_the_definition_on_the_pattern(name: str) -> None:
             for at in range(5)
         )
         texts.append(MarkedText(tuple(ids), words, pairs))
-    found, complete = point(model, texts, shown=False)
+    found, complete = point(model, texts, progress=False)
     assert complete
     seen = patterns(model, [list(text.ids) for text in texts])
     for place, head in enumerate(Head(layer, head) for layer in (0, 1) for head in range(4)):
@@ -210,14 +210,14 @@ def test_the_weight_on_rivals_is_told_and_a_word_that_sees_none_is_not_asked() -
     late = Pair(**asked, rivals=(0, 3))
     early = Pair(task="some", source=2, targets=(1,), rivals=(4,))
     texts = [MarkedText((1, 2, 3, 4, 5, 6, 7), words, (late, early))]
-    found = point(model, texts, shown=False)[0]["some"]
+    found = point(model, texts, progress=False)[0]["some"]
     seen = patterns(model, [list(texts[0].ids)])
     for place, head in enumerate(Head(layer, head) for layer in (0, 1) for head in range(4)):
         row = seen.of(head, 0).weights[6]
         assert found.counts[place] == 1
         assert found.weight[place] == pytest.approx(float(row[2]), abs=1e-6)
         assert found.rivals[place] == pytest.approx(float(row[1] + row[4]), abs=1e-6)
-    plain = point(model, [MarkedText(texts[0].ids, words, (Pair(**asked),))], shown=False)[0]
+    plain = point(model, [MarkedText(texts[0].ids, words, (Pair(**asked),))], progress=False)[0]
     assert plain["some"].rivals.tolist() == [0.0] * 8
 
 
@@ -225,7 +225,7 @@ def test_both_stacks_of_an_encoder_decoder_are_asked_and_cross_attention_is_not(
     model = small(SEQ2SEQS["t5"])
     words = tuple((place,) for place in range(1, 7))
     pairs = (Pair(task="some", source=4, targets=(1,)), Pair(task="some", source=2, targets=(0,)))
-    found, _ = point(model, [MarkedText((1, 2, 3, 4, 5, 6, 7, 8), words, pairs)], shown=False)
+    found, _ = point(model, [MarkedText((1, 2, 3, 4, 5, 6, 7, 8), words, pairs)], progress=False)
     counts = found["some"].counts.reshape(6, 4)
     assert (counts > 0).all(axis=1).tolist() == [True, True, True, False, True, False]
 

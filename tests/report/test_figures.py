@@ -37,8 +37,8 @@ def test_what_inspect_tells_as_well_has_the_same_name_and_value(tmp_path: Path) 
         mine = [row[name] for row in told["rows"]]
         for one, other in zip(mine, theirs["arrays"][f"statistics/means/{name}"], strict=True):
             assert one == (None if other is None else pytest.approx(other, rel=1e-4, abs=1e-7))
-    assert told["statistics"].keys() == theirs["facts"]["statistics"].keys()
-    labels = [label for some in theirs["facts"]["kinds"]["labels"] for label in some]
+    assert told["statistics"].keys() == theirs["fields"]["statistics"]["facts"].keys()
+    labels = [label for some in theirs["fields"]["kinds"]["labels"].values() for label in some]
     assert {*labels[0]} == {*next(row for row in told["rows"] if row["kinds"])["kinds"][0]}
 
 

@@ -407,7 +407,7 @@ def test_the_lens_goes_through(name: str) -> None:
             torch.testing.assert_close(mine, theirs)
     lens.logit_lens(pruned, texts)
     lens.compose(pruned, "value")
-    lens.patch(pruned, texts, [[2, 2, 3, 1, 2, 5], [7, 8, 8, 7]], shown=False)
+    lens.patch(pruned, texts, [[2, 2, 3, 1, 2, 5], [7, 8, 8, 7]], progress=False)
 
 
 def test_neurons_go_for_good() -> None:

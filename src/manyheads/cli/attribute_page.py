@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from manyheads.cli.ink import Ink, visible
-from manyheads.lens.answering import MOST_ROWS, Answer
+from manyheads.lens.answering import MOST_ROWS, Attribution
 
 __all__ = ["show"]
 
@@ -13,7 +13,7 @@ __all__ = ["show"]
 END = 60
 
 
-def show(console: Console, name: str, found: Answer, *, whole: bool = False) -> None:
+def show(console: Console, name: str, found: Attribution, *, whole: bool = False) -> None:
     """Print what was traced, the whole of it or what matters most."""
     ink = Ink(console)
     ink.title(visible(name))
@@ -33,7 +33,7 @@ def show(console: Console, name: str, found: Answer, *, whole: bool = False) -> 
         ink.show(_steps(found))
 
 
-def _steps(found: Answer) -> Table:
+def _steps(found: Attribution) -> Table:
     table = Table("after", "says", box=None, pad_edge=False)
     for column in ("probability", f"of {visible(repr(found.target))}", "its rank"):
         table.add_column(column, justify="right")

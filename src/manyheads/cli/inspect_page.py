@@ -32,7 +32,7 @@ def show(console: Console, name: str, found: Inspection, tokenizer: Any) -> None
     if found.kinds is not None:
         ink.say(str(found.kinds).splitlines()[0].capitalize() + ".")
     ink.heading("Heads")
-    console.print(found.table(most=None))
+    console.print(found.table(max_rows=None))
     ink.heading("Sinks and largest activations")
     _sinks(ink, found)
     for each in found.activations:

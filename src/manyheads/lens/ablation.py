@@ -11,8 +11,9 @@ from manyheads.lens.addresses import Address
 from manyheads.lens.effects import Effects, Options, Study
 from manyheads.lens.given import Targets
 from manyheads.lens.metrics import Metric, better, named
-from manyheads.lens.results import ByHead, frame_of, told_change
+from manyheads.lens.results import ByHead, Tabular, told_change
 from manyheads.lens.stand_ins import How
+from manyheads.lens.storing import Result
 from manyheads.lens.trunk import Part, StackName, find_heads
 from manyheads.lens.walking import measure_in_order
 from manyheads.models.build import Model
@@ -63,7 +64,7 @@ class Ablation(ByHead):
 
 
 @dataclass(frozen=True, slots=True)
-class Without:
+class Without(Result):
     """The metric without a set of heads, how far it changed, and that change's standard error."""
 
     heads: tuple[Head, ...]
@@ -80,7 +81,7 @@ class Without:
 
 
 @dataclass(frozen=True, slots=True)
-class Cumulative:
+class Cumulative(Tabular):
     """Heads taken away one after another: each step has all that went before it."""
 
     steps: tuple[Without, ...]
@@ -102,10 +103,6 @@ class Cumulative:
             }
             for place, step in enumerate(self.steps)
         ]
-
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
 
     def __str__(self) -> str:
         lines = [f"with all heads: {self.baseline:.4f}"]

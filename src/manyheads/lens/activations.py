@@ -9,10 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.encoding.batches import fill
+from manyheads.lens.given import climb
 from manyheads.lens.items import Item, Items
 from manyheads.lens.meeting import meet
+from manyheads.lens.passing import streaming_batch_tokens
 from manyheads.lens.rows import Wanted, sum_rows
-from manyheads.lens.statistics import BATCH_TOKENS, pass_by
 from manyheads.lens.trunk import Part
 from manyheads.models.resting import resting
 from manyheads.progress import Progress
@@ -93,7 +94,9 @@ class _Keeping:
         return torch.cat((sums.offsets, more), dim=-1)
 
 
-def gather_features(part: Part, items: Items, source: Source, pool: Pool, shown: bool) -> Features:
+def gather_features(
+    part: Part, items: Items, source: Source, pool: Pool, progress: bool
+) -> Features:
     """One row an item in each layer; the embeddings stand at layer -1.
 
     Memory grows with the items, and not with the square of their texts.
@@ -101,17 +104,15 @@ def gather_features(part: Part, items: Items, source: Source, pool: Pool, shown:
     by_text: dict[int, list[int]] = {}
     for number, item in enumerate(items.each):
         by_text.setdefault(item.text, []).append(number)
-    device = next(part.model.parameters()).device
-    most = BATCH_TOKENS.get(device.type, BATCH_TOKENS["cuda"])
     order: list[int] = []
     parts: dict[int, list[Tensor]] = {}
     asked = sorted(by_text)
     sizes = items.given.sizes(part.model)
     with (
-        Progress("reading", total=len(asked), unit="texts", shown=shown) as bar,
+        Progress("reading", total=len(asked), unit="texts", shown=progress) as bar,
         resting(part.model),
     ):
-        for some in fill([sizes[text] for text in asked], most):
+        for some in fill([sizes[text] for text in asked], streaming_batch_tokens(part.model)):
             texts = [asked[place] for place in some]
             numbers = [number for text in texts for number in by_text[text]]
             mine = [items.each[number] for number in numbers]
@@ -122,7 +123,8 @@ def gather_features(part: Part, items: Items, source: Source, pool: Pool, shown:
                 return _Pooling.of(lengths, texts, mine, pool)
 
             keeping = _Keeping(part, source, pooling)
-            pass_by(part.model, items.given.select(texts), keeping)
+            with torch.inference_mode():
+                climb(part.model, items.given.select(texts), keeping)
             for layer, values in keeping.found.items():
                 parts.setdefault(layer, []).append(values)
             order += numbers

@@ -1,6 +1,8 @@
 """Where the heads of a model are: its attentions in order, and the address of each head."""
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -19,11 +21,32 @@ class Address:
 
     >>> str(Address(Head(5, 1))), str(Address(Head(2, 0), "decoder", Sublayer.CROSS))
     ('L5H1', 'decoder L2H0 cross')
+    >>> Address.parse("decoder L2H0 cross").stack
+    'decoder'
     """
 
     head: Head
     stack: str = "main"
     sublayer: Sublayer = Sublayer.ATTENTION
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        match = re.fullmatch(r"(?:(\S+) )?(L\d+H\d+)(?: (attention|cross))?", text.strip())
+        if match is None:
+            raise InputError(
+                f"{text!r} is not the address of a head", "write it as L5H1 or decoder L2H0 cross"
+            )
+        stack, head, sublayer = match.groups()
+        return cls(Head.parse(head), stack or "main", Sublayer(sublayer or "attention"))
+
+    def record(self) -> dict[str, Any]:
+        """The columns that name a head in a table."""
+        return {
+            "stack": self.stack,
+            "sublayer": self.sublayer.value,
+            "layer": self.head.layer,
+            "head": self.head.head,
+        }
 
     def __str__(self) -> str:
         stack = [] if self.stack == "main" else [self.stack]

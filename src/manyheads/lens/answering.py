@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from jaxtyping import Float
@@ -17,14 +16,21 @@ from manyheads.lens.given import Given, read
 from manyheads.lens.gradients import ByToken, HeadGradients, integrate_heads, integrate_inputs
 from manyheads.lens.logit_lens import logit_lens
 from manyheads.lens.metrics import Measure
-from manyheads.lens.results import frame_of
-from manyheads.lens.storing import read_result, write_result
+from manyheads.lens.results import Tabular
 from manyheads.models.build import Model
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.ragged import Ragged
 from manyheads.taps import Sublayer
 
-__all__ = ["MOST_ROWS", "Answer", "Method", "Share", "Step", "attribute", "find_token"]
+__all__ = [
+    "MOST_ROWS",
+    "Attribution",
+    "LayerPrediction",
+    "Method",
+    "Share",
+    "attribute",
+    "find_token",
+]
 
 KIND = "attribution"
 MOST_ROWS = 40
@@ -43,7 +49,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LayerPrediction:
     """What the model would say after so many layers, and how it ranks the answer (0 is first)."""
 
     layer: int
@@ -54,7 +60,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class Answer:
+class Attribution(Tabular):
     """What each part adds to the logit of `target`, less that of `against` if there is one.
 
     Shares sum to `value` but for `completeness`; those of rollout are weights and sum to 1.
@@ -67,7 +73,7 @@ class Answer:
     value: float
     completeness: float
     shares: tuple[Share, ...]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[LayerPrediction, ...] = ()
     text: str = ""
     tokens: tuple[str, ...] = field(default=())
     path_steps: int = 0
@@ -88,26 +94,22 @@ class Answer:
         """Shares by how much they add, either way; tokens stay in their order."""
         return [self.shares[place] for place in self.places()]
 
-    def places(self, most: int | None = None) -> list[int]:
+    def places(self, top_k: int | None = None) -> list[int]:
         """Where the shares lie that matter most, those first; of tokens in order, the last too."""
         order = sorted(range(len(self.shares)), key=lambda place: -abs(self.shares[place].value))
         if not self.by_token:
-            return order[:most]
-        if most is None:
+            return order[:top_k]
+        if top_k is None:
             return sorted(order)
-        first_of_last = len(order) - int(most * LAST_SHARE)
+        first_of_last = len(order) - int(top_k * LAST_SHARE)
         order.sort(key=lambda place: place < first_of_last)
-        return sorted(order[:most])
+        return sorted(order[:top_k])
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a part."""
+        """One record per part."""
         return [asdict(share) for share in self.shares]
 
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
-
-    def table(self, most: int | None = MOST_ROWS) -> Any:
+    def table(self, max_rows: int | None = MOST_ROWS) -> Any:
         """A rich table of so many parts, those of `places`."""
         from rich.table import Table
         from rich.text import Text
@@ -118,26 +120,16 @@ class Answer:
         table.add_column("token" if self.by_token else "part")
         table.add_column("weight" if self.method == "rollout" else "adds", justify="right")
         sign = "" if self.method == "rollout" else "+"
-        for place in self.places(most):
+        for place in self.places(max_rows):
             share = self.shares[place]
             said = [str(place), Text(repr(share.part))] if self.by_token else [Text(share.part)]
             table.add_row(*said, f"{share.value:{sign}.4f}")
-        if most is not None and len(self.shares) > most:
-            table.caption = f"{len(self.shares) - most} more: table(most=None), frame() or save()"
+        if max_rows is not None and len(self.shares) > max_rows:
+            table.caption = (
+                f"{len(self.shares) - max_rows} more: table(max_rows=None), frame() or save()"
+            )
             table.caption_justify = "left"
         return table
-
-    def save(self, path: Path | str) -> None:
-        """To JSON, by the ending; written whole or not at all."""
-        write_result(path, KIND, {}, asdict(self))
-
-    @classmethod
-    def load(cls, path: Path | str) -> "Answer":
-        _, facts = read_result(path, KIND)
-        facts["shares"] = tuple(Share(**each) for each in facts["shares"])
-        facts["steps"] = tuple(Step(**each) for each in facts["steps"])
-        facts["tokens"] = tuple(facts["tokens"])
-        return cls(**facts)
 
     def __str__(self) -> str:
         lines = [self.told]
@@ -170,8 +162,8 @@ def attribute(
     *,
     method: Method = "direct",
     steps: int | None = None,
-    shown: bool = True,
-) -> Answer:
+    progress: bool = True,
+) -> Attribution:
     """Trace the next word after a text, or `target`, perhaps against another word.
 
     - direct: what heads, feed-forwards, embedding and biases write to the logit, norms frozen
@@ -199,7 +191,7 @@ def attribute(
     if method == "rollout":
         rolled = attention_rollout(model, given)[0][-1].tolist()
         shares = _by_token(words, rolled)
-        return Answer(
+        return Attribution(
             method=method,
             target=None,
             against=None,
@@ -213,15 +205,15 @@ def attribute(
         raise InputError(
             f"this {type(model).__name__} writes no next word to trace", 'use the method "rollout"'
         )
-    wrong = None if against is None else find_token(tokenizer, against, said)
-    right = _likeliest(model, given) if target is None else find_token(tokenizer, target, said)
-    traced = _traced(model, given, right, wrong, words, method, steps, shown)
-    return Answer(
+    distractor = None if against is None else find_token(tokenizer, against, said)
+    answer = _likeliest(model, given) if target is None else find_token(tokenizer, target, said)
+    traced = _traced(model, given, answer, distractor, words, method, steps, progress)
+    return Attribution(
         method=method,
-        target=_said(tokenizer, right),
-        against=None if wrong is None else _said(tokenizer, wrong),
+        target=_said(tokenizer, answer),
+        against=None if distractor is None else _said(tokenizer, distractor),
         **traced,
-        steps=_steps(model, given, tokenizer, right),
+        steps=_steps(model, given, tokenizer, answer),
         text=said,
         tokens=words,
     )
@@ -259,16 +251,18 @@ def _check_asked(
 def _traced(
     model: Model,
     given: Given,
-    right: int,
-    wrong: int | None,
+    answer: int,
+    distractor: int | None,
     words: Sequence[str],
     method: Method,
     steps: int | None,
-    shown: bool,
+    progress: bool,
 ) -> dict[str, Any]:
     """What an answer says of the parts, by its own names."""
     if method == "direct":
-        found = attribute_logits(model, given, [right], None if wrong is None else [wrong])
+        found = attribute_logits(
+            model, given, [answer], None if distractor is None else [distractor]
+        )
         shares = [Share(str(head), mean) for head, mean in found.heads["logit"].items()]
         for (sublayer, layer), each in found.layers.items():
             if sublayer is Sublayer.FEEDFORWARD:
@@ -282,13 +276,13 @@ def _traced(
             "completeness": found.completeness,
             "shares": tuple(shares),
         }
-    metric = Measure(_Logit(right, wrong))
+    metric = Measure(_Logit(answer, distractor))
     path: ByToken | HeadGradients
     if method == "integrated":
-        path = integrate_inputs(model, given, metric, steps=steps, shown=shown)
+        path = integrate_inputs(model, given, metric, steps=steps, progress=progress)
         shares_of = _by_token(words, path.of(0).tolist())
     else:
-        path = integrate_heads(model, given, metric, steps=steps, shown=shown)
+        path = integrate_heads(model, given, metric, steps=steps, progress=progress)
         pairs = path.heads["attribution"].items()
         shares_of = tuple(Share(str(head), mean) for head, mean in pairs)
     return {
@@ -303,31 +297,31 @@ def _traced(
 class _Logit:
     """The logit of a token after the last one of each text, less that of another."""
 
-    right: int
-    wrong: int | None
+    answer: int
+    distractor: int | None
 
     def __call__(self, logits: Ragged | Tensor, _texts: Sequence[int]) -> Float[Tensor, " b"]:
         assert isinstance(logits, Ragged), "a model that writes scores every token"
         last = logits.values[logits.lengths.offsets[1:].long() - 1]
-        value = last[:, self.right]
-        return value if self.wrong is None else value - last[:, self.wrong]
+        value = last[:, self.answer]
+        return value if self.distractor is None else value - last[:, self.distractor]
 
 
 def _likeliest(model: Model, given: Given) -> int:
-    return int(logit_lens(model, given, top=1).answers[-1, 0, 0])
+    return int(logit_lens(model, given, top_k=1).answers[-1, 0, 0])
 
 
-def _steps(model: Model, given: Given, tokenizer: Any, right: int) -> tuple[Step, ...]:
-    found = logit_lens(model, given, [right], top=1)
-    assert found.right is not None
-    assert found.ranks is not None
+def _steps(model: Model, given: Given, tokenizer: Any, answer: int) -> tuple[LayerPrediction, ...]:
+    found = logit_lens(model, given, [answer], top_k=1)
+    assert found.answer_log_probabilities is not None
+    assert found.answer_ranks is not None
     return tuple(
-        Step(
+        LayerPrediction(
             layer=layer - 1,
             says=_said(tokenizer, int(found.answers[layer, 0, 0])),
             probability=float(found.log_probabilities[layer, 0, 0].exp()),
-            answer=float(found.right[layer, 0].exp()),
-            rank=int(found.ranks[layer, 0]),
+            answer=float(found.answer_log_probabilities[layer, 0].exp()),
+            rank=int(found.answer_ranks[layer, 0]),
         )
         for layer in range(len(found.answers))
     )

@@ -14,6 +14,7 @@ from manyheads.lens.addresses import Block
 from manyheads.lens.given import read, run
 from manyheads.lens.metrics import weighed
 from manyheads.lens.results import ByHead
+from manyheads.lens.storing import Result
 from manyheads.lens.trunk import Edits, Part, part_of
 from manyheads.models.build import Model
 from manyheads.models.layer import Layer, Residual
@@ -31,7 +32,7 @@ SUBLAYERS = (Sublayer.ATTENTION, Sublayer.CROSS, Sublayer.FEEDFORWARD)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class DirectLogits:
+class DirectLogits(Result):
     """What each part of a model adds to a logit, text by text.
 
     `layers` holds for each sublayer and layer what it adds, its heads and its bias together;
@@ -70,16 +71,16 @@ class DirectLogits:
 def attribute_logits(
     model: Model,
     texts: Any,
-    right: Sequence[int] | None = None,
-    wrong: Sequence[int] | None = None,
+    answer: Sequence[int] | None = None,
+    distractor: Sequence[int] | None = None,
     *,
     at: Literal["last"] | Sequence[int] = "last",
 ) -> DirectLogits:
     """Direct logit attribution (arXiv 2211.00593): each head's write, norms frozen, on the logit.
 
-    The logit is that of `right`, one token or class a text (None: what the model finds likeliest),
-    less that of `wrong` if given, at the last position or at one a text. Norms keep the divisors
-    they had, so that what is left is linear and sums to the logit.
+    The logit is that of `answer`, one token or class per text (None: the one the model finds
+    likeliest), minus that of `distractor` if there is one, at the last position or at one per text.
+    Norms keep the divisors they had, so that what is left is linear and sums to the logit.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
@@ -96,7 +97,7 @@ def attribute_logits(
         final = seen[Site(-1, Tap.FINAL, stack=part.stack_name)]
         rows = _rows(readout, final, at)
         table = None if isinstance(model, Vision) else model.table
-        towards, bias, logits = _direction(readout, table, final, rows, right, wrong)
+        towards, bias, logits = _direction(readout, table, final, rows, answer, distractor)
         back = _Back(part, seen, rows, towards)
         back.walk()
     return back.result(bias, logits)
@@ -297,18 +298,18 @@ def _direction(
     table: Float[Tensor, "v c"] | None,
     final: Ragged,
     rows: _Rows,
-    right: Sequence[int] | None,
-    wrong: Sequence[int] | None,
+    answer: Sequence[int] | None,
+    distractor: Sequence[int] | None,
 ) -> tuple[Float[Tensor, "b c"], Float[Tensor, " b"], Float[Tensor, " b"]]:
     """What the last hidden state is multiplied by, the readout's bias, and the logit itself."""
     hidden = rows.by_text(final.values[rows.places].double() * rows.weights[:, None])
     vectors = readout.vectors(table).double()
     scale = readout.config.scale if isinstance(readout.config, LanguageHead) else 1.0
     biases = vectors.new_zeros(len(vectors)) if readout.bias is None else readout.bias.double()
-    if right is None:
-        right = (hidden @ vectors.T * scale + biases).argmax(-1).tolist()
+    if answer is None:
+        answer = (hidden @ vectors.T * scale + biases).argmax(-1).tolist()
     towards, bias = vectors.new_zeros(hidden.shape), vectors.new_zeros(len(hidden))
-    for sign, answers in ((1, right), (-1, wrong)):
+    for sign, answers in ((1, answer), (-1, distractor)):
         if answers is None:
             continue
         if len(answers) != rows.texts:

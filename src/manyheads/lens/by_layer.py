@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from manyheads.errors import InputError, ShapeError
-from manyheads.lens.results import frame_of, told
-from manyheads.lens.storing import Facts, read_result, write_result
+from manyheads.lens.results import Tabular, told, values_at
+from manyheads.lens.storing import Facts
 
 __all__ = ["ByLayer"]
 
@@ -18,8 +17,8 @@ FloatsByLayer = Float[np.ndarray, " l"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class ByLayer:
-    """Measures by name, one mean a layer and perhaps its standard error; -1 is the embeddings.
+class ByLayer(Tabular):
+    """Measures by name, one mean per layer and perhaps its standard error; -1 is the embeddings.
 
     >>> result = ByLayer(kind="example", layers=(-1, 0), means={"accuracy": np.array([0.5, 0.75])})
     >>> print(result)
@@ -55,20 +54,11 @@ class ByLayer:
         return {name: float(values[place]) for name, values in self.means.items()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a layer: its means, and their errors as `<name>_error`."""
-        records = []
-        for place, layer in enumerate(self.layers):
-            record: dict[str, Any] = {"layer": layer}
-            for name, values in self.means.items():
-                record[name] = float(values[place])
-                if name in self.errors:
-                    record[f"{name}_error"] = float(self.errors[name][place])
-            records.append(record)
-        return records
-
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
+        """One record per layer: its means, and their errors as `<name>_error`."""
+        return [
+            {"layer": layer} | values_at(self.means, self.errors, place)
+            for place, layer in enumerate(self.layers)
+        ]
 
     def table(self) -> Any:
         """A rich table."""
@@ -83,25 +73,6 @@ class ByLayer:
             ]
             table.add_row(_named(record["layer"]), *values)
         return table
-
-    def save(self, path: Path | str) -> None:
-        """To JSON or safetensors, by the ending; written whole or not at all."""
-        arrays = {f"means/{name}": values for name, values in self.means.items()}
-        arrays |= {f"errors/{name}": values for name, values in self.errors.items()}
-        facts = {"layers": list(self.layers), "names": list(self.names), "facts": self.facts}
-        write_result(path, self.kind, arrays, facts)
-
-    @classmethod
-    def load(cls, path: Path | str, kind: str) -> "ByLayer":
-        arrays, facts = read_result(path, kind)
-        names = facts["names"]
-        return cls(
-            kind=kind,
-            layers=tuple(facts["layers"]),
-            means={name: arrays[f"means/{name}"] for name in names},
-            errors={name: arrays[f"errors/{name}"] for name in names if f"errors/{name}" in arrays},
-            facts=facts["facts"],
-        )
 
     def __str__(self) -> str:
         lines = [f"{self.kind} of {len(self.layers)} layers"]

@@ -163,27 +163,27 @@ def circuits(
 def score_circuits(
     model: Model,
     *,
-    top: int = 5,
+    top_k: int = 5,
     sample: int | None = 2048,
     seed: int = 0,
     stack: StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
-    shown: bool = True,
+    progress: bool = True,
 ) -> ByHead:
     """Rank, stable rank, eigenvalue scores and copying score of every head.
 
     "ov_rank" and "ov_stable_rank" are of W_O W_V. "ov_eigenvalues" and "qk_eigenvalues" are
     sum(Re λ) / sum|λ| of the residual circuits; "copying_eigenvalues" is that of W_U W_O W_V W_E, 1
     where every word raises itself, and "matching_eigenvalues" that of W_E' W_Q' W_K W_E. "copying"
-    is the share of words whose own logit is among the `top` of W_U W_O W_V W_E, over a `sample` of
-    words drawn evenly (None: all). What goes by words is left out for models without any.
+    is the share of words whose own logit is among the `top_k` of W_U W_O W_V W_E, over a `sample`
+    of words drawn evenly (None: all). What goes by words is left out for models without any.
     """
     part = part_of(model, stack, sublayer)
     found = Circuits(part)
     copying = matching = None
     if isinstance(model.config.readout, LanguageHead):
         words = Words.of(model)
-        copying = _Copying(words, _draw(words, sample, seed), top)
+        copying = _Copying(words, _draw(words, sample, seed), top_k)
         matching = _met(words.enter, words.enter)
 
     def score(head: Head) -> dict[str, float]:
@@ -194,40 +194,40 @@ def score_circuits(
         values = torch.linalg.eigvals(qk.right @ matching @ qk.left)
         return alone | {"matching_eigenvalues": eigenvalue_score(values)} | copying(found.ov(head))
 
-    return _each_head(part, score, top, 0 if copying is None else len(copying.drawn), shown)
+    return _each_head(part, score, top_k, 0 if copying is None else len(copying.drawn), progress)
 
 
 def score_copying(
     model: Model,
     *,
-    top: int = 5,
+    top_k: int = 5,
     sample: int | None = 2048,
     seed: int = 0,
     stack: StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
-    shown: bool = True,
+    progress: bool = True,
 ) -> ByHead:
     """Of `score_circuits` "copying" and "copying_eigenvalues" alone, at a part of the cost."""
     part = part_of(model, stack, sublayer)
     found, words = Circuits(part), Words.of(model)
-    copying = _Copying(words, _draw(words, sample, seed), top)
+    copying = _Copying(words, _draw(words, sample, seed), top_k)
 
     def score(head: Head) -> dict[str, float]:
         return copying(found.ov(head))
 
-    return _each_head(part, score, top, len(copying.drawn), shown)
+    return _each_head(part, score, top_k, len(copying.drawn), progress)
 
 
 def _each_head(
-    part: Part, score: Callable[[Head], dict[str, float]], top: int, words: int, shown: bool
+    part: Part, score: Callable[[Head], dict[str, float]], top_k: int, words: int, progress: bool
 ) -> ByHead:
     rows = []
-    with Progress("reading weights", total=len(part.heads), unit="heads", shown=shown) as bar:
+    with Progress("reading weights", total=len(part.heads), unit="heads", shown=progress) as bar:
         for head in part.heads:
             rows.append(score(head))
             bar.advance()
     means = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    facts: dict[str, Any] = {"top": top, "words": words}
+    facts: dict[str, Any] = {"top_k": top_k, "words": words}
     return ByHead(kind="circuits", blocks=part.blocks, means=means, facts=facts)
 
 
@@ -237,10 +237,12 @@ def eigenvalue_score(values: Tensor) -> float:
     return float(values.real.sum() / total) if total > 0 else 0.0
 
 
-def copying_score(ov: Factors, words: Words, drawn: Sequence[int] | Tensor, top: int = 5) -> float:
-    """The share of words among whose `top` logits, when the head reads them, is their own.
+def copying_score(
+    ov: Factors, words: Words, drawn: Sequence[int] | Tensor, top_k: int = 5
+) -> float:
+    """The share of words among whose `top_k` logits, when the head reads them, is their own.
 
-    A word that `top` others have beaten is not asked again, so that a head which copies little
+    A word that `top_k` others have beaten is not asked again, so that a head which copies little
     meets a small part of the vocabulary; level words count as beaten.
     """
     drawn = torch.as_tensor(drawn, device=words.enter.device)
@@ -257,7 +259,7 @@ def copying_score(ov: Factors, words: Words, drawn: Sequence[int] | Tensor, top:
         itself = (drawn[asked] % portions == first).nonzero().squeeze(1)
         scored[itself, drawn[asked[itself]] // portions] = -torch.inf
         beaten_by[asked] += (scored >= least[asked, None]).sum(1)
-        asked = asked[beaten_by[asked] < top]
+        asked = asked[beaten_by[asked] < top_k]
         if not len(asked):
             break
     return len(asked) / len(drawn)
@@ -284,15 +286,15 @@ def _alone(found: Circuits, head: Head) -> dict[str, float]:
 class _Copying:
     """How well the words that a head reads come out as themselves."""
 
-    def __init__(self, words: Words, drawn: Tensor, top: int) -> None:
-        self.words, self.drawn, self.top = words, drawn, top
+    def __init__(self, words: Words, drawn: Tensor, top_k: int) -> None:
+        self.words, self.drawn, self.top_k = words, drawn, top_k
         self._met = _met(words.enter, words.leave)
 
     def __call__(self, ov: Factors) -> dict[str, float]:
         values = torch.linalg.eigvals(ov.right @ self._met @ ov.left)
         return {
             "copying_eigenvalues": eigenvalue_score(values),
-            "copying": copying_score(ov, self.words, self.drawn, self.top),
+            "copying": copying_score(ov, self.words, self.drawn, self.top_k),
         }
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,11 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.addresses import stacks_of
-from manyheads.lens.given import Given
+from manyheads.lens.given import Given, climb
 from manyheads.lens.overlap import overlap
 from manyheads.lens.pairs import ByPair
 from manyheads.lens.passing import gather, lead
-from manyheads.lens.results import frame_of
-from manyheads.lens.statistics import pass_by
-from manyheads.lens.storing import read_result, write_result
+from manyheads.lens.results import Tabular
 from manyheads.lens.trunk import StackName, part_of
 from manyheads.models.build import Model
 from manyheads.models.stack import Stack
@@ -43,7 +40,7 @@ class LayerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Collapse:
+class Collapse(Tabular):
     """The state of every layer, and which have collapsed by the two thresholds."""
 
     layers: tuple[LayerState, ...]
@@ -72,18 +69,14 @@ class Collapse:
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a layer."""
+        """One record per layer."""
         return [
             asdict(each) | {"alike": each.layer in self.alike, "flat": each.layer in self.flat}
             for each in self.layers
         ]
 
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
-
     def table(self) -> Any:
-        """A rich table, one row a layer."""
+        """A rich table, one row per layer."""
         from rich.table import Table
 
         table = Table("layer", box=None, pad_edge=False, title=KIND, title_justify="left")
@@ -93,23 +86,6 @@ class Collapse:
             numbers = ["-" if x is None else f"{x:.3f}" for x in (each.heads, each.tokens)]
             table.add_row(str(each.layer), *numbers, self._said(each.layer) or "-")
         return table
-
-    def save(self, path: Path | str) -> None:
-        """To JSON or safetensors, by the ending."""
-        facts = asdict(self)
-        states = facts.pop("layers")
-        known = [[state[name] for name in ("layer", "heads", "tokens")] for state in states]
-        arrays = {"layers": np.array(known, dtype=np.float64).reshape(-1, 3)}
-        write_result(path, KIND, arrays, facts)
-
-    @classmethod
-    def load(cls, path: Path | str) -> "Collapse":
-        arrays, facts = read_result(path, KIND)
-        states = [
-            LayerState(int(layer), *(None if np.isnan(x) else float(x) for x in (heads, tokens)))
-            for layer, heads, tokens in arrays["layers"]
-        ]
-        return cls(layers=tuple(states), **facts)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -168,7 +144,8 @@ def collapse(
 
     def visit(some: Given, _: list[int]) -> None:
         watcher = _Directions(found.stack)
-        pass_by(model, some, watcher)
+        with torch.inference_mode():
+            climb(model, some, watcher)
         found.merge(watcher)
 
     passed = lead(

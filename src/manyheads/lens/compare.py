@@ -79,7 +79,7 @@ def compare(
             classes=classes,
             how=how,
             batch_tokens=batch_tokens,
-            shown=progress,
+            progress=progress,
         )
         for model in (before, after)
     ]
@@ -126,10 +126,10 @@ class _Side:
         classes: TokenClasses,
         how: How | Literal["not"],
         batch_tokens: int | None,
-        shown: bool,
+        progress: bool,
     ) -> "_Side":
         text = measure_by_text(
-            model, given, classes=classes, batch_tokens=batch_tokens, progress=shown
+            model, given, classes=classes, batch_tokens=batch_tokens, progress=progress
         )
         if how == "not":
             return cls(text, None)
@@ -143,7 +143,7 @@ class _Side:
                 stack=name,  # type: ignore[arg-type]
                 sublayer=sublayer,
                 room=batch_tokens,
-                shown=shown,
+                shown=progress,
             )
             column = found["change"]
             pairs = zip(column.means.tolist(), column.errors.tolist(), strict=True)
@@ -208,12 +208,12 @@ def _error(one: _Side, two: _Side, match: Match, name: str, texts: int) -> Float
 
 
 def _losses(
-    before: Model, after: Model, given: Given, targets: Targets | None, shown: bool
+    before: Model, after: Model, given: Given, targets: Targets | None, progress: bool
 ) -> Losses | None:
     if targets is None and not writes_next(before):
         return None
     one, two = (
-        Study.of(model, given, targets=targets, shown=shown).measure(())
+        Study.of(model, given, targets=targets, shown=progress).measure(())
         for model in (before, after)
     )
     change, error = weighed(two.baseline - one.baseline, one.weights)
@@ -222,10 +222,10 @@ def _losses(
 
 
 def _roles(
-    before: Model, after: Model, given: Given, match: Match, shown: bool
+    before: Model, after: Model, given: Given, match: Match, progress: bool
 ) -> dict[Address, tuple[tuple[str, ...], tuple[str, ...]]]:
     """Heads whose kinds differ, with the kinds before and after, best first."""
-    one, two = (kinds(model, given, progress=shown) for model in (before, after))
+    one, two = (kinds(model, given, progress=progress) for model in (before, after))
     found = {}
     for head, other in match.after.items():
         if other is None:

@@ -1,15 +1,14 @@
 """What two models have come to, head by head: a result to be read, printed and saved."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from manyheads.lens.addresses import Address
-from manyheads.lens.results import ByHead, fields_from, frame_of
+from manyheads.lens.results import ByHead, Tabular
 from manyheads.lens.storing import Facts
 from manyheads.taps import Head
 
@@ -46,7 +45,7 @@ class Losses:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class Comparison:
+class Comparison(Tabular):
     """Every measure of every head before and after, by the addresses that heads had before.
 
     `change` has the standard errors of the changes, `weights` how far each head's weights moved.
@@ -128,7 +127,7 @@ class Comparison:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a head and measure."""
+        """One record per head and measure."""
         values = {name: self.z(name) for name in self.names}
         return [
             {
@@ -144,11 +143,7 @@ class Comparison:
             for name in self.names
         ]
 
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
-
-    def table(self, most: int = 20) -> Any:
+    def table(self, max_rows: int = 20) -> Any:
         """A rich table of the heads that moved most, with the measures that changed most."""
         from rich.table import Table
 
@@ -157,7 +152,7 @@ class Comparison:
             table.add_column(name, justify="right")
         for name in ("most changed", "kinds"):
             table.add_column(name)
-        for address, shift in self.ranked()[:most]:
+        for address, shift in self.ranked()[:max_rows]:
             moved = self.weights["all"].of(address)
             table.add_row(
                 str(address),
@@ -167,66 +162,6 @@ class Comparison:
                 self._role(address),
             )
         return table
-
-    def save(self, path: Path | str) -> None:
-        """To JSON or safetensors, by the ending."""
-        sides = {"before": self.before, "after": self.after, "change": self.change}
-        means = {
-            f"{side} {name}": values
-            for side, result in (*sides.items(), ("weights", self.weights))
-            for name, values in result.means.items()
-        }
-        errors = {
-            f"{side} {name}": values
-            for side, result in sides.items()
-            for name, values in result.errors.items()
-        }
-        heads = [str(each) for each in self.addresses]
-        about: Facts = {
-            "facts": self.facts,
-            "losses": None if self.losses is None else asdict(self.losses),
-            "after_at": [
-                None if each is None else [each.head.layer, each.head.head]
-                for each in self.after_at.values()
-            ],
-        }
-        for name, found in (("died", self.died), ("revived", self.revived), ("roles", self.roles)):
-            about[name] = {heads.index(str(head)): why for head, why in found.items()}
-        ByHead(kind=KIND, blocks=self.before.blocks, means=means, errors=errors, facts=about).save(
-            path
-        )
-
-    @classmethod
-    def load(cls, path: Path | str) -> "Comparison":
-        fields = fields_from(path, KIND)
-        about = fields["facts"]
-        sides = {
-            side: ByHead(
-                kind=side,
-                blocks=fields["blocks"],
-                means=_under(f"{side} ", fields["means"]),
-                errors=_under(f"{side} ", fields["errors"]),
-            )
-            for side in ("before", "after", "change", "weights")
-        }
-        heads = sides["before"].addresses
-        places = zip(heads, about["after_at"], strict=True)
-        losses = about["losses"]
-        return cls(
-            **sides,
-            after_at={
-                head: None if place is None else Address(Head(*place), head.stack, head.sublayer)
-                for head, place in places
-            },
-            losses=None if losses is None else Losses(**losses),
-            died={heads[int(place)]: tuple(why) for place, why in about["died"].items()},
-            revived={heads[int(place)]: tuple(why) for place, why in about["revived"].items()},
-            roles={
-                heads[int(place)]: (tuple(one), tuple(two))
-                for place, (one, two) in about["roles"].items()
-            },
-            facts=about["facts"],
-        )
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -250,7 +185,7 @@ class Comparison:
         if self.gone:
             yield f"  gone: {', '.join(map(str, self.gone))}"
         if not self.facts.get("complete", True):
-            yield "  broken off before all texts were read"
+            yield "  interrupted before all texts were read"
 
     def _place(self, head: Head | Address) -> int:
         address = Address(head) if isinstance(head, Head) else head
@@ -271,9 +206,3 @@ class Comparison:
             return ""
         one, two = (", ".join(each) or "of no kind" for each in self.roles[address])
         return f"was {one}, is {two}"
-
-
-def _under(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name.removeprefix(prefix): each for name, each in values.items() if name.startswith(prefix)
-    }

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +12,7 @@ from manyheads.lens.ablation import ablate
 from manyheads.lens.addresses import Address, Block
 from manyheads.lens.given import Targets
 from manyheads.lens.passing import gather
-from manyheads.lens.results import ByHead, fields_from
+from manyheads.lens.results import ByHead
 from manyheads.lens.stand_ins import How
 from manyheads.lens.statistics import statistics
 from manyheads.lens.trunk import StackName, part_of
@@ -76,14 +75,10 @@ class Dead(ByHead):
         return self.reasons.get(address, ())
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a head, with its reasons."""
+        """One record per head, with its reasons."""
         reasons = self.reasons
         pairs = zip(ByHead.rows(self), self.addresses, strict=True)
         return [row | {"dead": ", ".join(reasons.get(head, ()))} for row, head in pairs]
-
-    @classmethod
-    def load(cls, path: Path | str, kind: str = KIND) -> "Dead":
-        return cls(**fields_from(path, kind))
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

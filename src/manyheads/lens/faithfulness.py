@@ -15,7 +15,7 @@ from manyheads.lens.decisions import At, Decision, decisions_of
 from manyheads.lens.erasure import Erased, erase, rank_keys
 from manyheads.lens.given import read
 from manyheads.lens.trunk import Part, StackName, part_of
-from manyheads.lens.verdicts import GROUPS, THRESHOLDS, Faithfulness, Task, under
+from manyheads.lens.verdicts import GROUPS, THRESHOLDS, Faithfulness, TaskVerdict
 from manyheads.models.build import Model
 from manyheads.models.readout import ClassHead
 from manyheads.models.resting import resting
@@ -38,7 +38,7 @@ def faithfulness(
     within: float = 0.01,
     iterations: int = 100,
     seed: int = 0,
-    shown: bool = True,
+    progress: bool = True,
 ) -> Faithfulness:
     """Whether what the deciding queries look at tells why the model answers as it does.
 
@@ -57,7 +57,7 @@ def faithfulness(
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
-    >>> report = faithfulness(model, [[5, 6, 7, 8], [9, 5, 6]], iterations=2, shown=False)
+    >>> report = faithfulness(model, [[5, 6, 7, 8], [9, 5, 6]], iterations=2, progress=False)
     >>> report.tasks[0].texts
     2
     """
@@ -73,7 +73,7 @@ def faithfulness(
     tasks = []
     for name, some in named.items():
         place = at[name] if isinstance(at, Mapping) else at
-        tasks.append(trial.run(name, part, chosen, some, place, shown))
+        tasks.append(trial.run(name, part, chosen, some, place, progress))
     options = {"steps": steps, "draws": draws, "within": within, "iterations": iterations}
     facts = {"layers": list(chosen), "thresholds": THRESHOLDS} | options
     return Faithfulness(tuple(tasks), facts)
@@ -108,14 +108,14 @@ class _Trial:
     generator: torch.Generator
 
     def run(
-        self, name: str, part: Part, layers: Sequence[int], texts: Any, at: At, shown: bool
-    ) -> Task:
+        self, name: str, part: Part, layers: Sequence[int], texts: Any, at: At, progress: bool
+    ) -> TaskVerdict:
         given = read(part.model, texts)
         found: list[dict[str, Any]] = []
         complete = True
         openings = decisions_of(part, layers, given, at)
         with (
-            Progress("erasing", total=len(openings), unit="texts", shown=shown) as bar,
+            Progress("erasing", total=len(openings), unit="texts", shown=progress) as bar,
             resting(part.model),
         ):
             try:
@@ -161,13 +161,19 @@ def _erased(name: str, each: Sequence[Erased]) -> dict[str, Any]:
     }
 
 
-def _task(name: str, decides: str, found: Sequence[Mapping[str, Any]], complete: bool) -> Task:
+def _task(
+    name: str, decides: str, found: Sequence[Mapping[str, Any]], complete: bool
+) -> TaskVerdict:
     columns = {
         column: np.array([one[column] for one in found], dtype=np.float64) for column in found[0]
     }
-    groups = {kind: under(f"{kind}/", columns) for kind in GROUPS}
+    groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+    for column, values in columns.items():
+        group, slash, order = column.partition("/")
+        if slash:
+            groups[group][order] = values
     groups["curves"] = {order: curve.mean(0) for order, curve in groups["curves"].items()}
-    return Task(
+    return TaskVerdict(
         name=name,
         decides=decides,
         divergence=columns["divergence"],

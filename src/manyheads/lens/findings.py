@@ -159,7 +159,7 @@ def of_punctuation(found: Statistics, table: Table, over: str) -> Finding:
 
 def of_circuits(found: ByHead, table: Table) -> Finding:
     """Copying, from the weights alone; eigenvalues must not say the opposite."""
-    words, top = found.facts["words"], found.facts["top"]
+    words, top = found.facts["words"], found.facts["top_k"]
     chance = np.full_like(found.means["copying"], top / max(1, found.facts["vocabulary"]))
     eigenvalues = found.means["copying_eigenvalues"]
     scores = np.where(eigenvalues > 0, found.means["copying"], 0.0)

@@ -43,7 +43,7 @@ def attention_flow(
     *,
     outputs: Sequence[int] | None = None,
     stack: StackName | None = None,
-    shown: bool = True,
+    progress: bool = True,
 ) -> tuple[Float[Tensor, "_ _"], ...]:
     """Attention flow of arXiv 2005.00928: the max-flow from each output position to each input.
 
@@ -54,7 +54,7 @@ def attention_flow(
     found = []
     places = [range(layers.shape[1]) if outputs is None else outputs for layers in every]
     total = sum(len(mine) * layers.shape[1] for mine, layers in zip(places, every, strict=True))
-    with Progress("flowing", total=total, unit="flows", shown=shown) as bar:
+    with Progress("flowing", total=total, unit="flows", shown=progress) as bar:
         for mine, layers in zip(places, every, strict=True):
             capacities = layers.double().cpu().numpy()
             rows = np.zeros((len(mine), capacities.shape[1]))

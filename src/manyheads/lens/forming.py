@@ -12,7 +12,7 @@ from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
 
-__all__ = ["Forming", "form"]
+__all__ = ["Forming", "form", "softmax"]
 
 # An attention, the number of a text in the batch, rows of queries, their weights "h t s" and what
 # each may see.
@@ -62,15 +62,26 @@ def form(
     strip = meeting.strip(text, rows)
     keys = meeting.keys_of(text)
     scored, _ = meeting.scores(strip, keys, range(len(keys)))
-    hidden = scored <= FAR / 10
-    scored = scored.masked_fill(hidden, -torch.inf)
-    total = scored.logsumexp(-1, keepdim=True)
-    if meeting.request.sink is not None:
-        total = torch.logaddexp(total, meeting.request.sink.float()[:, None, None])
-    some = torch.where(total > -torch.inf, (scored - total).exp(), 0.0)
+    sink = meeting.request.sink
+    some, hidden = softmax(scored, None if sink is None else sink.float()[:, None, None])
     count = meeting.request.keys.each[text]
     weights = some.new_zeros(len(some), len(rows), count)
     weights[..., strip.keys.start : strip.keys.stop] = some
     visible = torch.zeros_like(weights[0], dtype=torch.bool)
     visible[:, strip.keys.start : strip.keys.stop] = ~hidden[0]
     return weights, visible
+
+
+def softmax(
+    scored: Float[Tensor, "*h t s"], sink: Tensor | None
+) -> tuple[Float[Tensor, "*h t s"], Bool[Tensor, "*h t s"]]:
+    """The weights of scored keys beside a learned sink, and which of the keys the mask hides.
+
+    A query that sees no key gets zeros.
+    """
+    hidden = scored <= FAR / 10
+    scored = scored.masked_fill(hidden, -torch.inf)
+    total = scored.logsumexp(-1, keepdim=True)
+    if sink is not None:
+        total = torch.logaddexp(total, sink)
+    return torch.where(total > -torch.inf, (scored - total).exp(), 0.0), hidden

@@ -138,15 +138,15 @@ def check_asked(given: Given, targets: Targets | None) -> None:
         raise InputError("no text is asked anything", "give {position: right id} for some")
 
 
-def shares(sizes: Sequence[int], room: int) -> Iterator[range]:
-    """Runs of neighbouring texts with at most `room` tokens together, one text at the least.
+def shares(sizes: Sequence[int], batch_tokens: int) -> Iterator[range]:
+    """Runs of neighbouring texts with at most `batch_tokens` tokens together, at least one text.
 
-    >>> list(shares([3, 4, 9, 1, 1], room=8))
+    >>> list(shares([3, 4, 9, 1, 1], batch_tokens=8))
     [range(0, 2), range(2, 3), range(3, 5)]
     """
     start, held = 0, 0
     for place, size in enumerate(sizes):
-        if place > start and held + size > room:
+        if place > start and held + size > batch_tokens:
             yield range(start, place)
             start, held = place, 0
         held += size

@@ -8,14 +8,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyheads.encoding.batches import fill
 from manyheads.lens.addresses import Block, blocks_of, stacks_of
 from manyheads.lens.forming import Forming
-from manyheads.lens.given import Given
-from manyheads.lens.statistics import pass_by
-from manyheads.models.resting import resting
+from manyheads.lens.given import Given, climb
+from manyheads.lens.passing import lead
 from manyheads.models.vision import Vision
-from manyheads.progress import Progress
 
 __all__ = ["Glances", "glance"]
 
@@ -39,34 +36,34 @@ class Glances:
     complete: bool
 
 
-def glance(model: Vision, given: Given, *, shown: bool = True) -> Glances:
+def glance(model: Vision, given: Given, *, progress: bool = True) -> Glances:
     """Look at images of any sizes; Ctrl-C keeps what was seen."""
     blocks = blocks_of(model)
     side = model.config.patches.size
     sums: dict[Block, Float[Tensor, "names columns"]] = {}
-    seen, complete = 0, True
-    with Progress("looking", total=len(given), unit="images", shown=shown) as bar, resting(model):
-        try:
-            for places in fill(given.sizes(model), BATCH_TOKENS):
-                some = given.select(places)
-                batch = _Batch(
-                    [(each.shape[1] // side, each.shape[2] // side) for each in some.images]
-                )
-                pass_by(model, some, Forming(stacks_of(model), batch.take, WEIGHTS_AT_ONCE))
-                for block, found in batch.sums.items():
-                    sums[block] = sums[block] + found if block in sums else found
-                seen += len(some)
-                bar.advance(len(some))
-        except KeyboardInterrupt:
-            if not seen:
-                raise
-            complete = False
+
+    def visit(some: Given, _: list[int]) -> None:
+        batch = _Batch([(each.shape[1] // side, each.shape[2] // side) for each in some.images])
+        with torch.inference_mode():
+            climb(model, some, Forming(stacks_of(model), batch.take, WEIGHTS_AT_ONCE))
+        for block, found in batch.sums.items():
+            sums[block] = sums[block] + found if block in sums else found
+
+    passed = lead(
+        model,
+        given,
+        visit,
+        label="looking",
+        unit="images",
+        batch_tokens=BATCH_TOKENS,
+        progress=progress,
+    )
     means = [sums[block][:, 1:] / sums[block][:, :1] for block in blocks]
     return Glances(
         scores=_by_name([mean[:, 1:] for mean in means]),
         even=_by_name([mean[:, :1].expand(-1, mean.shape[1] - 1) for mean in means]),
-        images=seen,
-        complete=complete,
+        images=passed.texts,
+        complete=passed.complete,
     )
 
 

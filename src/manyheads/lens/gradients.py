@@ -13,6 +13,7 @@ from manyheads.errors import InputError, ShapeError
 from manyheads.lens.given import Targets, read, run
 from manyheads.lens.metrics import Judge, Metric, judge, weighed
 from manyheads.lens.results import ByHead
+from manyheads.lens.storing import Result
 from manyheads.lens.trunk import Change, Edits, Part, StackName, Trunk, part_of
 from manyheads.models.build import Model
 from manyheads.models.resting import resting
@@ -37,7 +38,7 @@ MOST_STEPS = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ByToken:
+class ByToken(Result):
     """What each token adds to the metric of its text, and what all should add up to."""
 
     tokens: Ragged
@@ -57,7 +58,7 @@ class ByToken:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class HeadGradients:
+class HeadGradients(Result):
     """What each head adds to the metric of each text; `heads` has the means over texts."""
 
     heads: ByHead
@@ -83,7 +84,7 @@ def integrate_inputs(
     steps: int | None = None,
     targets: Targets | None = None,
     stack: StackName | None = None,
-    shown: bool = True,
+    progress: bool = True,
 ) -> ByToken:
     """Integrated gradients (arXiv 1703.01365) from a baseline to what enters the first layer.
 
@@ -112,7 +113,7 @@ def integrate_inputs(
         def result(tokens: Tensor, taken: int) -> ByToken:
             return ByToken(tokens=end.with_values(tokens), expected=expected, steps=taken)
 
-        return _integrate(gradient, result, steps, shown)
+        return _integrate(gradient, result, steps, progress)
 
 
 def integrate_heads(
@@ -125,7 +126,7 @@ def integrate_heads(
     targets: Targets | None = None,
     stack: StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
-    shown: bool = True,
+    progress: bool = True,
 ) -> HeadGradients:
     """Integrated gradients on gates that open all heads of some layers from 0 to 1 together.
 
@@ -147,7 +148,7 @@ def integrate_heads(
         def result(found: Tensor, taken: int) -> HeadGradients:
             return _by_head(part, chosen, found.cpu(), expected, taken, judged)
 
-        return _integrate(gates.gradient, result, steps, shown)
+        return _integrate(gates.gradient, result, steps, progress)
 
 
 def gradient_times_attention(
@@ -199,7 +200,7 @@ class _Tracked(Record):
 
 
 class _Gates:
-    """The metric as a function of one number a head and text, by which outputs are multiplied."""
+    """The metric as a function of one number per head and text, by which outputs are multiplied."""
 
     def __init__(self, part: Part, trunk: Trunk, layers: Sequence[int], judged: Judge) -> None:
         self.part, self.trunk, self.layers, self.judged = part, trunk, tuple(layers), judged
@@ -267,14 +268,14 @@ def _integrate(
     gradient: Callable[[float], Tensor],
     result: Callable[[Tensor, int], Found],
     steps: int | None,
-    shown: bool,
+    progress: bool,
 ) -> Found:
     """The integral by points of Gauss and Legendre, more and more until they are enough."""
     why = ""
     for count in FEW_TO_MANY if steps is None else (steps,):
         parts = []
         label = f"integrating in {count} steps{why}"
-        with Progress(label, total=count, unit="steps", shown=shown) as bar:
+        with Progress(label, total=count, unit="steps", shown=progress) as bar:
             for place, weight in _points(count):
                 parts.append(weight * gradient(place))
                 bar.advance()

@@ -1,13 +1,12 @@
 """Everything that can be told of the heads of a model from one reading of some texts."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from manyheads.lens.addresses import Address, Block
+from manyheads.lens.addresses import Address
 from manyheads.lens.dead import Dead, dead_by_statistics
 from manyheads.lens.kinds import kinds
 from manyheads.lens.labels import MOST_ROWS, Kinds, Label
@@ -15,10 +14,10 @@ from manyheads.lens.observer import Activation
 from manyheads.lens.passages import own_texts
 from manyheads.lens.passing import gather
 from manyheads.lens.portrait import Portrait, portray
-from manyheads.lens.redundancy import SIDES, Double, Redundancy, redundancy
-from manyheads.lens.results import ByHead, frame_of
+from manyheads.lens.redundancy import Double, Redundancy, redundancy
+from manyheads.lens.results import Tabular
 from manyheads.lens.statistics import Statistics, statistics
-from manyheads.lens.storing import Arrays, Facts, read_result, write_result
+from manyheads.lens.storing import Facts
 from manyheads.lens.trials import OFFSETS
 from manyheads.models.build import Model
 from manyheads.models.vision import Vision
@@ -41,7 +40,7 @@ MOST_KINDS = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class Inspection:
+class Inspection(Tabular):
     """What a model is, and of its heads statistics, kinds, sinks, the dead and the doubled.
 
     `kinds` is None and `redundancy` empty where the measuring was broken off before them; there is
@@ -105,11 +104,7 @@ class Inspection:
             for head, row in zip(self.addresses, self.statistics.rows(), strict=True)
         ]
 
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
-
-    def table(self, *, most: int | None = MOST_ROWS) -> Any:
+    def table(self, *, max_rows: int | None = MOST_ROWS) -> Any:
         """A rich table: every head, its best kinds and the measures that tell most."""
         from rich.table import Table
 
@@ -119,79 +114,27 @@ class Inspection:
         for name in names:
             table.add_column(SHOWN[name], justify="right")
         table.add_column("")
-        for head in self.addresses[:most]:
+        for head in self.addresses[:max_rows]:
             values = self.statistics.of(head)
             told = [_number(values[name]) for name in names]
             remark = [f"dead by {why}" for why in reasons.get(head, ())]
             remark += [f"as {other}" for other in doubled.get(head, [])]
             table.add_row(str(head), self._kinds_of(head), *told, ", ".join(remark))
-        if most is not None and len(self.addresses) > most:
-            table.caption = f"{len(self.addresses) - most} more heads: table(most=None) or save()"
+        if max_rows is not None and len(self.addresses) > max_rows:
+            table.caption = (
+                f"{len(self.addresses) - max_rows} more heads: table(max_rows=None) or save()"
+            )
             table.caption_justify = "left"
         return table
 
-    def save(self, path: Path | str) -> None:
-        """To JSON or safetensors, by the ending; written whole or not at all."""
-        arrays: Arrays = {}
-        _pack(arrays, "statistics", self.statistics)
-        blocks = self.statistics.blocks
-        facts: Facts = {
+    def _summary(self) -> Facts:
+        return {
             "heads": [str(head) for head in self.addresses],
-            "blocks": [_described(block) for block in blocks],
-            "model": asdict(self.model),
-            "statistics": self.statistics.facts,
             "sinks": {str(head): weight for head, weight in self.sinks},
             "dead": {str(head): list(why) for head, why in self.dead.reasons.items()},
             "doubles": [[str(each.one), str(each.other)] for each in self.doubles],
             "clusters": [[str(head) for head in group] for group in self.clusters],
-            "facts": self.facts,
         }
-        if self.kinds is not None:
-            _pack(arrays, "kinds", self.kinds.scores)
-            listed = [[asdict(label) for label in mine] for mine in self.kinds.labels.values()]
-            facts["kinds"] = {"labels": listed, "facts": self.kinds.facts}
-        facts["redundancy"] = []
-        for place, each in enumerate(self.redundancy):
-            arrays |= {f"redundancy/{place}/{side}": each.likeness[side] for side in SIDES}
-            about: Facts = {"double_above": each.double_above, "cluster_above": each.cluster_above}
-            about |= {"by": each.by, "facts": each.facts}
-            facts["redundancy"].append(
-                about | {"blocks": [_described(block) for block in each.blocks]}
-            )
-        write_result(path, KIND, arrays, facts)
-
-    @classmethod
-    def load(cls, path: Path | str) -> "Inspection":
-        arrays, facts = read_result(path, KIND)
-        blocks = tuple(map(_block, facts["blocks"]))
-        seen = Statistics(
-            kind="statistics",
-            blocks=blocks,
-            means=_under("statistics/means/", arrays),
-            errors=_under("statistics/errors/", arrays),
-            facts=facts["statistics"],
-        )
-        found = None
-        if "kinds" in facts:
-            means = _under("kinds/means/", arrays)
-            scores = ByHead(kind="scores of kinds", blocks=blocks, means=means)
-            mine = [tuple(Label(**each) for each in some) for some in facts["kinds"]["labels"]]
-            labels = dict(zip(seen.addresses, mine, strict=True))
-            found = Kinds(labels=labels, scores=scores, facts=facts["kinds"]["facts"])
-        alike = tuple(
-            Redundancy(
-                likeness={side: arrays[f"redundancy/{place}/{side}"] for side in SIDES},
-                **about | {"blocks": tuple(map(_block, about["blocks"]))},
-            )
-            for place, about in enumerate(facts["redundancy"])
-        )
-        return cls(
-            model=Portrait(**facts["model"]),
-            statistics=seen,
-            kinds=found,
-            redundancy=alike,
-            facts=facts["facts"],
-        )
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -280,23 +223,3 @@ def _parts(seen: Statistics) -> list[tuple[Any, Sublayer]]:
 
 def _number(value: float) -> str:
     return "-" if np.isnan(value) else f"{value:.3g}"
-
-
-def _pack(arrays: Arrays, prefix: str, result: ByHead) -> None:
-    arrays |= {f"{prefix}/means/{name}": values for name, values in result.means.items()}
-    arrays |= {f"{prefix}/errors/{name}": values for name, values in result.errors.items()}
-
-
-def _under(prefix: str, arrays: Arrays) -> Arrays:
-    return {
-        name.removeprefix(prefix): each for name, each in arrays.items() if name.startswith(prefix)
-    }
-
-
-def _described(block: Block) -> list[Any]:
-    return [block.layer, block.heads, block.stack, block.sublayer.value]
-
-
-def _block(described: list[Any]) -> Block:
-    layer, heads, stack, sublayer = described
-    return Block(layer, heads, stack, Sublayer(sublayer))

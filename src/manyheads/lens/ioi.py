@@ -58,7 +58,7 @@ class IndirectObjects:
     @property
     def metric(self) -> LogitDifference:
         """logit(indirect object) - logit(subject) after the last word."""
-        return LogitDifference(right=self.objects, wrong=self.subjects)
+        return LogitDifference(answer=self.objects, distractor=self.subjects)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
@@ -101,7 +101,7 @@ def indirect_objects(model: Decoder, prompts: int = 64, seed: int = 0) -> Indire
 
 
 def find_name_heads(
-    model: Decoder, task: IndirectObjects | None = None, *, shown: bool = True
+    model: Decoder, task: IndirectObjects | None = None, *, progress: bool = True
 ) -> NameHeads:
     """Name movers, negative name movers and inhibition heads, each by its scores."""
     task = indirect_objects(model) if task is None else task
@@ -120,7 +120,7 @@ def find_name_heads(
             task.metric,
             receivers=movers["name movers"],
             through="query",
-            shown=shown,
+            progress=progress,
         )
         inhibition = paths["share"].means
     roles = tell_roles(part.heads, column / abs(difference), looks, inhibition)

@@ -70,7 +70,7 @@ def kinds(
     """
     if sequences < 1:
         raise InputError(f"sequences={sequences} shows nothing", "use 1 or more")
-    gathered = Gathered(model, threshold_table(thresholds), shown=progress)
+    gathered = Gathered(model, threshold_table(thresholds), progress=progress)
     if isinstance(model, Vision):
         if syntax is not None or coreference is not None:
             raise InputError("images have no syntax", "leave syntax and coreference out")

@@ -2,13 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from manyheads.errors import InputError
 from manyheads.lens.addresses import Address
-from manyheads.lens.results import ByHead, fields_from, frame_of
+from manyheads.lens.results import ByHead, Tabular
 from manyheads.lens.storing import Facts
 from manyheads.taps import Head
 
@@ -52,10 +51,10 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class Kinds:
+class Kinds(Tabular):
     """The labels of every head, best first, and all scores they were told from.
 
-    `scores` has one column a kind, those of heads that miss the threshold too. `facts` says what
+    `scores` has one column per kind, those of heads that miss the threshold too. `facts` says what
     was read, which thresholds held, and what could not be measured and why.
     """
 
@@ -65,7 +64,7 @@ class Kinds:
 
     @property
     def complete(self) -> bool:
-        """False where the measuring was broken off."""
+        """False where the measuring was interrupted."""
         return bool(self.facts.get("complete", True))
 
     @property
@@ -102,58 +101,30 @@ class Kinds:
         return tuple(address for _, address in sorted(found, key=lambda each: -each[0]))
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a label; a head without any has one that says so."""
+        """One record per label; a head without any has one that says so."""
         records = []
         for address, labels in self.labels.items():
-            where: dict[str, Any] = {
-                "stack": address.stack,
-                "sublayer": address.sublayer.value,
-                "layer": address.head.layer,
-                "head": address.head.head,
-            }
+            where = address.record()
             if not labels:
                 records.append(where | _described(None, self._why_none(address)))
             records += [where | _described(label, label.evidence) for label in labels]
         return records
 
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
-
-    def table(self, *, most: int | None = MOST_ROWS) -> Any:
+    def table(self, *, max_rows: int | None = MOST_ROWS) -> Any:
         """A rich table: each head, its kinds, and the evidence for the best."""
         from rich.table import Table
 
         table = Table(
             "head", "kinds", "evidence", box=None, pad_edge=False, title=KIND, title_justify="left"
         )
-        for address, labels in list(self.labels.items())[:most]:
+        for address, labels in list(self.labels.items())[:max_rows]:
             evidence = labels[0].evidence if labels else self._why_none(address)
             table.add_row(str(address), _told(labels), evidence)
-        if most is not None and len(self.labels) > most:
-            more = len(self.labels) - most
-            table.caption = f"{more} more heads: table(most=None), frame() or save()"
+        if max_rows is not None and len(self.labels) > max_rows:
+            more = len(self.labels) - max_rows
+            table.caption = f"{more} more heads: table(max_rows=None), frame() or save()"
             table.caption_justify = "left"
         return table
-
-    def save(self, path: Path | str) -> None:
-        """To JSON or safetensors, by the ending; written whole or not at all."""
-        listed = [[asdict(label) for label in labels] for labels in self.labels.values()]
-        ByHead(
-            kind=KIND,
-            blocks=self.scores.blocks,
-            means=self.scores.means,
-            facts={"labels": listed, "facts": self.facts},
-        ).save(path)
-
-    @classmethod
-    def load(cls, path: Path | str) -> "Kinds":
-        fields = fields_from(path, KIND)
-        facts = fields.pop("facts")
-        scores = ByHead(**fields)
-        listed = (tuple(Label(**each) for each in labels) for labels in facts["labels"])
-        labels = dict(zip(scores.addresses, listed, strict=True))
-        return cls(labels=labels, scores=scores, facts=facts["facts"])
 
     def __str__(self) -> str:
         counted = Counter(
@@ -168,12 +139,12 @@ class Kinds:
             f"  {address!s:<{width}}  {_told(labels)}" for address, labels in named[:MOST_ROWS]
         ]
         if len(named) > MOST_ROWS:
-            lines.append(f"  and {len(named) - MOST_ROWS} more: table(most=None), frame()")
+            lines.append(f"  and {len(named) - MOST_ROWS} more: table(max_rows=None), frame()")
         for why in dict.fromkeys(self.missing.values()):
             these = ", ".join(kind for kind, reason in self.missing.items() if reason == why)
             lines.append(f"  not measured: {these} ({why})")
         if not self.complete:
-            lines.append("  broken off before all was measured")
+            lines.append("  interrupted before all was measured")
         return "\n".join(lines)
 
     __repr__ = __str__

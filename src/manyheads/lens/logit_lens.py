@@ -10,6 +10,7 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.given import read, run
+from manyheads.lens.storing import Result
 from manyheads.lens.trunk import Edits, entry, part_of
 from manyheads.models.build import Model
 from manyheads.models.readout import ClassHead
@@ -22,17 +23,17 @@ __all__ = ["LogitLens", "logit_lens"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LogitLens:
+class LogitLens(Result):
     """The likeliest answers of each text before the first layer and after each.
 
-    `right` and `ranks` are the log-probability and the rank (0 is first) of the right answers,
-    where they were given.
+    `answer_log_probabilities` and `answer_ranks` are those of the answers to look for, if there are
+    any; rank 0 is the likeliest token.
     """
 
-    answers: Int[Tensor, "steps b top"]
-    log_probabilities: Float[Tensor, "steps b top"]
-    right: Float[Tensor, "steps b"] | None = None
-    ranks: Int[Tensor, "steps b"] | None = None
+    answers: Int[Tensor, "steps b k"]
+    log_probabilities: Float[Tensor, "steps b k"]
+    answer_log_probabilities: Float[Tensor, "steps b"] | None = None
+    answer_ranks: Int[Tensor, "steps b"] | None = None
 
     def settled(self) -> Int[Tensor, " b"]:
         """The first step from which the likeliest answer stays what it is at the end."""
@@ -52,16 +53,16 @@ class LogitLens:
 def logit_lens(
     model: Model,
     texts: Any,
-    right: Sequence[int] | None = None,
+    answer: Sequence[int] | None = None,
     *,
     at: Literal["last"] | Sequence[int] = "last",
-    top: int = 5,
+    top_k: int = 5,
 ) -> LogitLens:
     """The final norm and the readout put on the residual stream after every layer (nostalgebraist).
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
-    >>> logit_lens(model, [[1, 2, 3], [4, 5]], top=3).answers.shape
+    >>> logit_lens(model, [[1, 2, 3], [4, 5]], top_k=3).answers.shape
     torch.Size([3, 2, 3])
     """
     part = part_of(model)
@@ -84,20 +85,20 @@ def logit_lens(
             features, model.readout.vectors(model.table), model.readout.bias
         ).float()
         scores = logits.log_softmax(-1).unflatten(0, (len(rows), -1))
-    found = scores.topk(min(top, scores.shape[-1]), dim=-1)
-    if right is None:
+    found = scores.topk(min(top_k, scores.shape[-1]), dim=-1)
+    if answer is None:
         return LogitLens(answers=found.indices, log_probabilities=found.values)
-    if len(right) != scores.shape[1]:
+    if len(answer) != scores.shape[1]:
         raise InputError(
-            f"{len(right)} answers were given for {scores.shape[1]} texts", "give one each"
+            f"{len(answer)} answers were given for {scores.shape[1]} texts", "give one each"
         )
-    wanted = torch.tensor(list(right), device=scores.device).expand(len(rows), -1).unsqueeze(-1)
+    wanted = torch.tensor(list(answer), device=scores.device).expand(len(rows), -1).unsqueeze(-1)
     own = scores.gather(-1, wanted)
     return LogitLens(
         answers=found.indices,
         log_probabilities=found.values,
-        right=own.squeeze(-1),
-        ranks=(scores > own).sum(-1),
+        answer_log_probabilities=own.squeeze(-1),
+        answer_ranks=(scores > own).sum(-1),
     )
 
 

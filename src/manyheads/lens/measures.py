@@ -1,4 +1,4 @@
-"""The measures of a head by name, each as one number a query, from what its weights add up to."""
+"""The measures of a head by name, each as one number per query, from what its weights add up to."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.feeds import Expert, Feeds, Neuron, feeds_of
-from manyheads.lens.results import frame_of
-from manyheads.lens.storing import Facts, read_result, write_result
+from manyheads.lens.results import Tabular
+from manyheads.lens.storing import Facts
 from manyheads.lens.trunk import StackName
 from manyheads.lens.vocabulary import Vocabulary, vocabulary_of
 from manyheads.models.build import Model
@@ -25,15 +24,6 @@ __all__ = ["LayerMemory", "Memories", "memories"]
 KIND = "memories"
 # Scores of all words that live at once.
 ROOM = 2**25
-ARRAYS = (
-    "written",
-    "written_clearly",
-    "read",
-    "read_clearly",
-    "likeness",
-    "key_norm",
-    "value_norm",
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -76,7 +66,7 @@ class LayerMemory:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class Memories:
+class Memories(Tabular):
     """The feed-forwards of a model; `facts["through"]` says how values were put into words."""
 
     layers: tuple[LayerMemory, ...]
@@ -93,7 +83,7 @@ class Memories:
             f"use one of {', '.join(str(each.layer) for each in self.layers)}",
         )
 
-    def clear(self, most: int = 20) -> list[tuple[Neuron, int, float]]:
+    def clear(self, top_k: int = 20) -> list[tuple[Neuron, int, float]]:
         """The neurons that write a word most clearly, each with the word and how clearly."""
         found = [
             (Neuron(each.layer, int(index), each.expert), int(each.written[index]), float(score))
@@ -101,15 +91,11 @@ class Memories:
             for index, score in enumerate(each.written_clearly)
             if score > self.clear_above
         ]
-        return sorted(found, key=lambda each: -each[2])[:most]
+        return sorted(found, key=lambda each: -each[2])[:top_k]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a feed-forward."""
+        """One record per feed-forward."""
         return [each.summary(self.clear_above) for each in self.layers]
-
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
 
     def table(self) -> Any:
         """A rich table of `rows`."""
@@ -126,27 +112,6 @@ class Memories:
             told = [f"{row[name]:.3f}" for name in names[1:]]
             table.add_row(where, str(row["neurons"]), *told)
         return table
-
-    def save(self, path: Path | str) -> None:
-        """To JSON or safetensors, by the ending."""
-        arrays = {
-            f"{place}/{name}": getattr(each, name)
-            for place, each in enumerate(self.layers)
-            for name in ARRAYS
-        }
-        where = [[each.layer, each.expert] for each in self.layers]
-        facts = {"layers": where, "clear_above": self.clear_above, "facts": self.facts}
-        write_result(path, KIND, arrays, facts)
-
-    @classmethod
-    def load(cls, path: Path | str) -> "Memories":
-        arrays, about = read_result(path, KIND)
-        layers = []
-        for place, (layer, expert) in enumerate(about["layers"]):
-            mine = {name: arrays[f"{place}/{name}"] for name in ARRAYS}
-            mine |= {name: mine[name].astype(np.int64) for name in ("written", "read")}
-            layers.append(LayerMemory(layer=layer, expert=expert, **mine))
-        return cls(layers=tuple(layers), clear_above=about["clear_above"], facts=about["facts"])
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

@@ -1,4 +1,4 @@
-"""How well a model answers: one number a text, read off the last hidden states."""
+"""How well a model answers: one number per text, read off the last hidden states."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,29 +39,29 @@ ROOM = 2**26
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitDifference:
-    """logit(right) - logit(wrong), one pair of tokens (or classes) a text.
+    """logit(answer) - logit(distractor), one pair of tokens (or classes) a text.
 
     `at` is the position whose answer counts, one a text; classes of whole texts have none.
     """
 
-    right: tuple[int, ...]
-    wrong: tuple[int, ...]
+    answer: tuple[int, ...]
+    distractor: tuple[int, ...]
     at: Literal["last"] | tuple[int, ...] = "last"
 
     def __post_init__(self) -> None:
-        counts = {len(self.right), len(self.wrong)} | (
+        counts = {len(self.answer), len(self.distractor)} | (
             set() if self.at == "last" else {len(self.at)}
         )
         if len(counts) > 1:
             raise InputError(
-                f"{len(self.right)} right and {len(self.wrong)} wrong answers make no pairs",
+                f"{len(self.answer)} answers and {len(self.distractor)} distractors make no pairs",
                 "give one of each a text",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A metric of one's own: from logits and the numbers of their texts to one value a text."""
+    """A metric of one's own: from logits and the numbers of their texts to one value per text."""
 
     function: Callable[[Ragged | Tensor, Sequence[int]], Float[Tensor, " b"]]
     better: Literal["lower", "higher"] = "higher"
@@ -152,15 +152,16 @@ class Judge:
         self, rows: Float[Tensor, "kb c"], metric: LogitDifference
     ) -> Float[Tensor, " kb"]:
         chosen = slice(self.texts.start, self.texts.stop)
-        right, wrong = (
-            torch.tensor(each[chosen], device=rows.device) for each in (metric.right, metric.wrong)
+        answer, distractor = (
+            torch.tensor(each[chosen], device=rows.device)
+            for each in (metric.answer, metric.distractor)
         )
         vectors, bias = self._readout().vectors(self._table()), self._readout().bias
         copies = rows.shape[0] // len(self.texts)
         # A difference of two near numbers is taken before their digits are spent.
-        towards = (vectors[right] - vectors[wrong]).repeat(copies, 1)
+        towards = (vectors[answer] - vectors[distractor]).repeat(copies, 1)
         found = (rows.float() * towards.float()).sum(-1)
-        return found if bias is None else found + (bias[right] - bias[wrong]).repeat(copies)
+        return found if bias is None else found + (bias[answer] - bias[distractor]).repeat(copies)
 
     def _measured(self, metric: Measure, hidden: Ragged, copies: int) -> Float[Tensor, "copies b"]:
         found = []
@@ -288,9 +289,9 @@ def _ask_pairs(
     model: Model, given: Given, lengths: Lengths, texts: range, metric: LogitDifference
 ) -> Asked:
     """Where the difference of two logits is read: once a text."""
-    if len(metric.right) != len(given):
+    if len(metric.answer) != len(given):
         raise InputError(
-            f"{len(metric.right)} pairs of answers were given for {len(given)} texts",
+            f"{len(metric.answer)} pairs of answers were given for {len(given)} texts",
             "give one pair a text",
         )
     device = lengths.offsets.device
@@ -307,5 +308,5 @@ def _ask_pairs(
                     f"text {text} has no position {position}", f"use 0 to {length - 1}"
                 )
         places = lengths.offsets[:-1].long() + torch.tensor(at, device=device)
-    right = torch.tensor(metric.right[texts.start : texts.stop], device=device)
-    return Asked(places, right, owners)
+    answers = torch.tensor(metric.answer[texts.start : texts.stop], device=device)
+    return Asked(places, answers, owners)

@@ -1,9 +1,9 @@
 """Where in texts a number is largest, with the tokens around, kept while texts stream by."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -35,13 +35,6 @@ class Moment:
     def told(self, before: str, token: str, after: str) -> "Moment":
         return replace(self, text=(before, token, after))
 
-    @classmethod
-    def restored(cls, saved: Mapping[str, Any]) -> "Moment":
-        """From what JSON makes of one."""
-        tuples = {name: tuple(saved[name]) for name in ("before", "after")}
-        text = None if saved["text"] is None else tuple(saved["text"])
-        return cls(**dict(saved) | tuples | {"text": text})
-
     def __str__(self) -> str:
         where = f"{self.value:+.3g} at {self.position} of text {self.number}"
         if self.text is not None:
@@ -54,13 +47,13 @@ class Moment:
 
 
 class Moved:
-    """Keeps the `top` moments of one number a token, and its mean, deviation and share above 0."""
+    """The `top_k` moments of one number per token, its mean, deviation and share above 0."""
 
-    def __init__(self, top: int, order: Order, context: int) -> None:
+    def __init__(self, top_k: int, order: Order, context: int) -> None:
         if context < 0:
             raise InputError(f"context={context} is before the token itself", "use 0 or more")
         self.moments: list[Moment] = []
-        self._top, self._order, self._context = top, order, context
+        self._top_k, self._order, self._context = top_k, order, context
         self._count, self._sum, self._squares, self._above = 0, 0.0, 0.0, 0
 
     def take(self, values: Ragged, ids: Ragged | None, numbers: Sequence[int]) -> None:
@@ -73,7 +66,7 @@ class Moved:
         self._sum += float(doubled.sum())
         self._squares += float(doubled.square().sum())
         self._above += int((column > 0).sum())
-        best = self._rank(column).topk(min(self._top, len(column))).indices
+        best = self._rank(column).topk(min(self._top_k, len(column))).indices
         owner, position = values.lengths.sequence_of_token, values.lengths.positions
         found = [
             self._moment(
@@ -83,7 +76,7 @@ class Moved:
         ]
         joined = [*self.moments, *found]
         order = self._rank(torch.tensor([each.value for each in joined], dtype=torch.float64))
-        kept = order.argsort(descending=True, stable=True)[: self._top]
+        kept = order.argsort(descending=True, stable=True)[: self._top_k]
         self.moments = [joined[place] for place in kept.tolist()]
 
     def spread(self) -> tuple[float, float, float]:

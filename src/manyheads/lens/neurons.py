@@ -2,8 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -12,12 +11,12 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.feeds import Expert, Feeds, Neuron, feeds_of
-from manyheads.lens.given import Given
+from manyheads.lens.given import Given, climb
 from manyheads.lens.moments import Moment, Moved, Order
 from manyheads.lens.passing import lead
-from manyheads.lens.results import frame_of
-from manyheads.lens.statistics import ids_by_stack, pass_by
-from manyheads.lens.storing import Facts, read_result, write_result
+from manyheads.lens.results import Tabular
+from manyheads.lens.statistics import ids_by_stack
+from manyheads.lens.storing import Facts
 from manyheads.lens.trunk import StackName
 from manyheads.lens.vocabulary import Vocabulary, vocabulary_of
 from manyheads.models.build import Model
@@ -26,13 +25,13 @@ from manyheads.parts.feedforward import FeedForward
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
 
-__all__ = ["Memory", "Neurons", "Word", "neurons"]
+__all__ = ["NeuronMemory", "Neurons", "ScoredWord", "neurons"]
 
 KIND = "neurons"
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class ScoredWord:
     """A word with its score; `text` where the model has a tokenizer."""
 
     token: int
@@ -44,7 +43,7 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class NeuronMemory:
     """One neuron: when it speaks, what it says, and what it listens to.
 
     `moments` are the tokens that move it most, in their contexts. `raised` and `lowered` are the
@@ -55,9 +54,9 @@ class Memory:
 
     neuron: Neuron
     moments: tuple[Moment, ...]
-    raised: tuple[Word, ...]
-    lowered: tuple[Word, ...]
-    reads: tuple[Word, ...]
+    raised: tuple[ScoredWord, ...]
+    lowered: tuple[ScoredWord, ...]
+    reads: tuple[ScoredWord, ...]
     mean: float
     deviation: float
     active: float
@@ -88,13 +87,13 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Neurons:
+class Neurons(Tabular):
     """Neurons that were looked at; `facts["through"]` says how values were put into words."""
 
-    each: tuple[Memory, ...]
+    each: tuple[NeuronMemory, ...]
     facts: Facts = field(default_factory=dict)
 
-    def of(self, neuron: Neuron | str) -> Memory:
+    def of(self, neuron: Neuron | str) -> NeuronMemory:
         wanted = Neuron.parse(neuron) if isinstance(neuron, str) else neuron
         for memory in self.each:
             if memory.neuron == wanted:
@@ -102,7 +101,7 @@ class Neurons:
         raise InputError(f"{wanted} was not asked for", "name it in neurons(...)")
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a neuron."""
+        """One record per neuron."""
         return [
             {
                 "neuron": str(each.neuron),
@@ -117,10 +116,6 @@ class Neurons:
             for each in self.each
         ]
 
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
-
     def table(self) -> Any:
         """A rich table: each neuron, what moves it most, what it writes and reads."""
         from rich.table import Table
@@ -133,16 +128,6 @@ class Neurons:
             table.add_row(str(each.neuron), moved, *words)
         return table
 
-    def save(self, path: Path | str) -> None:
-        """To JSON or safetensors, by the ending."""
-        listed = [asdict(each) for each in self.each]
-        write_result(path, KIND, {}, {"neurons": listed, "facts": self.facts})
-
-    @classmethod
-    def load(cls, path: Path | str) -> "Neurons":
-        about = read_result(path, KIND)[1]
-        return cls(tuple(_memory(each) for each in about["neurons"]), about["facts"])
-
     def __str__(self) -> str:
         return "\n".join(str(each) for each in self.each)
 
@@ -154,7 +139,7 @@ def neurons(
     texts: Any,
     which: Sequence[Neuron | str | tuple[int, int]],
     *,
-    top: int = 10,
+    top_k: int = 10,
     by: Order = "largest",
     context: int = 8,
     words: int = 10,
@@ -171,26 +156,27 @@ def neurons(
     head through the embedding's own table. Neurons are named as "L3N120", (3, 120) or `Neuron`; of
     experts as "L3E2N5", of a shared one "L3SN5", whose coefficients count the router's weight.
 
-    `by` says which coefficients are kept: the `top` "largest", "smallest" or largest "absolute".
+    `by` says which coefficients are kept: the `top_k` "largest", "smallest" or largest "absolute".
     Images have moments and no words. Texts stream by; only what is kept stays.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
-    >>> found = neurons(model, [[5, 6, 7], [8, 9]], ["L0N3"], top=2, words=3)
+    >>> found = neurons(model, [[5, 6, 7], [8, 9]], ["L0N3"], top_k=2, words=3)
     >>> len(found.of("L0N3").moments), len(found.of("L0N3").raised)
     (2, 3)
     """
-    for name, value in (("top", top), ("words", words)):
+    for name, value in (("top_k", top_k), ("words", words)):
         if value < 1:
-            raise InputError(f"{name}={value} keeps nothing", "use 1 or more")
+            raise InputError(f"{name} must be at least 1, got {value}", "use 1 or more")
     feeds = feeds_of(model, stack)
     chosen = feeds.find(which)
-    found = {neuron: Moved(top, by, context) for neuron in chosen}
+    found = {neuron: Moved(top_k, by, context) for neuron in chosen}
 
     def visit(given: Given, numbers: list[int]) -> None:
         ids = ids_by_stack(model, given).get(feeds.stack.name)
         watcher = _Coefficients(feeds, chosen)
-        pass_by(model, given, watcher)
+        with torch.inference_mode():
+            climb(model, given, watcher)
         for neuron, values in watcher.seen.items():
             found[neuron].take(values, ids, numbers)
 
@@ -245,22 +231,24 @@ class _Words:
     tokenizer: Any
     most: int
 
-    def written(self, value: Float[Tensor, " c"]) -> tuple[tuple[Word, ...], tuple[Word, ...]]:
+    def written(
+        self, value: Float[Tensor, " c"]
+    ) -> tuple[tuple[ScoredWord, ...], tuple[ScoredWord, ...]]:
         """The words that a value raises most, and lowers most."""
         if self.vocabulary is None or not bool(value.any()):
             return (), ()
         scores = self.vocabulary.said(value[None])[0]
         return self._best(scores), self._best(scores, largest=False)
 
-    def read(self, key: Float[Tensor, " c"]) -> tuple[Word, ...]:
+    def read(self, key: Float[Tensor, " c"]) -> tuple[ScoredWord, ...]:
         if self.vocabulary is None or not bool(key.any()):
             return ()
         return self._best(self.vocabulary.read(key[None])[0])
 
-    def _best(self, scores: Float[Tensor, " v"], *, largest: bool = True) -> tuple[Word, ...]:
+    def _best(self, scores: Float[Tensor, " v"], *, largest: bool = True) -> tuple[ScoredWord, ...]:
         found = scores.topk(min(self.most, len(scores)), largest=largest)
         return tuple(
-            Word(token, score, self._text(token))
+            ScoredWord(token, score, self._text(token))
             for token, score in zip(found.indices.tolist(), found.values.tolist(), strict=True)
         )
 
@@ -270,14 +258,14 @@ class _Words:
         return str(self.tokenizer.decode([token], skip_special_tokens=False))
 
 
-def _told(feeds: Feeds, neuron: Neuron, moved: Moved, words: _Words) -> Memory:
+def _told(feeds: Feeds, neuron: Neuron, moved: Moved, words: _Words) -> NeuronMemory:
     with torch.no_grad():
         key = feeds.keys(neuron.layer, neuron.expert)[neuron.index]
         value = feeds.values(neuron.layer, neuron.expert)[neuron.index]
         raised, lowered = words.written(value)
         reads = words.read(key)
     mean, deviation, active = moved.spread()
-    return Memory(
+    return NeuronMemory(
         neuron=neuron,
         moments=tuple(_read_out(moved.moments, words.tokenizer)),
         raised=raised,
@@ -300,19 +288,3 @@ def _read_out(moments: Sequence[Moment], tokenizer: Any) -> Iterator[Moment]:
             for ids in (each.before, (each.token,), each.after)
         )
         yield each.told(*parts)
-
-
-def _memory(saved: dict[str, Any]) -> Memory:
-    raised, lowered, reads = (
-        tuple(Word(**each) for each in saved[name]) for name in ("raised", "lowered", "reads")
-    )
-    return Memory(
-        neuron=Neuron(**saved["neuron"]),
-        moments=tuple(Moment.restored(each) for each in saved["moments"]),
-        raised=raised,
-        lowered=lowered,
-        reads=reads,
-        mean=saved["mean"],
-        deviation=saved["deviation"],
-        active=saved["active"],
-    )

@@ -11,11 +11,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyheads.errors import InputError
-from manyheads.lens.given import Given
+from manyheads.lens.given import Given, climb
 from manyheads.lens.meeting import FAR, Meeting, Strip, meet
 from manyheads.lens.pairs import ByPair
 from manyheads.lens.passing import lead
-from manyheads.lens.statistics import pass_by
 from manyheads.lens.trunk import Part, StackName, part_of
 from manyheads.models.build import Model
 from manyheads.ragged import Ragged
@@ -71,7 +70,8 @@ def overlap(
 
     def visit(given: Given, _: list[int]) -> None:
         watcher = _Meetings(part, found.anew(), partners)
-        pass_by(model, given, watcher)
+        with torch.inference_mode():
+            climb(model, given, watcher)
         found.add(watcher.finished())
 
     passed = lead(

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from manyheads.lens.addresses import Block, blocks_of
 from manyheads.lens.classes import TokenClasses
-from manyheads.lens.given import Given
+from manyheads.lens.given import Given, climb
 from manyheads.lens.measures import in_order
 from manyheads.lens.observer import Observer
 from manyheads.lens.passing import Passed, lead
-from manyheads.lens.statistics import ids_by_stack, make_plan, pass_by
+from manyheads.lens.statistics import ids_by_stack, make_plan
 from manyheads.lens.tally import Counted, Tally, summed_by
 from manyheads.models.build import Model
 
@@ -96,7 +96,8 @@ def measure_by_text(
         tally = _TallyByText()
         observer: Any = Observer(plan, ids_by_stack(model, some), numbers)
         observer.tally = tally
-        pass_by(model, some, observer)
+        with torch.inference_mode():
+            climb(model, some, observer)
         found.tally.merge(tally)
         found.batches.append((len(some), tally.texts))
 

@@ -1,7 +1,6 @@
 """A value for every pair of heads, to be read, printed, put into a frame or saved."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,15 +8,15 @@ from jaxtyping import Float
 
 from manyheads.errors import InputError
 from manyheads.lens.addresses import Address, Block
-from manyheads.lens.results import frame_of
-from manyheads.lens.storing import Facts, read_result, write_result
-from manyheads.taps import Head, Sublayer
+from manyheads.lens.results import Tabular
+from manyheads.lens.storing import Facts
+from manyheads.taps import Head
 
 __all__ = ["ByPair"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class ByPair:
+class ByPair(Tabular):
     """One value from each head to each other; NaN where two heads have none.
 
     >>> pairs = ByPair(kind="example", blocks=(Block(0, 2),), values=np.array([[0, 1], [2, 0.0]]))
@@ -37,53 +36,33 @@ class ByPair:
     def of(self, one: Head | Address, other: Head | Address) -> float:
         return float(self.values[self._place(one), self._place(other)])
 
-    def ranked(self, most: int = 20) -> list[tuple[Address, Address, float]]:
+    def ranked(self, top_k: int = 20) -> list[tuple[Address, Address, float]]:
         """Pairs of different heads by value, largest first."""
         values = self.values.copy()
         np.fill_diagonal(values, np.nan)
-        order = np.argsort(-values, axis=None, kind="stable")[:most]
+        order = np.argsort(-values, axis=None, kind="stable")[:top_k]
         places = [np.unravel_index(place, values.shape) for place in order]
         known = [(one, other) for one, other in places if not np.isnan(values[one, other])]
         names = self.addresses
         return [(names[one], names[other], float(values[one, other])) for one, other in known]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a pair that has a value."""
+        """One record per pair that has a value."""
         names = [str(address) for address in self.addresses]
         return [
             {"from": names[one], "to": names[other], "value": float(self.values[one, other])}
             for one, other in np.argwhere(~np.isnan(self.values))
         ]
 
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
-
-    def table(self, most: int = 20) -> Any:
+    def table(self, max_rows: int = 20) -> Any:
         """A rich table of the largest."""
         from rich.table import Table
 
         table = Table("from", "to", box=None, pad_edge=False, title=self.kind, title_justify="left")
         table.add_column("value", justify="right")
-        for one, other, value in self.ranked(most):
+        for one, other, value in self.ranked(max_rows):
             table.add_row(str(one), str(other), f"{value:.3g}")
         return table
-
-    def save(self, path: Path | str) -> None:
-        """To JSON or safetensors, by the ending."""
-        blocks = [[each.layer, each.heads, each.stack, each.sublayer.value] for each in self.blocks]
-        write_result(
-            path, self.kind, {"values": self.values}, {"blocks": blocks, "facts": self.facts}
-        )
-
-    @classmethod
-    def load(cls, path: Path | str, kind: str) -> "ByPair":
-        arrays, facts = read_result(path, kind)
-        blocks = tuple(
-            Block(layer, heads, stack, Sublayer(sublayer))
-            for layer, heads, stack, sublayer in facts["blocks"]
-        )
-        return cls(kind=kind, blocks=blocks, values=arrays["values"], facts=facts["facts"])
 
     def __str__(self) -> str:
         lines = [f"{self.kind} of {len(self.addresses)} heads; the largest:"]

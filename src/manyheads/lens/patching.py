@@ -13,7 +13,7 @@ from manyheads.errors import InputError
 from manyheads.lens.effects import ROOM_ON_CPU, ROOM_ON_CUDA
 from manyheads.lens.given import Given, Targets, read
 from manyheads.lens.metrics import Judge, Metric, judge, weighed
-from manyheads.lens.results import ByHead, frame_of
+from manyheads.lens.results import ByHead, Tabular
 from manyheads.lens.trunk import Change, Edits, Part, StackName, Trunk, entry, part_of
 from manyheads.models.build import Model
 from manyheads.models.resting import resting
@@ -21,7 +21,7 @@ from manyheads.progress import Progress
 from manyheads.ragged import Lengths
 from manyheads.taps import Head, Site, Sublayer, Tap
 
-__all__ = ["Patch", "Patched", "Runs", "patch", "patch_heads"]
+__all__ = ["Patch", "Patching", "Runs", "patch", "patch_heads"]
 
 Spot = Literal["head", "residual", "attention", "cross", "feedforward"]
 Each = Literal["all", "each"]
@@ -43,7 +43,7 @@ class Patch:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Patched:
+class Patching(Tabular):
     """(metric - corrupted) / (clean - corrupted) by patch: 1 where it brings back all.
 
     `errors` are standard errors over texts of that share's numerator, in the same unit.
@@ -58,9 +58,9 @@ class Patched:
     def __getitem__(self, wanted: Patch) -> float:
         return self.shares[wanted]
 
-    def ranked(self, most: int | None = None) -> list[tuple[Patch, float]]:
+    def ranked(self, top_k: int | None = None) -> list[tuple[Patch, float]]:
         """Patches by what they bring back, most first."""
-        return sorted(self.shares.items(), key=lambda pair: -pair[1])[:most]
+        return sorted(self.shares.items(), key=lambda pair: -pair[1])[:top_k]
 
     def rows(self) -> list[dict[str, Any]]:
         return [
@@ -74,10 +74,6 @@ class Patched:
             }
             for patch, share in self.shares.items()
         ]
-
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
 
     def __str__(self) -> str:
         lines = [f"clean {self.clean:.4f}, corrupted {self.corrupted:.4f}; most is brought back by"]
@@ -93,7 +89,7 @@ class Runs:
     corrupted: Trunk
     judged: Judge
     ends: tuple[Float[Tensor, " b"], Float[Tensor, " b"]]
-    room: int
+    batch_tokens: int
 
     @classmethod
     def of(
@@ -105,7 +101,7 @@ class Runs:
         targets: Targets | None = None,
         *,
         keep: Sequence[Site] = (),
-        room: int | None = None,
+        batch_tokens: int | None = None,
     ) -> "Runs":
         model = part.model
         if clean.sizes(model) != corrupted.sizes(model) or len(clean) != len(corrupted):
@@ -114,15 +110,22 @@ class Runs:
                 f"{corrupted.sizes(model)}",
                 "corrupt token by token, so that positions keep their meaning",
             )
-        if room is None:
+        if batch_tokens is None:
             on_cuda = next(model.parameters()).is_cuda
-            room = ROOM_ON_CUDA if on_cuda else ROOM_ON_CPU
+            batch_tokens = ROOM_ON_CUDA if on_cuda else ROOM_ON_CPU
         layers = range(len(part.stack.layers))
         sites = [*keep, *(site for layer in layers for site in _sites(part, layer).values())]
         judged = judge(model, clean, range(len(clean)), metric, targets)
         good, bad = (Trunk(part, each, layers=layers, keep=sites) for each in (clean, corrupted))
         ends = judged(good.hidden)[0].double().cpu(), judged(bad.hidden)[0].double().cpu()
-        return cls(part=part, clean=good, corrupted=bad, judged=judged, ends=ends, room=room)
+        return cls(
+            part=part,
+            clean=good,
+            corrupted=bad,
+            judged=judged,
+            ends=ends,
+            batch_tokens=batch_tokens,
+        )
 
     def share(
         self, values: Float[Tensor, " b"], base: Literal["corrupted", "clean"] = "corrupted"
@@ -141,7 +144,7 @@ class Runs:
 
     @property
     def copies(self) -> int:
-        return max(1, self.room // max(1, self.lengths.total))
+        return max(1, self.batch_tokens // max(1, self.lengths.total))
 
 
 def patch(
@@ -155,9 +158,9 @@ def patch(
     targets: Targets | None = None,
     stack: StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
-    room: int | None = None,
-    shown: bool = True,
-) -> Patched:
+    batch_tokens: int | None = None,
+    progress: bool = True,
+) -> Patching:
     """Activation patching: each spot of each layer alone, at all positions or at each.
 
     "head" is a head's output, "attention", "cross" and "feedforward" what the sublayer adds to the
@@ -172,24 +175,31 @@ def patch(
     """
     part = part_of(model, stack, sublayer)
     with resting(model), torch.no_grad():
-        runs = Runs.of(part, read(model, clean), read(model, corrupted), metric, targets, room=room)
+        runs = Runs.of(
+            part,
+            read(model, clean),
+            read(model, corrupted),
+            metric,
+            targets,
+            batch_tokens=batch_tokens,
+        )
         _check_ends(runs)
         wanted = list(_patches(runs, spots, positions))
-        return _measure(runs, wanted, shown)
+        return _measure(runs, wanted, progress)
 
 
-def patch_heads(found: Patched, part: Part) -> ByHead:
+def patch_heads(found: Patching, part: Part) -> ByHead:
     """The shares of whole heads as values by head."""
     shares = [found.shares.get(Patch("head", head.layer, head.head)) for head in part.heads]
     values = np.array([np.nan if each is None else each for each in shares])
     return ByHead(kind="patching", blocks=part.blocks, means={"share": values})
 
 
-def _measure(runs: Runs, wanted: list[Patch], shown: bool) -> Patched:
+def _measure(runs: Runs, wanted: list[Patch], progress: bool) -> Patching:
     clean, corrupted = runs.ends
     weights = runs.judged.weights.double().cpu()
     shares, errors, complete = {}, {}, True
-    with Progress("patching", total=len(wanted), unit="patches", shown=shown) as bar:
+    with Progress("patching", total=len(wanted), unit="patches", shown=progress) as bar:
         try:
             for group in _groups(wanted, runs.copies):
                 values = _run(runs, group).double().cpu()
@@ -200,7 +210,7 @@ def _measure(runs: Runs, wanted: list[Patch], shown: bool) -> Patched:
             if not shares:
                 raise
             complete = False
-    return Patched(
+    return Patching(
         clean=float(weighed(clean, weights)[0]),
         corrupted=float(weighed(corrupted, weights)[0]),
         shares=shares,

@@ -42,8 +42,8 @@ def patch_paths(
     feedforward: Literal["free", "frozen"] = "free",
     targets: Targets | None = None,
     stack: StackName | None = None,
-    room: int | None = None,
-    shown: bool = True,
+    batch_tokens: int | None = None,
+    progress: bool = True,
 ) -> ByHead:
     """Path patching of arXiv 2211.00593, from each sender to the receivers taken together.
 
@@ -65,10 +65,10 @@ def patch_paths(
             metric,
             targets,
             keep=_frozen_sites(part),
-            room=room,
+            batch_tokens=batch_tokens,
         )
         paths = _Paths(runs, hears, through, base, feedforward == "frozen")
-        return paths.measure(speaks, shown)
+        return paths.measure(speaks, progress)
 
 
 class _Paths:
@@ -85,11 +85,11 @@ class _Paths:
         ends = (runs.clean, runs.corrupted)
         self.here, self.other = ends if base == "clean" else ends[::-1]
 
-    def measure(self, senders: Sequence[Head], shown: bool) -> ByHead:
+    def measure(self, senders: Sequence[Head], progress: bool) -> ByHead:
         places = {head: place for place, head in enumerate(self.part.heads)}
         columns = np.full((2, len(places)), np.nan)
         complete = True
-        with Progress("patching paths", total=len(senders), unit="heads", shown=shown) as bar:
+        with Progress("patching paths", total=len(senders), unit="heads", shown=progress) as bar:
             try:
                 for group in self._groups(senders):
                     for head, values in zip(group, self._run(group), strict=True):

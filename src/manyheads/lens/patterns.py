@@ -2,21 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.addresses import Address, Block, blocks_of, stacks_of
-from manyheads.lens.given import read
-from manyheads.lens.meeting import FAR, Meeting, meet
-from manyheads.lens.results import frame_of
-from manyheads.lens.statistics import pass_by
-from manyheads.lens.storing import read_result, write_result
+from manyheads.lens.forming import softmax
+from manyheads.lens.given import climb, read
+from manyheads.lens.meeting import Meeting, meet
+from manyheads.lens.results import Tabular
+from manyheads.lens.storing import Result
 from manyheads.lens.typology import Appearance, typology
 from manyheads.models.build import Model
 from manyheads.models.resting import resting
@@ -33,7 +31,7 @@ WEIGHTS_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pattern:
+class Pattern(Result):
     """One head on one text: the weights of the queries `rows`, and which keys they may see."""
 
     address: Address
@@ -48,7 +46,7 @@ class Pattern:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Largest:
+class Largest(Result):
     """One head on one text: the `k` keys that each query looks at most, largest first.
 
     Where a query sees fewer keys, the rest have weight 0.
@@ -67,7 +65,7 @@ class Largest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PatternSet:
+class PatternSet(Tabular):
     """Patterns by head and text."""
 
     each: tuple[Pattern, ...]
@@ -78,12 +76,11 @@ class PatternSet:
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a pattern: where it is and what it looks like."""
-        return [_record(each) | _looked(each.appearance()) for each in self.each]
-
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
+        """One record per pattern: where it is and what it looks like."""
+        return [
+            each.address.record() | {"text": each.text} | _looked(each.appearance())
+            for each in self.each
+        ]
 
     def table(self) -> Any:
         """A rich table of what each pattern looks like."""
@@ -96,28 +93,6 @@ class PatternSet:
             name = f"{found.name}{detail}"
             table.add_row(str(each.address), str(each.text), name, f"{found.score:.2f}")
         return table
-
-    def save(self, path: Path | str) -> None:
-        """To safetensors, or to JSON where they are few and small."""
-        arrays: dict[str, Any] = {}
-        for place, each in enumerate(self.each):
-            arrays[f"weights/{place}"] = each.weights.cpu().numpy()
-            arrays[f"visible/{place}"] = each.visible.cpu().numpy().astype(np.uint8)
-        described = [_described(each) for each in self.each]
-        write_result(path, KIND, arrays, {"patterns": described})
-
-    @classmethod
-    def load(cls, path: Path | str) -> "PatternSet":
-        arrays, facts = read_result(path, KIND)
-        found = []
-        for place, (stack, sublayer, layer, head, text, start, stop) in enumerate(
-            facts["patterns"]
-        ):
-            address = Address(Head(layer, head), stack, Sublayer(sublayer))
-            weights = torch.from_numpy(np.array(arrays[f"weights/{place}"], dtype=np.float32))
-            visible = torch.from_numpy(np.array(arrays[f"visible/{place}"], dtype=bool))
-            found.append(Pattern(address, text, range(start, stop), weights, visible))
-        return cls(tuple(found))
 
     def __str__(self) -> str:
         told = (f"{each.address} on text {each.text}: {each.appearance()}" for each in self.each)
@@ -143,7 +118,7 @@ def patterns(
     >>> patterns(model, [[5, 6, 7]], [Head(1, 0)]).of(Head(1, 0)).weights.shape
     torch.Size([3, 3])
     """
-    watcher = _Forming(model, heads, rows, top=None)
+    watcher = _Forming(model, heads, rows, top_k=None)
     _pass(model, texts, watcher)
     return PatternSet(tuple(each for each in watcher.found if isinstance(each, Pattern)))
 
@@ -153,21 +128,21 @@ def top_keys(
     texts: Any,
     heads: Sequence[Head | Address] | None = None,
     *,
-    count: int = 8,
+    top_k: int = 8,
     rows: range | None = None,
 ) -> tuple[Largest, ...]:
-    """For each query the keys it looks at most: a pattern of `count` weights a query, not n."""
-    if count < 1:
-        raise InputError(f"count={count} keeps no key", "use 1 or more")
-    watcher = _Forming(model, heads, rows, top=count)
+    """For each query the keys it looks at most: `top_k` weights per query instead of n."""
+    if top_k < 1:
+        raise InputError(f"top_k must be at least 1, got {top_k}", "use 1 or more")
+    watcher = _Forming(model, heads, rows, top_k=top_k)
     _pass(model, texts, watcher)
     return tuple(each for each in watcher.found if isinstance(each, Largest))
 
 
 def _pass(model: Model, texts: Any, watcher: "_Forming") -> None:
     given = read(model, [texts] if isinstance(texts, str) else texts)
-    with resting(model):
-        pass_by(model, given, watcher)
+    with resting(model), torch.inference_mode():
+        climb(model, given, watcher)
 
 
 class _Forming:
@@ -178,14 +153,14 @@ class _Forming:
         model: Model,
         heads: Sequence[Head | Address] | None,
         rows: range | None,
-        top: int | None,
+        top_k: int | None,
     ) -> None:
         self.found: list[Pattern | Largest] = []
         self._stacks: Mapping[str, Stack] = stacks_of(model)
         self._heads = _wanted(blocks_of(model), heads)
         if rows is not None and (rows.step != 1 or rows.start < 0 or not rows):
             raise InputError(f"rows={rows} names no run of queries", "use range(start, stop)")
-        self._rows, self._top = rows, top
+        self._rows, self._top_k = rows, top_k
         self._query: Ragged | None = None
 
     def wants(self, site: Site) -> bool:
@@ -214,7 +189,7 @@ class _Forming:
     def _form(
         self, meeting: Meeting, address: Address, text: int, rows: range
     ) -> Pattern | Largest:
-        if self._top is None:
+        if self._top_k is None:
             weights, visible = _weights(meeting, text, rows, address.head.head)
             return Pattern(address, text, rows, weights, visible)
         count = meeting.request.keys.each[text]
@@ -223,7 +198,7 @@ class _Forming:
         for start in range(rows.start, rows.stop, step):
             some = range(start, min(start + step, rows.stop))
             weights, _ = _weights(meeting, text, some, address.head.head)
-            kept.append(weights.topk(min(self._top, count), dim=-1))
+            kept.append(weights.topk(min(self._top_k, count), dim=-1))
         keys = torch.cat([each.indices for each in kept])
         return Largest(address, text, rows, keys, torch.cat([each.values for each in kept]))
 
@@ -240,12 +215,8 @@ def _weights(
     group = head // meeting.share
     keys = meeting.keys_of(text)
     scored = meeting.scores(strip, keys, range(group, group + 1))[0][head % meeting.share]
-    hidden = scored <= FAR / 10
-    scored = scored.masked_fill(hidden, -torch.inf)
-    total = scored.logsumexp(-1, keepdim=True)
-    if meeting.request.sink is not None:
-        total = torch.logaddexp(total, meeting.request.sink[head].float())
-    some = torch.where(total > -torch.inf, (scored - total).exp(), 0.0)
+    sink = meeting.request.sink
+    some, hidden = softmax(scored, None if sink is None else sink[head].float())
     weights[:, strip.keys.start : strip.keys.stop] = some
     visible = torch.zeros_like(weights, dtype=torch.bool)
     visible[:, strip.keys.start : strip.keys.stop] = ~hidden
@@ -275,23 +246,6 @@ def _found(each: Sequence[Pattern | Largest], head: Head | Address, text: int) -
         if one.address == address and one.text == text:
             return one
     raise InputError(f"{address} on text {text} was not asked for", "name it in patterns(...)")
-
-
-def _described(pattern: Pattern) -> list[Any]:
-    address = pattern.address
-    where = [address.stack, address.sublayer.value, address.head.layer, address.head.head]
-    return [*where, pattern.text, pattern.rows.start, pattern.rows.stop]
-
-
-def _record(pattern: Pattern) -> dict[str, Any]:
-    address = pattern.address
-    return {
-        "stack": address.stack,
-        "sublayer": address.sublayer.value,
-        "layer": address.head.layer,
-        "head": address.head.head,
-        "text": pattern.text,
-    }
 
 
 def _looked(found: Appearance) -> dict[str, Any]:

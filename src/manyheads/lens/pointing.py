@@ -12,15 +12,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.encoding.batches import fill
 from manyheads.lens.addresses import Block, blocks_of, stacks_of
 from manyheads.lens.forming import Forming
+from manyheads.lens.given import Given, climb
 from manyheads.lens.marked import MarkedText
+from manyheads.lens.passing import lead
 from manyheads.lens.probe_texts import Frame, as_given
-from manyheads.lens.statistics import pass_by
 from manyheads.models.build import Model
-from manyheads.models.resting import resting
-from manyheads.progress import Progress
 
 __all__ = ["Pointed", "point"]
 
@@ -62,28 +60,28 @@ class Pointed:
 
 
 def point(
-    model: Model, texts: Sequence[MarkedText], *, label: str = "pointing", shown: bool = True
+    model: Model, texts: Sequence[MarkedText], *, label: str = "pointing", progress: bool = True
 ) -> tuple[dict[str, Pointed], bool]:
     """Every task of the texts, and whether all of them were read: Ctrl-C keeps what was."""
     blocks = blocks_of(model)
     counting = _Counting(texts)
     frame = Frame.of(model)
-    complete, read = True, 0
-    with Progress(label, total=len(texts), unit="texts", shown=shown) as bar, resting(model):
-        try:
-            for places in fill([len(text.ids) for text in texts], BATCH_TOKENS):
-                some = [texts[place] for place in places]
-                given = as_given(model, frame, [list(text.ids) for text in some])
-                batch = _Batch(counting, some, frame.shifts(model))
-                pass_by(model, given, Forming(stacks_of(model), batch.take))
-                counting.merge(batch)
-                read += len(some)
-                bar.advance(len(some))
-        except KeyboardInterrupt:
-            if not read:
-                raise
-            complete = False
-    return {task: counting.result(task, blocks) for task in counting.tasks}, complete
+
+    def visit(given: Given, numbers: list[int]) -> None:
+        batch = _Batch(counting, [texts[number] for number in numbers], frame.shifts(model))
+        with torch.inference_mode():
+            climb(model, given, Forming(stacks_of(model), batch.take))
+        counting.merge(batch)
+
+    passed = lead(
+        model,
+        as_given(model, frame, [text.ids for text in texts]),
+        visit,
+        label=label,
+        batch_tokens=BATCH_TOKENS,
+        progress=progress,
+    )
+    return {task: counting.result(task, blocks) for task in counting.tasks}, passed.complete
 
 
 class _Counting:

@@ -43,7 +43,7 @@ def probe(
     stack: StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
     seed: int = 0,
-    shown: bool = True,
+    progress: bool = True,
 ) -> ByHead | ByLayer:
     """How well a linear classifier tells labels from what is inside, on texts it has not seen.
 
@@ -75,8 +75,8 @@ def probe(
     items = find_items(part, texts, labels)
     split = _Split.of(items, test, seed)
     task = _Task.of(items, split, seed)
-    features = gather_features(part, items, at, pool, shown)
-    scores = _score_all(features, task, strength, shown)
+    features = gather_features(part, items, at, pool, progress)
+    scores = _score_all(features, task, strength, progress)
     facts = {
         "at": at,
         "level": items.level,
@@ -170,12 +170,12 @@ Score = dict[str, tuple[float, float]]
 
 
 def _score_all(
-    features: Features, task: _Task, strength: int | float | Literal["chosen"], shown: bool
+    features: Features, task: _Task, strength: int | float | Literal["chosen"], progress: bool
 ) -> dict[int, list[Score]]:
     majority = task.mean(task.majority)
     total = sum(values.shape[1] for values in features.values())
     found: dict[int, list[Score]] = {}
-    with Progress("probing", total=total, unit="probes", shown=shown) as bar:
+    with Progress("probing", total=total, unit="probes", shown=progress) as bar:
         for layer, values in sorted(features.items()):
             found[layer] = []
             for one in values.unbind(1):

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,8 +15,8 @@ from manyheads.lens.overlap import overlap
 from manyheads.lens.pairs import ByPair
 from manyheads.lens.passing import gather
 from manyheads.lens.resemblance import resemble_outputs
-from manyheads.lens.results import frame_of
-from manyheads.lens.storing import Facts, read_result, write_result
+from manyheads.lens.results import Tabular
+from manyheads.lens.storing import Facts
 from manyheads.lens.trunk import StackName
 from manyheads.models.build import Model
 from manyheads.taps import Head, Sublayer
@@ -47,7 +46,7 @@ class Double:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class Redundancy:
+class Redundancy(Tabular):
     """Three likenesses of each two heads, the pairs that are doubled, and groups of like heads."""
 
     blocks: tuple[Block, ...]
@@ -107,7 +106,7 @@ class Redundancy:
         return tuple(sorted(several, key=lambda group: -len(group)))
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a head: the head most like it, how much, and the number of its cluster."""
+        """One record per head: the head most like it, how much, and the number of its cluster."""
         values = self._values(self.by).copy()
         np.fill_diagonal(values, np.nan)
         cluster = {head: place for place, group in enumerate(self.clusters) for head in group}
@@ -126,11 +125,7 @@ class Redundancy:
             records.append(record)
         return records
 
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
-
-    def table(self, most: int = 40) -> Any:
+    def table(self, max_rows: int = 40) -> Any:
         """A rich table of `rows`, heads most like another first."""
         from rich.table import Table
 
@@ -138,32 +133,11 @@ class Redundancy:
         for name in ("joint", *SIDES, "cluster"):
             table.add_column(name, justify="right")
         rows = sorted(self.rows(), key=lambda row: -row.get("joint", -np.inf))
-        for row in rows[:most]:
+        for row in rows[:max_rows]:
             told = [f"{row[name]:.2f}" if name in row else "-" for name in ("joint", *SIDES)]
             group = "-" if row["cluster"] is None else str(row["cluster"])
             table.add_row(row["head"], row["nearest"] or "-", *told, group)
         return table
-
-    def save(self, path: Path | str) -> None:
-        """To JSON or safetensors, by the ending."""
-        blocks = [[each.layer, each.heads, each.stack, each.sublayer.value] for each in self.blocks]
-        about = {
-            "blocks": blocks,
-            "double_above": self.double_above,
-            "cluster_above": self.cluster_above,
-            "by": self.by,
-            "facts": self.facts,
-        }
-        write_result(path, KIND, self.likeness, about)
-
-    @classmethod
-    def load(cls, path: Path | str) -> "Redundancy":
-        arrays, about = read_result(path, KIND)
-        blocks = tuple(
-            Block(layer, heads, stack, Sublayer(sublayer))
-            for layer, heads, stack, sublayer in about.pop("blocks")
-        )
-        return cls(blocks=blocks, likeness={side: arrays[side] for side in SIDES}, **about)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

@@ -10,10 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.errors import InputError
-from manyheads.lens.given import Given
+from manyheads.lens.given import Given, climb
 from manyheads.lens.pairs import ByPair
 from manyheads.lens.passing import lead
-from manyheads.lens.statistics import pass_by
 from manyheads.lens.trunk import Part, StackName, part_of
 from manyheads.models.build import Model
 from manyheads.ragged import Ragged
@@ -58,7 +57,8 @@ def resemble_outputs(
 
     def visit(given: Given, _: list[int]) -> None:
         watcher = _Outputs(part)
-        pass_by(model, given, watcher)
+        with torch.inference_mode():
+            climb(model, given, watcher)
         with torch.inference_mode():
             found.take([watcher.seen[layer] for layer in part.layers])
 

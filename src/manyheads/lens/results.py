@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,29 @@ from jaxtyping import Float
 
 from manyheads.errors import InputError, MissingExtraError, ShapeError
 from manyheads.lens.addresses import Address, Block
-from manyheads.lens.storing import Facts, read_result, write_result
+from manyheads.lens.storing import Facts, Result
 from manyheads.taps import Head, Sublayer
 
-__all__ = ["ByHead", "Column", "fields_from", "frame_of", "told", "told_change"]
+__all__ = ["ByHead", "Column", "Tabular", "frame_of", "told", "told_change", "values_at"]
 
 FloatsByHead = Float[np.ndarray, " h"]
 
 # A page of a terminal; the whole is in the frame and in the file.
 MOST_ROWS = 40
+
+
+class Tabular(Result):
+    """A result that is also a list of records."""
+
+    __slots__ = ()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record for each thing that was measured."""
+        raise NotImplementedError
+
+    def frame(self) -> Any:
+        """A pandas DataFrame of `rows`."""
+        return frame_of(self.rows())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,8 +76,8 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ByHead:
-    """Measures by name, each with one mean a head and perhaps its standard error.
+class ByHead(Tabular):
+    """Measures by name, each with one mean per head and perhaps its standard error.
 
     `kind` says what it is a result of, and `facts` what else is known: texts, tokens, a threshold.
     Heads lie in the order of `blocks`, layer after layer.
@@ -112,32 +125,18 @@ class ByHead:
         return {name: float(values[place]) for name, values in self.means.items()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a head: where it is, its means, and their errors as `<name>_error`."""
-        records = []
-        for place, address in enumerate(self.addresses):
-            record: dict[str, Any] = {
-                "stack": address.stack,
-                "sublayer": address.sublayer.value,
-                "layer": address.head.layer,
-                "head": address.head.head,
-            }
-            for name, values in self.means.items():
-                record[name] = float(values[place])
-                if name in self.errors:
-                    record[f"{name}_error"] = float(self.errors[name][place])
-            records.append(record)
-        return records
-
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
+        """One record per head: where it is, its means, and their errors as `<name>_error`."""
+        return [
+            address.record() | values_at(self.means, self.errors, place)
+            for place, address in enumerate(self.addresses)
+        ]
 
     def table(
         self,
         names: Sequence[str] | None = None,
         *,
         by: str | None = None,
-        most: int | None = MOST_ROWS,
+        max_rows: int | None = MOST_ROWS,
     ) -> Any:
         """A rich table: some measures or all, heads in order or by one measure, largest first."""
         from rich.table import Table
@@ -151,28 +150,15 @@ class ByHead:
         table = Table("head", box=None, pad_edge=False, title=self.kind, title_justify="left")
         for name in names:
             table.add_column(name.replace("_", " "), justify="right")
-        for place in places[:most]:
+        for place in places[:max_rows]:
             values = [told(column.means[place], column.errors[place]) for column in columns]
             table.add_row(str(self.addresses[place]), *values)
-        if most is not None and len(places) > most:
-            table.caption = f"{len(places) - most} more heads: table(most=None), frame() or save()"
+        if max_rows is not None and len(places) > max_rows:
+            table.caption = (
+                f"{len(places) - max_rows} more heads: table(max_rows=None), frame() or save()"
+            )
             table.caption_justify = "left"
         return table
-
-    def save(self, path: Path | str) -> None:
-        """To JSON or safetensors, by the ending; written whole or not at all."""
-        arrays = {f"means/{name}": values for name, values in self.means.items()}
-        arrays |= {f"errors/{name}": values for name, values in self.errors.items()}
-        facts = {
-            "blocks": [_described(block) for block in self.blocks],
-            "names": list(self.names),
-            "facts": self.facts,
-        }
-        write_result(path, self.kind, arrays, facts)
-
-    @classmethod
-    def load(cls, path: Path | str, kind: str = "values") -> "ByHead":
-        return cls(**fields_from(path, kind))
 
     def __str__(self) -> str:
         heads, attentions = len(self.addresses), len(self.blocks)
@@ -191,16 +177,14 @@ class ByHead:
     __repr__ = __str__
 
 
-def fields_from(path: Path | str, kind: str) -> dict[str, Any]:
-    """The fields of a `ByHead` that was saved, for whatever kind of it is made of them."""
-    arrays, facts = read_result(path, kind)
-    return {
-        "kind": kind,
-        "blocks": tuple(_block(each) for each in facts["blocks"]),
-        "means": _under("means/", arrays, facts["names"]),
-        "errors": _under("errors/", arrays, facts["names"]),
-        "facts": facts["facts"],
-    }
+def values_at(means: Mapping[str, Any], errors: Mapping[str, Any], place: int) -> dict[str, float]:
+    """The means at one place, each followed by its error as `<name>_error` where it is known."""
+    record = {}
+    for name, values in means.items():
+        record[name] = float(values[place])
+        if name in errors:
+            record[f"{name}_error"] = float(errors[name][place])
+    return record
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -249,17 +233,3 @@ def told_change(change: float, error: float) -> str:
     ('+0.0123 ±0.0021', '-0.5000')
     """
     return f"{change:+.4f}" + ("" if np.isnan(error) else f" ±{error:.2g}")
-
-
-def _described(block: Block) -> list[Any]:
-    return [block.layer, block.heads, block.stack, block.sublayer.value]
-
-
-def _block(described: Sequence[Any]) -> Block:
-    layer, heads, stack, sublayer = described
-    return Block(layer, heads, stack, Sublayer(sublayer))
-
-
-def _under(prefix: str, arrays: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    found = {name: arrays.get(f"{prefix}{name}") for name in names}
-    return {name: values for name, values in found.items() if values is not None}

@@ -1,37 +1,28 @@
 """What every head of a model does, measured over texts in one pass each, at any length."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from manyheads.encoding.batches import fill
 from manyheads.errors import InputError
 from manyheads.lens.addresses import blocks_of, stacks_of
 from manyheads.lens.classes import TokenClasses, token_classes
-from manyheads.lens.given import Given, read
+from manyheads.lens.given import Given, climb
 from manyheads.lens.measures import NEIGHBOURS, SINK_ABOVE, in_order
 from manyheads.lens.observer import Activation, Observer, Plan
-from manyheads.lens.results import ByHead, fields_from
+from manyheads.lens.passing import Passed, lead
+from manyheads.lens.results import ByHead
 from manyheads.lens.tally import Tally
 from manyheads.models.build import Model
-from manyheads.models.resting import resting
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
-from manyheads.progress import Progress
 from manyheads.ragged import Ragged
-from manyheads.taps import Watcher
 
-__all__ = ["Statistics", "ids_by_stack", "make_plan", "pass_by", "portions", "statistics"]
+__all__ = ["Statistics", "ids_by_stack", "make_plan", "statistics"]
 
 KIND = "statistics"
-BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
-# Texts that are tokenised and sorted by length together.
-TEXTS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -55,12 +46,8 @@ class Statistics(ByHead):
 
     @property
     def complete(self) -> bool:
-        """False where the measuring was broken off; the rest of the texts is then missing."""
+        """False where the measuring was interrupted; the rest of the texts is then missing."""
         return bool(self.facts["complete"])
-
-    @classmethod
-    def load(cls, path: Path | str, kind: str = KIND) -> "Statistics":
-        return cls(**fields_from(path, kind))
 
     def __str__(self) -> str:
         facts = self.facts
@@ -73,7 +60,7 @@ class Statistics(ByHead):
                 f"{each.channel} at position {each.position} of text {each.text}"
             )
         if not self.complete:
-            lines.append("  broken off before all texts were read")
+            lines.append("  interrupted before all texts were read")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -117,68 +104,19 @@ def statistics(
     >>> sorted(set(found.names) & {"entropy", "offset-2", "induction"})
     ['entropy', 'induction', 'offset-2']
     """
-    device = next(model.parameters()).device
-    most = batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cuda"])
-    if most < 1:
-        raise InputError(f"batch_tokens={most} holds no token", "use 1 or more")
     plan = make_plan(model, classes, offsets, sink_above)
-    done = _Done()
-    total = len(texts) if hasattr(texts, "__len__") and not isinstance(texts, str) else None
-    with Progress("measuring", total=total, unit="texts", shown=progress) as bar, resting(model):
-        try:
-            for observer, given in _observed(model, texts, plan, most):
-                done.take(observer, given)
-                bar.advance(len(given))
-        except KeyboardInterrupt:
-            if not done.texts:
-                raise
-            done.complete = False
-    return done.result(model, plan)
+    sums = _Sums()
 
+    def visit(given: Given, numbers: list[int]) -> None:
+        observer = Observer(plan, ids_by_stack(model, given), numbers)
+        with torch.inference_mode():
+            climb(model, given, observer)
+        sums.add(observer)
 
-def pass_by(model: Model, given: Given, watch: Watcher) -> None:
-    """Lead what was given past a watcher; no word is scored."""
-    with torch.inference_mode():
-        if isinstance(model, Vision):
-            model(list(given.images), watch=watch)
-        elif isinstance(model, Seq2Seq):
-            assert given.ids is not None
-            model.hidden(given.source, given.ids, watch=watch)
-        else:
-            assert given.ids is not None
-            model.hidden(given.ids, watch=watch)
-
-
-def portions(texts: Any) -> Iterator[Any]:
-    """Texts as they come, some at a time; what is one thing already stays so."""
-    if isinstance(texts, str):
-        yield [texts]
-    elif isinstance(texts, Given | Ragged | Tensor) or _pair_of_ragged(texts):
-        yield texts
-    else:
-        rest = iter(texts)
-        while some := list(islice(rest, TEXTS_AT_ONCE)):
-            yield some
-
-
-def _pair_of_ragged(texts: Any) -> bool:
-    return isinstance(texts, tuple) and bool(texts) and isinstance(texts[0], Ragged)
-
-
-def _observed(model: Model, texts: Any, plan: Plan, most: int) -> Iterator[tuple[Observer, Given]]:
-    first = 0
-    for portion in portions(texts):
-        given = read(model, portion)
-        for places in fill(given.sizes(model), most):
-            some = given.select(places)
-            observer = Observer(
-                plan, ids_by_stack(model, some), [first + place for place in places]
-            )
-            pass_by(model, some, observer)
-            yield observer, some
-        first += len(given)
-    if first == 0:
-        raise InputError("there is no text", "give at least one")
+    passed = lead(
+        model, texts, visit, label="measuring", batch_tokens=batch_tokens, progress=progress
+    )
+    return sums.result(model, plan, passed)
 
 
 def ids_by_stack(model: Model, given: Given) -> dict[str, Ragged]:
@@ -208,38 +146,36 @@ def make_plan(
     return Plan(stacks_of(model), columns, every, sink_above)
 
 
-class _Done:
-    """What was measured so far; a batch counts as a whole or not at all."""
+class _Sums:
+    """What was measured so far, batch by batch."""
 
     def __init__(self) -> None:
         self.tally = Tally()
         self.activations: dict[tuple[str, int], Activation] = {}
-        self.texts = self.tokens = 0
+        self.tokens = 0
         self.members: dict[str, float] = {}
-        self.complete = True
 
-    def take(self, observer: Observer, given: Given) -> None:
+    def add(self, observer: Observer) -> None:
         self.tally.merge(observer.tally)
         for place, found in observer.activations.items():
             known = self.activations.get(place)
             if known is None or found.largest > known.largest:
                 self.activations[place] = found
-        self.texts += len(given)
         self.tokens += observer.tokens
         for name, count in observer.members.items():
             self.members[name] = self.members.get(name, 0.0) + count
 
-    def result(self, model: Model, plan: Plan) -> Statistics:
+    def result(self, model: Model, plan: Plan, passed: Passed) -> Statistics:
         blocks, names = blocks_of(model), in_order(self.tally.names)
-        over_sequences = self.texts > 1
+        over_sequences = passed.texts > 1
         facts = {
-            "texts": self.texts,
+            "texts": passed.texts,
             "tokens": self.tokens,
             "errors_over": "texts" if over_sequences else "queries",
             "sink_above": plan.sink_above,
             "class_shares": {name: self.members[name] / self.tokens for name in self.members},
             "activations": [asdict(each) for _, each in sorted(self.activations.items())],
-            "complete": self.complete,
+            "complete": passed.complete,
         }
         return Statistics(
             kind=KIND,

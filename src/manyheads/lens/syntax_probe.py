@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,8 @@ from manyheads.errors import InputError
 from manyheads.lens.addresses import Address, Block
 from manyheads.lens.items import split_words
 from manyheads.lens.metrics import weighed
-from manyheads.lens.results import frame_of
-from manyheads.lens.storing import Facts, read_result, write_result
+from manyheads.lens.results import Tabular
+from manyheads.lens.storing import Facts
 from manyheads.lens.trunk import Part, StackName, part_of
 from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
@@ -23,7 +22,7 @@ from manyheads.models.encoder import Encoder
 from manyheads.models.resting import resting
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
-from manyheads.taps import Patterns, Record, Sublayer, Tap
+from manyheads.taps import Patterns, Record, Tap
 
 __all__ = ["SyntaxProbe", "probe_syntax"]
 
@@ -34,7 +33,7 @@ STEPS = 100
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class SyntaxProbe:
+class SyntaxProbe(Tabular):
     """Shares of words whose head is found (unlabelled attachment), with errors over sentences.
 
     "probe" weighs all heads together; "offset" is the best fixed distance, "head" the best head
@@ -52,23 +51,19 @@ class SyntaxProbe:
     def addresses(self) -> tuple[Address, ...]:
         return tuple(address for block in self.blocks for address in block.addresses)
 
-    def ranked(self, most: int | None = None) -> list[tuple[Address, float, float]]:
+    def ranked(self, top_k: int | None = None) -> list[tuple[Address, float, float]]:
         """Heads by how much the probe relies on them, in either direction."""
         found = list(
             zip(self.addresses, self.to_head.tolist(), self.from_head.tolist(), strict=True)
         )
-        return sorted(found, key=lambda each: -max(abs(each[1]), abs(each[2])))[:most]
+        return sorted(found, key=lambda each: -max(abs(each[1]), abs(each[2])))[:top_k]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a way of telling heads."""
+        """One record per way of telling heads."""
         return [
             {"by": name, "share": share, "share_error": error}
             for name, (share, error) in self.scores.items()
         ]
-
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
 
     def table(self) -> Any:
         """A rich table of the scores."""
@@ -79,29 +74,6 @@ class SyntaxProbe:
         for name, (share, error) in self.scores.items():
             table.add_row(name, f"{share:.1%} ±{error:.1%}")
         return table
-
-    def save(self, path: Path | str) -> None:
-        """To JSON or safetensors, by the ending; written whole or not at all."""
-        blocks = [[each.layer, each.heads, each.stack, each.sublayer.value] for each in self.blocks]
-        arrays = {"to_head": self.to_head, "from_head": self.from_head}
-        arrays["scores"] = np.array(list(self.scores.values()))
-        facts = {"blocks": blocks, "scores": list(self.scores), "facts": self.facts}
-        write_result(path, KIND, arrays, facts)
-
-    @classmethod
-    def load(cls, path: Path | str) -> "SyntaxProbe":
-        arrays, facts = read_result(path, KIND)
-        pairs = [(float(share), float(error)) for share, error in arrays["scores"]]
-        return cls(
-            scores=dict(zip(facts["scores"], pairs, strict=True)),
-            blocks=tuple(
-                Block(layer, heads, stack, Sublayer(sublayer))
-                for layer, heads, stack, sublayer in facts["blocks"]
-            ),
-            to_head=arrays["to_head"],
-            from_head=arrays["from_head"],
-            facts=facts["facts"],
-        )
 
     def __str__(self) -> str:
         told = ", ".join(f"{share:.1%} by {name}" for name, (share, _) in self.scores.items())
@@ -123,7 +95,7 @@ def probe_syntax(
     decay: float = 1e-3,
     stack: StackName | None = None,
     seed: int = 0,
-    shown: bool = True,
+    progress: bool = True,
 ) -> SyntaxProbe:
     """The attention-only probe of Clark et al. (arXiv 1906.04341), and the one with words.
 
@@ -141,7 +113,7 @@ def probe_syntax(
     if not 0 < test < 1:
         raise InputError(f"test={test} is no share of the sentences", "use 0 < test < 1")
     part = part_of(model, stack)
-    trees = _trees(part, sentences, shown)
+    trees = _trees(part, sentences, progress)
     if len(trees) < 2:
         raise InputError(
             f"{len(trees)} sentences have a word with a head", "give two or more of them"
@@ -154,7 +126,7 @@ def probe_syntax(
         [trees[place] for place in order[count:]],
     )
     scorer = _Scorer(trees[0].looks.shape[0], trees[0].vectors.shape[1] if with_words else 0)
-    _learn(scorer, learned, decay, shown)
+    _learn(scorer, learned, decay, progress)
     return _result(part, scorer, learned, tested)
 
 
@@ -199,7 +171,7 @@ class _Scorer(nn.Module):
         return scores[tree.words].masked_fill(~tree.open, -torch.inf)
 
 
-def _trees(part: Part, sentences: Sequence[Any], shown: bool) -> list[_Tree]:
+def _trees(part: Part, sentences: Sequence[Any], progress: bool) -> list[_Tree]:
     for number, (words, heads) in enumerate(sentences):
         if len(words) != len(heads):
             raise InputError(
@@ -213,7 +185,7 @@ def _trees(part: Part, sentences: Sequence[Any], shown: bool) -> list[_Tree]:
     given, places = split_words(part.model, [words for words, _ in sentences])
     found = []
     with (
-        Progress("reading", total=len(sentences), unit="sentences", shown=shown) as bar,
+        Progress("reading", total=len(sentences), unit="sentences", shown=progress) as bar,
         resting(part.model),
     ):
         for number, (_, heads) in enumerate(sentences):
@@ -265,13 +237,13 @@ class _WordLooks(Record):
         self.found.append(self._mean @ value.of(0).float().cpu() @ self._belongs.T)
 
 
-def _learn(scorer: _Scorer, trees: Sequence[_Tree], decay: float, shown: bool) -> None:
+def _learn(scorer: _Scorer, trees: Sequence[_Tree], decay: float, progress: bool) -> None:
     """The likeliest weights under a small penalty of their squares."""
     words = sum(len(tree.words) for tree in trees)
     optimiser = torch.optim.LBFGS(
         scorer.parameters(), max_iter=STEPS, line_search_fn="strong_wolfe", tolerance_change=1e-7
     )
-    with Progress("learning", unit="rounds", shown=shown) as bar:
+    with Progress("learning", unit="rounds", shown=progress) as bar:
 
         def loss() -> Tensor:
             optimiser.zero_grad()

@@ -76,11 +76,11 @@ LONGEST_SENTENCE = 512
 
 @dataclass(slots=True, eq=False)
 class Gathered:
-    """What the trials have found so far; one that is broken off leaves `complete` false."""
+    """What the trials have found so far; one that is interrupted leaves `complete` false."""
 
     model: Model
     table: dict[str, Threshold]
-    shown: bool
+    progress: bool
     findings: list[Finding] = field(default_factory=list)
     facts: Facts = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Gathered:
     complete: bool = True
 
     def measure(self, texts: Any, offsets: Sequence[int] = ()) -> Statistics:
-        found = statistics(self.model, texts, offsets=offsets, progress=self.shown)
+        found = statistics(self.model, texts, offsets=offsets, progress=self.progress)
         self.complete &= found.complete
         if self.written is None:
             self.written = found.means["output_share"]
@@ -105,7 +105,7 @@ class Gathered:
             self.missing[kind] = "the tokenizer leaves no word to ask"
             return {}
         self.facts[f"{kind}_texts"] = len(marked)
-        found, complete = point(self.model, marked, label=label, shown=self.shown)
+        found, complete = point(self.model, marked, label=label, progress=self.progress)
         self.complete &= complete
         return found
 
@@ -202,7 +202,7 @@ def try_copying(gathered: Gathered, model: TextReader) -> None:
     for sublayer in sublayers:
         if sublayer in here:
             found = score_copying(
-                model, sample=WORDS, stack=stack, sublayer=sublayer, shown=gathered.shown
+                model, sample=WORDS, stack=stack, sublayer=sublayer, progress=gathered.progress
             )
             facts |= found.facts
             scored |= {address: found.of(address) for address in found.addresses}
@@ -253,7 +253,7 @@ def try_images(gathered: Gathered, model: Vision, given: Any, seed: int) -> None
     over = counted(found.facts["texts"], "image")
     gathered.findings.append(of_entropy(found, gathered.table, over))
     if gathered.complete:
-        glances = glance(model, seen, shown=gathered.shown)
+        glances = glance(model, seen, progress=gathered.progress)
         gathered.complete &= glances.complete
         gathered.findings += of_glances(glances, gathered.table)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,9 @@ from jaxtyping import Float
 from manyheads.errors import InputError
 from manyheads.lens.adversarial import FARTHEST
 from manyheads.lens.erasure import ORDERS
-from manyheads.lens.results import frame_of, told
-from manyheads.lens.storing import read_result, write_result
+from manyheads.lens.results import Tabular, told
 
-__all__ = ["GROUPS", "THRESHOLDS", "Faithfulness", "Task", "mean_of", "under"]
+__all__ = ["GROUPS", "THRESHOLDS", "Faithfulness", "TaskVerdict", "mean_of"]
 
 KIND = "faithfulness"
 Values = Float[np.ndarray, " *texts"]
@@ -32,8 +30,8 @@ THRESHOLDS = {
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class Task:
-    """What was found on one set of texts; arrays have one value a text.
+class TaskVerdict:
+    """What was found on one set of texts; arrays have one value per text.
 
     `shares` are the shares of keys gone when the answer changed, by order of erasure, `flipped`
     whether it ever did; `curves` the mean probability of the answer on the way. `divergence` is how
@@ -116,13 +114,13 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Faithfulness:
+class Faithfulness(Tabular):
     """A report: what was found for each task, and the thresholds of the verdicts."""
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[TaskVerdict, ...]
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def __getitem__(self, name: str) -> Task:
+    def __getitem__(self, name: str) -> TaskVerdict:
         for task in self.tasks:
             if task.name == name:
                 return task
@@ -130,19 +128,15 @@ class Faithfulness:
         raise InputError(f"there is no task {name!r}", f"use {known}")
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record a task and measure."""
+        """One record per task and measure."""
         return [
             {"task": task.name, "measure": name, "value": value, "error": error}
             for task in self.tasks
             for name, (value, error) in task.measures().items()
         ]
 
-    def frame(self) -> Any:
-        """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
-
     def table(self) -> Any:
-        """A rich table: a row a measure, a column a task."""
+        """A rich table: a row per measure, a column per task."""
         from rich.table import Table
 
         table = Table("measure", box=None, pad_edge=False, title=KIND, title_justify="left")
@@ -153,49 +147,10 @@ class Faithfulness:
             table.add_row(name.replace("_", " "), *values)
         return table
 
-    def save(self, path: Path | str) -> None:
-        """To JSON or safetensors, by the ending; written whole or not at all."""
-        arrays: dict[str, Any] = {}
-        described = []
-        for place, task in enumerate(self.tasks):
-            described.append([task.name, task.decides, task.complete])
-            arrays[f"{place}/divergence"], arrays[f"{place}/moved"] = task.divergence, task.moved
-            for kind in GROUPS:
-                for name, values in getattr(task, kind).items():
-                    arrays[f"{place}/{kind}/{name}"] = values
-        write_result(path, KIND, arrays, {"tasks": described, "facts": self.facts})
-
-    @classmethod
-    def load(cls, path: Path | str) -> "Faithfulness":
-        arrays, facts = read_result(path, KIND)
-        tasks = []
-        for place, (name, decides, complete) in enumerate(facts["tasks"]):
-            groups = {kind: under(f"{place}/{kind}/", arrays) for kind in GROUPS}
-            tasks.append(
-                Task(
-                    name=name,
-                    decides=decides,
-                    complete=complete,
-                    divergence=arrays[f"{place}/divergence"],
-                    moved=arrays[f"{place}/moved"],
-                    **groups,
-                )
-            )
-        return cls(tuple(tasks), facts["facts"])
-
     def __str__(self) -> str:
         return "\n".join(map(str, self.tasks))
 
     __repr__ = __str__
-
-
-def under(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """What is filed below a name."""
-    return {
-        name.removeprefix(prefix): values
-        for name, values in arrays.items()
-        if name.startswith(prefix)
-    }
 
 
 def mean_of(values: Values) -> tuple[float, float]:

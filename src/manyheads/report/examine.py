@@ -120,7 +120,7 @@ def examine(
     alike = redundancy(model, texts[:LIKENESS_TEXTS], progress=progress)
     say(f"5/5 where the heads look on {len(reading)} tokens")
     keys = _keys(len(seen.addresses), len(reading))
-    largest = top_keys(model, reading.shown, count=keys)
+    largest = top_keys(model, reading.shown, top_k=keys)
     return Findings(
         name=name,
         model=model,

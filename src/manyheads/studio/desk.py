@@ -154,8 +154,8 @@ class Desk:
                 f"both prompts are answered with {book.word(right)!r}",
                 "change something that the answer depends on",
             )
-        metric = LogitDifference(right=(right,), wrong=(wrong,))
-        found = patch(book.model, other.given, text.given, metric, shown=False)
+        metric = LogitDifference(answer=(right,), distractor=(wrong,))
+        found = patch(book.model, other.given, text.given, metric, progress=False)
         return {
             "right": book.word(right),
             "wrong": book.word(wrong),

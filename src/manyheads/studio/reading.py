@@ -10,9 +10,8 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.addresses import stacks_of
-from manyheads.lens.given import Given
+from manyheads.lens.given import Given, climb
 from manyheads.lens.meeting import FAR, Meeting, Strip, meet
-from manyheads.lens.statistics import pass_by
 from manyheads.lens.trunk import Change
 from manyheads.models.build import Model
 from manyheads.models.resting import resting
@@ -166,8 +165,8 @@ def take(
     `keep` are layers whose heads' outputs are kept whole, to be put into another run.
     """
     watcher = _Keeping(model, {} if changes is None else changes, keep, stopped)
-    with resting(model):
-        pass_by(model, given, watcher)
+    with resting(model), torch.inference_mode():
+        climb(model, given, watcher)
     assert watcher.hidden is not None
     return Reading(
         model=model,

@@ -39,7 +39,7 @@ def test_numbers_go_to_a_file_of_json(folder: Path) -> None:
     told = json.loads(numbers.read_text("utf-8"))
     rows = told["rows"]
     assert {(row["layer"], row["head"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    assert all(0 <= row["entropy_share"] <= 1 for row in rows)
+    assert all(0 <= row["normalized_entropy"] <= 1 for row in rows)
     assert told["worth"] is None
 
 

@@ -296,7 +296,7 @@ def test_every_model_has_an_answer_for_each_of_its_heads(name: str, tmp_path: Pa
         assert all(label.score > label.threshold and label.kind in known for label in labels)
         assert list(labels) == sorted(labels, key=lambda label: -label.margin)
     # No head of a model that has learned nothing finds or copies anything.
-    for kind in ("induction", "duplicate", "copying", "previous-token"):
+    for kind in ("induction", "duplicate-token", "copying", "previous-token"):
         assert not found.heads(kind)
     found.save(tmp_path / "kinds.json")
     assert Kinds.load(tmp_path / "kinds.json").labels == found.labels
@@ -320,7 +320,7 @@ def test_copying_is_measured_where_words_enter_and_leave() -> None:
 def test_results_read_well_and_come_back_as_they_were_saved(planted: Kinds, tmp_path: Path) -> None:
     text = str(planted)
     assert text.splitlines()[0] == (
-        "kinds of 8 heads: 1 previous-token, 1 sink, 1 duplicate, 1 induction, 1 copying, 3 mixed"
+        "kinds of 8 heads: 1 previous-token, 1 sink, 1 duplicate-token, 1 induction, 1 copying, 3 mixed"
     )
     assert "  L1H0  induction (1.00)" in text
     assert "not measured: punctuation, bracket, numbering (the model has no tokenizer)" in text

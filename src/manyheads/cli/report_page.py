@@ -25,7 +25,7 @@ __all__ = ["draw_all", "show"]
 
 MOST_ROWS = 32
 MOST_TOKENS = 48
-COLUMNS = (("entropy_share", "even"), ("previous", "previous"), ("first_token", "first"))
+COLUMNS = (("normalized_entropy", "even"), ("previous_token", "previous_token"), ("first_token", "first"))
 
 
 def show(console: Console, found: Findings, *, where: str, file: str) -> None:
@@ -138,7 +138,7 @@ def _clearest(found: Findings) -> Address:
 
 def _draw_atlas(found: Findings, path: Path) -> None:
     worth = found.worth
-    values = found.seen.means["entropy_share"] if worth is None else worth.loses
+    values = found.seen.means["normalized_entropy"] if worth is None else worth.loses
     measure = (
         "evenness"
         if worth is None

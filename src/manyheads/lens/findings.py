@@ -83,8 +83,8 @@ def of_places(
 ) -> Iterator[Finding]:
     """Previous, next, self, any other one offset, and sinks."""
     places = {
-        "previous-token": ("previous", "the previous token"),
-        "next-token": ("next", "the next token"),
+        "previous-token": ("previous_token", "the previous token"),
+        "next-token": ("next_token", "the next token"),
         "self": ("self", "the token itself"),
     }
     for kind, (measure, where) in places.items():
@@ -99,7 +99,7 @@ def of_places(
 
 def of_entropy(found: Statistics, table: Table, over: str) -> Finding:
     """Looking at everything alike."""
-    share = found.means["entropy_share"]
+    share = found.means["normalized_entropy"]
 
     def told(place: int) -> str:
         return f"spreads its weight: entropy is {share[place]:.2f} of the largest over {over}"
@@ -142,12 +142,12 @@ def of_repeats(
 ) -> Iterator[Finding]:
     """Duplicate-token and induction heads, on random tokens that are said twice."""
     places = {
-        "duplicate": "earlier copies of the token",
-        "induction": "the token after an earlier copy",
+        "duplicate-token": ("duplicate_token", "earlier copies of the token"),
+        "induction": ("induction", "the token after an earlier copy"),
     }
-    for kind, where in places.items():
-        if kind in found:
-            yield _weight(kind, found.means[kind], even.get(kind), table, where, over)
+    for kind, (measure, where) in places.items():
+        if measure in found:
+            yield _weight(kind, found.means[measure], even.get(measure), table, where, over)
 
 
 def of_punctuation(found: Statistics, table: Table, over: str) -> Finding:

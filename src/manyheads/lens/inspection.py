@@ -29,11 +29,11 @@ __all__ = ["Inspection", "inspect"]
 KIND = "inspection"
 # What a page has room for, of all that was measured.
 SHOWN = {
-    "entropy_share": "entropy share",
+    "normalized_entropy": "entropy share",
     "effective_keys": "keys",
     "distance": "distance",
     "first_token": "first token",
-    "previous": "previous",
+    "previous_token": "previous_token",
     "induction": "induction",
     "output_share": "writes",
 }

@@ -16,16 +16,16 @@ __all__ = ["Measure", "measures_of"]
 # Told in the table as well; the others only colour the atlas and stand beside a head.
 IN_TABLE = (
     "worth",
-    "entropy_share",
-    "confidence",
+    "normalized_entropy",
+    "max_weight",
     "distance",
     "first_token",
-    "previous",
-    "duplicate",
+    "previous_token",
+    "duplicate_token",
     "induction",
     "output_share",
 )
-LEFT_OUT = ("previous_of_all", "induction_mul", "induction_mul_without_first")
+LEFT_OUT = ("previous_token_all_queries", "induction_score", "induction_score_without_first")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

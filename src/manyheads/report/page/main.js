@@ -50,7 +50,7 @@ function sortTable(title) {
 
 // The head with the clearest kind is the most rewarding to open with.
 function mostTelling() {
-  const wanted = ["induction", "previous-token", "duplicate", "bracket", "sink"];
+  const wanted = ["induction", "previous-token", "duplicate-token", "bracket", "sink"];
   for (const group of wanted) {
     const found = data.heads.map((head, place) => [head.kinds[0]?.score ?? 0, place, head.group]).filter((each) => each[2] === group);
     if (found.length) return found.sort((one, other) => other[0] - one[0])[0][1];

@@ -64,7 +64,7 @@ export class Difference {
     if (mine?.loss != null && theirs?.loss != null) rows.push(["Loss", mine.loss.toFixed(3), theirs.loss.toFixed(3), signed(mine.loss - theirs.loss, 3)]);
     const said = (answer) => (answer?.top.length ? `${clipped(answer.top[0].word)} ${percent(answer.top[0].chance)}` : "–");
     rows.push(["Says", said(mine), said(theirs), ""]);
-    for (const measure of ["previous", "induction", "first_token", "entropy_share", "distance"]) {
+    for (const measure of ["previous_token", "induction", "first_token", "normalized_entropy", "distance"]) {
       const values = [one, other].map((side, place) => side.statistics?.[measure]?.[[...side.atlas.cells.keys()].indexOf(heads[place])] ?? null);
       if (values.every((value) => value !== null)) rows.push([measure.replaceAll("_", " "), brief(values[0]), brief(values[1]), signed(values[0] - values[1], 2)]);
     }

@@ -2,17 +2,17 @@
 
 const KNOWN = {
   entropy: ["Entropy", "how widely a head looks, in nats: 0 is one token alone"],
-  entropy_share: ["Entropy, share of most", "1 looks evenly at all it can see"],
+  normalized_entropy: ["Entropy, share of most", "1 looks evenly at all it can see"],
   effective_keys: ["Tokens looked at", "how many tokens share the attention, in effect"],
-  confidence: ["Confidence", "the largest weight of a query, on average"],
+  max_weight: ["Confidence", "the largest weight of a query, on average"],
   distance: ["Distance", "how far back a head looks, in tokens"],
   spread: ["Spread", "how far apart the tokens are that it looks at"],
   first_token: ["On the first token", "attention resting on the first token"],
   sink: ["Sink", "1 where the first token is a sink"],
-  previous: ["Previous token", "attention to the token just before"],
+  previous_token: ["Previous token", "attention to the token just before"],
   self: ["Itself", "attention to the token itself"],
-  next: ["Next token", "attention to the token just after"],
-  duplicate: ["Earlier copies", "attention to earlier copies of the same token"],
+  next_token: ["Next token", "attention to the token just after"],
+  duplicate_token: ["Earlier copies", "attention to earlier copies of the same token"],
   induction: ["Induction", "attention to what followed an earlier copy"],
   output_norm: ["Output size", "how much a head writes to the stream"],
   output_share: ["Share of the stream", "what it writes beside what is there"],
@@ -25,14 +25,14 @@ const KNOWN = {
 
 // Kinds of heads in the few letters that a square has room for.
 const SHORT = {
-  "previous-token": "prev", "next-token": "next", self: "self", positional: "pos", duplicate: "dup", induction: "ind", copying: "copy",
+  "previous-token": "prev", "next-token": "next", self: "self", positional: "pos", "duplicate-token": "dup", induction: "ind", copying: "copy",
   sink: "sink", punctuation: "punc", broad: "", bracket: "brkt", numbering: "num", syntactic: "syn", coreference: "cor",
   local: "loc", row: "row", column: "col", "class-token": "cls",
 };
 
-const FIRST = ["induction", "previous", "first_token", "duplicate", "entropy_share", "distance", "output_share"];
+const FIRST = ["induction", "previous_token", "first_token", "duplicate_token", "normalized_entropy", "distance", "output_share"];
 // Shares, whose scale is always from 0 to 1.
-const SHARES = new Set(["entropy_share", "confidence", "first_token", "sink", "previous", "self", "next", "duplicate", "induction"]);
+const SHARES = new Set(["normalized_entropy", "max_weight", "first_token", "sink", "previous_token", "self", "next_token", "duplicate_token", "induction"]);
 
 export function nameOf(measure) {
   return KNOWN[measure]?.[0] ?? measure.replaceAll("_", " ").replace(/^./, (letter) => letter.toUpperCase());
@@ -65,7 +65,7 @@ export function rangeOf(measure, values) {
 // Something to see at once: the head that does most of each of three things.
 export function telling(statistics, heads) {
   const found = [];
-  for (const measure of ["previous", "induction", "duplicate", "first_token", "confidence", "output_share"]) {
+  for (const measure of ["previous_token", "induction", "duplicate_token", "first_token", "max_weight", "output_share"]) {
     const values = statistics[measure]?.map((value) => value ?? -1) ?? [0];
     const most = Math.max(...values);
     const best = heads[values.indexOf(most)];

@@ -320,7 +320,8 @@ def test_copying_is_measured_where_words_enter_and_leave() -> None:
 def test_results_read_well_and_come_back_as_they_were_saved(planted: Kinds, tmp_path: Path) -> None:
     text = str(planted)
     assert text.splitlines()[0] == (
-        "kinds of 8 heads: 1 previous-token, 1 sink, 1 duplicate-token, 1 induction, 1 copying, 3 mixed"
+        "kinds of 8 heads: 1 previous-token, 1 sink, 1 duplicate-token, 1 induction, 1 copying, "
+        "3 mixed"
     )
     assert "  L1H0  induction (1.00)" in text
     assert "not measured: punctuation, bracket, numbering (the model has no tokenizer)" in text

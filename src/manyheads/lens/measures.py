@@ -1,6 +1,6 @@
 """The measures of a head by name, each as one number a query, from what its weights add up to."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,6 @@ __all__ = [
     "NEIGHBOURS",
     "SINK_ABOVE",
     "Scope",
-    "in_order",
     "offset_name",
     "repeated",
     "tally_heads",
@@ -29,27 +28,6 @@ SINK_ABOVE = 0.3
 # A gate below this is closed.
 CLOSED = 0.1
 NEIGHBOURS = {-1: "previous_token", 0: "self", 1: "next_token"}
-# As they are told; what has no place of its own comes behind its like.
-ORDER = (
-    "entropy",
-    "normalized_entropy",
-    "effective_keys",
-    "max_weight",
-    "distance",
-    "spread",
-    "first_token",
-    "sink",
-    "previous_token",
-    "previous_token_all_queries",
-    "self",
-    "next_token",
-    "offset",
-    "on_",
-    "duplicate_token",
-    "induction",
-    "output_",
-    "gate_",
-)
 
 Measure = tuple[str, Float[Tensor, "n h"], Bool[Tensor, " n"] | None]
 
@@ -73,20 +51,6 @@ def offset_name(offset: int) -> str:
     ('previous_token', 'offset-4', 'offset+2')
     """
     return NEIGHBOURS.get(offset, f"offset{offset:+d}")
-
-
-def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """
-    >>> in_order(["gate_key", "on_digits", "induction_score", "entropy"])
-    ('entropy', 'on_digits', 'induction_score', 'gate_key')
-    """
-    return tuple(sorted(names, key=_rank))
-
-
-def _rank(name: str) -> int:
-    if name in ORDER:
-        return ORDER.index(name)
-    return next(place for place, start in enumerate(ORDER) if name.startswith(start))
 
 
 def repeated(ids: Int[Tensor, " n"], lengths: Lengths) -> Bool[Tensor, " n"]:

@@ -14,7 +14,8 @@ from manyheads.errors import InputError
 from manyheads.lens.addresses import blocks_of, stacks_of
 from manyheads.lens.classes import TokenClasses, token_classes
 from manyheads.lens.given import Given, read
-from manyheads.lens.measures import NEIGHBOURS, SINK_ABOVE, in_order
+from manyheads.lens.measure_table import in_order
+from manyheads.lens.measures import NEIGHBOURS, SINK_ABOVE
 from manyheads.lens.observer import Activation, Observer, Plan
 from manyheads.lens.results import ByHead, fields_from
 from manyheads.lens.tally import Tally
@@ -38,9 +39,9 @@ TEXTS_AT_ONCE = 1024
 class Statistics(ByHead):
     """Measures of every head by name, with standard errors; `facts` says over what.
 
-    A mean is over all queries of all texts, but for "sink" and "induction_score", which are one value
-    a text. Errors are over texts, whose queries may depend on each other, or over the queries of an
-    only text (`facts["errors_over"]`).
+    A mean is over all queries of all texts, except for "sink" and "induction_score", which have one
+    value per text. Errors are over texts, whose queries may depend on each other, or over the
+    queries of a single text (`facts["errors_over"]`).
     """
 
     @property

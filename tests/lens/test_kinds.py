@@ -81,7 +81,7 @@ def test_an_induction_head_is_told_with_the_head_it_reads_through_its_keys(plant
         "L1H0": {"head": "L0H0", "composition": pytest.approx(score)}
     }
     assert label.evidence == (
-        "puts 1.00 of its weight on the token after an earlier copy over 64 random sequences said "
+        "puts 100% of its weight on the token after an earlier copy over 64 random sequences said "
         f"twice; reads L0H0 through its keys (composition {score:.2f})"
     )
 
@@ -91,11 +91,11 @@ def test_texts_that_are_given_decide_what_goes_by_place() -> None:
     found = found_in(model, [[5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6]] * 3, sequences=5)
     assert names(found.of(Head(0, 0))) == ["previous-token"]
     assert found.of(Head(0, 0))[0].evidence == (
-        "puts 1.00 of its weight on the previous token over 3 given texts"
+        "puts 100% of its weight on the previous token over 3 given texts"
     )
     assert found.facts["texts"] == 3
     assert found.of(Head(1, 0))[0].evidence.startswith(
-        "puts 1.00 of its weight on the token after an earlier copy over 5 random sequences"
+        "puts 100% of its weight on the token after an earlier copy over 5 random sequences"
     )
 
 
@@ -161,7 +161,7 @@ def test_heads_for_marks_and_numbers_are_told_on_texts_of_the_models_own_words(
     # Whitespace leaves no token of a line's end.
     assert not any(name.startswith("numbering line ends") for name in found.scores.names)
     assert "punctuation, which is" in found.of(Head(0, 2))[0].evidence
-    assert "of its weight, all others like it 0." in found.of(Head(0, 0))[0].evidence
+    assert "of its weight, all others like it " in found.of(Head(0, 0))[0].evidence
     for head, name in ((3, "bracket quotes"), (4, "bracket quotes"), (5, "numbering numbers")):
         assert found.scores[name].of(Head(0, head)) > 0.8
 
@@ -228,7 +228,7 @@ def test_heads_of_images_are_told_by_where_they_look_on_the_grid() -> None:
     told = [names(found.of(Head(0, head))) for head in range(6)]
     assert told == [["self"], ["local"], ["row"], ["column"], ["class-token"], ["broad"]]
     assert found.of(Head(0, 2))[0].evidence == (
-        "puts 1.00 of its weight on other patches of its row over 16 images"
+        "puts 100% of its weight on other patches of its row over 16 images"
     )
     given = found_in(model, [torch.randn(3, 12, 12), torch.randn(3, 12, 12)])
     assert given.facts["images"] == 2

@@ -155,7 +155,7 @@ class ByHead:
             table.add_column(each.title, justify="right")
         for place in places[:most]:
             values = [
-                format_value(column.means[place], each.unit, column.errors[place])
+                format_value(float(column.means[place]), each.unit, float(column.errors[place]))
                 for column, each in zip(columns, about, strict=True)
             ]
             table.add_row(str(self.addresses[place]), *values)
@@ -242,7 +242,7 @@ def told(mean: float, error: float) -> str:
     >>> told(0.12345, 0.0123), told(2.0, np.nan), told(np.nan, np.nan)
     ('0.123 ±0.012', '2.00', '–')
     """
-    return format_value(mean, error=error)
+    return format_value(float(mean), error=float(error))
 
 
 def told_change(change: float, error: float) -> str:

@@ -31,9 +31,8 @@ from manyheads.data.texts import GivenTexts
 from manyheads.data.tokenizer import train_tokenizer
 from manyheads.lens.patterns import patterns
 from manyheads.models.build import build
-from manyheads.report.examine import examine
-from manyheads.report.page import compose
-from manyheads.report.writing import write_page
+from manyheads.report.data import collect_report
+from manyheads.report.page import compose, write_page
 from manyheads.taps import Head
 
 # A weight is kept as a byte of its root.
@@ -64,26 +63,32 @@ def report(model: Any, text: str, length: int) -> None:
     marks: list[tuple[str, float]] = []
 
     def step(name: str) -> None:
-        marks.append((name.partition(" ")[0], time.process_time()))
+        marks.append((name, time.process_time()))
 
     wall = time.perf_counter()
-    found = examine(
-        model, text, name="gpt2-shape", measured=length, shown=length, say=step, progress=False
+    found = collect_report(
+        model,
+        text,
+        name="gpt2-shape",
+        measured=length,
+        shown=length,
+        progress=False,
+        on_progress=step,
     )
-    step("page ")
+    step("page")
     page = compose(found, where="model/", file="text.txt")
     with tempfile.TemporaryDirectory() as folder:
         size = write_page(page, Path(folder) / "report.html")
     marks.append(("", time.process_time()))
     wall = time.perf_counter() - wall
-    check(model, page, list(found.reading.ids))
+    check(model, page, list(found.input.ids))
     cores = marks[-1][1] - marks[0][1]
-    worth = "nothing" if found.worth is None else found.worth.by
+    importance = "nothing" if found.importance is None else found.importance.by
     steps = pairwise(marks)
     told = ", ".join(f"{name} {after - before:.1f}" for (name, before), (_, after) in steps)
     say(
         f"report, {length:>5} tokens: {size / 1e6:.2f} MB, {cores:.1f} core-seconds, {wall:.1f} s,"
-        f" {found.keys} keys a query, worth by {worth} ({told})"
+        f" {found.keys} keys per query, importance by {importance} ({told})"
     )
 
 

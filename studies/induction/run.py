@@ -167,11 +167,11 @@ def grown(folder: Path) -> dict[str, Any]:
             each["loss"] for each in logged if "loss" in each and step - 100 < each["step"] <= step
         ]
         best = {}
-        for name, kept in (("induction", "induction"), ("previous_token", "previous")):
+        for name in ("induction", "previous_token"):
             values = np.array(row[name])
             layer, head = np.unravel_index(values.argmax(), values.shape)
-            best[kept] = round(float(values.max()), 4)
-            best[f"{kept}_head"] = f"L{layer}H{head}"
+            best[name] = round(float(values.max()), 4)
+            best[f"{name}_head"] = f"L{layer}H{head}"
         steps.append({"step": step, "training_loss": round(float(np.mean(before)), 4), **best})
     return {"model": MODEL, "steps": steps}
 

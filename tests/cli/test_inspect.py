@@ -28,10 +28,10 @@ def test_everything_is_told_and_written(
         "4 heads",
         "2 texts",
         "L0H3",
-        "entropy share",
+        "Normalized",
         "after layer 0",
         "dead",
-        "doubled",
+        "Duplicate",
     ):
         assert words in said
     told = json.loads(out.read_text())
@@ -59,7 +59,7 @@ def test_ctrl_c_keeps_what_was_measured(
     assert main([*asked, str(out)]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "2 texts" in said
-    assert "Broken off" in said
+    assert "Interrupted" in said
     found = lens.load(out)
     assert not found.complete
     assert found.statistics.complete

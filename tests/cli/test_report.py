@@ -39,8 +39,8 @@ def test_numbers_go_to_a_file_of_json(folder: Path) -> None:
     told = json.loads(numbers.read_text("utf-8"))
     rows = told["rows"]
     assert {(row["layer"], row["head"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    assert all(0 <= row["entropy_share"] <= 1 for row in rows)
-    assert told["worth"] is None
+    assert all(0 <= row["normalized_entropy"] <= 1 for row in rows)
+    assert told["importance"] is None
 
 
 def test_a_name_that_is_no_page_is_refused_before_anything_is_read(
@@ -48,7 +48,7 @@ def test_a_name_that_is_no_page_is_refused_before_anything_is_read(
 ) -> None:
     given = ["report", "nowhere", "--file", str(tmp_path / "none.txt"), "-o", "report.pdf"]
     assert main(given) == 2
-    assert "let its name end in .html" in capsys.readouterr().err
+    assert "must end in .html" in capsys.readouterr().err
 
 
 def test_a_text_may_be_typed_or_read_but_not_both(
@@ -57,9 +57,9 @@ def test_a_text_may_be_typed_or_read_but_not_both(
     given = ["report", str(folder / "model"), "--text", WORDS, "--by", "none", "--shown", "20"]
     out = tmp_path / "typed.html"
     assert main([*given, "-o", str(out)]) == 0
-    assert "a text that was typed" in out.read_text("utf-8")
+    assert "the text of --text" in out.read_text("utf-8")
     assert main([*given, "--file", str(folder / "text.txt")]) == 2
-    assert "from --text or from --file" in capsys.readouterr().err
+    assert "--text and --file" in capsys.readouterr().err
 
 
 def test_a_missing_text_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +73,7 @@ def test_without_words_it_is_about_our_own_model_and_articles(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["report", "--tokens", "64", "--shown", "16", "--by", "none"]) == 0
-    assert "articles of our own" in (tmp_path / "report.html").read_text("utf-8")
+    assert "articles that come with manyheads" in (tmp_path / "report.html").read_text("utf-8")
 
 
 def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(

@@ -104,10 +104,10 @@ class _Pattern:
         entropy = -(a * logs).sum(-1)
         yield "entropy", entropy
         if count > 1:
-            yield "entropy_share", entropy / math.log(count)
+            yield "normalized_entropy", entropy / math.log(count)
         share = a / a.sum(-1, keepdims=True)
         yield "effective_keys", 1 / np.square(share).sum(-1)
-        yield "confidence", a.max(-1)
+        yield "max_weight", a.max(-1)
         yield "first_token", a[:, 0]
         if sink:
             yield "on_no_key", 1 - a.sum(-1)
@@ -122,14 +122,14 @@ class _Pattern:
         share = a / a.sum(-1, keepdims=True)
         centre = (share * keys).sum(-1, keepdims=True)
         yield "spread", np.sqrt((share * np.square(keys - centre)).sum(-1))
-        names = {-1: "previous", 0: "self", 1: "next"}
+        names = {-1: "previous_token", 0: "self", 1: "next_token"}
         for offset in (-1, 0, 1, *offsets):
             if 0 <= row + offset < len(keys):
                 yield names.get(offset, f"offset{offset:+d}"), a[:, row + offset]
-        yield "previous_of_all", a[:, row - 1] if row else np.zeros(len(a))
+        yield "previous_token_all_queries", a[:, row - 1] if row else np.zeros(len(a))
         if self.ids is not None and self.ids[row] in self.ids[:row]:
             copies = [key for key in range(row) if self.ids[key] == self.ids[row]]
-            yield "duplicate", a[:, copies].sum(-1)
+            yield "duplicate_token", a[:, copies].sum(-1)
             yield "induction", a[:, [copy + 1 for copy in copies]].sum(-1)
 
     def _whole(self, seen: list[int]) -> Iterator[tuple[str, Array]]:
@@ -141,9 +141,9 @@ class _Pattern:
                 after = [key + 1 for key in range(row) if self.ids[key] == token]
                 found += self.weights[:, row, after].sum(-1)
             mass = self.weights.sum((1, 2))
-            yield "induction_mul", found / mass
+            yield "induction_score", found / mass
             if (mass - first > 1e-6 * mass).all():
-                yield "induction_mul_without_first", found / (mass - first)
+                yield "induction_score_without_first", found / (mass - first)
 
 
 def _outputs(expected: Expected, block: Block, record: Record, weight: torch.Tensor) -> None:

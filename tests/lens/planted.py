@@ -35,7 +35,7 @@ DEAD, MIXED = "dead", "mixed"
 PLANTED = {
     Head(0, 0): "previous-token",
     Head(0, 1): "sink",
-    Head(0, 2): "duplicate",
+    Head(0, 2): "duplicate-token",
     Head(0, 3): MIXED,
     Head(1, 0): "induction",
     Head(1, 1): "copying",
@@ -108,7 +108,7 @@ def planted_model() -> tuple[Decoder, dict[Head, str]]:
         "previous-token": lambda _: Look(places=offset_look(-1).places, to="before"),
         "sink": lambda _: Look(places=first),
         # A word is no copy of itself.
-        "duplicate": lambda _: Look(words=same, places=-here),
+        "duplicate-token": lambda _: Look(words=same, places=-here),
         "induction": lambda _: Look(words=same, words_before=True),
         "copying": lambda seed: Look(words=_tastes(seed), writes=2 * torch.eye(WORDS), to="word"),
         DEAD: lambda seed: Look(words=_tastes(seed), writes=torch.zeros(WORDS, WORDS)),

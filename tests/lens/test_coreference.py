@@ -137,6 +137,6 @@ def test_a_head_that_follows_pronouns_is_told_and_one_by_order_is_not(tmp_path: 
     (label,) = [each for each in found.of(Head(0, 0)) if each.kind == "coreference"]
     assert label.evidence == (
         "looks at the right word most for 1.00 of 64 words (pronoun to its mention) against 0.50 "
-        "by the first candidate, and gives it 1.00 of its weight"
+        "by the first candidate, and gives it 100% of its weight"
     )
     assert found.scores["coreference"].of(Head(0, 1)) == pytest.approx(0.5)

@@ -47,7 +47,7 @@ def test_each_is_dead_of_what_it_was_given(found: Dead) -> None:
 def test_the_values_are_those_of_statistics_and_ablation(found: Dead) -> None:
     model = planted()
     seen = statistics(model, TEXTS, progress=False)
-    np.testing.assert_allclose(found.means["entropy_share"], seen.means["entropy_share"])
+    np.testing.assert_allclose(found.means["normalized_entropy"], seen.means["normalized_entropy"])
     np.testing.assert_allclose(found.means["output_share"], seen.means["output_share"])
     exact = ablate(model, TEXTS, shown=False)
     np.testing.assert_allclose(found.means["loss_change"], exact.means["change"])

@@ -20,23 +20,23 @@ def near(value: float) -> object:
 def test_a_head_that_looks_at_all_alike() -> None:
     found = measured(even_head(8))
     assert found["entropy"] == near(sum(math.log(n) for n in range(1, 9)) / 8)
-    assert found["entropy_share"] == near(1.0)
+    assert found["normalized_entropy"] == near(1.0)
     assert found["effective_keys"] == near(4.5)
-    assert found["confidence"] == near(sum(1 / n for n in range(1, 9)) / 8)
+    assert found["max_weight"] == near(sum(1 / n for n in range(1, 9)) / 8)
     assert found["distance"] == near(sum((n - 1) / 2 for n in range(1, 9)) / 8)
     assert found["spread"] == near(sum(math.sqrt((n * n - 1) / 12) for n in range(1, 9)) / 8)
-    assert found["first_token"] == near(found["confidence"])
+    assert found["first_token"] == near(found["max_weight"])
 
 
 def test_a_head_that_looks_at_the_previous_token() -> None:
     found = measured(offset_head(10, -1))
-    assert found["previous"] == near(1.0)
+    assert found["previous_token"] == near(1.0)
     # The first query has no previous token: Clark counts it, and it is lost.
-    assert found["previous_of_all"] == near(0.9)
+    assert found["previous_token_all_queries"] == near(0.9)
     assert found["self"] == near(0.1)
     assert found["entropy"] == near(0.0)
     assert found["effective_keys"] == near(1.0)
-    assert found["confidence"] == near(1.0)
+    assert found["max_weight"] == near(1.0)
     assert found["distance"] == near(0.9)
     assert found["spread"] == near(0.0)
     assert found["first_token"] == near(0.2)
@@ -55,7 +55,7 @@ def test_a_head_at_any_offset_of_a_long_text(offset: int) -> None:
 
 def test_a_head_that_looks_ahead() -> None:
     found = measured(offset_head(10, 1), causal=False)
-    assert found["next"] == near(1.0)
+    assert found["next_token"] == near(1.0)
     assert found["distance"] == near((9 + 9) / 10)
 
 
@@ -65,7 +65,7 @@ def test_a_head_that_looks_evenly_both_ways() -> None:
     away = sum(abs(i - j) for i in range(6) for j in range(6)) / 36
     assert found["distance"] == near(away)
     assert found["spread"] == near(math.sqrt(35 / 12))
-    assert found["entropy_share"] == near(1.0)
+    assert found["normalized_entropy"] == near(1.0)
 
 
 def test_a_sink_is_a_first_token_above_three_tenths_on_average() -> None:
@@ -96,26 +96,26 @@ def test_earlier_copies_and_what_comes_after_them() -> None:
     pattern[4] = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.0])
     found = measured(pattern, ids=ids)
     # Only the third and the fifth token were there before.
-    assert found["duplicate"] == near((0.5 + 0.4) / 2)
+    assert found["duplicate_token"] == near((0.5 + 0.4) / 2)
     assert found["induction"] == near((0.25 + 0.6) / 2)
-    assert found["induction_mul"] == near(0.85 / 5)
-    assert found["induction_mul_without_first"] == near(0.85 / (5 - 1.6))
+    assert found["induction_score"] == near(0.85 / 5)
+    assert found["induction_score_without_first"] == near(0.85 / (5 - 1.6))
 
 
 def test_a_text_without_repeats_says_nothing_of_induction() -> None:
     found = measured(even_head(5), ids=[1, 2, 3, 4, 5])
-    assert math.isnan(found["duplicate"])
+    assert math.isnan(found["duplicate_token"])
     assert math.isnan(found["induction"])
-    assert found["induction_mul"] == near(0.0)
+    assert found["induction_score"] == near(0.0)
 
 
 def test_the_perfect_induction_head_scores_as_published() -> None:
     pattern, ids = induction_head(50)
     found = measured(pattern, ids=ids)
     assert found["induction"] == near(1.0)
-    assert found["induction_mul"] == near(50 / 101)
-    assert found["induction_mul"] == pytest.approx(0.495, abs=5e-4)
-    assert found["induction_mul_without_first"] == near(1.0)
+    assert found["induction_score"] == near(50 / 101)
+    assert found["induction_score"] == pytest.approx(0.495, abs=5e-4)
+    assert found["induction_score_without_first"] == near(1.0)
 
 
 def test_detectors_of_the_perfect_induction_head() -> None:

@@ -28,7 +28,7 @@ def test_residuals_add_up_to_the_variance() -> None:
     model = small(DECODERS["llama"])
     given: Given = gather(model, iter([[3, 1, 4, 1, 5, 9], [2, 7, 1, 8], [1, 1, 2, 3, 5]]))
     found = measure_by_text(model, given, batch_tokens=1, progress=False)
-    for name in ("entropy", "previous", "duplicate"):
+    for name in ("entropy", "previous_token", "duplicate_token"):
         residuals = found.residuals(name)
         np.testing.assert_allclose(residuals.sum(0), 0, atol=1e-9)
         texts = (residuals != 0).any(1).sum()

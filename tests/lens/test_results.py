@@ -98,7 +98,7 @@ def test_it_reads_well() -> None:
 
 def test_a_table_has_a_row_a_head() -> None:
     shown = printed(result().table())
-    assert "3 ±0.1" in shown
+    assert "3.00 ±0.1" in shown
     assert "L3H2" in shown
     by_entropy = printed(result().table(["entropy"], by="entropy", max_rows=2))
     assert by_entropy.index("L3H1") < by_entropy.index("L3H2")

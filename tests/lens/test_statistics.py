@@ -258,7 +258,7 @@ def test_half_precision_is_measured_in_full() -> None:
     given = texts_for(model)
     full = measured(model, given)
     half = measured(build(DECODERS["llama"], seed=0).to(torch.bfloat16), given)
-    for name in ("entropy", "confidence", "previous", "on_odd"):
+    for name in ("entropy", "max_weight", "previous_token", "on_odd"):
         np.testing.assert_allclose(half.means[name], full.means[name], atol=0.05)
 
 

@@ -275,7 +275,7 @@ def test_a_head_for_a_relation_is_told_where_no_offset_does_as_well(
     assert [label.detail for label in told] == ["det, dependent to head"]
     assert told[0].evidence == (
         "looks at the right word most for 1.00 of 48 words (det, dependent to head) against 0.50 "
-        "by a fixed offset of +1, and gives it 1.00 of its weight"
+        "by a fixed offset of +1, and gives it 100% of its weight"
     )
     assert found.facts["syntactic_texts"] == 48
     assert found.heads("syntactic") == found.heads("syntactic det, dependent to head")

@@ -111,7 +111,7 @@ def test_detectors_score_as_theirs(both: Both, name: Any, how: Any, first: bool,
 def test_the_scores_of_one_pass_are_their_detectors(both: Both) -> None:
     text = TEXTS["a repeated block"]
     found = statistics(both.ours, [both.tokens(text).tolist()], progress=False)
-    for column, exclude in (("induction_mul", False), ("induction_mul_without_first", True)):
+    for column, exclude in (("induction_score", False), ("induction_score_without_first", True)):
         with torch.no_grad():
             theirs = detect_head(both.theirs, text, "induction_head", exclude_bos=exclude)
         for head in EVERY_HEAD:

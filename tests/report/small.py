@@ -1,12 +1,13 @@
-"""A small model and what a report finds out about it, made once."""
+"""A small model and the data of its report, made once."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from manyheads.data.texts import GivenTexts
 from manyheads.data.tokenizer import train_tokenizer
 from manyheads.models.build import build
-from manyheads.report.examine import Findings, examine
+from manyheads.report.data import ReportData, collect_report
 
 WORDS = "The cat sat on the mat and the dog sat on the log while it rained in Paris and Rome. "
 EVIL = '</script><script>alert(1)</script><img src=x onerror=alert(2)> {{script}} & "so" on. '
@@ -23,5 +24,16 @@ def decoder(*, layers: int = 2, heads: int = 2) -> Any:
 
 
 @cache
-def findings() -> Findings:
-    return examine(decoder(), EVIL + WORDS * 6, name="a <b>model</b>", shown=64, progress=False)
+def report() -> ReportData:
+    return collect_report(
+        decoder(), EVIL + WORDS * 6, name="a <b>model</b>", shown=64, progress=False
+    )
+
+
+def with_importance(**changes: Any) -> ReportData:
+    """The same report with another importance of its heads."""
+    known = report().importance
+    assert known is not None
+    return replace(
+        report(), inspection=replace(report().inspection, importance=replace(known, **changes))
+    )

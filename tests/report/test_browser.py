@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from manyheads.report.page import compose
-from manyheads.report.writing import write_page
-from tests.report.small import findings
+from manyheads.report.page import compose, write_page
+from tests.report.small import report
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -23,7 +22,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     path: Path = tmp_path_factory.mktemp("page") / "report.html"
-    write_page(compose(findings(), where="it", file="text.txt"), path)
+    write_page(compose(report(), where="it", file="text.txt"), path)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         opened: Any = browser.new_page(viewport={"width": 1280, "height": 900})
@@ -84,9 +83,9 @@ def test_the_table_sorts_by_what_is_clicked(page: Any) -> None:
 def test_a_share_stands_behind_its_word_whichever_way_that_is_written(
     page: Any, tmp_path: Path
 ) -> None:
-    found, path = findings(), tmp_path / "hebrew.html"
-    hebrew = replace(found.reading, letters=(" שלום",) * len(found.reading))
-    write_page(compose(replace(found, reading=hebrew), where="it", file="text.txt"), path)
+    found, path = report(), tmp_path / "hebrew.html"
+    hebrew = replace(found.input, tokens=(" שלום",) * len(found.input))
+    write_page(compose(replace(found, input=hebrew), where="it", file="text.txt"), path)
     other = page.context.browser.new_page()
     other.goto(path.as_uri())
     other.hover(".token >> nth=20")

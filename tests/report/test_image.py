@@ -13,10 +13,9 @@ from manyheads.checkpoints.folder import save
 from manyheads.cli.main import main
 from manyheads.data.habits import image_habits
 from manyheads.lens.patterns import patterns
-from manyheads.report.examine import Findings, examine
-from manyheads.report.image import read_image
-from manyheads.report.page import compose
-from manyheads.report.writing import write_page
+from manyheads.report.data import ReportData, collect_report
+from manyheads.report.inputs import read_image
+from manyheads.report.page import compose, write_page
 from manyheads.taps import Head
 from tests.studio.models import vision
 
@@ -41,8 +40,8 @@ def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(photo: Path) -> Findings:
-    return examine(sharp(), photo, name="a vit", progress=False)
+def found(photo: Path) -> ReportData:
+    return collect_report(sharp(), photo, name="a vit", progress=False)
 
 
 def test_an_image_is_brought_to_the_size_and_range_of_the_model(photo: Path) -> None:
@@ -63,15 +62,15 @@ def test_a_model_says_its_own_range() -> None:
     assert deviation.flatten().tolist() == [0.5, 0.5, 0.5]
 
 
-def test_the_kept_weights_are_those_of_the_patterns(found: Findings) -> None:
-    assert found.reading.picture is not None
-    whole = patterns(found.model, [found.reading.picture.pixels], [Head(1, 2)])
+def test_the_kept_weights_are_those_of_the_patterns(found: ReportData) -> None:
+    assert found.input.picture is not None
+    whole = patterns(found.model, [found.input.picture.pixels], [Head(1, 2)])
     kept = next(each for each in found.largest if each.address.head == Head(1, 2))
     weights = whole.of(Head(1, 2)).weights
     assert torch.allclose(weights.gather(1, kept.keys.long()), kept.weights, atol=1e-6)
 
 
-def test_the_page_speaks_of_the_image(found: Findings) -> None:
+def test_the_page_speaks_of_the_image(found: ReportData) -> None:
     page = compose(found, where="vit/", file="text.txt")
     assert "data:image/png;base64," in page
     assert "4 x 4 patches behind the class token" in page
@@ -88,16 +87,16 @@ def test_the_command_draws_where_the_class_token_looks(
     assert main([*given, "--image", str(photo), "--pictures", str(drawn)]) == 0
     assert len(list(drawn.glob("class-*.png"))) == 1
     assert main(given) == 2
-    assert "give it one with --image" in capsys.readouterr().err
+    assert "pass one with --image" in capsys.readouterr().err
     assert main([*given, "--image", str(tmp_path / "vit" / "config.json")]) == 2
     assert "is no image: name a PNG or a JPEG" in capsys.readouterr().err
     assert main([*given, "--image", str(photo), "--text", "a"]) == 2
     assert main(["report", "house-gpt", "--image", str(photo)]) == 2
-    assert "reads no images" in capsys.readouterr().err
+    assert "does not read images" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
-def test_patches_lie_over_the_image_in_a_browser(found: Findings, tmp_path: Path) -> None:
+def test_patches_lie_over_the_image_in_a_browser(found: ReportData, tmp_path: Path) -> None:
     from playwright.sync_api import expect, sync_playwright
 
     path = tmp_path / "report.html"

@@ -1,9 +1,16 @@
+import gzip
 import json
 import re
+from base64 import b64decode
 from html.parser import HTMLParser
+from pathlib import Path
 
-from manyheads.report.page import compose
-from tests.report.small import findings
+import numpy as np
+import pytest
+
+from manyheads.errors import InputError
+from manyheads.report.page import compose, pack, quantise, write_page
+from tests.report.small import report
 
 
 class Seen(HTMLParser):
@@ -29,7 +36,7 @@ class Seen(HTMLParser):
 
 
 def page() -> str:
-    return compose(findings(), where="some where", file="it's.txt", made="Today.")
+    return compose(report(), where="some where", file="it's.txt", made="Today.")
 
 
 def test_whatever_a_text_holds_is_harmless() -> None:
@@ -69,5 +76,62 @@ def test_commands_name_what_was_given_as_a_shell_reads_it() -> None:
 
 def test_each_measure_says_how_it_was_made() -> None:
     data = json.loads(Seen(page()).scripts[0])
-    assert all(len(each["how"]) > 20 for each in data["measures"])
+    assert all(len(each["about"]) > 20 for each in data["measures"])
     assert "arXiv 1905.10650" in page()
+
+
+def test_scripts_are_those_of_the_studio_without_exports() -> None:
+    script = Seen(page()).scripts[1]
+    assert "function sequential(" in script
+    assert "function percent(" in script
+    assert not re.search(r"^(export|import) ", script, flags=re.MULTILINE)
+
+
+def test_a_page_is_written_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "report.html"
+    assert write_page("<p>ö</p>", path) == 9
+    assert path.read_text("utf-8") == "<p>ö</p>"
+    assert [each.name for each in path.parent.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize("name", ["report.txt", "report"])
+def test_other_endings_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=r"must end in \.html"):
+        write_page("", tmp_path / name)
+
+
+def unpack(packed: str, length: int) -> list[dict[int, float]]:
+    raw = np.frombuffer(gzip.decompress(b64decode(packed)), dtype=np.uint8).astype(int)
+    counts, rest = raw[:length], raw[length:]
+    low, high, small = np.split(rest, 3)
+    rows, start = [], 0
+    for count in counts:
+        some = slice(start, start + count)
+        keys = np.cumsum(low[some] + 256 * high[some])
+        rows.append(dict(zip(keys.tolist(), ((small[some] / 255) ** 2).tolist(), strict=True)))
+        start += count
+    return rows
+
+
+def test_weights_come_back_within_half_a_step_of_their_root() -> None:
+    generator = np.random.default_rng(0)
+    weights = np.sort(generator.dirichlet(np.full(8, 0.3), size=700))[:, ::-1].astype(np.float32)
+    keys = np.stack([generator.permutation(700)[:8] for _ in range(700)])
+    rows = unpack(pack(keys, weights), 700)
+    for row, mine, values in zip(rows, keys, weights, strict=True):
+        given = dict(zip(mine.tolist(), values.tolist(), strict=True))
+        assert row.keys() <= given.keys()
+        for key, weight in row.items():
+            assert abs(weight**0.5 - given[key] ** 0.5) <= 0.5 / 255 + 1e-6
+        left_out = sum(given[key] for key in given.keys() - row.keys())
+        assert left_out < 0.021
+
+
+def test_the_same_pattern_is_the_same_text() -> None:
+    keys, weights = np.array([[0, 1]]), np.array([[0.7, 0.3]])
+    assert pack(keys, weights) == pack(keys, weights)
+
+
+def test_no_weight_is_no_byte() -> None:
+    assert quantise(np.zeros((1, 1)))[0, 0] == 0
+    assert unpack(pack(np.array([[3, 1]]), np.array([[1.0, 0.0]])), 1) == [{3: 1.0}]

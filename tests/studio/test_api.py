@@ -165,7 +165,7 @@ def test_statistics_come_for_every_head(client: TestClient) -> None:
     told = ask(client, "atlas", text=TEXT)
     assert len(told["heads"]) == 12
     assert all(len(values) == 12 for values in told["statistics"].values())
-    assert {"entropy", "previous", "induction"} <= set(told["statistics"])
+    assert {"entropy", "previous_token", "induction"} <= set(told["statistics"])
 
 
 def test_writing_comes_line_by_line_and_is_what_the_model_writes(

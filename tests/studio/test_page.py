@@ -37,7 +37,7 @@ def test_pointing_at_a_token_tells_where_heads_look(page: Page, studio: Running)
     expect(looks.nth(0).locator("li")).to_have_count(2)
     # A token sees no later one, so that the first of the text looks at itself alone.
     page.locator(".token").nth(0).hover()
-    expect(looks.nth(0).locator("li").first).to_contain_text("The 100 %")
+    expect(looks.nth(0).locator("li").first).to_contain_text("The 100%")
 
 
 def test_the_keyboard_is_enough(page: Page, studio: Running) -> None:
@@ -85,7 +85,7 @@ def test_two_sides_are_compared(page: Page, studio: Running) -> None:
     side = page.locator(".side").nth(1)
     expect(side.locator(".picks li").first).to_contain_text("L")
     for head in side.locator(".picks b").all_text_contents():
-        side.get_by_label(f"Let go of {head}").click()
+        side.get_by_label(f"Deselect {head}").click()
     side.locator('.cell[data-head="L1H2"]').click()
     expect(difference.locator("[data-common]")).to_have_attribute(
         "data-common", re.compile("^1.0|^0.99")
@@ -159,7 +159,7 @@ def test_heads_are_patched_from_another_prompt(page: Page, studio: Running) -> N
     expect(page.get_by_label("Measure that colours the heads")).to_have_value("patching")
     page.get_by_role("button", name="Put the picked heads in").click()
     expect(page.locator(".cell.patched")).to_have_count(2)
-    expect(page.locator(".loss")).to_contain_text("answer moved by")
+    expect(page.locator(".loss")).to_contain_text("KL divergence")
 
 
 def test_eight_thousand_tokens_stay_fluid(page: Page, studio: Running) -> None:

@@ -27,12 +27,12 @@ def pattern() -> torch.Tensor:
 def told(page: Page) -> list[float]:
     """The shares that are told of one head at the chosen token."""
     line = page.locator(".looks > div").first.locator("li").first
-    return [float(each) for each in re.findall(r"([\d.]+) %", line.text_content() or "")]
+    return [float(each) for each in re.findall(r"([\d.]+)%", line.text_content() or "")]
 
 
 def rounded(weight: float) -> float:
     """A share as the page says it: more digits of a small one."""
-    return round(100 * weight, 0 if weight >= 0.1 else 1 if weight >= 0.01 else 2)
+    return round(100 * weight, 0 if weight >= 0.0995 else 1 if weight >= 0.00995 else 2)
 
 
 def exported(page: Page, path: Path) -> Any:
@@ -69,13 +69,13 @@ def test_the_map_tells_the_weight_under_the_pointer(
 ) -> None:
     visit(page, studio, h="L1H2", v="map")
     chart, tip = page.locator("canvas.map"), page.locator(".tip")
-    expect(tip).to_contain_text("The strongest colour is 100 %")
+    expect(tip).to_contain_text("The strongest colour is 100%")
     for query, key in torch.tril_indices(len(pattern), len(pattern)).T.tolist():
         # Names have 110 pixels at the left and 76 above, a cell has 30.
         chart.hover(position={"x": 125 + 30 * key, "y": 91 + 30 * query})
         weight = float(pattern[query, key])
-        digits = 0 if weight >= 0.1 else 1 if weight >= 0.01 else 2
-        expect(tip).to_contain_text(f"with {100 * weight:.{digits}f} %")
+        digits = 0 if weight >= 0.0995 else 1 if weight >= 0.00995 else 2
+        expect(tip).to_contain_text(f"with {100 * weight:.{digits}f}%")
 
 
 def test_a_cleared_text_leaves_nothing_behind(page: Page, studio: Running) -> None:
@@ -139,7 +139,7 @@ def test_one_token_is_one_token(page: Page, studio: Running) -> None:
 
 def test_heads_that_were_let_go_stay_so(page: Page, studio: Running) -> None:
     visit(page, studio, h="L0H1")
-    page.get_by_label("Let go of L0H1").click()
+    page.get_by_label("Deselect L0H1").click()
     expect(page).to_have_url(re.compile("h=&"))
     page.reload()
     expect(page.locator(".bars li").first).to_contain_text("%")

@@ -38,7 +38,7 @@ def test_each_number_is_its_definition_on_a_pattern_made_by_hand() -> None:
     assert line["induction"] == [[1.0]]
     assert line["entropy"] == [[0.0]]
     # The first query and the second look at the first token.
-    assert line["first_token_share"] == [[0.5]]
+    assert line["first_token"] == [[0.5]]
 
 
 def test_an_even_pattern_has_the_entropy_of_its_keys() -> None:
@@ -65,7 +65,7 @@ def test_a_model_is_looked_at_layer_by_layer_and_left_as_it_was() -> None:
     assert model.training
     (line,) = watcher.lines()
     assert set(line) == {
-        *("stack", "entropy", "first_token_share", "previous_token", "induction"),
+        *("stack", "entropy", "first_token", "previous_token", "induction"),
         *("gate_output", "largest_activation", "first_copy_loss", "second_copy_loss"),
     }
     # Untrained, it knows nothing of either copy.

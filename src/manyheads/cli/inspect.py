@@ -17,43 +17,43 @@ from manyheads.cli.asked import (
 
 __all__ = ["Inspect"]
 
-# Tokens of a batch where they take long, so that the bar moves and Ctrl-C loses little.
+# Tokens per batch on a CPU: the progress bar moves often and Ctrl-C loses little.
 SMALL = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """Look at every head: what it looks at, what kind it is, sinks, the dead and the doubled.
+    """Inspect every head: statistics, kinds, sinks, dead and duplicate heads.
 
     For example: manyheads inspect gpt2/ --file book.txt --json gpt2.json
 
-    Without a model house-gpt is looked at, and without a text a few short articles are read.
-    Ctrl-C ends the measuring and keeps what was measured.
+    The default model is house-gpt, the default text a few short articles. Ctrl-C ends the
+    measurement and keeps what was measured.
     """
 
     model: ModelName = DEFAULT
     """The folder of a model with a tokenizer, a house model, or a model of the hub: org/name."""
 
     text: Texts = ()
-    """A text to read; given several times, each is one."""
+    """A text to read; repeat the option for several texts."""
 
     file: TextFile = None
-    """Texts to read, apart by blank lines, or one a line where there are none."""
+    """A file of texts separated by blank lines, or one text per line without any."""
 
     tokens: int = 5_000
-    """How much of a file is read."""
+    """How many tokens of the file to read."""
 
     json: JsonFile = None
-    """Where everything goes as JSON, whole or not at all; manyheads.lens reads it back."""
+    """A JSON file to save everything to; manyheads.lens reads it back."""
 
     device: DeviceName = "auto"
-    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
+    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
 
     seed: int = 0
-    """For the random texts that kinds are told by."""
+    """The seed of the random texts that decide the kinds."""
 
     def run(self) -> int:
-        """Print the page, and write the file where one is asked for; 1 where it was broken off."""
+        """Print the page and save the file, if any; 1 if the measurement was interrupted."""
         from rich.console import Console
 
         from manyheads.cli.inspect_page import show
@@ -65,9 +65,9 @@ class Inspect:
             given = bool(self.text) or self.file is not None
             texts = read_texts(model, self.text, self.file, self.tokens) if given else None
             small = SMALL if next(model.parameters()).device.type == "cpu" else None
-            found = inspect(model, texts, seed=self.seed, batch_tokens=small)
-        show(Console(), self.model, found, model.tokenizer)
+            inspection = inspect(model, texts, seed=self.seed, batch_tokens=small)
+        show(Console(), self.model, inspection, model.tokenizer)
         if self.json is not None:
-            found.save(self.json)
-            print(f"everything is in {self.json}")
-        return 0 if found.complete else 1
+            inspection.save(self.json)
+            print(f"saved everything to {self.json}")
+        return 0 if inspection.complete else 1

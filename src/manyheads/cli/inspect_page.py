@@ -1,4 +1,4 @@
-"""The page of `manyheads inspect`: the model, its heads, sinks, the dead and the doubled."""
+"""The page of `manyheads inspect`: the model, its heads, sinks, dead and duplicate heads."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from rich.console import Console
 from manyheads.cli.ink import Ink, visible
 from manyheads.lens.inspection import Inspection
 from manyheads.lens.observer import Activation
-from manyheads.wording import counted
+from manyheads.wording import counted, percent
 
 __all__ = ["show"]
 
@@ -15,49 +15,54 @@ MOST = 10
 NARROWEST = 120
 
 
-def show(console: Console, name: str, found: Inspection, tokenizer: Any) -> None:
-    """Print what was found."""
-    # A table of measures needs more room than prose, and a file has no edge.
+def show(console: Console, name: str, inspection: Inspection, tokenizer: Any) -> None:
+    """Print an inspection."""
+    # The table of measures needs more room than prose, and a file has no width.
     if not console.is_terminal:
         console.width = max(console.width, NARROWEST)
     width = console.width
     ink = Ink(console)
     console.width = width
     ink.title(visible(name))
-    facts = found.statistics.facts
-    own = " of our own" if found.facts["own_texts"] else ""
+    facts = inspection.statistics.facts
+    own = " that come with manyheads" if inspection.facts["own_texts"] else ""
     ink.say(
-        f"{found.model} Read: {counted(facts['texts'], 'text')}{own}, {facts['tokens']:,} tokens."
+        f"{inspection.model} Measured on {counted(facts['texts'], 'text')}{own}, "
+        f"{counted(facts['tokens'], 'token')}."
     )
-    if found.kinds is not None:
-        ink.say(str(found.kinds).splitlines()[0].capitalize() + ".")
+    if inspection.kinds is not None:
+        ink.say(str(inspection.kinds).splitlines()[0].capitalize() + ".")
     ink.heading("Heads")
-    console.print(found.table(max_rows=None))
+    console.print(inspection.table(max_rows=None))
     ink.heading("Sinks and largest activations")
-    _sinks(ink, found)
-    for each in found.activations:
+    _sinks(ink, inspection)
+    for each in inspection.activations:
         ink.say(_activation(each, tokenizer))
     ink.heading("Dead")
-    for line in str(found.dead).splitlines():
+    for line in str(inspection.dead).splitlines():
         ink.say(line)
-    ink.say("This goes by entropy and norm; manyheads ablate says what the loss does.", "dim")
-    ink.heading("Doubled")
-    _doubled(ink, found)
-    if not found.complete:
-        ink.say("Broken off: what is missing was not measured.", "bold red")
+    ink.say(
+        "Judged by entropy and norm; manyheads ablate measures the loss without each head.", "dim"
+    )
+    ink.heading("Duplicate")
+    _duplicates(ink, inspection)
+    if not inspection.complete:
+        ink.say("Interrupted: what is missing was not measured.", "bold red")
 
 
-def _sinks(ink: Ink, found: Inspection) -> None:
-    above = found.statistics.facts["sink_above"]
-    sinks = found.sinks
+def _sinks(ink: Ink, inspection: Inspection) -> None:
+    above = inspection.statistics.facts["sink_above"]
+    sinks = inspection.sinks
     if not sinks:
-        ink.say(f"No head puts more than {above:g} of its weight on the first token of a text.")
+        ink.say(
+            f"No head puts more than {percent(above)} of its weight on the first token of a text."
+        )
         return
-    told = ", ".join(f"{head} {weight:.2f}" for head, weight in sinks[:MOST])
+    heads = ", ".join(f"{head} {percent(weight)}" for head, weight in sinks[:MOST])
     more = f" and {len(sinks) - MOST} more" if len(sinks) > MOST else ""
     ink.say(
-        f"More than {above:g} of the weight on the first token in some text, and on average: "
-        f"{told}{more}."
+        f"Heads with more than {percent(above)} of the weight on the first token of some text, "
+        f"with their mean over all texts: {heads}{more}."
     )
 
 
@@ -73,9 +78,9 @@ def _activation(each: Activation, tokenizer: Any) -> str:
     )
 
 
-def _doubled(ink: Ink, found: Inspection) -> None:
-    if not found.redundancy:
+def _duplicates(ink: Ink, inspection: Inspection) -> None:
+    if not inspection.redundancy:
         ink.say("Not measured.")
-    for each in found.redundancy:
+    for each in inspection.redundancy:
         for line in str(each).splitlines():
             ink.say(line)

@@ -24,7 +24,7 @@ from manyheads.errors import CutWarning, InputError
 
 __all__ = ["Report"]
 
-# What training calls the folder of a model, beside which all else of a run lies.
+# The folder that training saves a model to, inside the folder of the run.
 MODEL = "model"
 
 
@@ -39,94 +39,93 @@ class Report:
     """The folder of a model with a tokenizer, a name on the hub, or house-gpt."""
 
     text: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
-    """The text to read; without it and a file some short articles of our own."""
+    """The text to read; without --text and --file, short articles that come with manyheads."""
 
     file: TextFile = None
-    """The text to read, all of a file, in UTF-8."""
+    """A UTF-8 file with the text to read."""
 
     image: Annotated[Path | None, tyro.conf.arg(metavar="IMAGE", help_behavior_hint="")] = None
-    """For a model that reads images: a PNG or a JPEG in place of a text."""
+    """A PNG or JPEG file to read instead of a text, for a vision model."""
 
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="HTML")] = Path("report.html")
-    """The file to write; it needs no network and nothing beside it."""
+    """The HTML file to write; it opens without a network and without other files."""
 
     tokens: int = 4096
-    """How much of the text is measured on."""
+    """How many tokens of the text to measure on."""
 
     shown: int = 256
-    """How many of its first tokens have their patterns in the file."""
+    """How many tokens to show with their attention patterns."""
 
     by: Literal["auto", "ablation", "gradient", "none"] = "auto"
-    """How a head's worth is told: exactly by ablation, or estimated from gradients."""
+    """How to measure the importance of a head: exactly by ablation, or by gradients."""
 
     pictures: Annotated[
         Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(none are drawn)")
     ] = None
-    """Where to draw the atlas, a head and a layer as PNG as well."""
+    """A folder to draw the atlas, one head and one layer into, as PNG files."""
 
     json: JsonFile = None
-    """Where every figure of every head goes as JSON, whole or not at all."""
+    """A JSON file to write every measure of every head to."""
 
     device: DeviceName = "auto"
-    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
+    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
 
     def run(self) -> int:
         """Measure, write the file, print the heads and what to try next."""
-        from manyheads.report.writing import check_page_path, write_page
+        from manyheads.report.page import check_page_path, compose, write_page
 
         check_page_path(self.out)
         check_json(self.json)
         check_folder(self.pictures)
-        text = self._given()
+        text = self._input()
 
         from rich.console import Console
 
         from manyheads.cli.report_page import show
-        from manyheads.report.examine import examine
-        from manyheads.report.page import compose
+        from manyheads.report.data import collect_report
 
-        name = called(self.model)
+        name = name_of_model(self.model)
         model = open_model(self.model, self.device)
         started = time.monotonic()
         with warnings.catch_warnings():
-            # The text is cut on purpose, and the page says where.
+            # The text is cut on purpose, and the page says so.
             warnings.simplefilter("ignore", CutWarning)
-            found = examine(
+            report = collect_report(
                 model,
                 text,
                 name=name,
                 by=self.by,
                 measured=self.tokens,
                 shown=self.shown,
-                say=lambda step: print(step, file=sys.stderr, flush=True),
+                on_progress=lambda step: print(step, file=sys.stderr, flush=True),
             )
-        own = "articles of our own" if self.text is None else "a text that was typed"
+        typed = "articles that come with manyheads" if self.text is None else "the text of --text"
         read = self.image or self.file
-        source = own if read is None else read.name
+        source = typed if read is None else read.name
         made = f"Made on {time.strftime('%d %B %Y')} from {source}."
-        # What the next commands shall read.
+        # The file that the suggested commands read.
         file = "text.txt" if self.file is None else str(self.file)
-        size = write_page(compose(found, where=self.model, file=file, made=made), self.out)
-        show(Console(), found, where=self.model, file=file)
+        size = write_page(compose(report, where=self.model, file=file, made=made), self.out)
+        show(Console(), report, where=self.model, file=file)
         if self.json is not None:
-            from manyheads.report.figures import figures_of
+            from manyheads.report.data import report_json
 
-            write_json(self.json, figures_of(found))
+            write_json(self.json, report_json(report))
         if self.pictures is not None:
             from manyheads.cli.report_page import draw_all
 
-            for drawn in draw_all(found, self.pictures):
-                print(f"drawn: {drawn}")
+            for path in draw_all(report, self.pictures):
+                print(f"saved {path}")
         seconds = time.monotonic() - started
-        print(f"the report is in {self.out} ({size / 1e6:.2f} MB, {seconds:.0f} s)")
+        print(f"saved the report to {self.out} ({size / 1e6:.2f} MB, {seconds:.0f} s)")
         return 0
 
-    def _given(self) -> str | Path:
-        """A text, or the path of an image."""
+    def _input(self) -> str | Path:
+        """The text, or the path of an image."""
         if self.text is not None and self.file is not None:
-            raise InputError("the text comes from --text or from --file", "give one of both")
+            raise InputError("--text and --file exclude each other", "pass one of them")
         if self.image is not None and (self.text is not None or self.file is not None):
-            raise InputError("a model reads a text or an image", "give one of both")
+            raise InputError("--image excludes --text and --file", "pass one of them")
         if self.image is not None:
             return self.image
         if self.text is not None:
@@ -135,15 +134,15 @@ class Report:
             from manyheads.lens.passages import passages
 
             return "\n\n".join(passages())
-        from manyheads.report.reading import read_file
+        from manyheads.report.inputs import read_file
 
         return read_file(self.file, max(self.tokens, self.shown))
 
 
-def called(model: str) -> str:
-    """What a reader calls a model: its folder's name, or that of the run which left it there.
+def name_of_model(model: str) -> str:
+    """The name of a model: that of its folder, or of the run that saved it.
 
-    >>> called("gpt2/"), called("org/name"), called("runs/first/model")
+    >>> name_of_model("gpt2/"), name_of_model("org/name"), name_of_model("runs/first/model")
     ('gpt2', 'name', 'first')
     """
     place = Path(model)

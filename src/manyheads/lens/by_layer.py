@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from manyheads.errors import InputError, ShapeError
+from manyheads.lens.measure_table import describe_measure
 from manyheads.lens.results import Tabular, told, values_at
 from manyheads.lens.storing import Facts
 
@@ -66,7 +67,7 @@ class ByLayer(Tabular):
 
         table = Table("layer", box=None, pad_edge=False, title=self.kind, title_justify="left")
         for name in self.names:
-            table.add_column(name.replace("_", " "), justify="right")
+            table.add_column(describe_measure(name).title, justify="right")
         for record in self.rows():
             values = [
                 told(record[name], record.get(f"{name}_error", np.nan)) for name in self.names

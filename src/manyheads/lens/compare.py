@@ -23,7 +23,7 @@ from manyheads.lens.given import Given, Targets
 from manyheads.lens.kinds import kinds
 from manyheads.lens.labels import Kinds
 from manyheads.lens.matching import Match, match_heads, weight_changes
-from manyheads.lens.measures import in_order
+from manyheads.lens.measure_table import in_order
 from manyheads.lens.metrics import weighed
 from manyheads.lens.paired import ByText, measure_by_text
 from manyheads.lens.passing import gather

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from manyheads.lens.addresses import Address
+from manyheads.lens.measure_table import describe_measure, format_value
 from manyheads.lens.results import ByHead, Tabular
 from manyheads.lens.storing import Facts
 from manyheads.taps import Head
@@ -197,8 +198,9 @@ class Comparison(Tabular):
         known = [(name, each) for name, each in known if each.change]
         known.sort(key=lambda pair: -abs(pair[1].z))
         return ", ".join(
-            f"{name} {each.before:.3g} to {each.after:.3g} (z {each.z:+.1f})"
-            for name, each in known[:TOLD]
+            f"{about.label} {format_value(each.before, about.unit)} to "
+            f"{format_value(each.after, about.unit)} (z {each.z:+.1f})"
+            for about, each in ((describe_measure(name), each) for name, each in known[:TOLD])
         )
 
     def _role(self, address: Address) -> str:

@@ -48,7 +48,7 @@ Reason = Literal["ablation", "entropy", "norm"]
 class Dead(ByHead):
     """What each head would be dead of, and which of them are, by the thresholds in `facts`.
 
-    "loss_change" is what ablation found, "entropy_share" the entropy beside its maximum,
+    "loss_change" is what ablation found, "normalized_entropy" the entropy beside its maximum,
     "output_share" the norm of what is written beside that of the residual stream.
     """
 
@@ -101,7 +101,7 @@ class Dead(ByHead):
                 )
             case "entropy":
                 return (
-                    f"its entropy is {values['entropy_share']:.4f} of the maximum "
+                    f"its entropy is {values['normalized_entropy']:.4f} of the maximum "
                     f"(above {facts['entropy_above']:g})"
                 )
             case "norm":
@@ -114,7 +114,7 @@ class Dead(ByHead):
         """By reason, which heads it holds for; what was not measured holds for none."""
         facts, means = self.facts, self.means
         checks: dict[Reason, Any] = {
-            "entropy": means["entropy_share"] > facts["entropy_above"],
+            "entropy": means["normalized_entropy"] > facts["entropy_above"],
             "norm": means["output_share"] < facts["norm_below"],
         }
         if "loss_change" in means:
@@ -206,7 +206,7 @@ def _of_part(
     """The measures that tell, of the heads of some attentions."""
     wanted = {address for block in blocks for address in block.addresses}
     kept = np.array([address in wanted for address in seen.addresses])
-    names = [name for name in ("loss_change", "entropy_share", "output_share") if name in seen]
+    names = [name for name in ("loss_change", "normalized_entropy", "output_share") if name in seen]
     return (
         {name: seen.means[name][kept] for name in names},
         {name: seen.errors[name][kept] for name in names if name in seen.errors},

@@ -14,6 +14,7 @@ from manyheads.lens.pointing import Pointed
 from manyheads.lens.results import ByHead
 from manyheads.lens.statistics import Statistics
 from manyheads.lens.thresholds import Threshold
+from manyheads.wording import percent
 
 __all__ = [
     "FEWEST",
@@ -83,8 +84,8 @@ def of_places(
 ) -> Iterator[Finding]:
     """Previous, next, self, any other one offset, and sinks."""
     places = {
-        "previous-token": ("previous", "the previous token"),
-        "next-token": ("next", "the next token"),
+        "previous-token": ("previous_token", "the previous token"),
+        "next-token": ("next_token", "the next token"),
         "self": ("self", "the token itself"),
     }
     for kind, (measure, where) in places.items():
@@ -99,10 +100,12 @@ def of_places(
 
 def of_entropy(found: Statistics, table: Table, over: str) -> Finding:
     """Looking at everything alike."""
-    share = found.means["entropy_share"]
+    share = found.means["normalized_entropy"]
 
     def told(place: int) -> str:
-        return f"spreads its weight: entropy is {share[place]:.2f} of the largest over {over}"
+        return (
+            f"spreads its weight: normalized entropy is {percent(float(share[place]))} over {over}"
+        )
 
     least = np.full_like(share, table["broad"].above)
     return Finding(kind="broad", scores=share, least=least, told=told)
@@ -126,7 +129,7 @@ def _other_offsets(
     def told(place: int) -> str:
         side = "before" if named[place] < 0 else "after"
         where = f"the token {abs(named[place])} {side}"
-        return f"puts {scores[place]:.2f} of its weight on {where} over {over}"
+        return f"puts {percent(float(scores[place]))} of its weight on {where} over {over}"
 
     yield Finding(
         kind="positional",
@@ -142,18 +145,18 @@ def of_repeats(
 ) -> Iterator[Finding]:
     """Duplicate-token and induction heads, on random tokens that are said twice."""
     places = {
-        "duplicate": "earlier copies of the token",
-        "induction": "the token after an earlier copy",
+        "duplicate-token": ("duplicate_token", "earlier copies of the token"),
+        "induction": ("induction", "the token after an earlier copy"),
     }
-    for kind, where in places.items():
-        if kind in found:
-            yield _weight(kind, found.means[kind], even.get(kind), table, where, over)
+    for kind, (measure, where) in places.items():
+        if measure in found:
+            yield _weight(kind, found.means[measure], even.get(measure), table, where, over)
 
 
 def of_punctuation(found: Statistics, table: Table, over: str) -> Finding:
     share = found.class_shares["punctuation"]
     scores = found.means["on_punctuation"]
-    where = f"punctuation, which is {share:.2f} of the tokens,"
+    where = f"punctuation, which is {percent(float(share))} of the tokens,"
     return _weight("punctuation", scores, np.full_like(scores, share), table, where, over)
 
 
@@ -185,11 +188,11 @@ def of_pointing(kind: str, found: Pointed, table: Table, detail: str = "") -> Fi
         return (
             f"looks at the right word most for {found.share[place]:.2f} of "
             f"{found.counts[place]:,.0f} words ({found.task}) against {fixed}, and gives it "
-            f"{found.weight[place]:.2f} of its weight{beside(place)}"
+            f"{percent(float(found.weight[place]))} of its weight{beside(place)}"
         )
 
     def beside(place: int) -> str:
-        others = f", all others like it {found.rivals[place]:.2f}"
+        others = f", all others like it {percent(float(found.rivals[place]))}"
         return others if least.times_rivals else ""
 
     return Finding(
@@ -222,6 +225,6 @@ def _weight(
     chance = np.full_like(scores, np.nan) if even is None else even
 
     def told(place: int) -> str:
-        return f"puts {scores[place]:.2f} of its weight on {where} over {over}"
+        return f"puts {percent(float(scores[place]))} of its weight on {where} over {over}"
 
     return Finding(kind=kind, scores=scores, least=table[kind].beside_even(chance), told=told)

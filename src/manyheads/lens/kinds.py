@@ -51,8 +51,8 @@ def kinds(
     they come from; `thresholds` changes some, as {"sink": 0.5}.
 
     - previous-token, next-token, self, positional: more than half of the weight at one offset
-    - duplicate, induction: on earlier copies of the token, or on what came after them; an induction
-      head is told with its previous-token partner by K-composition
+    - duplicate-token, induction: on earlier copies of the token, or on what came after them; an
+      induction head is told with its previous-token partner by K-composition
     - copying: the OV circuit raises the word it reads
     - sink, punctuation, broad: on the first or special tokens, on stops, on everything
     - bracket, numbering: most attended is the partner of a bracket or quote, the number before,

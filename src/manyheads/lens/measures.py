@@ -1,6 +1,6 @@
 """The measures of a head by name, each as one number per query, from what its weights add up to."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,6 @@ __all__ = [
     "NEIGHBOURS",
     "SINK_ABOVE",
     "Scope",
-    "in_order",
     "offset_name",
     "repeated",
     "tally_heads",
@@ -28,28 +27,7 @@ __all__ = [
 SINK_ABOVE = 0.3
 # A gate below this is closed.
 CLOSED = 0.1
-NEIGHBOURS = {-1: "previous", 0: "self", 1: "next"}
-# As they are told; what has no place of its own comes behind its like.
-ORDER = (
-    "entropy",
-    "entropy_share",
-    "effective_keys",
-    "confidence",
-    "distance",
-    "spread",
-    "first_token",
-    "sink",
-    "previous",
-    "previous_of_all",
-    "self",
-    "next",
-    "offset",
-    "on_",
-    "duplicate",
-    "induction",
-    "output_",
-    "gate_",
-)
+NEIGHBOURS = {-1: "previous_token", 0: "self", 1: "next_token"}
 
 Measure = tuple[str, Float[Tensor, "n h"], Bool[Tensor, " n"] | None]
 
@@ -70,23 +48,9 @@ class Scope:
 def offset_name(offset: int) -> str:
     """
     >>> offset_name(-1), offset_name(-4), offset_name(2)
-    ('previous', 'offset-4', 'offset+2')
+    ('previous_token', 'offset-4', 'offset+2')
     """
     return NEIGHBOURS.get(offset, f"offset{offset:+d}")
-
-
-def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """
-    >>> in_order(["gate_key", "on_digits", "induction_mul", "entropy"])
-    ('entropy', 'on_digits', 'induction_mul', 'gate_key')
-    """
-    return tuple(sorted(names, key=_rank))
-
-
-def _rank(name: str) -> int:
-    if name in ORDER:
-        return ORDER.index(name)
-    return next(place for place, start in enumerate(ORDER) if name.startswith(start))
 
 
 def repeated(ids: Int[Tensor, " n"], lengths: Lengths) -> Bool[Tensor, " n"]:
@@ -120,9 +84,9 @@ def _of_weights(meeting: Meeting, sums: Sums, seen: Bool[Tensor, " n"]) -> Itera
     """How sharply a head looks, over queries that see a key."""
     yield "entropy", sums.entropy, seen
     most = sums.visible.log()[:, None]
-    yield "entropy_share", sums.entropy / most, sums.visible > 1
+    yield "normalized_entropy", sums.entropy / most, sums.visible > 1
     yield "effective_keys", sums.mass.square() / sums.squares, seen
-    yield "confidence", sums.largest, seen
+    yield "max_weight", sums.largest, seen
     yield "first_token", sums.first, seen
     if meeting.request.sink is not None:
         yield "on_no_key", 1 - sums.mass, seen
@@ -141,7 +105,7 @@ def _by_place(
         yield offset_name(offset), sums.offsets[..., column], (place >= 0) & (place < room)
         if offset == -1:
             # arXiv 1906.04341 divides by all queries, the first too.
-            yield "previous_of_all", sums.offsets[..., column], seen
+            yield "previous_token_all_queries", sums.offsets[..., column], seen
 
 
 def _on_marks(sums: Sums, scope: Scope, seen: Bool[Tensor, " n"]) -> Iterator[Measure]:
@@ -152,7 +116,7 @@ def _on_marks(sums: Sums, scope: Scope, seen: Bool[Tensor, " n"]) -> Iterator[Me
 def _of_repeats(sums: Sums, scope: Scope) -> Iterator[Measure]:
     """Over the queries whose token was there before."""
     if scope.repeats is not None:
-        yield "duplicate", sums.duplicate, scope.repeats
+        yield "duplicate_token", sums.duplicate, scope.repeats
         yield "induction", sums.induction, scope.repeats
 
 
@@ -167,7 +131,7 @@ def _by_sequence(
     yield "sink", (first / number > scope.sink_above).double(), some
     if scope.same and scope.repeats is not None:
         found = summed_by(sums.induction.double(), all_of_them)
-        yield "induction_mul", found / mass, some & (mass > 0)
+        yield "induction_score", found / mass, some & (mass > 0)
         rest = mass - first
         # What rounding leaves of nothing is nothing.
-        yield "induction_mul_without_first", found / rest, some & (rest > 1e-6 * mass)
+        yield "induction_score_without_first", found / rest, some & (rest > 1e-6 * mass)

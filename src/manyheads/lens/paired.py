@@ -11,7 +11,7 @@ from torch import Tensor
 from manyheads.lens.addresses import Block, blocks_of
 from manyheads.lens.classes import TokenClasses
 from manyheads.lens.given import Given, climb
-from manyheads.lens.measures import in_order
+from manyheads.lens.measure_table import in_order
 from manyheads.lens.observer import Observer
 from manyheads.lens.passing import Passed, lead
 from manyheads.lens.statistics import ids_by_stack, make_plan

@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from manyheads.errors import InputError, MissingExtraError, ShapeError
 from manyheads.lens.addresses import Address, Block
+from manyheads.lens.measure_table import describe_measure, format_value
 from manyheads.lens.storing import Facts, Result
 from manyheads.taps import Head, Sublayer
 
@@ -147,11 +148,15 @@ class ByHead(Tabular):
         if by is not None:
             order = {address: place for place, address in enumerate(self.addresses)}
             places = [order[address] for address, _ in self[by].ranked()]
-        table = Table("head", box=None, pad_edge=False, title=self.kind, title_justify="left")
-        for name in names:
-            table.add_column(name.replace("_", " "), justify="right")
+        table = Table("Head", box=None, pad_edge=False, title=self.kind, title_justify="left")
+        about = [describe_measure(name) for name in names]
+        for each in about:
+            table.add_column(each.title, justify="right")
         for place in places[:max_rows]:
-            values = [told(column.means[place], column.errors[place]) for column in columns]
+            values = [
+                format_value(float(column.means[place]), each.unit, float(column.errors[place]))
+                for column, each in zip(columns, about, strict=True)
+            ]
             table.add_row(str(self.addresses[place]), *values)
         if max_rows is not None and len(places) > max_rows:
             table.caption = (
@@ -219,11 +224,9 @@ def told(mean: float, error: float) -> str:
     """A mean for a table, with its error where one is known.
 
     >>> told(0.12345, 0.0123), told(2.0, np.nan), told(np.nan, np.nan)
-    ('0.123 ±0.01', '2', '-')
+    ('0.123 ±0.012', '2.00', '–')
     """
-    if np.isnan(mean):
-        return "-"
-    return f"{mean:.3g}" if np.isnan(error) else f"{mean:.3g} ±{error:.1g}"
+    return format_value(float(mean), error=float(error))
 
 
 def told_change(change: float, error: float) -> str:

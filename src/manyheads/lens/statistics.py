@@ -10,7 +10,8 @@ from manyheads.errors import InputError
 from manyheads.lens.addresses import blocks_of, stacks_of
 from manyheads.lens.classes import TokenClasses, token_classes
 from manyheads.lens.given import Given, climb
-from manyheads.lens.measures import NEIGHBOURS, SINK_ABOVE, in_order
+from manyheads.lens.measure_table import in_order
+from manyheads.lens.measures import NEIGHBOURS, SINK_ABOVE
 from manyheads.lens.observer import Activation, Observer, Plan
 from manyheads.lens.passing import Passed, lead
 from manyheads.lens.results import ByHead
@@ -29,9 +30,9 @@ KIND = "statistics"
 class Statistics(ByHead):
     """Measures of every head by name, with standard errors; `facts` says over what.
 
-    A mean is over all queries of all texts, but for "sink" and "induction_mul", which are one value
-    a text. Errors are over texts, whose queries may depend on each other, or over the queries of an
-    only text (`facts["errors_over"]`).
+    A mean is over all queries of all texts, except for "sink" and "induction_score", which have one
+    value per text. Errors are over texts, whose queries may depend on each other, or over the
+    queries of a single text (`facts["errors_over"]`).
     """
 
     @property
@@ -81,17 +82,17 @@ def statistics(
     Texts are strings, lists of ids or a `Ragged`; (source, target) pairs for a `Seq2Seq`, images
     for a `Vision`; also an iterator of them. Weights of a query sum to 1 over the keys it sees.
 
-    - entropy: -sum A ln A in nats; entropy_share: divided by ln of the number of visible keys
-    - effective_keys: 1 / sum A^2; confidence: max A
+    - entropy: -sum A ln A in nats; normalized_entropy: divided by ln of the number of visible keys
+    - effective_keys: 1 / sum A^2; max_weight: max A, the confidence of arXiv 1905.09418
     - distance: sum A |i - j|; spread: standard deviation of the place looked at
-    - first_token: A[i, 0]; sink: share of texts whose mean of it exceeds `sink_above`
-    - previous, self, next and any of `offsets`: A[i, i + offset] where there is such a place;
-      previous_of_all divides by all queries (arXiv 1906.04341)
+    - first_token: A[i, 0]; sink: fraction of texts whose mean of it exceeds `sink_above`
+    - previous_token, self, next_token and any of `offsets`: A[i, i + offset] where there is such
+      a place; previous_token_all_queries divides by all queries (arXiv 1906.04341)
     - on_<class>: mass on tokens of a class: punctuation, digits, newline, brackets, special, or
       ids of your own by name
-    - duplicate, induction: mass on earlier copies of the token, and on the tokens after them, over
-      queries that have one; induction_mul: the detector's score of a text, with and without the
-      first token
+    - duplicate_token, induction: mass on earlier copies of the token, and on the tokens after
+      them, over queries that have one; induction_score: the detector's score of a text, with and
+      without the first token
     - output_norm: what a head writes to the residual stream; output_share: beside that stream
     - gate_<place>: a gate's value; gate_<place>_closed: the share below 0.1
     - on_no_key: what a learned sink takes

@@ -1,1 +1,1 @@
-"""One file to send to a colleague: what every head of a model does on a text."""
+"""One HTML file about what every head of a model does on a text or an image."""

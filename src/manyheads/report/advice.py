@@ -1,4 +1,4 @@
-"""What to try next with a model, from what was found, each with its command."""
+"""What to try next with a model, each suggestion with its reason and its command."""
 
 import shlex
 from dataclasses import dataclass
@@ -7,93 +7,93 @@ from manyheads.lens.dead import LOSS_BELOW
 from manyheads.lens.measures import SINK_ABOVE
 from manyheads.models.decoder import Decoder
 from manyheads.models.readout import LanguageHead
-from manyheads.report.examine import Findings
+from manyheads.report.data import ReportData
 from manyheads.wording import counted
 
 __all__ = ["Advice", "advise"]
 
-# Gates are worth a trial where this share of the heads has a sink.
+# Gates are suggested where at least this fraction of the heads has a sink.
 MANY_SINKS = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One thing to do, why, and how."""
+    """One suggestion: its title, the reason and the command."""
 
     title: str
     why: str
     command: str
 
 
-def advise(found: Findings, *, where: str, file: str) -> list[Advice]:
-    """Most promising first; the command to look further comes always."""
+def advise(report: ReportData, *, where: str, file: str) -> list[Advice]:
+    """Suggest commands, the most promising first; the studio always comes last."""
     model, text = shlex.quote(where), shlex.quote(file)
     return [
-        *_prune(found, model, text),
-        *_gate(found, model, text),
-        *_merge(found, model, text),
+        *_prune(report, model, text),
+        *_gate(report, model, text),
+        *_merge(report, model, text),
         Advice(
             "Switch heads off yourself",
             "The studio shows this model in the browser: type any text, switch heads off, and "
-            "watch what it says change.",
+            "see how its answers change.",
             f"manyheads studio {model}",
         ),
     ]
 
 
-def _prune(found: Findings, model: str, text: str) -> list[Advice]:
-    worth, heads = found.worth, found.heads
-    if worth is None:
+def _prune(report: ReportData, model: str, text: str) -> list[Advice]:
+    importance, heads = report.importance, report.heads
+    if importance is None:
         return []
-    least = LOSS_BELOW if worth.metric == "loss" else 1e-3
-    idle = int((worth.loses < least).sum())
+    least = LOSS_BELOW if importance.metric == "loss" else 1e-3
+    idle = int((importance.change < least).sum())
     if not idle:
         return []
-    unit = "loss" if worth.metric == "loss" else "likeness"
-    told = "costs" if worth.by == "ablation" else "would cost, by its gradient,"
+    unit = importance.metric
+    cost = "costs" if importance.by == "ablation" else "would cost, by its gradient,"
     return [
         Advice(
-            "Prune what does nothing",
-            f"Each of {idle} of {heads} heads alone {told} less than {least:g} of {unit}. Together "
-            "they may cost more: the command takes heads away one after another, as long as the "
-            f"{unit} stays within the budget, and leaves a smaller model.",
+            "Prune heads that do nothing",
+            f"Each of {idle} of {heads} heads {cost} less than {least:g} of {unit} on its own. "
+            "Together they may cost more: the command removes heads one by one while the "
+            f"{unit} stays within the budget, and saves a smaller model.",
             f"manyheads prune {model} --file {text} --loss-budget 0.01 -o pruned/",
         )
     ]
 
 
-def _gate(found: Findings, model: str, text: str) -> list[Advice]:
-    writes = isinstance(found.model, Decoder)
-    writes = writes and isinstance(found.model.config.readout, LanguageHead)
-    gated = any(name.startswith("gate_") for name in found.seen.names)
+def _gate(report: ReportData, model: str, text: str) -> list[Advice]:
+    writes = isinstance(report.model, Decoder)
+    writes = writes and isinstance(report.model.config.readout, LanguageHead)
+    gated = any(name.startswith("gate_") for name in report.statistics.names)
     if not writes or gated:
         return []
-    sinks = int((found.seen["first_token"].means > SINK_ABOVE).sum())
-    massive = sum(each.massive for each in found.seen.activations)
-    if sinks < MANY_SINKS * found.heads and not massive:
+    sinks = int((report.statistics["first_token"].means > SINK_ABOVE).sum())
+    massive = sum(each.massive for each in report.statistics.activations)
+    if sinks < MANY_SINKS * report.heads and not massive:
         return []
     return [
         Advice(
             "Give the heads a gate",
-            f"{sinks} of {found.heads} heads rest on the first token, and massive activations "
-            f"stand in {counted(massive, 'layer')}. A gate after the output lets a head say "
-            "nothing without a sink (Qiu et al., arXiv 2505.06708).",
+            f"{sinks} of {report.heads} heads have a sink at the first token, and there are "
+            f"massive activations in {counted(massive, 'layer')}. With a gate after its output a "
+            "head can write nothing without a sink (Qiu et al., arXiv 2505.06708).",
             f"manyheads gate {model} --file {text} -o gated/ --at output --per head",
         )
     ]
 
 
-def _merge(found: Findings, model: str, text: str) -> list[Advice]:
-    doubles = found.alike.doubles
-    # Pruning reads texts.
-    if not doubles or found.reading.picture is not None:
+def _merge(report: ReportData, model: str, text: str) -> list[Advice]:
+    doubles = report.inspection.doubles
+    # Pruning needs texts.
+    if not doubles or report.input.picture is not None:
         return []
     pair = doubles[0]
     return [
         Advice(
-            "Keep one of two",
-            f"In {counted(len(doubles), 'pair')} both heads look at the same and write the same, "
-            f"{pair.one} and {pair.other} first of all. Prune by redundancy to keep one of each.",
+            "Remove duplicate heads",
+            f"In {counted(len(doubles), 'pair')} both heads have the same pattern and output, "
+            f"above all {pair.one} and {pair.other}. Prune by redundancy to keep one of each pair.",
             f"manyheads prune {model} --file {text} --by redundancy --keep 0.9 -o pruned/",
         )
     ]

@@ -1,5 +1,6 @@
-"""A report as one HTML file: words, data, style and script together, and nothing from elsewhere."""
+"""A report as one HTML file: text, data, style and scripts together, without any other file."""
 
+import gzip
 import json
 import re
 from base64 import b64encode
@@ -7,98 +8,155 @@ from collections.abc import Mapping
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Integer
 
+from manyheads.errors import InputError
 from manyheads.report import sections
 from manyheads.report.advice import advise
-from manyheads.report.examine import Findings
-from manyheads.report.measures import Measure, measures_of
-from manyheads.report.sparse import pack
+from manyheads.report.data import ReportData, ShownMeasure
+from manyheads.whole import check_writable, whole
 
-__all__ = ["compose"]
+__all__ = ["check_page_path", "compose", "pack", "quantise", "write_page"]
 
-SCRIPTS = ("data.js", "colour.js", "atlas.js", "look.js", "main.js")
+# Scripts that the studio uses too, then the report's own.
+SHARED, OWN = ("colour.js", "format.js"), ("data.js", "atlas.js", "look.js", "main.js")
+# The largest weights of a query are kept up to this sum.
+ENOUGH = 0.98
 
 
-def compose(found: Findings, *, where: str, file: str, made: str = "") -> str:
-    """The whole page; `where` and `file` are what the commands it gives name, `made` is the date.
+def compose(report: ReportData, *, where: str, file: str, made: str = "") -> str:
+    """The whole page; its commands name the model `where` and the text `file`.
 
-    Only the script that is written here may run: whatever a text holds, a browser that heeds the
-    page's own policy runs nothing else and asks no other place for anything.
+    Only the script of the page itself may run: whatever a text contains, a browser that follows the
+    page's content security policy runs nothing else and sends no request.
     """
-    measures = measures_of(found)
-    script = '"use strict";\n' + "\n".join(_part(name) for name in SCRIPTS)
-    head, body = sections.rows(found, measures)
+    measures = report.measures()
+    script = '"use strict";\n' + "\n".join(
+        [*map(_shared_script, SHARED), *(_part(name) for name in OWN)]
+    )
+    head, body = sections.rows(report, measures)
     words = {
         "policy": f"default-src 'none'; style-src 'unsafe-inline'; script-src '{_hash(script)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'",
-        "name": escape(found.name),
+        "name": escape(report.name),
         "made": escape(made),
-        "read": "text" if found.reading.picture is None else "image",
+        "read": "text" if report.input.picture is None else "image",
         "style": _part("look.css"),
-        "overview": sections.overview(found),
-        "about": sections.about_model(found),
-        "important": sections.important(found),
-        "trouble": sections.trouble(found),
-        "activations": sections.activations(found),
+        "overview": sections.overview(report),
+        "about": sections.about_model(report),
+        "important": sections.important(report),
+        "trouble": sections.trouble(report),
+        "activations": sections.activations(report),
         "table_head": head,
         "table_body": body,
-        "advices": sections.advices(advise(found, where=where, file=file)),
-        "how": sections.how_made(found, measures),
-        "data": _json(_data(found, measures)),
+        "advices": sections.advices(advise(report, where=where, file=file)),
+        "how": sections.how_made(report, measures),
+        "data": _json(_data(report, measures)),
         "script": script,
     }
     return _filled(_part("page.html"), words)
 
 
-def _data(found: Findings, measures: list[Measure]) -> dict[str, Any]:
-    flags = sections.flags_of(found)
+def check_page_path(path: Path) -> None:
+    """Raise an InputError for a path where no page can be written, before it is computed."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"the report must end in .html, got {path}", "rename it")
+    if path.is_dir():
+        raise InputError(f"the report {path} is a folder", "pass the path of a file")
+    check_writable(path)
+
+
+def write_page(page: str, path: Path) -> int:
+    """Write a page and return its size in bytes; a write that fails leaves the old file."""
+    check_page_path(path)
+    written = page.encode("utf-8", errors="replace")
+    with whole(path) as beside:
+        beside.write_bytes(written)
+    return len(written)
+
+
+def quantise(weights: Float[np.ndarray, "t k"]) -> Integer[np.ndarray, "t k"]:
+    """255 times the square root of a weight, so that small weights keep more precision.
+
+    >>> quantise(np.array([[1.0, 0.25, 0.0001, 0.0]])).tolist()
+    [[255, 128, 3, 0]]
+    """
+    return np.rint(np.sqrt(np.clip(weights, 0, 1)) * 255).astype(np.uint8)
+
+
+def pack(keys: Integer[np.ndarray, "t k"], weights: Float[np.ndarray, "t k"]) -> str:
+    """Base64 of gzipped bytes: the number of keys of each query, key differences, weights.
+
+    Numbers and weights take one byte, differences two, all low bytes before all high bytes. Rows
+    come with the largest weight first and are stored in the order of keys, so that differences are
+    small.
+    """
+    small = quantise(weights)
+    before = np.cumsum(weights, axis=1) - weights
+    kept = (small > 0) & (before < ENOUGH)
+    order = np.argsort(np.where(kept, keys, np.iinfo(np.int64).max), axis=1, kind="stable")
+    keys, small, kept = (
+        np.take_along_axis(each, order, axis=1) for each in (keys.astype(np.int64), small, kept)
+    )
+    steps = np.diff(keys, axis=1, prepend=0)[kept].astype("<u2")
+    counts = kept.sum(axis=1).astype(np.uint8)
+    parts = (counts, steps & 255, steps >> 8, small[kept])
+    raw = b"".join(part.astype(np.uint8).tobytes() for part in parts)
+    # Without a time stamp the same pattern gives the same text.
+    return b64encode(gzip.compress(raw, compresslevel=9, mtime=0)).decode("ascii")
+
+
+def _data(report: ReportData, measures: list[ShownMeasure]) -> dict[str, Any]:
+    flags = report.inspection.flags()
     heads = []
-    for address in found.seen.addresses:
-        labels = found.kinds.of(address)
+    for address in report.statistics.addresses:
+        labels = report.kinds.of(address)
         heads.append(
             {
                 "name": str(address),
                 "layer": address.head.layer,
                 "head": address.head.head,
-                "kind": found.kinds.best(address),
+                "kind": report.kinds.best(address),
                 "group": labels[0].kind if labels else "mixed",
                 "kinds": [
                     {"name": each.name, "score": round(each.score, 3), "evidence": each.evidence}
                     for each in labels
                 ],
-                "flags": flags[str(address)],
+                "flags": flags[address],
             }
         )
-    picture = found.reading.picture
-    by_head = {each.address: each for each in found.largest}
+    picture = report.input.picture
+    by_head = {each.address: each for each in report.largest}
     return {
-        "tokens": list(found.reading.letters),
-        "picture": None if picture is None else [picture.address, picture.rows, picture.columns],
+        "tokens": list(report.input.tokens),
+        "picture": None if picture is None else [picture.url, picture.rows, picture.columns],
         "heads": heads,
         "measures": [_measure(each) for each in measures],
         "patterns": [
             pack(by_head[each].keys.cpu().numpy(), by_head[each].weights.cpu().numpy())
-            for each in found.seen.addresses
+            for each in report.statistics.addresses
         ],
     }
 
 
-def _measure(measure: Measure) -> dict[str, Any]:
+def _measure(measure: ShownMeasure) -> dict[str, Any]:
     values = [None if np.isnan(each) else float(f"{each:.4g}") for each in measure.values.tolist()]
     return {
         "name": measure.name,
-        "title": measure.title,
-        "how": measure.how,
-        "share": measure.share,
+        "label": measure.about.label,
+        "title": measure.about.title,
+        "unit": measure.about.unit,
+        "about": measure.about.about,
         "values": values,
     }
 
 
 def _json(data: Mapping[str, Any]) -> str:
-    """JSON that no HTML can be seen in: a token may be the end of a script."""
+    """JSON without any HTML in it: a token may be the end tag of a script."""
     written = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for letter in "<>&\u2028\u2029":
         written = written.replace(letter, f"\\u{ord(letter):04x}")
@@ -106,7 +164,7 @@ def _json(data: Mapping[str, Any]) -> str:
 
 
 def _filled(page: str, words: Mapping[str, str]) -> str:
-    """All at once, so that what is filled in is never looked through again."""
+    """Fill in everything at once, so that no value is searched for placeholders."""
     return re.sub(r"\{\{(\w+)\}\}", lambda place: words[place[1]], page)
 
 
@@ -116,3 +174,9 @@ def _hash(script: str) -> str:
 
 def _part(name: str) -> str:
     return files("manyheads.report").joinpath("page", name).read_text("utf-8")
+
+
+def _shared_script(name: str) -> str:
+    """A module that the studio imports, as a plain script."""
+    text = files("manyheads.pictures").joinpath("page", name).read_text("utf-8")
+    return re.sub(r"^export ", "", text, flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The parts of a report that are words and tables, as HTML with every outside word escaped."""
+"""The text and the tables of a report as HTML; everything from outside is escaped."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -7,24 +7,23 @@ from html import escape
 import numpy as np
 
 from manyheads.lens.addresses import attention_at, stacks_of
+from manyheads.lens.inspection import HeadImportance
 from manyheads.lens.labels import Label
+from manyheads.lens.measure_table import format_value
 from manyheads.lens.measures import SINK_ABOVE
 from manyheads.models.decoder import Decoder
 from manyheads.report.advice import Advice
-from manyheads.report.examine import Findings, Worth
-from manyheads.report.measures import Measure
-from manyheads.report.reading import word_of
+from manyheads.report.data import ReportData, ShownMeasure
+from manyheads.report.inputs import word_of
 from manyheads.taps import Sublayer
-from manyheads.wording import counted
+from manyheads.wording import counted, number, percent
 
 __all__ = [
     "about_model",
     "activations",
     "advices",
-    "flags_of",
     "how_made",
     "important",
-    "number",
     "overview",
     "rows",
     "trouble",
@@ -34,43 +33,15 @@ MOST_BARS = 8
 MOST_PAIRS = 12
 
 
-def number(value: float, *, share: bool = False) -> str:
-    """Few digits, and a dash for what is not known.
-
-    >>> number(0.1234, share=True), number(-0.00213), number(float("nan"))
-    ('12%', '−0.0021', '–')
-    """
-    if np.isnan(value):
-        return "–"
-    if share:
-        return f"{value:.0%}"
-    told = f"{value:#.2g}".rstrip(".") if abs(value) < 10 else f"{value:,.0f}"
-    return told.replace("-", "−")
-
-
-def flags_of(found: Findings) -> dict[str, list[str]]:
-    """What is wrong with each head, if anything: dead, harmful, doubled."""
-    names = [str(address) for address in found.seen.addresses]
-    flags: dict[str, list[str]] = {name: [] for name in names}
-    for address in found.dead.heads:
-        flags[str(address)].append("dead")
-    for place in [] if found.worth is None else found.worth.harmful:
-        flags[names[place]].append("harmful")
-    doubled = {str(each) for pair in found.alike.doubles for each in (pair.one, pair.other)}
-    for name in sorted(doubled):
-        flags[name].append("doubled")
-    return flags
-
-
-def about_model(found: Findings) -> str:
+def about_model(report: ReportData) -> str:
     """The model in one paragraph."""
-    blocks, model = found.seen.blocks, found.model
+    blocks, model = report.statistics.blocks, report.model
     weights = sum(each.numel() for each in model.parameters())
     counts = sorted({block.heads for block in blocks})
     each = counted(counts[-1], "attention head")
     if len(counts) > 1:
         each = f"{counts[0]} to {each}"
-    picture = found.reading.picture
+    picture = report.input.picture
     kind = "a decoder" if isinstance(model, Decoder) else "an encoder"
     inner = attention_at(stacks_of(model)["main"], blocks[0].layer, Sublayer.ATTENTION).config
     sees = (
@@ -86,14 +57,14 @@ def about_model(found: Findings) -> str:
     if picture is not None:
         kind, sees = "an encoder of images", "every patch and the class token see all the others"
     return (
-        f"<strong>{escape(found.name)}</strong> is {kind} of {_amount(weights)} parameters: "
-        f"{counted(len(blocks), 'layer')} of {each}, {found.heads} in all, on a residual "
-        f"stream of {inner.width} channels; {sees}.{shared} {_measured_on(found)}"
+        f"<strong>{escape(report.name)}</strong> is {kind} of {_amount(weights)} parameters: "
+        f"{counted(len(blocks), 'layer')} of {each}, {report.heads} in all, on a residual "
+        f"stream of {inner.width} channels; {sees}.{shared} {_measured_on(report)}"
     )
 
 
-def _measured_on(found: Findings) -> str:
-    picture, facts = found.reading.picture, found.seen.facts
+def _measured_on(report: ReportData) -> str:
+    picture, facts = report.input.picture, report.statistics.facts
     if picture is not None:
         return (
             f"Every number below was measured on the given image, cut into {picture.rows} x "
@@ -102,34 +73,34 @@ def _measured_on(found: Findings) -> str:
     return (
         f"Every number below was measured on {counted(facts['tokens'], 'token')} of the given "
         f"text, in {counted(facts['texts'], 'piece')}; the patterns are those of its first "
-        f"{counted(len(found.reading), 'token')}."
+        f"{counted(len(report.input), 'token')}."
     )
 
 
-def overview(found: Findings) -> str:
+def overview(report: ReportData) -> str:
     """A few numbers at a glance."""
-    kinds = Counter(found.kinds.best(each).split()[0] for each in found.seen.addresses)
-    named = found.heads - kinds.get("mixed", 0)
+    kinds = Counter(report.kinds.best(each).split()[0] for each in report.statistics.addresses)
+    named = report.heads - kinds.get("mixed", 0)
     several = [(kind, count) for kind, count in kinds.most_common() if kind != "mixed"]
     common = ", ".join(f"{count} {kind}" for kind, count in several[:4])
-    cards = [(str(found.heads), "heads", f"in {counted(len(found.seen.blocks), 'layer')}")]
+    cards = [(str(report.heads), "heads", f"in {counted(len(report.statistics.blocks), 'layer')}")]
     cards.append((str(named), "have a kind", common))
-    if found.worth is not None:
-        best = int(np.nanargmax(found.worth.loses))
-        change = number(float(found.worth.loses[best]))
+    if report.importance is not None:
+        best = int(np.nanargmax(report.importance.change))
+        change = number(float(report.importance.change[best]))
         told = (
             f"without it the loss rises by {change} nats"
-            if found.worth.metric == "loss"
-            else f"{change} of likeness is lost without it"
+            if report.importance.metric == "loss"
+            else f"the similarity falls by {change} without it"
         )
-        name = str(found.seen.addresses[best])
+        name = str(report.statistics.addresses[best])
         cards.append((name, "matters most", told))
-    harmful = 0 if found.worth is None else len(found.worth.harmful)
-    idle = f"{counted(len(found.alike.doubles), 'doubled pair')}, {harmful} harmful"
-    cards.append((str(len(found.dead.heads)), "are dead", idle))
-    if "first_token" in found.seen:
-        share = float(np.nanmean(found.seen.means["first_token"]))
-        cards.append((number(share, share=True), "of all weight", "goes to the first token"))
+    harmful = 0 if report.importance is None else len(report.importance.harmful)
+    idle = f"{counted(len(report.inspection.doubles), 'duplicate pair')}, {harmful} harmful"
+    cards.append((str(len(report.inspection.dead.heads)), "are dead", idle))
+    if "first_token" in report.statistics:
+        share = float(np.nanmean(report.statistics.means["first_token"]))
+        cards.append((percent(share), "of all weight", "goes to the first token"))
     return "".join(
         f'<div class="card"><b>{escape(large)}</b><span>{escape(what)}</span>'
         f"<small>{escape(more)}</small></div>"
@@ -137,59 +108,59 @@ def overview(found: Findings) -> str:
     )
 
 
-def important(found: Findings) -> str:
+def important(report: ReportData) -> str:
     """Bars of the heads that matter most and least, with two standard errors."""
-    worth = found.worth
-    if worth is None:
-        return f"<p>Not measured: {escape(found.worth_missing)}.</p>"
-    order = np.argsort(-np.nan_to_num(worth.loses, nan=-np.inf)).tolist()
-    count = min(MOST_BARS, max(1, found.heads // 2))
-    scale = float(np.nanmax(np.abs(worth.loses))) or 1.0
+    importance = report.importance
+    if importance is None:
+        return f"<p>Not measured: {escape(report.unknown_importance)}.</p>"
+    order = np.argsort(-np.nan_to_num(importance.change, nan=-np.inf)).tolist()
+    count = min(MOST_BARS, max(1, report.heads // 2))
+    scale = float(np.nanmax(np.abs(importance.change))) or 1.0
+    most, least = (_bars(report, importance, some[:count], scale) for some in (order, order[::-1]))
     return (
-        f"<p>{_how_worth(worth)}</p>"
+        f"<p>{_how_importance(importance)}</p>"
         '<div class="pair">'
-        f"<div><h3>Most important</h3>{_bars(found, worth, order[:count], scale)}</div>"
-        f"<div><h3>Least important</h3>{_bars(found, worth, order[::-1][:count], scale)}</div>"
+        f"<div><h3>Most important</h3>{most}</div><div><h3>Least important</h3>{least}</div>"
         "</div>"
     )
 
 
-def trouble(found: Findings) -> str:
-    """Dead, doubled and harmful heads, each with its reasons."""
-    said = [line.strip() for line in str(found.dead).splitlines()[1:]]
+def trouble(report: ReportData) -> str:
+    """Dead, duplicate and harmful heads, each with its reasons."""
+    said = [line.strip() for line in str(report.inspection.dead).splitlines()[1:]]
     dead = [(line.partition(": ")[0], line.partition(": ")[2]) for line in said]
-    doubled = [
+    duplicates = [
         (
             f"{each.one} and {each.other}",
-            f"patterns {each.patterns:.2f}, outputs {each.outputs:.2f} alike (cosine)",
+            f"cosine similarity of patterns {each.patterns:.2f}, of outputs {each.outputs:.2f}",
         )
-        for each in found.alike.doubles[:MOST_PAIRS]
+        for each in report.inspection.doubles[:MOST_PAIRS]
     ]
-    harmful, names = [], found.seen.addresses
-    for place in [] if found.worth is None else found.worth.harmful:
-        assert found.worth is not None
-        gain, error = -found.worth.loses[place], found.worth.errors[place]
+    harmful, names = [], report.statistics.addresses
+    for place in [] if report.importance is None else report.importance.harmful:
+        assert report.importance is not None
+        gain, error = -report.importance.change[place], report.importance.errors[place]
         told = f"the model does better by {number(float(gain))} ±{number(float(error))} without it"
         harmful.append((str(names[place]), told))
     parts = (
-        ("Dead", "They do nothing that could be seen.", dead),
-        ("Doubled", "Pairs that look at the same and write the same (above 0.9).", doubled),
+        ("Dead", "Heads without a measurable effect.", dead),
+        ("Duplicate", "Pairs with the same pattern and the same output (above 0.9).", duplicates),
         ("Harmful", "The model does better without them, beyond two standard errors.", harmful),
     )
     return '<div class="triple">' + "".join(_listed(*part) for part in parts) + "</div>"
 
 
-def activations(found: Findings) -> str:
+def activations(report: ReportData) -> str:
     """Layer by layer: weight on the first token, and the largest value of the residual stream."""
-    columns = ["layer", "on the first token", "heads with a sink", "largest activation"]
-    columns += ["beside the median", "where it stands", "channel"]
+    columns = ["Layer", "First token", "Heads with a sink", "Largest activation"]
+    columns += ["Times the median", "Position", "Channel"]
     body = []
-    first = found.seen["first_token"].layers() if "first_token" in found.seen else {}
-    for each in found.seen.activations:
+    first = report.statistics["first_token"].layers() if "first_token" in report.statistics else {}
+    for each in report.statistics.activations:
         mine = first.get(each.layer)
         sinks = "–" if mine is None else f"{int((mine > SINK_ABOVE).sum())} of {len(mine)}"
-        share = "–" if mine is None else number(float(np.nanmean(mine)), share=True)
-        token = "" if each.token is None else word_of(found.model.tokenizer, each.token).strip()
+        share = "–" if mine is None else percent(float(np.nanmean(mine)))
+        token = "" if each.token is None else word_of(report.model.tokenizer, each.token).strip()
         place = f"token {each.position} of piece {each.text}, <code>{escape(token)}</code>"
         massive = ' <em class="flag">massive</em>' if each.massive else ""
         ratio = each.largest / each.median if each.median else float("nan")
@@ -200,36 +171,36 @@ def activations(found: Findings) -> str:
     return (
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
         '<p class="quiet">An activation is massive above 100 and about 1,000 times the median '
-        "(Sun et al., arXiv 2402.17762); the residual stream is looked at after each layer.</p>"
+        "(Sun et al., arXiv 2402.17762); the residual stream is measured after each layer.</p>"
     )
 
 
-def rows(found: Findings, measures: Sequence[Measure]) -> tuple[str, str]:
+def rows(report: ReportData, measures: Sequence[ShownMeasure]) -> tuple[str, str]:
     """The head and the body of the table of heads."""
     shown = [measure for measure in measures if measure.in_table]
-    flags = flags_of(found)
-    titles = [("head", ""), ("kind", ""), *((each.title, each.how) for each in shown)]
-    titles += [("evidence", "")]
+    flags = report.inspection.flags()
+    titles = [("Head", ""), ("Kind", "")]
+    titles += [(each.about.title, each.about.about) for each in shown] + [("Evidence", "")]
     head = "".join(
-        f'<th scope="col" aria-sort="none"><button type="button" title="{escape(how)}">'
+        f'<th scope="col" aria-sort="none"><button type="button" title="{escape(about)}">'
         f"{escape(title)}</button></th>"
-        for title, how in titles
+        for title, about in titles
     )
     body = []
-    for place, address in enumerate(found.seen.addresses):
-        name, labels = str(address), found.kinds.of(address)
-        marks = "".join(f' <em class="flag">{flag}</em>' for flag in flags[name])
+    for place, address in enumerate(report.statistics.addresses):
+        name, labels = str(address), report.kinds.of(address)
+        marks = "".join(f' <em class="flag">{flag}</em>' for flag in flags[address])
         cells = [
             f'<th scope="row" data-value="{place}"><a href="#look" data-head="{place}">{name}</a>'
             f"{marks}</th>",
-            f'<td data-value="{escape(found.kinds.best(address))}">{_kinds(labels)}</td>',
+            f'<td data-value="{escape(report.kinds.best(address))}">{_kinds(labels)}</td>',
         ]
         for each in shown:
             value, error = float(each.values[place]), float(each.errors[place])
-            said = number(value, share=each.share)
+            text = format_value(value, each.about.unit)
             more = "" if np.isnan(error) else f' title="standard error {error:.2g}"'
             sort = "" if np.isnan(value) else f"{value:.6g}"
-            cells.append(f'<td class="number" data-value="{sort}"{more}>{said}</td>')
+            cells.append(f'<td class="number" data-value="{sort}"{more}>{text}</td>')
         evidence = labels[0].evidence if labels else "reaches no threshold"
         cells.append(f'<td class="evidence">{escape(evidence)}</td>')
         body.append(f"<tr>{''.join(cells)}</tr>")
@@ -244,12 +215,13 @@ def advices(given: Iterable[Advice]) -> str:
     )
 
 
-def how_made(found: Findings, measures: Sequence[Measure]) -> str:
-    """Each measure with its definition, and each kind with its threshold and where that is from."""
+def how_made(report: ReportData, measures: Sequence[ShownMeasure]) -> str:
+    """Every measure with its definition, every kind with its threshold and the source of it."""
     defined = "".join(
-        f"<dt>{escape(each.title)}</dt><dd>{escape(each.how)}</dd>" for each in measures
+        f"<dt>{escape(each.about.title)}</dt><dd>{escape(each.about.about)}</dd>"
+        for each in measures
     )
-    thresholds = found.kinds.facts.get("thresholds", {})
+    thresholds = report.kinds.facts.get("thresholds", {})
     kinds = "".join(
         f"<dt>{escape(kind)}</dt><dd>at least {about['above']:g}: "
         f"{escape(str(about['source']))}</dd>"
@@ -257,53 +229,58 @@ def how_made(found: Findings, measures: Sequence[Measure]) -> str:
     )
     missing = "".join(
         f"<dt>{escape(kind)}</dt><dd>not measured: {escape(why)}</dd>"
-        for kind, why in found.kinds.missing.items()
+        for kind, why in report.kinds.missing.items()
     )
-    over = "pieces of the text" if found.seen.facts["errors_over"] == "texts" else "queries"
+    over = "pieces of the text" if report.statistics.facts["errors_over"] == "texts" else "queries"
     return (
-        "<h3>Measures</h3><p>Weights of a query, A, sum to 1 over the keys it may see. Standard "
+        "<h3>Measures</h3><p>The weights A of a query sum to 1 over its visible keys. Standard "
         f"errors are over {over}.</p><dl>{defined}</dl><h3>Kinds</h3><p>A head has every kind "
-        "whose score reaches the least one below; the best comes first, and one without any is "
-        f"mixed.</p><dl>{kinds}{missing}</dl><h3>Patterns</h3><p>Of each query the file keeps the "
-        f"largest weights until 98% of its weight is shown, {found.keys} keys at the most, in "
-        "eight bits each; what is left out is told beside each token.</p>"
+        "whose score reaches its threshold; the best comes first, and a head without any is "
+        f"mixed.</p><dl>{kinds}{missing}</dl><h3>Patterns</h3><p>For each query the file keeps "
+        f"the largest weights, up to 98% of the total and at most {report.keys} keys, with eight "
+        "bits each; the rest is given beside each token.</p>"
     )
 
 
-def _how_worth(worth: Worth) -> str:
-    asked = "the loss in nats a token" if worth.metric == "loss" else "the likeness (cosine) lost"
-    if worth.by == "ablation":
-        base = f"; the whole model has {worth.baseline:.3f}" if worth.metric == "loss" else ""
-        way = (
-            "Each head alone was replaced by zeros (Michel et al., arXiv 1905.10650), and "
-            f"{asked} compared with the whole model's{base}."
-        )
-    else:
-        way = (
-            "Estimated for all heads from one backward pass, −output · gradient: what the loss "
-            "would change by without the head, were the model linear (Michel et al., arXiv "
+def _how_importance(importance: HeadImportance) -> str:
+    if importance.by == "gradient":
+        method = (
+            "Estimated for all heads from one backward pass, −output · gradient: the change of "
+            "the loss without the head if the model were linear (Michel et al., arXiv "
             "1905.10650). <code>--by ablation</code> measures it exactly."
         )
-    sure = (
-        "; whiskers are two standard errors" if worth.texts > 1 else ", so that no error is known"
+    else:
+        ablated = "Each head alone was replaced by zeros (Michel et al., arXiv 1905.10650)"
+        method = (
+            f"{ablated}: the rise of the loss in nats per token; the full model has "
+            f"{importance.baseline:.3f}."
+            if importance.metric == "loss"
+            else f"{ablated}: the drop of the cosine similarity to the full model's text vectors."
+        )
+    errors = (
+        "; whiskers are two standard errors"
+        if importance.texts > 1
+        else ", so the standard error is unknown"
     )
-    return f"{way} Means over {counted(worth.texts, 'piece')}{sure}."
+    return f"{method} Means over {counted(importance.texts, 'piece')}{errors}."
 
 
-def _bars(found: Findings, worth: Worth, places: Sequence[int], scale: float) -> str:
+def _bars(
+    report: ReportData, importance: HeadImportance, places: Sequence[int], scale: float
+) -> str:
     lines = []
     for place in places:
-        value, error = float(worth.loses[place]), float(worth.errors[place])
+        value, error = float(importance.change[place]), float(importance.errors[place])
         width = 100 * min(1.0, abs(value) / scale)
         spread = 0.0 if np.isnan(error) else 200 * error / scale
         whisker = (
             f'<i style="left:{max(0.0, width - spread):.2f}%;'
             f'width:{min(100.0, width + spread) - max(0.0, width - spread):.2f}%"></i>'
         )
-        name = str(found.seen.addresses[place])
+        name = str(report.statistics.addresses[place])
         lines.append(
             f'<li><a href="#look" data-head="{place}">{name}</a>'
-            f"<small>{escape(found.kinds.best(found.seen.addresses[place]))}</small>"
+            f"<small>{escape(report.kinds.best(report.statistics.addresses[place]))}</small>"
             f'<span class="bar{" below" if value < 0 else ""}"><b style="width:{width:.2f}%"></b>'
             f'{whisker if spread else ""}</span><span class="number">{number(value)}</span></li>'
         )

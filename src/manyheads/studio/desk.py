@@ -1,11 +1,13 @@
 """What the studio can do with its models, one method a question; all of it runs on one thread."""
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from manyheads.errors import InputError
 from manyheads.lens.kinds import kinds
+from manyheads.lens.measure_table import describe_measure
 from manyheads.lens.metrics import LogitDifference
 from manyheads.lens.patching import patch
 from manyheads.lens.statistics import statistics
@@ -64,6 +66,9 @@ class Desk:
                 "statistics": {
                     name: [views.rounded(value) for value in found[name].means.tolist()]
                     for name in found.names
+                },
+                "measures": {
+                    name: asdict(describe_measure(name)) for name in (*found.names, "patching")
                 },
             }
         return self._atlases[text.key]

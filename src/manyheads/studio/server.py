@@ -28,6 +28,7 @@ from manyheads.studio.turns import Turns
 
 __all__ = ["make_app", "open_door", "serve", "server_of"]
 
+SHARED = "manyheads.pictures"
 KINDS = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -102,10 +103,10 @@ def server_of(app: Starlette) -> uvicorn.Server:
 
 
 def _page() -> list[Route]:
-    """The files of the page, read once: a request names one of them or nothing."""
-    folder = files("manyheads.studio").joinpath("page")
+    """The files of the page, and those that it shares with the report, read once at the start."""
+    folders = [files("manyheads.studio").joinpath("page"), files(SHARED).joinpath("page")]
     found = []
-    for file in sorted(folder.iterdir(), key=lambda each: each.name):
+    for file in (each for folder in folders for each in folder.iterdir()):
         suffix = "." + file.name.rpartition(".")[2]
         if suffix in KINDS:
             path = "/" if file.name == "index.html" else f"/{file.name}"

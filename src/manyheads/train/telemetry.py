@@ -177,7 +177,7 @@ def _previous(pattern: Float[Tensor, "h t s"]) -> Float[Tensor, " h"]:
 
 _SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "entropy": _entropy,
-    "first_token_share": _first,
+    "first_token": _first,
     "previous_token": _previous,
 }
 

@@ -25,7 +25,7 @@ function buildAtlas(choose) {
     cells.push(cell);
   });
   const select = document.getElementById("measure");
-  select.append(make("option", "kind of head", { value: "kind" }), make("option", "its pattern", { value: "pattern" }));
+  select.append(make("option", "Kind", { value: "kind" }), make("option", "Pattern", { value: "pattern" }));
   data.measures.forEach((measure, place) => select.append(make("option", measure.title, { value: place })));
   select.addEventListener("change", () => { colouring = select.value; colourAtlas(); });
 }
@@ -52,13 +52,26 @@ function colourAtlas() {
     cell.style.color = colour ? inkOn(colour) : "";
     canvas.hidden = colouring !== "pattern";
     label.hidden = colouring === "pattern";
-    label.textContent = measure ? told(value, measure.share) : breakable(head.kind);
-    const said = [head.name, head.kind, ...head.flags, measure ? `${measure.title}: ${label.textContent}` : ""].filter(Boolean);
+    label.textContent = measure ? formatted(value, measure.unit) : breakable(head.kind);
+    const said = [head.name, head.kind, ...head.flags, measure ? `${measure.label}: ${label.textContent}` : ""].filter(Boolean);
     cell.title = said.join(", ");
     cell.setAttribute("aria-label", cell.title);
     if (colouring === "pattern") patternOf(place).then((pattern) => drawPattern(canvas, pattern, Math.min(LENGTH, 72)));
   });
   explain(measure, scale);
+}
+
+// From values to colours: diverging, by the square root, where some values are negative.
+function scaleOf(measure) {
+  const known = measure.values.filter((value) => value !== null);
+  const low = Math.min(...known), high = Math.max(...known);
+  if (low < 0 && high > 0) {
+    const most = Math.max(-low, high);
+    return { low: -most, high: most, colour: (value) => diverging(Math.sign(value) * Math.sqrt(Math.abs(value) / most)) };
+  }
+  const fraction = measure.unit === "percent";
+  const bottom = fraction ? 0 : low, top = fraction ? Math.max(high, 0.1) : high;
+  return { low: bottom, high: top, colour: (value) => sequential(top > bottom ? (value - bottom) / (top - bottom) : 0) };
 }
 
 // Long names with a soft hyphen: not every browser knows where to break a word.
@@ -69,14 +82,14 @@ function breakable(kind) {
 function explain(measure, scale) {
   const legend = document.getElementById("legend");
   legend.replaceChildren();
-  document.getElementById("measured").textContent = measure ? measure.how
+  document.getElementById("measured").textContent = measure ? measure.about
     : colouring === "pattern" ? "Each head's pattern on the text: queries down, keys across."
       : "The best kind of each head; one that reaches no threshold is mixed.";
   if (measure) {
     const bar = make("i", "", { class: "ramp" });
     const stops = Array.from({ length: 9 }, (_, place) => css(scale.colour(scale.low + (scale.high - scale.low) * place / 8)));
     bar.style.background = `linear-gradient(90deg, ${stops.join(",")})`;
-    legend.append(make("span", told(scale.low, measure.share)), bar, make("span", told(scale.high, measure.share)));
+    legend.append(make("span", formatted(scale.low, measure.unit)), bar, make("span", formatted(scale.high, measure.unit)));
   } else if (colouring === "kind") {
     GROUPS.forEach((group, place) => {
       const item = make("span", group, { class: "kind" });

@@ -55,13 +55,6 @@ function shown(token) {
   return seen === "" ? "∅" : seen;
 }
 
-function told(value, share) {
-  if (value === null) return "–";
-  if (share) return `${Math.round(100 * value)}%`;
-  const text = Math.abs(value) >= 10 ? Math.round(value).toLocaleString("en") : value.toPrecision(2);
-  return text.replace("-", "−");
-}
-
 function make(tag, words = "", attributes = {}) {
   const element = document.createElement(tag);
   element.textContent = words;

@@ -147,7 +147,7 @@ function drawLines(pattern, looks) {
   });
   const holder = document.getElementById("view-lines");
   holder.replaceChildren(picture);
-  if (outside > 0.01 && !looking.back) holder.append(make("p", `${told(outside, true)} of the weight goes to tokens that are not drawn here.`, { class: "quiet" }));
+  if (outside > 0.01 && !looking.back) holder.append(make("p", `${percent(outside)} of the weight goes to tokens that are not drawn here.`, { class: "quiet" }));
 }
 
 function gap(picture, y, left, right) {
@@ -162,7 +162,7 @@ function word(picture, place, x, y, anchor, weight, chooses) {
   const letters = shown(data.tokens[place]);
   const token = document.createElementNS(SPACE, "tspan");
   token.textContent = letters.length > 18 ? `${letters.slice(0, 17)}…` : letters;
-  text.append(token, weight > 0.005 ? `  ${told(weight, true)}` : "");
+  text.append(token, weight > 0.005 ? `  ${percent(weight)}` : "");
   text.setAttribute("x", x);
   text.setAttribute("y", y + 4.5);
   text.setAttribute("text-anchor", anchor);
@@ -190,11 +190,11 @@ function drawMap(pattern, head) {
 function say(looks, pattern) {
   const token = (place) => make("bdi", shown(data.tokens[place]));
   const best = looks.slice(0, 4).filter(([, weight]) => weight >= 0.005);
-  const listed = best.flatMap(([place, weight], each) => [each ? ", " : "", token(place), ` ${told(weight, true)}`]);
+  const listed = best.flatMap(([place, weight], each) => [each ? ", " : "", token(place), ` ${percent(weight)}`]);
   const kept = looksFrom(pattern, looking.at).reduce((sum, [, weight]) => sum + weight, 0);
   const rest = Math.max(0, 1 - kept);
   const does = ` (token ${looking.at}) ${looking.back ? "is looked at by" : "looks at"} `;
-  const more = looking.back ? "" : rest > 0.03 ? `; ${told(rest, true)} is spread over smaller weights or not kept` : "";
+  const more = looking.back ? "" : rest > 0.03 ? `; ${percent(rest)} is spread over smaller weights or not kept` : "";
   document.getElementById("said").replaceChildren(token(looking.at), does, ...(best.length ? listed : ["nobody to speak of"]), more);
 }
 

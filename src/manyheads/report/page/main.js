@@ -14,10 +14,10 @@ function chooseHead(place) {
   labels.append(make("p", first ? first.evidence : "No kind fits it: it reaches no threshold."));
   const chips = make("p", "", { class: "chips" });
   for (const flag of head.flags) chips.append(make("em", flag, { class: "flag" }));
-  for (const kind of head.kinds.slice(1)) chips.append(make("span", `also ${kind.name} ${kind.score.toFixed(2)}`));
+  for (const kind of head.kinds.slice(1)) chips.append(make("span", `also ${kind.name} ${decimal(kind.score)}`));
   for (const measure of data.measures.slice(0, 7)) {
     const value = measure.values[place];
-    if (value !== null) chips.append(make("span", `${measure.title}: ${told(value, measure.share)}`, { title: measure.how }));
+    if (value !== null) chips.append(make("span", `${measure.label}: ${formatted(value, measure.unit)}`, { title: measure.about }));
   }
   labels.append(chips);
   drawLook();
@@ -50,7 +50,7 @@ function sortTable(title) {
 
 // The head with the clearest kind is the most rewarding to open with.
 function mostTelling() {
-  const wanted = ["induction", "previous-token", "duplicate", "bracket", "sink"];
+  const wanted = ["induction", "previous-token", "duplicate-token", "bracket", "sink"];
   for (const group of wanted) {
     const found = data.heads.map((head, place) => [head.kinds[0]?.score ?? 0, place, head.group]).filter((each) => each[2] === group);
     if (found.length) return found.sort((one, other) => other[0] - one[0])[0][1];

@@ -1,6 +1,7 @@
 // What the model says at the chosen token, beside what it says with all heads on.
 
-import { clipped, counted, h, percent, say, shown } from "./dom.js";
+import { clipped, counted, h, say, shown } from "./dom.js";
+import { percent } from "./format.js";
 
 const TITLES = {
   next: "What comes next",
@@ -25,7 +26,7 @@ export class Answers {
       h("header", {}, this.title, this.after),
       this.bars,
       this.loss,
-      h("div", { class: "row" }, h("span", { class: "quiet" }, "Heads that are off give"), this.how, this.reset),
+      h("div", { class: "row" }, h("span", { class: "quiet" }, "Replace heads that are off with"), this.how, this.reset),
     );
   }
 
@@ -90,7 +91,7 @@ export class Answers {
 }
 
 function diverges(told) {
-  return h("span", { class: "quiet", title: "How far the answer here moved: Kullback and Leibler's divergence, in nats" }, `answer moved by ${told.divergence.toFixed(3)}`);
+  return h("span", { class: "quiet", title: "Kullback–Leibler divergence of this answer from that of the full model" }, `KL divergence ${told.divergence.toFixed(3)} nats`);
 }
 
 export function signed(value, digits = 1) {

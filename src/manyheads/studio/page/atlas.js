@@ -3,7 +3,8 @@
 
 import { css, diverging, inkOn, sequential } from "./colour.js";
 import { h, say } from "./dom.js";
-import { inOrder, meaningOf, nameOf, rangeOf, shortOf } from "./measures.js";
+import { formatted } from "./format.js";
+import { inOrder, meaningOf, nameOf, rangeOf, shortOf, unitOf } from "./measures.js";
 
 export class Atlas {
   constructor(side) {
@@ -18,7 +19,7 @@ export class Atlas {
     this.high = h("span", { class: "number" });
     this.colours = h("div", { class: "scale" }, this.low, this.bar, this.high);
     this.about = h("p", { class: "about" });
-    this.picks = h("ul", { class: "picks", "aria-label": "Picked heads" });
+    this.picks = h("ul", { class: "picks", "aria-label": "Selected heads" });
     this.element = h(
       "section",
       { class: "card place-heads", "aria-label": "Heads" },
@@ -104,14 +105,15 @@ export class Atlas {
       ink.fillStyle = css(scale(split ? place / 127.5 - 1 : place / 255));
       ink.fillRect(place, 0, 1, 1);
     }
-    this.low.textContent = brief(low);
-    this.high.textContent = brief(high);
+    const unit = unitOf(this.side.statistic);
+    this.low.textContent = formatted(low, unit);
+    this.high.textContent = formatted(high, unit);
   }
 
   #described(head, value) {
     const [, layer, number] = head.match(/L(\d+)H(\d+)/);
     const kind = this.side.kindOf(head);
-    const parts = [`Layer ${layer}, head ${number}`, kind, value === null ? null : `${nameOf(this.side.statistic)} ${brief(value)}`];
+    const parts = [`Layer ${layer}, head ${number}`, kind, value === null ? null : `${nameOf(this.side.statistic)} ${formatted(value, unitOf(this.side.statistic))}`];
     if (this.side.off.has(head)) parts.push("switched off");
     return parts.filter(Boolean).join(", ");
   }
@@ -121,13 +123,13 @@ export class Atlas {
     const measure = side.statistic;
     if (head === null) {
       const over = side.atlasTokens && side.atlasTokens < side.tokens.length ? ` Measured on the first ${side.atlasTokens.toLocaleString("en")} tokens.` : "";
-      const told = side.statistics ? `${nameOf(measure)}: ${meaningOf(measure) || "a measure of this text"}.${over} ` : "";
-      this.about.textContent = `${told}Click to pick, right-click to switch off.`;
+      const told = side.statistics ? `${nameOf(measure)}: ${meaningOf(measure)}${over} ` : "";
+      this.about.textContent = `${told}Click to select, right-click to switch off.`;
       return;
     }
     const place = [...this.cells.keys()].indexOf(head);
     const value = side.statistics?.[measure]?.[place] ?? null;
-    this.about.replaceChildren(h("b", {}, head), ` ${[side.kindOf(head), `${nameOf(measure).toLowerCase()} ${brief(value)}`].filter(Boolean).join(" · ")}`);
+    this.about.replaceChildren(h("b", {}, head), ` ${[side.kindOf(head), `${nameOf(measure)} ${formatted(value, unitOf(measure))}`].filter(Boolean).join(" · ")}`);
   }
 
   #list() {
@@ -141,10 +143,10 @@ export class Atlas {
         h("b", {}, head),
         h("span", { class: "kind" }, side.kindOf(head) ?? ""),
         h("button", { type: "button", "aria-pressed": String(off), "aria-label": `Switch ${head} ${off ? "on" : "off"}`, on: { click: () => side.toggleOff(head) } }, off ? "Off" : "On"),
-        h("button", { type: "button", "aria-label": `Let go of ${head}`, on: { click: () => side.togglePick(head) } }, "✕"),
+        h("button", { type: "button", "aria-label": `Deselect ${head}`, on: { click: () => side.togglePick(head) } }, "✕"),
       );
     });
-    if (!items.length) items.push(h("li", { class: "quiet" }, "Pick heads above: each gets a colour of its own."));
+    if (!items.length) items.push(h("li", { class: "quiet" }, "Select heads above: each gets its own colour."));
     this.picks.replaceChildren(...items);
   }
 
@@ -170,9 +172,4 @@ export class Atlas {
     const [down, right] = steps[event.key];
     this.cells.get(`L${layer + down}H${number + right}`)?.focus();
   }
-}
-
-export function brief(value) {
-  if (value === null || value === undefined) return "–";
-  return Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 10 ? value.toFixed(1) : value.toFixed(2);
 }

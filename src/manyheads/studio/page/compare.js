@@ -1,10 +1,11 @@
 // Two sides beside each other, and what is different between them.
 
 import { signed } from "./answers.js";
-import { brief } from "./atlas.js";
-import { css, diverging, table } from "./colour.js";
-import { clipped, h, later, percent } from "./dom.js";
+import { colourTable, css, diverging } from "./colour.js";
+import { clipped, h, later } from "./dom.js";
+import { formatted, percent } from "./format.js";
 import { pixels } from "./map.js";
+import { nameOf, unitOf } from "./measures.js";
 import { WHOLE } from "./patterns.js";
 
 const LARGEST = 96;
@@ -27,7 +28,7 @@ export class Difference {
       return;
     }
     const heads = [one, other].map((side) => (side.picked.includes(side.map.head) ? side.map.head : side.picked.at(-1)));
-    let map = h("p", { class: "empty" }, `Pick a head on each side, on texts of as many tokens, ${WHOLE} at most, to see where they differ.`);
+    let map = h("p", { class: "empty" }, `Select a head on each side, on texts of equal length with at most ${WHOLE} tokens, to see where they differ.`);
     if (heads.every(Boolean) && one.tokens.length === other.tokens.length && one.tokens.length <= WHOLE) {
       map = await this.#map(one, other, heads);
     }
@@ -40,7 +41,7 @@ export class Difference {
     const all = [0, count];
     const [mine, theirs] = await Promise.all([one.patterns.window(heads[0], all, all, count, null), other.patterns.window(heads[1], all, all, count, null)]);
     const common = mine.weights.reduce((sum, weight, place) => sum + Math.min(weight, theirs.weights[place]), 0);
-    const colours = table((value) => diverging(value * 2 - 1));
+    const colours = colourTable((value) => diverging(value * 2 - 1));
     const colourAt = (place) => {
       const apart = mine.weights[place] - theirs.weights[place];
       return colours[Math.round(127.5 + 127.5 * Math.sign(apart) * Math.sqrt(Math.min(1, Math.abs(apart))))];
@@ -64,9 +65,9 @@ export class Difference {
     if (mine?.loss != null && theirs?.loss != null) rows.push(["Loss", mine.loss.toFixed(3), theirs.loss.toFixed(3), signed(mine.loss - theirs.loss, 3)]);
     const said = (answer) => (answer?.top.length ? `${clipped(answer.top[0].word)} ${percent(answer.top[0].chance)}` : "–");
     rows.push(["Says", said(mine), said(theirs), ""]);
-    for (const measure of ["previous", "induction", "first_token", "entropy_share", "distance"]) {
+    for (const measure of ["previous_token", "induction", "first_token", "normalized_entropy", "distance"]) {
       const values = [one, other].map((side, place) => side.statistics?.[measure]?.[[...side.atlas.cells.keys()].indexOf(heads[place])] ?? null);
-      if (values.every((value) => value !== null)) rows.push([measure.replaceAll("_", " "), brief(values[0]), brief(values[1]), signed(values[0] - values[1], 2)]);
+      if (values.every((value) => value !== null)) rows.push([nameOf(measure), ...[...values, values[0] - values[1]].map((value) => formatted(value, unitOf(measure)))]);
     }
     const [head, ...body] = rows;
     return h("table", { class: "plain" }, h("thead", {}, h("tr", {}, head.map((cell) => h("th", { scope: "col" }, cell)))), h("tbody", {}, body.map(([name, ...cells]) => h("tr", {}, h("th", { scope: "row" }, name), cells.map((cell) => h("td", { class: "number" }, cell))))));

@@ -65,12 +65,6 @@ export function counted(count, thing) {
   return `${count.toLocaleString("en")} ${thing}${count === 1 ? "" : "s"}`;
 }
 
-export function percent(value) {
-  if (value === null || value === undefined) return "–";
-  const hundred = value * 100;
-  return `${hundred >= 10 ? hundred.toFixed(0) : hundred >= 1 ? hundred.toFixed(1) : hundred.toFixed(2)} %`;
-}
-
 export function download(blob, name) {
   const link = h("a", { href: URL.createObjectURL(blob), download: name });
   document.body.append(link);

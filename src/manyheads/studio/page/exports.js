@@ -1,7 +1,8 @@
 // The view as a file: a drawing (SVG), a picture of it (PNG), or its numbers (JSON).
 
 import { css, dark, diverging, sequential } from "./colour.js";
-import { clipped, counted, download, percent, s } from "./dom.js";
+import { clipped, counted, download, s } from "./dom.js";
+import { percent } from "./format.js";
 import { nameOf, rangeOf } from "./measures.js";
 
 const WIDE = 1180;
@@ -89,7 +90,7 @@ function drawnAtlas(side, x, y, theme) {
   const split = side.statistic === "patching";
   const most = Math.max(...side.model.layers.map((each) => each.heads));
   const cell = Math.max(8, Math.min(34, Math.floor(320 / most)));
-  const parts = [text(x, y - 8, `Heads by ${nameOf(side.statistic).toLowerCase()}`, theme.ink, 14, 600)];
+  const parts = [text(x, y - 8, `Heads by ${nameOf(side.statistic)}`, theme.ink, 14, 600)];
   let place = 0;
   side.model.layers.forEach(({ layer, heads }, row) => {
     parts.push(text(x + 14, y + row * cell + cell * 0.65, String(layer), theme.quiet, 10, 400, "end"));

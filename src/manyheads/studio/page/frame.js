@@ -94,7 +94,7 @@ export function frame(side) {
       for (const tab of tabs.children) tab.setAttribute("aria-selected", String(tab.dataset.view === side.view));
       const focus = side.tokens[side.at] === undefined ? "" : shown(side.tokens[side.at]).trim();
       const swatches = side.picked.map((head) => h("span", {}, h("span", { class: "swatch", vars: { "--colour": side.colourOf(head) } }), ` ${head}`));
-      const hint = focus ? "Bars below a token: it is looked at from the chosen one. Bars above: it looks there." : "";
+      const hint = focus ? "Bars below a token: the selected token attends to it. Bars above: it attends to the selected token." : "";
       legend.replaceChildren(...swatches, h("span", {}, hint));
     },
   };

@@ -2,7 +2,8 @@
 // the server only ever gets plain pixels. What heads look at is laid over the image.
 
 import { sequential } from "./colour.js";
-import { h, percent } from "./dom.js";
+import { h } from "./dom.js";
+import { percent } from "./format.js";
 
 export class Eye {
   constructor(side) {

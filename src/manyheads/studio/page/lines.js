@@ -44,7 +44,7 @@ export class Lines {
     const { side } = this;
     if (!side.picked.length) {
       this.clear();
-      this.element.append(h("p", { class: "empty" }, "Pick a head in the atlas to see where it looks."));
+      this.element.append(h("p", { class: "empty" }, "Select a head in the atlas to see where it attends."));
       return;
     }
     const { patterns } = side;

@@ -1,6 +1,7 @@
 // In words: where the token looks by each picked head, and who looks at it.
 
-import { clipped, h, percent, say } from "./dom.js";
+import { clipped, h, say } from "./dom.js";
+import { percent } from "./format.js";
 
 const MOST = 3;
 

@@ -1,8 +1,9 @@
 // The map of one head: queries down, keys across. Of a long text a window, and the whole drawn
 // small beside it, on which a click moves the window.
 
-import { sequential, table } from "./colour.js";
-import { clipped, h, percent } from "./dom.js";
+import { colourTable, sequential } from "./colour.js";
+import { clipped, h } from "./dom.js";
+import { percent } from "./format.js";
 
 const WINDOW = 160;
 const OVERVIEW = 200;
@@ -58,7 +59,7 @@ export class HeadMap {
     this.overview.hidden = empty || side.tokens.length <= WINDOW;
     if (empty) {
       this.clear();
-      this.tip.textContent = "Pick a head in the atlas to see its map.";
+      this.tip.textContent = "Select a head in the atlas to see its map.";
       return;
     }
     const { patterns } = side;
@@ -196,7 +197,7 @@ export function brightest({ weights }) {
 
 // A picture of a window, one pixel a cell; small weights, which are many, are told apart by their root.
 export function painted({ height, width, weights }, most) {
-  const colours = table(sequential);
+  const colours = colourTable(sequential);
   return pixels(height, width, (place) => colours[Math.round(255 * Math.sqrt(Math.min(1, weights[place] / most)))]);
 }
 

@@ -1,7 +1,8 @@
 // Patching: heads take what they would say on another prompt of as many tokens.
 
 import { dropped } from "./api.js";
-import { h, percent, say } from "./dom.js";
+import { h, say } from "./dom.js";
+import { percent } from "./format.js";
 
 export class Patching {
   constructor(side) {

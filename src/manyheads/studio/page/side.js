@@ -10,7 +10,7 @@ import { Eye } from "./image.js";
 import { Lines } from "./lines.js";
 import { Looks } from "./looks.js";
 import { HeadMap } from "./map.js";
-import { inOrder, telling } from "./measures.js";
+import { inOrder, learn, telling } from "./measures.js";
 import { Patching } from "./patching.js";
 import { Patterns } from "./patterns.js";
 import { restored, stateOf } from "./state.js";
@@ -161,6 +161,7 @@ export class Side {
   async #measure() {
     const { edit, ...base } = this.base;
     const told = await this.api.ask("atlas", base);
+    learn(told.measures);
     this.statistics = told.statistics;
     this.atlasTokens = told.tokens;
     if (!Object.hasOwn(this.statistics, this.statistic)) this.statistic = inOrder(this.statistics)[0];
@@ -265,13 +266,13 @@ export class Side {
   togglePick(head) {
     const is = this.picked.includes(head);
     if (!is && this.picked.length >= MOST_HEADS) {
-      complain(`${MOST_HEADS} heads are picked, as many as there are colours: let go of one first.`);
+      complain(`${MOST_HEADS} heads are selected, the maximum: deselect one first.`);
       return;
     }
     this.choosesHeads = false;
     this.picked = is ? this.picked.filter((each) => each !== head) : [...this.picked, head];
     if (!is) this.map.head = head;
-    say(`${head} ${is ? "let go" : "picked"}`);
+    say(`${head} ${is ? "deselected" : "selected"}`);
     this.redraw();
   }
 

@@ -1,0 +1,181 @@
+"""The text or the image of a report: pieces to measure on, and the tokens that the page shows."""
+
+from base64 import b64encode
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from manyheads.data import image_files
+from manyheads.data.habits import image_size
+from manyheads.encoding.reading import TextReader, find_longest, open_texts, reads_texts
+from manyheads.errors import InputError
+from manyheads.models.build import Model
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.vision import Vision
+
+__all__ = [
+    "Picture",
+    "ReportInput",
+    "check_model",
+    "read_file",
+    "read_image",
+    "read_picture",
+    "read_text",
+    "word_of",
+]
+
+# A token has at most so many characters on average; the rest of a file is not read.
+CHARACTERS_PER_TOKEN = 16
+# Standard errors are over pieces: about eight of them, neither too short nor too long.
+PIECES, SHORTEST, LONGEST = 8, 32, 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picture:
+    """The image that the page lays weights over, as a data URL, with its rows of patches."""
+
+    url: str
+    rows: int
+    columns: int
+    pixels: Tensor
+
+    @property
+    def patches(self) -> list[str]:
+        """The class token, then the patches row by row."""
+        places = [(row, column) for row in range(self.rows) for column in range(self.columns)]
+        return ["class", *(f"row {row} column {column}" for row, column in places)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReportInput:
+    """The pieces to measure on, and the ids and the text of the tokens that are shown."""
+
+    measured: tuple[Any, ...]
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    picture: Picture | None = None
+
+    @property
+    def shown(self) -> list[Any]:
+        """What the patterns are measured on, as the lens takes it."""
+        return [list(self.ids)] if self.picture is None else [self.picture.pixels]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def check_model(model: Model, name: str) -> TextReader:
+    """Raise an InputError for a model that no report of a text can show."""
+    if isinstance(model, Vision):
+        raise InputError(f"{name} reads images", "pass one with --image")
+    if isinstance(model, Seq2Seq):
+        raise InputError(
+            f"{name} has an encoder and a decoder, and a report shows one stack of layers",
+            "use manyheads inspect, which shows the heads of both",
+        )
+    if model.tokenizer is None:
+        raise InputError(f"{name} has no tokenizer", "put a tokenizer.json into its folder")
+    return reads_texts(model)
+
+
+def read_file(file: Path, tokens: int) -> str:
+    """Read the beginning of a file, long enough for so many tokens."""
+    if not file.is_file():
+        raise InputError(f"there is no file {file}", "pass an existing text file")
+    with file.open("rb") as opened:
+        raw = opened.read(CHARACTERS_PER_TOKEN * tokens + 4)
+        whole = not opened.read(1)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        # The last character may be incomplete.
+        if not whole and error.start >= len(raw) - 4:
+            return raw[: error.start].decode("utf-8")
+        raise InputError(
+            f"{file} is not UTF-8: {error.reason} at byte {error.start}", "convert it first"
+        ) from None
+
+
+def read_text(model: Model, name: str, text: str, *, measured: int, shown: int) -> ReportInput:
+    """Split `measured` tokens of a text into pieces, and keep the first `shown` for the page."""
+    reader = check_model(model, name)
+    if not text.strip():
+        raise InputError("the text is empty", "pass one with at least two words")
+    limit = find_longest(reader, None)
+    most = shown if limit is None else min(shown, limit)
+    [ids], _ = open_texts(reader, [text], most).read(range(1))
+    if len(ids) < 2:
+        raise InputError(
+            f"the text must have at least 2 tokens, got {len(ids)}", "pass a longer one"
+        )
+    numbers = [int(each) for each in ids]
+    pieces = _pieces(model.tokenizer, text, measured, limit)
+    return ReportInput(
+        tuple(pieces), tuple(numbers), tuple(_texts_of_tokens(model.tokenizer, text, numbers))
+    )
+
+
+def read_image(model: Vision, file: Path) -> Picture:
+    """Read an image file for the model, and once more for the page."""
+    pixels = image_files.read_image(model, file)
+    from PIL import Image
+
+    size = image_size(model)
+    written = BytesIO()
+    with Image.open(file) as opened:
+        opened.convert("RGB").resize((size, size)).save(written, format="PNG")
+    weight = next(model.parameters())
+    side = size // model.config.patches.size
+    return Picture(
+        url=f"data:image/png;base64,{b64encode(written.getvalue()).decode('ascii')}",
+        rows=side,
+        columns=side,
+        pixels=pixels.to(weight.device, weight.dtype),
+    )
+
+
+def read_picture(model: Model, name: str, file: Path) -> ReportInput:
+    """Read one image; its patches stand in place of tokens."""
+    if not isinstance(model, Vision):
+        raise InputError(f"{name} does not read images", "pass a text with --text or --file")
+    picture = read_image(model, file)
+    return ReportInput((picture.pixels,), (), tuple(picture.patches), picture)
+
+
+def _pieces(tokenizer: Any, text: str, measured: int, limit: int | None) -> list[str]:
+    spans = tokenizer.encode(text, add_special_tokens=False).offsets[:measured]
+    size = max(SHORTEST, min(LONGEST, len(spans) // PIECES))
+    if limit is not None:
+        # Leave room for the special tokens around each piece.
+        size = max(1, min(size, limit - 4))
+    found: list[str] = []
+    for start in range(0, len(spans), size):
+        some = spans[start : start + size]
+        piece = text[some[0][0] : some[-1][1]]
+        # A short remainder would count as much as a full piece.
+        if piece.strip() and (len(some) >= size // 2 or not found):
+            found.append(piece)
+    return found
+
+
+def _texts_of_tokens(tokenizer: Any, text: str, ids: list[int]) -> list[str]:
+    """The part of the text that each token covers; its own name where it covers none."""
+    encoding = tokenizer.encode(text)
+    if list(encoding.ids[: len(ids)]) != ids:
+        return [word_of(tokenizer, number) for number in ids]
+    found, before = [], (-1, -1)
+    for number, span in zip(ids, encoding.offsets, strict=False):
+        mine = text[span[0] : span[1]]
+        # Tokens within one character share its span.
+        found.append(mine if mine and span != before else word_of(tokenizer, number))
+        before = span
+    return found
+
+
+def word_of(tokenizer: Any, number: int) -> str:
+    """The text of a token, or its own name where it has none."""
+    letters: str = tokenizer.decode([number], skip_special_tokens=True)
+    return letters or str(tokenizer.id_to_token(number) or f"token {number}")

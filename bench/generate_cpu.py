@@ -69,7 +69,7 @@ def _pair() -> tuple[Any, Any]:
 
 
 def _write(model: Any, ids: Tensor, new_tokens: int) -> Tensor:
-    [written] = generate(model, ids, max_new_tokens=new_tokens, eos_token_ids=())
+    [written] = generate(model, ids, max_new_tokens=new_tokens, eos_token_ids=(), progress=False)
     return torch.tensor(written.ids)
 
 

@@ -78,7 +78,9 @@ def _pair() -> tuple[Any, Any]:
 
 
 def _write(model: Any, ids: Tensor, *, compiled: bool = False) -> Tensor:
-    written = generate(model, ids, max_new_tokens=NEW_TOKENS, eos_token_ids=(), compiled=compiled)
+    written = generate(
+        model, ids, max_new_tokens=NEW_TOKENS, eos_token_ids=(), compiled=compiled, progress=False
+    )
     return torch.tensor([one.ids for one in written])
 
 

@@ -80,7 +80,7 @@ def test_a_text_alone_may_become_several_and_one_again() -> None:
     steps.start(Ragged.from_list([tokens]))
     texts = [tokens.tolist()]
     for number in range(20):
-        # BeamSearch part after some steps, and in the end one of them is left.
+        # Beams part after some steps, and in the end one of them is left.
         if number in (3, 14):
             chosen = [0, 0, 0] if number == 3 else [1]
             steps.select(chosen)

@@ -248,7 +248,7 @@ def test_a_long_text_is_answered_by_windows(client: TestClient) -> None:
         ("answers", {"edit": {"patched": ["L0H0"], "source": "one"}}, "the other prompt has"),
         ("write", {"max_new_tokens": 10_000}, "max_new_tokens is 10000"),
         ("write", {"temperature": -1}, "out of bounds"),
-        ("write", {"model": "reads"}, "does not write"),
+        ("write", {"model": "reads"}, "cannot generate text"),
         ("write", {"model": "short", "max_new_tokens": 400}, "positions"),
         ("patch", {"source": TEXT}, "both prompts are answered with"),
         ("kinds", {}, "there is no field 'text'"),

@@ -9,7 +9,7 @@ from side_by_side import Work, check_agreement, count, race, say, show
 from torch import Tensor
 
 from manyheads.checkpoints.folder import load
-from manyheads.decoding.loop import generate
+from manyheads.decoding.generation import generate
 
 __all__ = ["run"]
 
@@ -69,7 +69,7 @@ def _pair() -> tuple[Any, Any]:
 
 
 def _write(model: Any, ids: Tensor, new_tokens: int) -> Tensor:
-    [written] = generate(model, ids, new_tokens=new_tokens, stop_ids=())
+    [written] = generate(model, ids, max_new_tokens=new_tokens, eos_token_ids=(), progress=False)
     return torch.tensor(written.ids)
 
 

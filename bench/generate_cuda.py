@@ -9,7 +9,7 @@ from side_by_side import Work, count, race, say, show
 from torch import Tensor
 
 from manyheads.checkpoints.folder import load
-from manyheads.decoding.loop import generate
+from manyheads.decoding.generation import generate
 from manyheads.decoding.recorded import recorded
 from manyheads.models.build import get_config
 from manyheads.ragged import Ragged
@@ -78,7 +78,9 @@ def _pair() -> tuple[Any, Any]:
 
 
 def _write(model: Any, ids: Tensor, *, compiled: bool = False) -> Tensor:
-    written = generate(model, ids, new_tokens=NEW_TOKENS, stop_ids=(), compiled=compiled)
+    written = generate(
+        model, ids, max_new_tokens=NEW_TOKENS, eos_token_ids=(), compiled=compiled, progress=False
+    )
     return torch.tensor([one.ids for one in written])
 
 

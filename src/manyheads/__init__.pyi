@@ -1,14 +1,15 @@
 """See, measure and reshape every attention head, at full speed."""
 
 from manyheads.attention import Attention, AttentionConfig
-from manyheads.cache import Cache, Fixed, Growing
+from manyheads.cache import Cache, DynamicCache, StaticCache
 from manyheads.checkpoints.classification_head import with_classes
 from manyheads.checkpoints.folder import load, save
 from manyheads.data.image_files import read_image
 from manyheads.decoding.chat import apply_chat, chat_prompt
-from manyheads.decoding.choosing import Beams, Greedy, Sample
-from manyheads.decoding.loop import generate, stream
-from manyheads.decoding.written import Written
+from manyheads.decoding.generation import generate, stream
+from manyheads.decoding.generation_config import GenerationConfig
+from manyheads.decoding.output import Generation
+from manyheads.decoding.sampling import BeamSearch, Greedy, Sample
 from manyheads.encoding.classify import classify
 from manyheads.encoding.encode import encode
 from manyheads.encoding.images import classify_images
@@ -49,7 +50,7 @@ __all__ = [
     "All",
     "Attention",
     "AttentionConfig",
-    "Beams",
+    "BeamSearch",
     "Blocks",
     "Both",
     "Branch",
@@ -58,17 +59,18 @@ __all__ = [
     "ClassHead",
     "Decoder",
     "DecoderConfig",
+    "DynamicCache",
     "Embedding",
     "Encoder",
     "EncoderConfig",
     "Experts",
-    "Fixed",
     "Gate",
     "GeGLU",
+    "Generation",
+    "GenerationConfig",
     "GlobalTokens",
     "Greedy",
     "Grid",
-    "Growing",
     "Head",
     "Initialisation",
     "LanguageHead",
@@ -101,6 +103,7 @@ __all__ = [
     "Sinusoidal",
     "Site",
     "StackConfig",
+    "StaticCache",
     "Sublayer",
     "SwiGLU",
     "T5Buckets",
@@ -111,7 +114,6 @@ __all__ = [
     "VisionConfig",
     "Watcher",
     "Window",
-    "Written",
     "YaRN",
     "apply_chat",
     "build",

@@ -8,7 +8,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyheads.cache import CacheSlot, Kept, Steady
+from manyheads.cache import CacheSlot, KeyValues, StaticCachePlan
 from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.kernels import reference
 from manyheads.kernels.choose import Choice, attend, choose
@@ -222,7 +222,7 @@ class Attention(nn.Module):
         self,
         x: Ragged,
         *,
-        memory: Ragged | Kept | None = None,
+        memory: Ragged | KeyValues | None = None,
         place: Place | Literal["own"] = "own",
         cache: CacheSlot | None = None,
         look: Look | None = None,
@@ -251,12 +251,12 @@ class Attention(nn.Module):
             written = self._gated("final", sliced, parts, x, look).flatten(1)
         return x.with_values(written)
 
-    def remember(self, memory: Ragged, look: Look | None = None) -> Kept:
+    def remember(self, memory: Ragged, look: Look | None = None) -> KeyValues:
         """The keys and values of a memory, to be kept while decoding."""
         if self.project_memory is None:
             raise InputError("this layer attends to itself", "give memory to cross-attention only")
         parts = split_map(self.project_memory, memory.values, self.memory_rows)
-        return Kept(*self._key_value(parts, memory, None, look), memory.lengths)
+        return KeyValues(*self._key_value(parts, memory, None, look), memory.lengths)
 
     def explain(self, queries: Lengths, keys: Lengths, place: Place) -> Choice:
         """Which kernel would serve these lengths, and why."""
@@ -313,21 +313,21 @@ class Attention(nn.Module):
         self,
         parts: dict[str, Tensor],
         x: Ragged,
-        memory: Ragged | Kept | None,
+        memory: Ragged | KeyValues | None,
         place: Place,
         cache: CacheSlot | None,
         look: Look | None,
-    ) -> Kept:
+    ) -> KeyValues:
         if self.project_memory is not None:
             if memory is None:
                 raise InputError("cross-attention got no memory", "pass memory=, what it reads")
-            return memory if isinstance(memory, Kept) else self.remember(memory, look)
+            return memory if isinstance(memory, KeyValues) else self.remember(memory, look)
         if memory is not None:
             raise InputError("this layer reads itself and got a memory", "leave memory out")
         key, value = self._key_value(parts, x, place, look)
         if cache is None:
-            return Kept(key, value, x.lengths)
-        if isinstance(cache.plan, Steady):
+            return KeyValues(key, value, x.lengths)
+        if isinstance(cache.plan, StaticCachePlan):
             return cache.store.step(key, value, cache.plan)
         # Biases read distances off the order of the keys, and so do people.
         ordered = _opens(look) or not isinstance(self.config.position, NoPosition | Rotary)
@@ -336,7 +336,7 @@ class Attention(nn.Module):
     def _mix(
         self,
         query: Float[Tensor, "n h d"],
-        kept: Kept,
+        kept: KeyValues,
         x: Ragged,
         place: Place,
         look: Look | None,

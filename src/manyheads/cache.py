@@ -1,4 +1,4 @@
-"""Keys and values kept while decoding: growing, of fixed size, or a ring for windows."""
+"""Keys and values kept while decoding: a growing cache, one of fixed size, ring buffers."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -8,43 +8,42 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyheads.errors import ConfigError, InputError
+from manyheads.errors import InputError, check_int
 from manyheads.parts.masks.render import exact_band
 from manyheads.parts.masks.rules import Mask
 from manyheads.ragged import Lengths
 
-__all__ = [
-    "Cache",
-    "CacheSlot",
-    "Fixed",
-    "Growing",
-    "Kept",
-    "Plan",
-    "Ring",
-    "Slots",
-    "Steady",
-    "Store",
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicCache:
+    """A cache of `initial_size` tokens per sequence that doubles when it is full.
+
+    With `ring_buffers` a layer with a sliding window keeps the tokens of its window only.
+    """
+
+    initial_size: int = 64
+    ring_buffers: bool = True
+
+    def __post_init__(self) -> None:
+        check_int("initial_size", self.initial_size, minimum=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growing:
-    """Room for `first` tokens, doubled whenever it is full."""
+class StaticCache:
+    """A cache of at most `size` tokens per sequence, allocated once.
 
-    first: int = 64
-    rings: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fixed:
-    """Room for `size` tokens a sequence and not one more."""
+    With `ring_buffers` a layer with a sliding window keeps the tokens of its window only.
+    """
 
     size: int
-    rings: bool = True
+    ring_buffers: bool = True
+
+    def __post_init__(self) -> None:
+        check_int("the size of a StaticCache", self.size, minimum=1)
 
 
-class Plan:
-    """What one forward adds to a cache, worked out once for all layers."""
+class CachePlan:
+    """What one forward pass adds to a cache, computed once for all layers."""
 
     def __init__(self, before: tuple[int, ...], new: Lengths) -> None:
         self.before = before
@@ -56,7 +55,7 @@ class Plan:
         self._lengths: dict[tuple[tuple[int, ...], int], Lengths] = {}
 
     def slots(self, room: int) -> Int[Tensor, " n"]:
-        """Where each new token goes in a store with this much room a sequence."""
+        """The index of each new token in a layer cache with this much room per sequence."""
         if ("slots", room) not in self._tables:
             first = self.new.sequence_of_token * room
             self._tables["slots", room] = first + self.positions % room
@@ -69,10 +68,10 @@ class Plan:
         return self._lengths[each, room]
 
 
-class Steady:
-    """A plan of one more token a sequence, whose numbers lie on the device alone.
+class StaticCachePlan:
+    """A plan for one more token per sequence, with all its numbers on the device.
 
-    So a step is the same program every time: it can be recorded once and replayed.
+    So every step is the same program, which a CUDA graph can record once and replay.
     """
 
     def __init__(self, seen: tuple[int, ...], rooms: set[int], device: torch.device) -> None:
@@ -88,11 +87,11 @@ class Steady:
         return replace(whole, filled=filled)
 
     def advance(self) -> None:
-        """Go to the next token, in place."""
+        """Move on to the next token, in place."""
         self.restore(self.positions + 1)
 
     def restore(self, positions: Int[Tensor, " b"]) -> None:
-        """Go to these positions, in place."""
+        """Set the positions, in place."""
         self.positions.copy_(positions)
         for room, columns in self.columns.items():
             columns.copy_(self.positions % room)
@@ -102,16 +101,16 @@ class Steady:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
-    """Keys and values as a kernel takes them, with the lengths of their sequences."""
+class KeyValues:
+    """Keys and values in the layout of the kernels, with the lengths of their sequences."""
 
     k: Float[Tensor, "m g d"]
     v: Float[Tensor, "m g e"]
     lengths: Lengths
 
 
-class Store(ABC):
-    """Where one layer keeps its keys and values: a tensor of the same room for each sequence."""
+class LayerCache(ABC):
+    """The keys and values of one layer, in tensors with the same room for each sequence."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -120,20 +119,27 @@ class Store(ABC):
 
     @abstractmethod
     def append(
-        self, k: Float[Tensor, "n g d"], v: Float[Tensor, "n g e"], plan: Plan, *, ordered: bool
-    ) -> Kept:
-        """Keep the new tokens and hand out all that they may see, in order where it matters."""
+        self,
+        k: Float[Tensor, "n g d"],
+        v: Float[Tensor, "n g e"],
+        plan: CachePlan,
+        *,
+        ordered: bool,
+    ) -> KeyValues:
+        """Store the new tokens and return all that they may see, in order where it matters."""
 
-    def step(self, k: Float[Tensor, "b g d"], v: Float[Tensor, "b g e"], plan: Steady) -> Kept:
-        """Keep one new token a sequence and hand out the whole room."""
+    def step(
+        self, k: Float[Tensor, "b g d"], v: Float[Tensor, "b g e"], plan: StaticCachePlan
+    ) -> KeyValues:
+        """Store one new token per sequence and return the whole room."""
         self.k[plan.rows, plan.columns[self.room]] = k
         self.v[plan.rows, plan.columns[self.room]] = v
-        return Kept(self.k.flatten(0, 1), self.v.flatten(0, 1), plan.keys[self.room])
+        return KeyValues(self.k.flatten(0, 1), self.v.flatten(0, 1), plan.keys[self.room])
 
     def select(self, sequences: list[int]) -> None:
         if self.k.numel():
             index = torch.tensor(sequences, device=self.k.device, dtype=torch.long)
-            # Unlike indexing this lays out anew what somebody laid out otherwise.
+            # Unlike indexing, this restores the default memory layout.
             self.k, self.v = self.k.index_select(0, index), self.v.index_select(0, index)
 
     @property
@@ -148,47 +154,59 @@ class Store(ABC):
         self.k.flatten(0, 1).index_copy_(0, slots, k)
         self.v.flatten(0, 1).index_copy_(0, slots, v)
 
-    def _filled(self, each: tuple[int, ...], plan: Plan) -> Kept:
-        """The first places of every sequence; of a single one just those, as every kernel likes."""
+    def _filled(self, each: tuple[int, ...], plan: CachePlan) -> KeyValues:
+        """The filled part of every sequence; a single one is cut to it, as all kernels accept."""
         if len(each) == 1:
-            return Kept(self.k[0, : each[0]], self.v[0, : each[0]], plan.lengths(each, each[0]))
-        return Kept(self.k.flatten(0, 1), self.v.flatten(0, 1), plan.lengths(each, self.room))
+            return KeyValues(
+                self.k[0, : each[0]], self.v[0, : each[0]], plan.lengths(each, each[0])
+            )
+        return KeyValues(self.k.flatten(0, 1), self.v.flatten(0, 1), plan.lengths(each, self.room))
 
 
-class Slots(Store):
-    """Every sequence fills its room from the front; the room doubles when full, or stays fixed."""
+class FullLayerCache(LayerCache):
+    """Every sequence fills its room from the front; the room doubles when full or stays fixed."""
 
-    def __init__(self, config: Growing | Fixed) -> None:
-        super().__init__(config.size if isinstance(config, Fixed) else config.first)
+    def __init__(self, config: DynamicCache | StaticCache) -> None:
+        super().__init__(config.size if isinstance(config, StaticCache) else config.initial_size)
         self.config = config
 
     def append(
-        self, k: Float[Tensor, "n g d"], v: Float[Tensor, "n g e"], plan: Plan, *, ordered: bool
-    ) -> Kept:
-        del ordered  # slots always are
+        self,
+        k: Float[Tensor, "n g d"],
+        v: Float[Tensor, "n g e"],
+        plan: CachePlan,
+        *,
+        ordered: bool,
+    ) -> KeyValues:
+        del ordered  # it always is
         needed = max(plan.after, default=0)
-        if isinstance(self.config, Fixed) and needed > self.room:
+        if isinstance(self.config, StaticCache) and needed > self.room:
             raise InputError(
                 f"a cache of {self.room} tokens cannot hold {needed}",
-                f"use Fixed(size={needed}) or more, or Growing()",
+                f"use StaticCache(size={needed}) or more, or DynamicCache()",
             )
         while self.room < needed:
             self.room *= 2
         self._allocate(k, v, len(plan.new))
         self._write(k, v, plan.slots(self.room))
         if not any(plan.before):
-            return Kept(k, v, plan.new)
+            return KeyValues(k, v, plan.new)
         return self._filled(plan.after, plan)
 
 
-class Ring(Store):
-    """The last tokens of each sequence, written round and round."""
+class RingLayerCache(LayerCache):
+    """The last tokens of each sequence, in a ring buffer."""
 
     def append(
-        self, k: Float[Tensor, "n g d"], v: Float[Tensor, "n g e"], plan: Plan, *, ordered: bool
-    ) -> Kept:
-        # A single query sees the whole ring, and a softmax does not care for the order of its keys
-        # unless a bias by distance does.
+        self,
+        k: Float[Tensor, "n g d"],
+        v: Float[Tensor, "n g e"],
+        plan: CachePlan,
+        *,
+        ordered: bool,
+    ) -> KeyValues:
+        # A single query sees the whole ring, and the order of the keys matters to a softmax only if
+        # there is a bias by distance.
         whole = not ordered and all(length == 1 for length in plan.new.each)
         self._allocate(k, v, len(plan.new))
         if any(plan.before) and not whole:
@@ -197,11 +215,11 @@ class Ring(Store):
             return kept
         self._write_last(k, v, plan)
         if not any(plan.before):
-            return Kept(k, v, plan.new)
+            return KeyValues(k, v, plan.new)
         return self._filled(tuple(min(length, self.room) for length in plan.after), plan)
 
-    def _write_last(self, k: Tensor, v: Tensor, plan: Plan) -> None:
-        """Of more new tokens than the ring holds, only the last are written."""
+    def _write_last(self, k: Tensor, v: Tensor, plan: CachePlan) -> None:
+        """Store only the last of the new tokens if the ring cannot hold them all."""
         if plan.new.longest <= self.room:
             self._write(k, v, plan.slots(self.room))
             return
@@ -209,8 +227,8 @@ class Ring(Store):
         last = plan.positions >= ends - self.room
         self._write(k[last], v[last], plan.slots(self.room)[last])
 
-    def _in_order(self, k: Tensor, v: Tensor, plan: Plan) -> Kept:
-        """The ring unrolled, oldest first, followed by the new tokens of each sequence."""
+    def _in_order(self, k: Tensor, v: Tensor, plan: CachePlan) -> KeyValues:
+        """The ring in order, oldest token first, then the new tokens of each sequence."""
         keys, values, each = [], [], []
         for sequence, (old, place) in enumerate(zip(plan.before, plan.new.slices(), strict=True)):
             # Before itself a query sees one key less than the ring holds.
@@ -219,63 +237,59 @@ class Ring(Store):
             keys += [self.k[sequence, order], k[place]]
             values += [self.v[sequence, order], v[place]]
             each.append(held + plan.new.each[sequence])
-        return Kept(torch.cat(keys), torch.cat(values), Lengths.of(each, k.device))
+        return KeyValues(torch.cat(keys), torch.cat(values), Lengths.of(each, k.device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CacheSlot:
-    """A layer's store, and what this forward adds to it."""
+    """The cache of one layer, and what this forward pass adds to it."""
 
-    store: Store
-    plan: Plan | Steady
+    store: LayerCache
+    plan: CachePlan | StaticCachePlan
 
 
 class Cache:
-    """One store a layer, and how many tokens of each sequence they have seen.
+    """One layer cache per layer, and how many tokens of each sequence they have seen.
 
-    `memory` holds what cross-attention made of the encoder's output, one entry a layer.
+    `memory` holds the cross-attention keys and values of the encoder's output, one per layer.
     """
 
-    def __init__(self, masks: list[Mask | None], config: Growing | Fixed) -> None:
-        if isinstance(config, Fixed) and config.size < 1:
-            raise ConfigError(f"Fixed(size={config.size}) holds nothing", "use size=1 or more")
-        if isinstance(config, Growing) and config.first < 1:
-            raise ConfigError(f"Growing(first={config.first}) cannot double", "use first=1 or more")
-        self.stores: list[Store | None] = [
+    def __init__(self, masks: list[Mask | None], config: DynamicCache | StaticCache) -> None:
+        self.stores: list[LayerCache | None] = [
             None if mask is None else _store_for(mask, config) for mask in masks
         ]
-        self.memory: list[Kept | None] = [None] * len(masks)
+        self.memory: list[KeyValues | None] = [None] * len(masks)
         self.seen: tuple[int, ...] = ()
 
-    def plan(self, new: Lengths) -> Plan:
-        """Begin a forward over new tokens; `finish` it when every layer has appended."""
+    def plan(self, new: Lengths) -> CachePlan:
+        """Begin a forward pass over new tokens; call `finish` once every layer has appended."""
         if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
             raise InputError(
-                "a cache keeps no gradients and gradients are on",
+                "a cache keeps no gradients, and gradients are enabled",
                 "decode under torch.no_grad() or torch.inference_mode()",
             )
         before = self.seen or (0,) * len(new)
         if len(before) != len(new):
             raise InputError(
-                f"the cache holds {len(before)} sequences and {len(new)} came",
-                "make a new cache, or select() the sequences that go on",
+                f"the cache holds {len(before)} sequences, and the batch has {len(new)}",
+                "make a new cache, or select() the sequences to continue",
             )
-        return Plan(before, new)
+        return CachePlan(before, new)
 
-    def finish(self, plan: Plan) -> None:
+    def finish(self, plan: CachePlan) -> None:
         self.seen = plan.after
 
-    def steady(self) -> Steady:
-        """Begin steps of fixed shape after what was seen; the cache itself must be `Fixed`."""
+    def static_plan(self) -> StaticCachePlan:
+        """Begin steps of fixed shape after the tokens seen; the cache must be a `StaticCache`."""
         stores = [store for store in self.stores if store is not None]
-        return Steady(self.seen, {store.room for store in stores}, stores[0].k.device)
+        return StaticCachePlan(self.seen, {store.room for store in stores}, stores[0].k.device)
 
     def select(self, sequences: list[int]) -> None:
-        """Keep only these sequences, in this order; one may be named twice, as beams are."""
+        """Keep only these sequences, in this order; one may occur twice, as in beam search."""
         if any(not 0 <= sequence < len(self.seen) for sequence in sequences):
             raise InputError(
                 f"sequences {sequences} are not all in the cache",
-                f"choose among 0 to {len(self.seen) - 1}",
+                f"use indices from 0 to {len(self.seen) - 1}",
             )
         self.seen = tuple(self.seen[sequence] for sequence in sequences)
         for store in self.stores:
@@ -285,16 +299,16 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """The memory of all keys and values of the decoder's own tokens."""
+        """The bytes of all keys and values, without those of cross-attention."""
         return sum(store.nbytes for store in self.stores if store is not None)
 
 
-def _store_for(mask: Mask, config: Growing | Fixed) -> Store:
+def _store_for(mask: Mask, config: DynamicCache | StaticCache) -> LayerCache:
     band = exact_band(mask)
-    if config.rings and band is not None and band.after == 0 and band.before < float("inf"):
-        # A window looks the same from everywhere; other masks need the true positions.
-        return Ring(int(band.before) + 1)
-    return Slots(config)
+    if config.ring_buffers and band is not None and band.after == 0 and band.before < float("inf"):
+        # A sliding window is the same at every position; other masks need absolute positions.
+        return RingLayerCache(int(band.before) + 1)
+    return FullLayerCache(config)
 
 
 def _enlarged(old: Tensor, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -306,11 +320,11 @@ def _enlarged(old: Tensor, shape: tuple[int, ...], like: Tensor) -> Tensor:
     return new
 
 
-def _select_kept(kept: Kept | None, sequences: list[int]) -> Kept | None:
+def _select_kept(kept: KeyValues | None, sequences: list[int]) -> KeyValues | None:
     if kept is None:
         return None
     starts = list(accumulate(kept.lengths.each, initial=0))
     rows = [torch.arange(starts[s], starts[s + 1], device=kept.k.device) for s in sequences]
     index = torch.cat(rows) if rows else torch.zeros(0, dtype=torch.long, device=kept.k.device)
     lengths = Lengths.of([kept.lengths.each[s] for s in sequences], kept.k.device)
-    return Kept(kept.k[index], kept.v[index], lengths)
+    return KeyValues(kept.k[index], kept.v[index], lengths)

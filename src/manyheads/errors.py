@@ -1,4 +1,7 @@
-"""Every error a user can meet: what was given and why it cannot be, then what to do."""
+"""Every error a user can meet: the value, the reason and the remedy."""
+
+from collections.abc import Callable
+from numbers import Integral, Real
 
 __all__ = [
     "ConfigError",
@@ -9,18 +12,24 @@ __all__ = [
     "MissingExtraError",
     "ShapeError",
     "TrainingError",
+    "check_int",
+    "check_number",
 ]
 
 
 class ManyheadsError(Exception):
-    """A mistake the user can mend; `problem` names the value and the reason, `remedy` the way out.
+    """An error the user can fix: `problem` names the value and the reason, `remedy` what to do.
+
+    The remedy may be left out where the problem says what is allowed.
 
     >>> str(ConfigError("heads=12 cannot share kv_heads=5 evenly", "use 1, 2, 3, 4, 6 or 12"))
     'heads=12 cannot share kv_heads=5 evenly: use 1, 2, 3, 4, 6 or 12.'
+    >>> str(ConfigError("top_p must be in (0, 1], got 1.5"))
+    'top_p must be in (0, 1], got 1.5.'
     """
 
-    def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(f"{problem}: {remedy}.")
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(f"{problem}: {remedy}." if remedy else f"{problem}.")
         self.problem = problem
         self.remedy = remedy
 
@@ -51,3 +60,31 @@ class TrainingError(ManyheadsError, RuntimeError):
 
 class CutWarning(UserWarning):
     """Some texts were longer than the model reads, and were cut."""
+
+
+def check_int(name: str, value: object, *, minimum: int) -> None:
+    """Refuse anything but an integer of at least `minimum`.
+
+    >>> check_int("top_k", 2.5, minimum=1)
+    Traceback (most recent call last):
+    manyheads.errors.ConfigError: top_k must be an integer, got 2.5.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise ConfigError(f"{name} must be an integer, got {value!r}")
+    if int(value) < minimum:
+        raise ConfigError(f"{name} must be at least {minimum}, got {value}")
+
+
+def check_number(
+    name: str, value: object, allowed: str, is_allowed: Callable[[float], bool]
+) -> None:
+    """Refuse anything but a number for which `is_allowed` holds; `allowed` says it in words.
+
+    >>> check_number("top_p", 1.5, "in (0, 1]", lambda p: 0 < p <= 1)
+    Traceback (most recent call last):
+    manyheads.errors.ConfigError: top_p must be in (0, 1], got 1.5.
+    """
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise ConfigError(f"{name} must be a number, got {value!r}")
+    if not is_allowed(float(value)):
+        raise ConfigError(f"{name} must be {allowed}, got {value}")

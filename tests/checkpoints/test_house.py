@@ -7,7 +7,7 @@ import torch
 
 from manyheads.checkpoints.folder import load
 from manyheads.checkpoints.hub import HOUSE, HOUSE_FOLDER
-from manyheads.decoding.loop import generate
+from manyheads.decoding.generation import generate
 from manyheads.lens.passages import passages
 from manyheads.taps import Record, Site, Sublayer, Tap
 
@@ -74,5 +74,5 @@ def watched(model: Any, ids: torch.Tensor, sites: list[Site]) -> Record:
 
 
 def test_the_default_writes_the_language_it_was_trained_on() -> None:
-    [written] = generate(load("house-gpt"), ["The [[United"], new_tokens=3)
+    [written] = generate(load("house-gpt"), ["The [[United"], max_new_tokens=3)
     assert written.text.startswith(" States")

@@ -142,7 +142,7 @@ def test_merged_the_model_opens_by_itself(folder: Path, capsys: pytest.CaptureFi
         torch.testing.assert_close(
             load("out/model")(ids).logits, model(ids).logits, atol=1e-5, rtol=0
         )
-    assert main(["generate", "out/model", "--text", "the cat", "--new-tokens", "3"]) == 0
+    assert main(["generate", "out/model", "--text", "the cat", "--max-new-tokens", "3"]) == 0
 
 
 GATES = """

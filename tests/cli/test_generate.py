@@ -49,16 +49,16 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_one_prompt_is_written_as_generate_writes_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = run(capsys, folder, "--prompt", "Hello", "--new-tokens", 20)
-    assert found == f"{generate(load(folder), 'Hello', new_tokens=20).text}\n"
+    found = run(capsys, folder, "--prompt", "Hello", "--max-new-tokens", 20)
+    assert found == f"{generate(load(folder), 'Hello', max_new_tokens=20).text}\n"
 
 
 def test_a_token_may_end_a_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    written = generate(load(folder), "Hello", new_tokens=20)
+    written = generate(load(folder), "Hello", max_new_tokens=20)
     stop = written.ids[2]
-    found = run(capsys, folder, "--prompt", "Hello", "--new-tokens", 20, "--stop-id", stop)
-    expected = generate(load(folder), "Hello", new_tokens=20, stop_ids=[stop])
-    assert expected.stopped_by == "stop id"
+    found = run(capsys, folder, "--prompt", "Hello", "--max-new-tokens", 20, "--eos-token-id", stop)
+    expected = generate(load(folder), "Hello", max_new_tokens=20, eos_token_ids=[stop])
+    assert expected.finish_reason == "eos"
     assert found == f"{expected.text}\n"
 
 
@@ -66,7 +66,7 @@ def test_no_temperature_is_said_in_the_words_of_the_command(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = refused(capsys, folder, "--prompt", "Hello", "--temperature", 0)
-    assert said.endswith("leave it out, and the likeliest token is taken.")
+    assert said.endswith("leave it out to choose the most likely token.")
 
 
 def test_many_prompts_are_named_and_come_in_order(
@@ -74,8 +74,8 @@ def test_many_prompts_are_named_and_come_in_order(
 ) -> None:
     lines = tmp_path / "prompts.txt"
     lines.write_text("two\n\nthree\n")
-    found = run(capsys, folder, "--text", "one", "--file", lines, "--new-tokens", 5)
-    written = generate(load(folder), ["one", "two", "three"], new_tokens=5)
+    found = run(capsys, folder, "--text", "one", "--file", lines, "--max-new-tokens", 5)
+    written = generate(load(folder), ["one", "two", "three"], max_new_tokens=5)
     named = zip(("one", "two", "three"), written, strict=True)
     assert found == "".join(f"> {name}\n{each.text}\n\n" for name, each in named)
 
@@ -85,23 +85,23 @@ def test_many_prompts_are_named_and_come_in_order(
     [
         ["--temperature", "0.8", "--top-k", "9", "--top-p", "0.9", "--min-p", "0.01"],
         ["--top-k", "5"],
-        ["--beams", "3"],
-        ["--repetition-penalty", "1.5", "--stop", "zzz"],
+        ["--num-beams", "3"],
+        ["--repetition-penalty", "1.5", "--stop-string", "zzz"],
     ],
 )
 def test_json_tells_everything_and_a_seed_repeats_it(
     how: list[str], folder: Path, tmp_path: Path
 ) -> None:
     texts = ["--text", "ä", "--text", "b"]
-    asked = ["generate", str(folder), *texts, "--new-tokens", "6", "--logprobs", "--seed", "1"]
+    asked = ["generate", str(folder), *texts, "--max-new-tokens", "6", "--logprobs", "--seed", "1"]
     once, again = tmp_path / "once.json", tmp_path / "again.json"
     assert main([*asked, *how, "--json", str(once)]) == 0
     first, second = json.loads(once.read_text("utf-8"))
     assert (first["prompt"], second["prompt"]) == ("ä", "b")
     for each in (first, second):
-        assert set(each) == {"prompt", "text", "ids", "stopped_by", "logprobs"}
+        assert set(each) == {"prompt", "text", "ids", "finish_reason", "logprobs"}
         assert len(each["ids"]) == len(each["logprobs"]) == 6
-        assert each["stopped_by"] == "length"
+        assert each["finish_reason"] == "length"
     assert main([*asked, *how, "--json", str(again)]) == 0
     assert once.read_bytes() == again.read_bytes()
 
@@ -109,8 +109,8 @@ def test_json_tells_everything_and_a_seed_repeats_it(
 def test_logprobs_are_shown_token_by_token(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = run(capsys, folder, "--text", "a", "--new-tokens", 4, "--logprobs")
-    written = generate(load(folder), "a", new_tokens=4, logprobs=True)
+    found = run(capsys, folder, "--text", "a", "--max-new-tokens", 4, "--logprobs")
+    written = generate(load(folder), "a", max_new_tokens=4, logprobs=True)
     rows = found[len(written.text or "") + 1 :].splitlines()
     assert [float(row.split()[0]) for row in rows] == pytest.approx(written.logprobs, abs=1e-3)
     assert [int(row.split()[1]) for row in rows] == list(written.ids)
@@ -119,7 +119,7 @@ def test_logprobs_are_shown_token_by_token(
 def test_json_goes_to_a_file_and_the_text_to_the_terminal(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, asked = tmp_path / "written.json", ["--text", "Hello", "--new-tokens", "5"]
+    out, asked = tmp_path / "written.json", ["--text", "Hello", "--max-new-tokens", "5"]
     plain = run(capsys, folder, *asked)
     assert main(["generate", str(folder), *asked, "--json", str(out)]) == 0
     printed = capsys.readouterr()
@@ -130,14 +130,14 @@ def test_json_goes_to_a_file_and_the_text_to_the_terminal(
 
 
 def test_without_a_model_our_own_writes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "--text", "The city of", "--new-tokens", 3).strip()
+    assert run(capsys, "--text", "The city of", "--max-new-tokens", 3).strip()
 
 
 def test_chat_speaks_by_the_template(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["--chat", "--text", "Hi", "--system", "Be brief", "--new-tokens", 8]
-    text = generate(load(folder), "s:Be brief;u:Hi;a:", new_tokens=8).text
+    asked = ["--chat", "--text", "Hi", "--system", "Be brief", "--max-new-tokens", 8]
+    text = generate(load(folder), "s:Be brief;u:Hi;a:", max_new_tokens=8).text
     assert run(capsys, folder, *asked) == f"{text}\n"
     out = str(tmp_path / "said.json")
     assert main(["generate", str(folder), *map(str, asked), "--json", out]) == 0
@@ -148,28 +148,37 @@ def test_a_conversation_remembers_and_ends_with_an_empty_line(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load(folder)
-    first = generate(model, "u:Hi;a:", new_tokens=5).text
-    second = generate(model, f"u:Hi;a:{first};u:And?;a:", new_tokens=5).text
+    first = generate(model, "u:Hi;a:", max_new_tokens=5).text
+    second = generate(model, f"u:Hi;a:{first};u:And?;a:", max_new_tokens=5).text
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\nAnd?\n\nnever read\n"))
-    found = run(capsys, folder, "--chat", "--new-tokens", 5)
+    found = run(capsys, folder, "--chat", "--max-new-tokens", 5)
     assert found == f"{first}\n{second}\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n"))
-    assert run(capsys, folder, "--chat", "--new-tokens", 5) == f"{first}\n"
+    assert run(capsys, folder, "--chat", "--max-new-tokens", 5) == f"{first}\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "there is no text to go on from: give --text, --file, or --chat."),
+        ([], "there is no prompt: give --text, --file, or --chat."),
         (["--file", "nowhere.txt"], "there is no file nowhere.txt: name one with texts."),
         (["--text", "a", "--json", "out.txt"], "--json out.txt does not end in .json: "),
-        (["--text", "a", "--temperature", "-1"], "--temperature -1 leaves nothing to draw: "),
-        (["--text", "a", "--beams", "0"], "width=0 is no beam: "),
-        (["--text", "a", "--beams", "2", "--top-k", "2"], "beams search for the likeliest text "),
-        (["--text", "a", "--beams", "2", "--stop", "b"], "beams are judged as whole texts "),
-        (["--text", "a", "--new-tokens", "5000"], "1 tokens and new_tokens=5000 go past "),
-        (["--text", "a", "--system", "b"], "--system opens a conversation: give --chat too."),
-        (["--chat", "--json", "a.json"], "a conversation is written as it comes: "),
+        (["--text", "a", "--temperature", "-1"], "--temperature must be above 0, got -1: "),
+        (["--text", "a", "--num-beams", "0"], "--num-beams must be at least 1, got 0."),
+        (
+            ["--text", "a", "--num-beams", "2", "--top-k", "2"],
+            "--num-beams cannot be combined",
+        ),
+        (
+            ["--text", "a", "--num-beams", "2", "--stop-string", "b"],
+            "--stop-string cannot be combined",
+        ),
+        (
+            ["--text", "a", "--max-new-tokens", "5000"],
+            "a prompt of 1 tokens and --max-new-",
+        ),
+        (["--text", "a", "--system", "b"], "--system needs --chat: "),
+        (["--chat", "--json", "a.json"], "an interactive chat cannot use --json, "),
         (["--text", "a", "--device", "abacus"], "there is no device 'abacus': "),
     ],
 )
@@ -184,9 +193,11 @@ def test_models_that_cannot_are_one_line_too(
 ) -> None:
     save(build("gpt2", layers=1, width=16, heads=2, vocabulary=50, seed=0), tmp_path / "mute")
     said = refused(capsys, tmp_path / "mute", "--text", "a")
-    assert said.startswith("a prompt of text needs a tokenizer and this model has none: ")
+    assert said.startswith("a text prompt needs a tokenizer and this model has none: ")
     save(build("council", seed=0), tmp_path / "reader")
-    assert "reads and does not write" in refused(capsys, tmp_path / "reader", "--text", "a")
+    assert "an Encoder cannot generate text: " in refused(
+        capsys, tmp_path / "reader", "--text", "a"
+    )
 
 
 def test_on_a_terminal_nothing_moves_the_cursor(monkeypatch: pytest.MonkeyPatch) -> None:

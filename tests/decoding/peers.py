@@ -20,7 +20,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from manyheads import Written, load
+from manyheads import Generation, load
 from tests.checkpoints.theirs import randomised
 from tests.parity.comparing import VOCABULARY
 
@@ -99,5 +99,5 @@ def _one(theirs: Any, prompt: Sequence[int], **more: Any) -> list[int]:
     return found[before:]
 
 
-def tokens(written: Sequence[Written]) -> list[list[int]]:
+def tokens(written: Sequence[Generation]) -> list[list[int]]:
     return [list(each.ids) for each in written]

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from manyheads import build
-from manyheads.decoding.task import Task
+from manyheads.decoding.request import GenerationRequest
 from manyheads.ragged import Ragged
 
 __all__ = ["END", "Scripted", "by_bytes", "by_words", "says"]
@@ -69,5 +69,5 @@ def says(monkeypatch: pytest.MonkeyPatch, *texts: str, end: bool = True) -> Any:
     model.described = {"eos_token_id": 256} if end else {}
     # A space and more after the end, for whoever does not stop.
     scripts = [[*tokenizer.encode(text).ids, *([256] if end else []), *[0] * 99] for text in texts]
-    monkeypatch.setattr(Task, "steps", lambda _: Scripted(scripts, 257))
+    monkeypatch.setattr(GenerationRequest, "steps", lambda _: Scripted(scripts, 257))
     return model

@@ -146,16 +146,12 @@ def test_the_template_alone_says_what_begins_a_text() -> None:
 
 
 def test_what_a_template_refuses_is_said_in_its_own_words() -> None:
-    message = (
-        "the model's chat template refuses, roles must alternate user/assistant/...: "
-        "give messages as it wants them."
-    )
-    with refuses(InputError, message):
+    with pytest.raises(InputError, match=r"refuses .*, roles must alternate user/assistant"):
         apply_chat([USER, USER], config(BRACKETS))
 
 
-def test_a_template_that_cannot_be_read_is_to_be_mended_and_not_the_messages() -> None:
-    with pytest.raises(InputError, match=r"cannot be read, .* in line 2: mend chat_template in"):
+def test_a_template_that_cannot_be_read_is_to_be_fixed_and_not_the_messages() -> None:
+    with pytest.raises(InputError, match=r"cannot be read, .* in line 2: fix chat_template in"):
         apply_chat([USER], config("hello\n{% for m in %}"))
 
 
@@ -183,7 +179,7 @@ def test_no_template_no_messages_and_no_jinja_are_said_clearly(
         chat_prompt(chatty(), TALK)
     with refuses(InputError, "the conversation is empty: give at least one message."):
         apply_chat([], config(CHATML))
-    with pytest.raises(InputError, match="is no message"):
+    with pytest.raises(InputError, match="a message must have a role"):
         apply_chat([{"content": "who?"}], config(CHATML))
     imports = builtins.__import__
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from manyheads import Fixed, Growing, Ragged, build
+from manyheads import DynamicCache, Ragged, StaticCache, build
 from manyheads.decoding.plain import cannot
 from manyheads.decoding.steps import Cached
 from tests.models import zoo
@@ -20,7 +20,11 @@ ORDINARY = {
     "windows and whole",
     "normed heads",
 }
-CACHES = (Growing(first=4), Growing(first=4, rings=False), Fixed(size=30))
+CACHES = (
+    DynamicCache(initial_size=4),
+    DynamicCache(initial_size=4, ring_buffers=False),
+    StaticCache(size=30),
+)
 
 
 @pytest.mark.parametrize("name", zoo.DECODERS)
@@ -32,7 +36,7 @@ def test_it_serves_decoders_of_ordinary_parts(name: str) -> None:
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("lengths", [(6,), (1, 9, 3)])
 def test_scores_are_those_of_the_layers(
-    name: str, cache: Growing | Fixed, lengths: tuple[int, ...]
+    name: str, cache: DynamicCache | StaticCache, lengths: tuple[int, ...]
 ) -> None:
     model = zoo.small(zoo.DECODERS[name])
     steps, layers = Cached(model, cache), model.new_cache(cache)
@@ -49,7 +53,7 @@ def test_scores_are_those_of_the_layers(
 @pytest.mark.parametrize("name", ["gpt2", "llama", "normed heads"])
 def test_half_precision_agrees_too(name: str) -> None:
     model = build(zoo.DECODERS[name], seed=0, dtype=torch.bfloat16)
-    steps, layers = Cached(model, Growing()), model.new_cache()
+    steps, layers = Cached(model, DynamicCache()), model.new_cache()
     with torch.inference_mode():
         steps.start(zoo.ids((6,)))
         model(zoo.ids((6,)), cache=layers)
@@ -59,7 +63,7 @@ def test_half_precision_agrees_too(name: str) -> None:
 
 def test_texts_that_leave_until_one_is_alone_change_nothing_for_it() -> None:
     model = zoo.small(zoo.DECODERS["windows and whole"])
-    steps = Cached(model, Growing(first=4))
+    steps = Cached(model, DynamicCache(initial_size=4))
     tokens = zoo.ids((9, 3, 14)).to_list()
     steps.start(Ragged.from_list(tokens))
     steps.next(torch.tensor([1, 2, 3]))
@@ -72,7 +76,7 @@ def test_texts_that_leave_until_one_is_alone_change_nothing_for_it() -> None:
 
 def test_a_text_alone_may_become_several_and_one_again() -> None:
     model = zoo.small(zoo.DECODERS["windows and whole"])
-    steps, tokens = Cached(model, Growing(first=4)), zoo.ids((3,)).values
+    steps, tokens = Cached(model, DynamicCache(initial_size=4)), zoo.ids((3,)).values
     steps.start(Ragged.from_list([tokens]))
     texts = [tokens.tolist()]
     for number in range(20):
@@ -94,7 +98,7 @@ def test_hooks_and_other_projections_are_not_passed_over() -> None:
     hooked: Any = build(zoo.DECODERS["gpt2"], seed=0)
     called = []
     hooked.stack.layers[1].register_forward_hook(lambda *_: called.append(1))
-    steps = Cached(hooked, Growing())
+    steps = Cached(hooked, DynamicCache())
     steps.start(zoo.ids((4,)))
     steps.next(torch.tensor([1]))
     assert len(called) == 2

@@ -6,8 +6,8 @@ Recording itself needs CUDA and is tested there; the program that is recorded ru
 import pytest
 import torch
 
-from manyheads import Fixed, Growing, Ragged, build
-from manyheads.cache import Ring
+from manyheads import DynamicCache, Ragged, StaticCache, build
+from manyheads.cache import RingLayerCache
 from manyheads.decoding.recorded import cannot, general, order_is_free
 from manyheads.decoding.steps import Cached
 from manyheads.models.decoder import Decoder
@@ -31,11 +31,11 @@ def test_a_step_of_fixed_shape_gives_the_scores_of_any_other(name: str) -> None:
     prompts = Ragged.from_list(
         [torch.randint(VOCABULARY, (length,), generator=draw) for length in PROMPTS]
     )
-    cached = Cached(model, Growing())
+    cached = Cached(model, DynamicCache())
     cached.start(prompts)
-    cache = model.new_cache(Fixed(size=16, rings=order_is_free(model)))
+    cache = model.new_cache(StaticCache(size=16, ring_buffers=order_is_free(model)))
     model.next_logits(prompts, cache)
-    plan = cache.steady()
+    plan = cache.static_plan()
     for _ in range(8):
         ids = torch.randint(VOCABULARY, (len(PROMPTS),), generator=draw)
         torch.testing.assert_close(
@@ -46,9 +46,9 @@ def test_a_step_of_fixed_shape_gives_the_scores_of_any_other(name: str) -> None:
 @torch.inference_mode()
 def test_going_back_to_a_place_repeats_the_step_bit_by_bit() -> None:
     model = made("windows and whole")
-    cache = model.new_cache(Fixed(size=16))
+    cache = model.new_cache(StaticCache(size=16))
     model.next_logits(Ragged.from_list([torch.arange(5), torch.arange(9)]), cache)
-    plan = cache.steady()
+    plan = cache.static_plan()
     ids, begin = torch.tensor([3, 4]), plan.positions.clone()
     first = general(model, ids, cache, plan)
     plan.restore(begin)
@@ -59,8 +59,8 @@ def test_going_back_to_a_place_repeats_the_step_bit_by_bit() -> None:
 def test_rings_are_kept_only_where_no_bias_asks_for_the_order_of_keys() -> None:
     for name, rings in (("window", True), ("alibi in a window", False), ("t5 in a window", False)):
         model = made(name)
-        stores = model.new_cache(Fixed(size=16, rings=order_is_free(model))).stores
-        assert all(isinstance(store, Ring) for store in stores) is rings
+        stores = model.new_cache(StaticCache(size=16, ring_buffers=order_is_free(model))).stores
+        assert all(isinstance(store, RingLayerCache) for store in stores) is rings
 
 
 def test_what_cannot_be_recorded_says_why() -> None:

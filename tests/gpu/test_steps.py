@@ -11,8 +11,8 @@ from manyheads import (
     Branch,
     Causal,
     DecoderConfig,
+    DynamicCache,
     Embedding,
-    Growing,
     LanguageHead,
     LayerConfig,
     Learned,
@@ -80,7 +80,7 @@ def ids(*lengths: int) -> Ragged:
 
 def worst(model: Decoder, prompts: Ragged, steps: int = 40) -> float:
     """The largest difference of a step's scores, as a share of their length."""
-    fixed, eager = recorded(model, len(prompts), 100), Cached(model, Growing())
+    fixed, eager = recorded(model, len(prompts), 100), Cached(model, DynamicCache())
     pairs = [(fixed.start(prompts), eager.start(prompts))]
     draw = torch.Generator().manual_seed(1)
     for step in range(steps):
@@ -136,8 +136,8 @@ def test_generating_on_cuda_writes_what_the_cpu_writes() -> None:
     cuda.load_state_dict(cpu.state_dict())
     prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
     for texts in (prompts, prompts[:1]):
-        expected = generate(cpu, texts, new_tokens=30, stop_ids=(3, 5, 7))
-        found = generate(cuda, texts, new_tokens=30, stop_ids=(3, 5, 7))
+        expected = generate(cpu, texts, max_new_tokens=30, eos_token_ids=(3, 5, 7))
+        found = generate(cuda, texts, max_new_tokens=30, eos_token_ids=(3, 5, 7))
         assert [one.ids for one in found] == [one.ids for one in expected]
 
 

@@ -94,6 +94,6 @@ def test_only_it_serves_such_keys_and_it_serves_no_others() -> None:
     assert step.cannot(plain, facts) == "the host knows how long the keys are"
     with refuses(
         KernelError,
-        "no step of fixed shape can do this, a step never forms the pattern: use Growing().",
+        "no step of fixed shape can do this, a step never forms the pattern: use DynamicCache().",
     ):
         attend(q, k, k, replace(request, want=Want(pattern=True)))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.cache import Cache, Fixed, Growing, Ring
+from manyheads.cache import Cache, DynamicCache, RingLayerCache, StaticCache
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder
@@ -31,10 +31,10 @@ from tests.models.zoo import DECODERS, SIZE, VOCABULARY, decoder, ids, layer, ow
 STEPS = ((4, 1, 7, 0), (1, 1, 1, 1), (1, 1, 1, 1), (1, 0, 1, 2), (1, 1, 1, 1))
 CHUNKS = ((2, 9, 0, 1), (6, 3, 5, 8), (0, 0, 0, 0), (3, 1, 6, 2), (1, 1, 1, 1))
 CACHES = {
-    "growing from one": Growing(first=1),
-    "fixed": Fixed(size=16),
-    "growing without rings": Growing(first=3, rings=False),
-    "fixed without rings": Fixed(size=16, rings=False),
+    "growing from one": DynamicCache(initial_size=1),
+    "fixed": StaticCache(size=16),
+    "growing without rings": DynamicCache(initial_size=3, ring_buffers=False),
+    "fixed without rings": StaticCache(size=16, ring_buffers=False),
 }
 
 
@@ -59,7 +59,7 @@ def assert_near(found: Tensor, expected: Tensor) -> None:
 
 
 def assert_decodes(
-    model: Decoder, config: Growing | Fixed, schedule: Sequence[tuple[int, ...]]
+    model: Decoder, config: DynamicCache | StaticCache, schedule: Sequence[tuple[int, ...]]
 ) -> Cache:
     """Piece by piece is the same as all at once."""
     texts = ids(totals(schedule))
@@ -87,7 +87,7 @@ def test_step_by_step_is_the_full_forward(name: str, cache: str) -> None:
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_chunk_by_chunk_is_the_full_forward(name: str) -> None:
-    assert_decodes(small(DECODERS[name]), Growing(first=2), CHUNKS)
+    assert_decodes(small(DECODERS[name]), DynamicCache(initial_size=2), CHUNKS)
 
 
 WINDOWS = [name for name in DECODERS if "window" in name]
@@ -100,15 +100,15 @@ def test_a_window_decodes_with_and_without_rings(
     name: str, cache: str, schedule: Sequence[tuple[int, ...]]
 ) -> None:
     made = assert_decodes(small(DECODERS[name]), CACHES[cache], schedule)
-    rings = sum(isinstance(store, Ring) for store in made.stores)
+    rings = sum(isinstance(store, RingLayerCache) for store in made.stores)
     windows = sum(
         isinstance(each.attention.inner.mask, Window) for each in DECODERS[name].stack.layers
     )
-    assert rings == (windows if CACHES[cache].rings else 0)
+    assert rings == (windows if CACHES[cache].ring_buffers else 0)
 
 
 def test_a_ring_goes_round_many_times() -> None:
-    assert_decodes(small(DECODERS["window"]), Growing(), ((1, 2),) + ((1, 1),) * 13)
+    assert_decodes(small(DECODERS["window"]), DynamicCache(), ((1, 2),) + ((1, 1),) * 13)
 
 
 @pytest.mark.parametrize("cache", ["growing from one", "fixed"])
@@ -134,9 +134,11 @@ def test_padded_pieces_pass_the_same_door() -> None:
     assert_near(second[:, 0], torch.stack((whole.of(0)[5], whole.of(1)[3])))
 
 
-@pytest.mark.parametrize("config", [Growing(first=1), Fixed(size=16)])
+@pytest.mark.parametrize("config", [DynamicCache(initial_size=1), StaticCache(size=16)])
 @pytest.mark.parametrize("name", ["llama", "windows and whole", "alibi in a window", "t5"])
-def test_selected_sequences_go_on_where_they_were(name: str, config: Growing | Fixed) -> None:
+def test_selected_sequences_go_on_where_they_were(
+    name: str, config: DynamicCache | StaticCache
+) -> None:
     model, prompts = small(DECODERS[name]), ids((5, 2, 9))
     cache, order = model.new_cache(config), [2, 0, 2]
     more = ids((4, 4, 4), seed=1)
@@ -195,16 +197,16 @@ def test_a_mask_that_moves_as_a_text_grows_refuses_a_cache(mask: Mask) -> None:
 
 @pytest.mark.parametrize("mask", [Causal() & GlobalTokens((0, 2)), Causal() & Blocks(3)], ids=str)
 def test_a_mask_of_fixed_places_decodes(mask: Mask) -> None:
-    assert_decodes(small(decoder(layer(own(mask=mask)))), Growing(first=1), STEPS)
+    assert_decodes(small(decoder(layer(own(mask=mask)))), DynamicCache(initial_size=1), STEPS)
 
 
 def test_a_full_cache_says_how_much_it_needs_and_stays_as_it_was() -> None:
     model = small(DECODERS["llama"])
-    cache = model.new_cache(Fixed(size=6))
+    cache = model.new_cache(StaticCache(size=6))
     with torch.no_grad():
         model(ids((6, 2)), cache=cache)
         with pytest.raises(
-            InputError, match=r"a cache of 6 tokens cannot hold 7: use Fixed\(size=7"
+            InputError, match=r"a cache of 6 tokens cannot hold 7: use StaticCache\(size=7"
         ):
             model(ids((1, 1)), cache=cache)
         assert cache.seen == (6, 2)
@@ -214,7 +216,7 @@ def test_a_full_cache_says_how_much_it_needs_and_stays_as_it_was() -> None:
 
 def test_gradients_are_refused_while_decoding() -> None:
     model = small(DECODERS["llama"])
-    with pytest.raises(InputError, match=r"keeps no gradients and gradients are on: decode under"):
+    with pytest.raises(InputError, match=r"keeps no gradients.*: decode under"):
         model(ids(), cache=model.new_cache())
 
 
@@ -223,7 +225,7 @@ def test_another_number_of_sequences_is_refused() -> None:
     cache = model.new_cache()
     with torch.no_grad():
         model(ids((3, 2)), cache=cache)
-        with pytest.raises(InputError, match="the cache holds 2 sequences and 3 came: make a new"):
+        with pytest.raises(InputError, match=r"holds 2 sequences, .* 3: make a new"):
             model(ids((1, 1, 1)), cache=cache)
 
 
@@ -236,7 +238,7 @@ def test_a_cache_takes_the_memory_that_arithmetic_says(kv_heads: int, dtype: tor
         layer(own(mask=Window(99), kv_heads=kv_heads)),
     )
     model = build(config, seed=0, dtype=dtype)
-    cache = model.new_cache(Fixed(size=8192))
+    cache = model.new_cache(StaticCache(size=8192))
     with torch.no_grad():
         model(ids((3, 1)), cache=cache)
     tokens = 2 * 8192 + 100
@@ -245,7 +247,7 @@ def test_a_cache_takes_the_memory_that_arithmetic_says(kv_heads: int, dtype: tor
 
 def test_a_growing_cache_doubles() -> None:
     model = small(DECODERS["llama"])
-    cache, rooms = model.new_cache(Growing(first=2)), []
+    cache, rooms = model.new_cache(DynamicCache(initial_size=2)), []
     with torch.no_grad():
         for count in (1, 1, 1, 1, 1, 12):
             model(ids((count,)), cache=cache)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.cache import Fixed, Growing
+from manyheads.cache import DynamicCache, StaticCache
 from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.models.build import build
 from manyheads.models.seq2seq import Seq2Seq
@@ -34,7 +34,7 @@ def chunk(texts: Ragged, starts: list[int], counts: tuple[int, ...]) -> Ragged:
     )
 
 
-def decoded(model: Seq2Seq, config: Growing | Fixed, targets: Ragged) -> list[Tensor]:
+def decoded(model: Seq2Seq, config: DynamicCache | StaticCache, targets: Ragged) -> list[Tensor]:
     """The logits of each target, written a piece at a time; the source is read once."""
     cache, starts = model.new_cache(config), [0] * 4
     written: list[list[Tensor]] = [[] for _ in starts]
@@ -50,11 +50,15 @@ def decoded(model: Seq2Seq, config: Growing | Fixed, targets: Ragged) -> list[Te
 
 @pytest.mark.parametrize(
     "config",
-    [Growing(first=1), Fixed(size=9), Growing(first=2, rings=False)],
+    [
+        DynamicCache(initial_size=1),
+        StaticCache(size=9),
+        DynamicCache(initial_size=2, ring_buffers=False),
+    ],
     ids=["growing", "fixed", "without rings"],
 )
 @pytest.mark.parametrize("name", SEQ2SEQS)
-def test_piece_by_piece_is_the_full_forward(name: str, config: Growing | Fixed) -> None:
+def test_piece_by_piece_is_the_full_forward(name: str, config: DynamicCache | StaticCache) -> None:
     model, targets = small(SEQ2SEQS[name]), ids((5, 3, 9, 4), seed=1)
     with torch.no_grad():
         whole = model(ids(SOURCES), targets).logits
@@ -73,7 +77,7 @@ def test_the_source_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(each.cross, "remember", counted)
     with torch.no_grad():
-        decoded(model, Growing(), ids((5, 3, 9, 4), seed=1))
+        decoded(model, DynamicCache(), ids((5, 3, 9, 4), seed=1))
     assert read == [SOURCES, SOURCES]
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from manyheads.decoding.choosing import Greedy
-from manyheads.decoding.loop import generate
+from manyheads.decoding.generation import generate
+from manyheads.decoding.sampling import Greedy
 from manyheads.lens.ablation import ablate_together
 from manyheads.lens.patterns import patterns
 from manyheads.studio.guard import Door
@@ -171,12 +171,12 @@ def test_statistics_come_for_every_head(client: TestClient) -> None:
 def test_writing_comes_line_by_line_and_is_what_the_model_writes(
     client: TestClient, decoder: Any
 ) -> None:
-    body = {"model": "tiny", "text": TEXT, "heads": ["L1H0"], "new_tokens": 5, "temperature": 0}
+    body = {"model": "tiny", "text": TEXT, "heads": ["L1H0"], "max_new_tokens": 5, "temperature": 0}
     with client.stream("POST", "/api/write", json=body) as answer:
         lines = [json.loads(line) for line in answer.iter_lines()]
     assert lines[-1]["done"]
     ids = [line["id"] for line in lines[:-1]]
-    written = generate(decoder, TEXT, new_tokens=5, choose=Greedy())
+    written = generate(decoder, TEXT, max_new_tokens=5, sampling=Greedy())
     assert tuple(ids) == written.ids
     assert "".join(line["letters"] for line in lines) == written.text
     length = len(decoder.tokenizer.encode(TEXT).ids)
@@ -189,7 +189,7 @@ def test_writing_without_a_head_differs(client: TestClient) -> None:
     heads = [f"L{layer}H{head}" for layer in range(3) for head in range(4)]
 
     def written(edit: dict[str, Any]) -> str:
-        body = {"model": "tiny", "text": TEXT, "new_tokens": 6, "edit": edit}
+        body = {"model": "tiny", "text": TEXT, "max_new_tokens": 6, "edit": edit}
         return client.post("/api/write", json=body).text
 
     assert written({}) == written({})
@@ -246,10 +246,10 @@ def test_a_long_text_is_answered_by_windows(client: TestClient) -> None:
         ("answers", {"edit": {"off": ["L0H0"], "how": "noise"}}, 'use "zero" or "mean"'),
         ("answers", {"edit": {"patched": ["L0H0"]}}, "source is missing"),
         ("answers", {"edit": {"patched": ["L0H0"], "source": "one"}}, "the other prompt has"),
-        ("write", {"new_tokens": 10_000}, "new_tokens is 10000"),
+        ("write", {"max_new_tokens": 10_000}, "max_new_tokens is 10000"),
         ("write", {"temperature": -1}, "out of bounds"),
-        ("write", {"model": "reads"}, "does not write"),
-        ("write", {"model": "short", "new_tokens": 400}, "positions"),
+        ("write", {"model": "reads"}, "cannot generate text"),
+        ("write", {"model": "short", "max_new_tokens": 400}, "positions"),
         ("patch", {"source": TEXT}, "both prompts are answered with"),
         ("kinds", {}, "there is no field 'text'"),
     ],

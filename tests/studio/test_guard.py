@@ -190,7 +190,9 @@ def _malformed(chance: random.Random) -> bytes:
         return whole[: chance.randrange(len(whole))]
     if way == 2:
         return chance.choice([b"[" * 5000, b"NaN", b'{"model": NaN}', b'"text"', b"[]", b"1e999"])
-    wrong = chance.choice(["model", "text", "edit", "heads", "at", "image", "new_tokens", "rows"])
+    wrong = chance.choice(
+        ["model", "text", "edit", "heads", "at", "image", "max_new_tokens", "rows"]
+    )
     sound[wrong] = _value(chance)
     # One field that nobody knows makes the rest wrong too, however it turned out.
     sound["unheard_of"] = _value(chance)

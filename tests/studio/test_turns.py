@@ -149,7 +149,7 @@ def test_two_users_at_once_get_what_each_asked_for(studio: Running) -> None:
         ]
         answers = [crowd.submit(post, studio.door, "answers", off) for _ in range(6)]
         writes = [
-            crowd.submit(post, studio.door, "write", {"text": TEXT, "new_tokens": 8})
+            crowd.submit(post, studio.door, "write", {"text": TEXT, "max_new_tokens": 8})
             for _ in range(3)
         ]
     for at, look in enumerate(looks):
@@ -162,7 +162,7 @@ def test_two_users_at_once_get_what_each_asked_for(studio: Running) -> None:
 
 def test_others_get_their_turn_while_a_text_is_written(studio: Running) -> None:
     connection = http.client.HTTPConnection(studio.door.host, studio.door.port, timeout=60)
-    body = json.dumps({"model": "tiny", "text": TEXT, "new_tokens": 400, "temperature": 1.0})
+    body = json.dumps({"model": "tiny", "text": TEXT, "max_new_tokens": 400, "temperature": 1.0})
     connection.request("POST", "/api/write", body, {"content-type": "application/json"})
     answer = connection.getresponse()
     assert json.loads(answer.readline())["at"] > 0
@@ -186,7 +186,7 @@ def test_a_tab_closed_in_mid_writing_leaves_the_server_well(
     monkeypatch.setattr(Writer, "step", counted)
     for _ in range(3):
         connection = http.client.HTTPConnection(studio.door.host, studio.door.port, timeout=60)
-        body = json.dumps({"model": "tiny", "text": TEXT, "new_tokens": 512, "heads": ["L1H1"]})
+        body = json.dumps({"model": "tiny", "text": TEXT, "max_new_tokens": 512, "heads": ["L1H1"]})
         connection.request("POST", "/api/write", body, {"content-type": "application/json"})
         answer = connection.getresponse()
         answer.readline()
@@ -194,7 +194,7 @@ def test_a_tab_closed_in_mid_writing_leaves_the_server_well(
         answer.close()
     assert studio.quiet_within(10)
     assert 3 <= len(steps) < 3 * 512 / 2
-    status, told = post(studio.door, "write", {"text": TEXT, "new_tokens": 2})
+    status, told = post(studio.door, "write", {"text": TEXT, "max_new_tokens": 2})
     assert status == 200
     assert json.loads(told.splitlines()[-1])["done"]
 

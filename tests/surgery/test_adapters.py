@@ -163,12 +163,12 @@ def test_without_active_adapters_the_fast_paths_are_open() -> None:
     adapt(model, LowRank(targets=ALL))
     shaken(model)
     assert "Adapted" in str(cannot(model))
-    adapted = generate(model, ids, new_tokens=4)[0].ids
+    adapted = generate(model, ids, max_new_tokens=4)[0].ids
     use(model)
     assert cannot(model) is None
     merge(model, "default")
     assert cannot(model) is None
-    assert generate(model, ids, new_tokens=4)[0].ids == adapted
+    assert generate(model, ids, max_new_tokens=4)[0].ids == adapted
 
 
 def test_a_recording_of_steps_serves_only_the_adapters_it_was_made_with() -> None:

@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from manyheads import lens
-from manyheads.cache import Fixed
+from manyheads.cache import StaticCache
 from manyheads.checkpoints.families.llama import LLAMA
 from manyheads.checkpoints.folder import load, save
-from manyheads.decoding.choosing import Greedy
-from manyheads.decoding.loop import generate
+from manyheads.decoding.generation import generate
+from manyheads.decoding.sampling import Greedy
 from manyheads.errors import InputError
 from manyheads.lens.addresses import Address, blocks_of
 from manyheads.lens.trunk import Edits
@@ -322,13 +322,15 @@ def test_writing_with_a_cache_is_writing_without(name: str) -> None:
         first = pruned(zoo.ids((6, 3), seed=2).map(lambda ids: ids), cache=cache).logits
         torch.testing.assert_close(first.values, whole.values)
         # Word after word, from the start.
-        cache = pruned.new_cache(Fixed(size=8))
+        cache = pruned.new_cache(StaticCache(size=8))
         row = batch.of(0)
         steps = [pruned(row[None, place : place + 1], cache=cache).logits[0] for place in range(6)]
     torch.testing.assert_close(torch.cat(steps), whole.of(0), atol=1e-5, rtol=1e-4)
     assert cache.stores[1].k.shape[2] == pruned.config.stack.attention(1).key_heads
-    written = generate(pruned, [[1, 2, 3], [4]], new_tokens=5, choose=Greedy())
-    alone = [generate(pruned, [ids], new_tokens=5, choose=Greedy())[0] for ids in ([1, 2, 3], [4])]
+    written = generate(pruned, [[1, 2, 3], [4]], max_new_tokens=5, sampling=Greedy())
+    alone = [
+        generate(pruned, [ids], max_new_tokens=5, sampling=Greedy())[0] for ids in ([1, 2, 3], [4])
+    ]
     assert [each.ids for each in written] == [each.ids for each in alone]
 
 

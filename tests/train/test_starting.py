@@ -9,7 +9,7 @@ import pytest
 from manyheads.checkpoints.folder import load
 from manyheads.data.texts import TextFiles
 from manyheads.data.tokenizer import train_tokenizer
-from manyheads.decoding.habits import Habits
+from manyheads.decoding.generation_config import GenerationDefaults
 from manyheads.train.run import run_of
 from manyheads.train.session import train
 from tests.train.tiny import tables, tiny, write_corpus
@@ -19,7 +19,7 @@ def test_a_language_model_knows_its_last_word(tmp_path: Path) -> None:
     write_corpus(tmp_path, documents=20)
     train(tiny(tmp_path, steps=1), shown=False)
     model = load(tmp_path / "out/model")
-    assert Habits.of(model).stop_ids == (model.tokenizer.token_to_id("<|end|>"),)
+    assert GenerationDefaults.of(model).eos_token_ids == (model.tokenizer.token_to_id("<|end|>"),)
 
 
 def translating(folder: Path, kind: Any, start: str, **data: Any) -> Any:
@@ -52,8 +52,8 @@ def test_a_translator_knows_where_to_start_and_when_to_end(
     train(run_of(asked), shown=False)
     model = load(tmp_path / "out/model")
     token = model.tokenizer.token_to_id
-    found = Habits.of(model)
-    assert (found.start_id, found.stop_ids) == (token(start), (token(end),))
+    found = GenerationDefaults.of(model)
+    assert (found.decoder_start_token_id, found.eos_token_ids) == (token(start), (token(end),))
     pieces = run_of(asked).data[0].feed(model.tokenizer, tmp_path).training
     batch = pieces.batch([0, 1, 2])
     for texts in (batch.texts, batch.others):

@@ -1,5 +1,6 @@
-"""manyheads generate: go on from prompts, or hold a conversation."""
+"""manyheads generate: continue prompts, or chat."""
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -20,100 +21,119 @@ from manyheads.cli.asked import (
     read_file,
     write_json,
 )
-from manyheads.errors import InputError
+from manyheads.errors import InputError, ManyheadsError
 
 if TYPE_CHECKING:
-    from manyheads.decoding.choosing import Choosing
-    from manyheads.decoding.written import Written
-
-__all__ = ["Generate"]
+    from manyheads.decoding.generation_config import GenerationConfig
+    from manyheads.decoding.output import Generation
+    from manyheads.decoding.sampling import Sampling
 
 Many = tyro.conf.UseAppendAction[tuple[str, ...]]
 Number = tyro.conf.arg(metavar="NUMBER", help_behavior_hint="")
 
+# The options of generate, sampling and beam search at the command line.
+FLAGS = {
+    "max_new_tokens": "--max-new-tokens",
+    "repetition_penalty": "--repetition-penalty",
+    "stop_strings": "--stop-string",
+    "eos_token_ids": "--eos-token-id",
+    "num_beams": "--num-beams",
+    "top_k": "--top-k",
+    "top_p": "--top-p",
+    "min_p": "--min-p",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Write on from one prompt as it comes, or from many at once; or converse.
+    """Continue one prompt token by token, or many prompts in one batch, or chat.
 
     For example: manyheads generate gpt2/ --text "Once upon a time" --temperature 0.8 --seed 1
     """
 
     model: ModelName = DEFAULT
-    """The folder of a model that writes, a house model, or a model of the hub: org/name."""
+    """The folder of a decoder or encoder-decoder, a house model, or a hub model: org/name."""
 
     text: Annotated[
         Many, tyro.conf.arg(aliases=["--prompt"], metavar="TEXT", help_behavior_hint="(repeatable)")
     ] = ()
-    """What to go on from; given several times, all are written side by side."""
+    """The prompt to continue; may be given several times."""
 
     file: TextFile = None
-    """Texts to go on from, one a line."""
+    """A file of prompts, one per line."""
 
-    new_tokens: int = 128
-    """How many tokens to write at most."""
+    max_new_tokens: int = 128
+    """Generate at most this many tokens per prompt."""
 
     temperature: Annotated[float | None, Number] = None
-    """Draw by probability, bolder above 1 and more careful below; else the likeliest is taken."""
+    """Sample at this temperature; without sampling options the most likely token is chosen."""
 
     top_k: Annotated[int | None, Number] = None
-    """Draw among this many likeliest tokens."""
+    """Sample from this many of the most likely tokens."""
 
     top_p: Annotated[float | None, Number] = None
-    """Draw among the fewest tokens that together have this probability."""
+    """Sample from the smallest set of tokens whose probability reaches this."""
 
     min_p: Annotated[float | None, Number] = None
-    """Draw among tokens at least this many times as likely as the likeliest."""
+    """Sample from tokens at least this many times as likely as the most likely one."""
 
-    beams: int = 1
-    """Search this many texts side by side for the likeliest."""
+    num_beams: int = 1
+    """Beam search with this many beams."""
 
     repetition_penalty: float = 1.0
-    """Above 1, what was said before becomes less likely."""
+    """Above 1, tokens of the prompt and of the new text become less likely."""
 
-    stop: Annotated[Many, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(repeatable)")] = ()
-    """End a text before this string."""
+    stop_string: Annotated[
+        Many, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(repeatable)")
+    ] = ()
+    """End the text before this string."""
 
-    stop_id: Annotated[
+    eos_token_id: Annotated[
         tyro.conf.UseAppendAction[tuple[int, ...]],
         tyro.conf.arg(metavar="ID", help_behavior_hint="(repeatable)"),
     ] = ()
-    """End a text at this token, in place of the model's own end of text."""
+    """End the text at this token instead of the model's own end-of-text token."""
 
     seed: Annotated[int | None, Number] = None
-    """Draw the same tokens every time."""
+    """Sample the same tokens every time."""
 
     logprobs: Flag = False
-    """Also show the log-probability of every token."""
+    """Also print the log-probability of every token."""
 
     json: JsonFile = None
-    """Where prompts, texts, ids, stopped_by and logprobs go as JSON, whole or not at all."""
+    """Write prompts, texts, ids, finish_reason and logprobs to this JSON file."""
 
     chat: Flag = False
-    """Speak by the model's chat template; without a prompt, line by line until an empty one."""
+    """Use the model's chat template; without a prompt, chat until an empty line."""
 
     system: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
-    """With --chat: what the model is told before the conversation."""
+    """With --chat: the system message."""
 
     dtype: DtypeName = "as it is"
-    """The type to compute in."""
+    """The dtype to compute in."""
 
     device: DeviceName = "auto"
-    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
+    """The device: cpu, cuda, cuda:1; CUDA by default where it is available."""
 
     def run(self) -> int:
-        """Write to the standard output."""
+        """Print the texts to the standard output."""
+        try:
+            self._run()
+        except ManyheadsError as error:
+            raise type(error)(_with_flags(error.problem), _with_flags(error.remedy)) from error
+        return 0
+
+    def _run(self) -> None:
         prompts = self._prompts()
-        # What cannot be is said before a model is loaded in vain.
-        self._wishes()
+        # Wrong options are reported before a model is loaded.
+        self._config()
         model = open_model(self.model, self.device, self.dtype)
         if self.chat and not prompts:
-            self._converse(model)
-        elif len(prompts) == 1 and not self._at_the_end():
-            self._say(self._stream(model, self._prepared(model, prompts[0])))
+            self._chat(model)
+        elif len(prompts) == 1 and not self._needs_whole_texts():
+            self._print(self._stream(model, self._input(model, prompts[0])))
         else:
-            self._write_all(model, prompts)
-        return 0
+            self._generate_all(model, prompts)
 
     def _prompts(self) -> list[str]:
         check_json(self.json)
@@ -121,112 +141,112 @@ class Generate:
         if self.file is not None:
             prompts += [line for line in read_file(self.file).splitlines() if line.strip()]
         if not prompts and not self.chat:
-            raise InputError("there is no text to go on from", "give --text, --file, or --chat")
+            raise InputError("there is no prompt", "give --text, --file, or --chat")
         if self.system is not None and not self.chat:
-            raise InputError("--system opens a conversation", "give --chat too")
-        if self.chat and not prompts and self._at_the_end():
+            raise InputError("--system needs --chat", "give --chat too")
+        if self.chat and not prompts and self._needs_whole_texts():
             raise InputError(
-                "a conversation is written as it comes",
-                "leave out --json, --logprobs and --beams, or give a --text",
+                "an interactive chat cannot use --json, --logprobs or --num-beams",
+                "leave them out, or give a --text",
             )
         return prompts
 
-    def _at_the_end(self) -> bool:
-        """Whether what is asked for is known only when all is written."""
-        return self.json is not None or self.logprobs or self.beams > 1
+    def _needs_whole_texts(self) -> bool:
+        """Whether the output can be printed only once the texts are complete."""
+        return self.json is not None or self.logprobs or self.num_beams > 1
 
-    def _choosing(self) -> "Choosing":
-        from manyheads.decoding.choosing import Beams, Greedy, Sample
+    def _sampling(self) -> "Sampling":
+        from manyheads.decoding.sampling import BeamSearch, Greedy, Sample
 
-        narrowed = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
-        draws = self.temperature is not None or any(map(_given, narrowed.values()))
-        if self.beams != 1 and draws:
+        options: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        if self.num_beams != 1 and given:
             raise InputError(
-                "beams search for the likeliest text and draw nothing",
-                "leave out --beams, or --temperature, --top-k, --top-p and --min-p",
+                "--num-beams cannot be combined with sampling",
+                "leave out --num-beams, or --temperature, --top-k, --top-p and --min-p",
             )
-        if self.beams != 1:
-            return Beams(width=self.beams)
-        if not draws:
-            return Greedy()
+        if self.num_beams != 1:
+            return BeamSearch(num_beams=self.num_beams)
         if self.temperature is not None and self.temperature <= 0:
             raise InputError(
-                f"--temperature {self.temperature:g} leaves nothing to draw",
-                "leave it out, and the likeliest token is taken",
+                f"--temperature must be above 0, got {self.temperature:g}",
+                "leave it out to choose the most likely token",
             )
-        temperature = 1.0 if self.temperature is None else self.temperature
-        return Sample(temperature=temperature, **narrowed)  # type: ignore[arg-type]
+        return Sample(**given) if given else Greedy()
 
-    def _wishes(self) -> dict[str, Any]:
-        from manyheads.decoding.task import Wishes
+    def _config(self) -> "GenerationConfig":
+        from manyheads.decoding.generation_config import GenerationConfig
 
-        wishes: dict[str, Any] = {
-            "new_tokens": self.new_tokens,
-            "choose": self._choosing(),
-            "repetition_penalty": self.repetition_penalty,
-            "stop": self.stop,
-            "stop_ids": self.stop_id or "model",
-            "seed": self.seed,
-        }
-        Wishes(**wishes)
-        return wishes
+        if self.num_beams > 1 and self.stop_string:
+            raise InputError(
+                "--stop-string cannot be combined with --num-beams", "leave out one of them"
+            )
+        return GenerationConfig(
+            max_new_tokens=self.max_new_tokens,
+            sampling=self._sampling(),
+            repetition_penalty=self.repetition_penalty,
+            stop_strings=self.stop_string,
+            eos_token_ids=self.eos_token_id or "model",
+            seed=self.seed,
+            logprobs=self.logprobs,
+        )
 
-    def _prepared(self, model: Any, prompt: str) -> str | list[int]:
-        """The prompt itself, or the ids of a conversation that it opens."""
-        return self._turn(model, [("user", prompt)]) if self.chat else prompt
+    def _input(self, model: Any, prompt: str) -> str | list[int]:
+        """The prompt itself, or with --chat the ids of the conversation that it begins."""
+        return self._conversation(model, [("user", prompt)]) if self.chat else prompt
 
-    def _turn(self, model: Any, said: Sequence[tuple[str, str]]) -> list[int]:
+    def _conversation(self, model: Any, turns: Sequence[tuple[str, str]]) -> list[int]:
         from manyheads.decoding.chat import chat_prompt
 
-        opening = [] if self.system is None else [("system", self.system)]
-        messages = [{"role": role, "content": text} for role, text in [*opening, *said]]
+        system = [] if self.system is None else [("system", self.system)]
+        messages = [{"role": role, "content": text} for role, text in [*system, *turns]]
         return chat_prompt(model, messages)
 
     def _stream(self, model: Any, prompt: str | list[int]) -> Iterator[str]:
-        from manyheads.decoding.loop import stream
+        from manyheads.decoding.generation import stream
 
-        return stream(model, prompt, **self._wishes())
+        return stream(model, prompt, self._config())
 
-    def _say(self, pieces: Iterator[str]) -> str:
-        """Print what comes, and give it back whole."""
-        said = []
+    def _print(self, pieces: Iterator[str]) -> str:
+        """Print the pieces as they arrive, and return the whole text."""
+        printed = []
         for piece in pieces:
-            said.append(piece)
+            printed.append(piece)
             print(_shown(piece), end="", flush=True)
         print()
-        return "".join(said)
+        return "".join(printed)
 
-    def _converse(self, model: Any) -> None:
-        said: list[tuple[str, str]] = []
+    def _chat(self, model: Any) -> None:
+        turns: list[tuple[str, str]] = []
         while line := _ask():
-            said.append(("user", line))
-            answer = self._say(self._stream(model, self._turn(model, said)))
-            said.append(("assistant", answer))
+            turns.append(("user", line))
+            answer = self._print(self._stream(model, self._conversation(model, turns)))
+            turns.append(("assistant", answer))
 
-    def _write_all(self, model: Any, prompts: Sequence[str]) -> None:
-        from manyheads.decoding.loop import generate
-        from manyheads.progress import Progress
+    def _generate_all(self, model: Any, prompts: Sequence[str]) -> None:
+        from manyheads.decoding.generation import generate
 
-        ready = [self._prepared(model, prompt) for prompt in prompts]
-        with Progress("writing", unit="tokens") as bar:
-
-            def tell(done: int, total: int) -> None:
-                bar.expect(total)
-                bar.advance(done - bar.done)
-
-            all_written = generate(
-                model, ready, logprobs=self.logprobs, progress=tell, **self._wishes()
-            )
-        pairs = list(zip(prompts, all_written, strict=True))
-        for prompt, written in pairs:
-            _print_plain(prompt, written, model.tokenizer, named=len(prompts) > 1)
+        inputs = [self._input(model, prompt) for prompt in prompts]
+        generations = generate(model, inputs, self._config())
+        pairs = list(zip(prompts, generations, strict=True))
+        for prompt, generation in pairs:
+            _print_plain(prompt, generation, model.tokenizer, with_prompt=len(prompts) > 1)
         if self.json is not None:
             write_json(self.json, [_row(*pair) for pair in pairs])
             print(f"everything is in {self.json}", file=sys.stderr)
 
 
-def _given(value: object) -> bool:
-    return value is not None
+def _with_flags(message: str) -> str:
+    """A message in terms of the command line: `max_new_tokens=4` becomes `--max-new-tokens 4`."""
+    for option, flag in FLAGS.items():
+        message = re.sub(rf"\b{option}=", f"{flag} ", message)
+        message = re.sub(rf"\b{option}\b", flag, message)
+    return message
 
 
 def _ask() -> str:
@@ -235,21 +255,23 @@ def _ask() -> str:
     return sys.stdin.readline().rstrip("\r\n")
 
 
-def _row(prompt: str, written: "Written") -> dict[str, Any]:
-    found = {"prompt": prompt, **asdict(written)}
-    if written.logprobs is None:
-        del found["logprobs"]
-    return found
+def _row(prompt: str, generation: "Generation") -> dict[str, Any]:
+    row = {"prompt": prompt, **asdict(generation)}
+    if generation.logprobs is None:
+        del row["logprobs"]
+    return row
 
 
-def _print_plain(prompt: str, written: "Written", tokenizer: Any, *, named: bool) -> None:
-    if named:
+def _print_plain(
+    prompt: str, generation: "Generation", tokenizer: Any, *, with_prompt: bool
+) -> None:
+    if with_prompt:
         print(f"> {_shown(prompt)}")
-    print(_shown(str(written)))
-    for token, logprob in zip(written.ids, written.logprobs or (), strict=False):
+    print(_shown(str(generation)))
+    for token, logprob in zip(generation.ids, generation.logprobs or (), strict=False):
         letters = tokenizer.decode([token], skip_special_tokens=False)
         print(f"{logprob:9.4f}  {token:>7}  {letters!r}")
-    if named:
+    if with_prompt:
         print()
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
-from manyheads.cache import Cache, Ring, Store
+from manyheads.cache import Cache, LayerCache, RingLayerCache
 from manyheads.models.decoder import Decoder
 from manyheads.models.layer import Layer
 from manyheads.models.readout import LanguageHead
@@ -88,14 +88,16 @@ class Sublayers:
         self.laid_out: Tensor | None = None
         self.kept = torch.empty(0)
 
-    def __call__(self, x: Float[Tensor, " c"], store: Store, seen: int, turn: Turn | None) -> None:
+    def __call__(
+        self, x: Float[Tensor, " c"], store: LayerCache, seen: int, turn: Turn | None
+    ) -> None:
         """Let the residual stream have what the layer adds to it, in place."""
         self.project(self.norm(x))
         self.add_output(x, self._read(store, seen, turn))
         self.expand(self.second_norm(x))
         self.add_contract(x, self.activate())
 
-    def _read(self, store: Store, seen: int, turn: Turn | None) -> Float[Tensor, " hd"]:
+    def _read(self, store: LayerCache, seen: int, turn: Turn | None) -> Float[Tensor, " hd"]:
         rows = self.rows
         if self.query_norm is not None:
             rows.query.copy_(self.query_norm(rows.query))
@@ -105,14 +107,14 @@ class Sublayers:
             rows.turned.copy_(turn(rows.turned))
         if store.k is not self.laid_out:
             self._lay_out(store)
-        ring = isinstance(store, Ring)
+        ring = isinstance(store, RingLayerCache)
         self.kept.select(2, seen % store.room if ring else seen).copy_(rows.kept)
         first = 0 if ring else seen - int(min(self.before, seen))
         last = min(seen + 1, store.room)
         k, v = self.kept.narrow(2, first, last - first).chunk(2)
         return self.attend(rows.query, k, v).view(-1)
 
-    def _lay_out(self, store: Store) -> None:
+    def _lay_out(self, store: LayerCache) -> None:
         """Keys and values side by side, head by head; for others the store looks as before."""
         self.kept = torch.cat((store.k, store.v)).transpose(1, 2).contiguous()
         store.k, store.v = self.kept.transpose(1, 2).chunk(2)

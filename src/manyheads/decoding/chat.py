@@ -1,4 +1,4 @@
-"""Conversations: messages to the one text that a model was trained to go on from."""
+"""Chat: messages rendered by the model's template to the text that it continues."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,14 +6,12 @@ from datetime import datetime
 from functools import cache
 from typing import Any, NoReturn
 
-from manyheads.decoding.prompts import encoder_of
+from manyheads.decoding.request import tokenizer_of
 from manyheads.errors import InputError, MissingExtraError
-
-__all__ = ["apply_chat", "chat_prompt", "tokenizer_config_of"]
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
-# Templates write these by name.
+# Templates use these by name.
 SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 Message = Mapping[str, Any]
@@ -30,7 +28,7 @@ def apply_chat(
     """A conversation as text, by the template in a tokenizer_config.json.
 
     Each message has a role and a content. `add_generation_prompt` ends the text where the model's
-    answer begins; other variables of the template are given by name.
+    answer begins; other variables of the template are keyword arguments.
 
     >>> template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
     >>> config = {"chat_template": template, "eos_token": "</s>"}
@@ -42,7 +40,8 @@ def apply_chat(
     for message in messages:
         if not isinstance(message, Mapping) or "role" not in message:
             raise InputError(
-                f"{message!r} is no message", 'use {"role": "user", "content": "Hello!"}'
+                f"a message must have a role, got {message!r}",
+                'use {"role": "user", "content": "Hello!"}',
             )
     template = _template(tokenizer_config, with_tools=tools is not None)
     return _render(
@@ -60,22 +59,22 @@ def apply_chat(
 
 def chat_prompt(model: Any, messages: Sequence[Message], **more: Any) -> list[int]:
     """The token ids of a conversation, ready for `generate(model, [ids])`."""
-    tokenizer = encoder_of(model, "a conversation")
+    tokenizer = tokenizer_of(model, "a conversation")
     text = apply_chat(messages, tokenizer_config_of(model), **more)
-    # The template itself writes the token that begins a text.
+    # The template itself adds the beginning-of-text token.
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids
 
 
 def tokenizer_config_of(model: Any) -> dict[str, Any]:
-    """What the folder of a loaded model says; a template in its own file counts first."""
+    """The tokenizer_config.json of a loaded model; a template in its own file takes precedence."""
     files: Mapping[str, bytes] = getattr(model, "side_files", None) or {}
     config: dict[str, Any] = {}
     if CONFIG_FILE in files:
         try:
             config = json.loads(files[CONFIG_FILE])
         except ValueError as error:
-            raise InputError(f"{CONFIG_FILE} is no JSON, {error}", "mend the file") from None
+            raise InputError(f"{CONFIG_FILE} is not valid JSON, {error}", "fix the file") from None
     if TEMPLATE_FILE in files:
         config["chat_template"] = files[TEMPLATE_FILE].decode("utf-8")
     return config
@@ -89,15 +88,15 @@ def _template(config: Mapping[str, Any], *, with_tools: bool) -> str:
         found = named.get(wanted)
     if not isinstance(found, str):
         raise InputError(
-            "the model has no chat template, so how it was taught to converse is not known",
+            "the model has no chat template",
             f"use a model whose {CONFIG_FILE} has chat_template or whose folder has "
-            f"{TEMPLATE_FILE}, or give a plain prompt",
+            f"{TEMPLATE_FILE}, or pass a plain prompt",
         )
     return found
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """A token is written as a string, or as an object that holds one."""
+    """A token is a string, or an object that has it as its content."""
     found = {}
     for name in (f"{kind}_token" for kind in SPECIAL):
         token = config.get(name)
@@ -119,11 +118,11 @@ def _render(template: str, variables: Mapping[str, Any]) -> str:
     except TemplateSyntaxError as error:
         raise InputError(
             f"the model's chat template cannot be read, {error.message} in line {error.lineno}",
-            "mend chat_template in its tokenizer_config.json, or its chat_template.jinja",
+            "fix chat_template in its tokenizer_config.json, or its chat_template.jinja",
         ) from None
     except TemplateError as error:
         raise InputError(
-            f"the model's chat template refuses, {error}", "give messages as it wants them"
+            f"the model's chat template refuses these messages, {error}", "change the messages"
         ) from None
     except (TypeError, AttributeError, KeyError, ValueError) as error:
         raise InputError(
@@ -135,14 +134,14 @@ def _render(template: str, variables: Mapping[str, Any]) -> str:
 
 @cache
 def _environment() -> Any:
-    """A template is a program by a stranger: it can change nothing, and reach nothing but names."""
+    """A sandbox: a template is an untrusted program and must not change or reach anything."""
     from jinja2 import nodes
     from jinja2.exceptions import TemplateError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
-        """Templates for training mark here what the model says; to us it is plain text."""
+    class GenerationTag(Extension):
+        """Templates for training mark the model's own words; here they are plain text."""
 
         tags = {"generation"}  # noqa: RUF012  jinja2 declares it without ClassVar
 
@@ -154,7 +153,7 @@ def _environment() -> Any:
     def refuse(message: str) -> NoReturn:
         raise TemplateError(message)
 
-    # Theirs would escape what HTML does not allow.
+    # The filter of jinja2 would escape for HTML.
     def tojson(
         value: Any,
         ensure_ascii: bool = False,
@@ -171,7 +170,7 @@ def _environment() -> Any:
         )
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = refuse

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
-from manyheads.cache import Cache, Steady
+from manyheads.cache import Cache, StaticCachePlan
 from manyheads.models.decoder import Decoder
 from manyheads.models.layer import Branch, FeedForwardConfig, Layer, LayerConfig
 from manyheads.models.readout import LanguageHead
@@ -97,7 +97,7 @@ def _before(branch: Branch[AttentionConfig] | Branch[FeedForwardConfig]) -> bool
 
 
 def program(
-    model: Decoder, ids: Int[Tensor, " b"], cache: Cache, plan: Steady
+    model: Decoder, ids: Int[Tensor, " b"], cache: Cache, plan: StaticCachePlan
 ) -> Float[Tensor, "b v"]:
     """The scores after one more token a sequence; the cache and the plan go on by one."""
     from manyheads.decoding.onetoken import product
@@ -130,7 +130,7 @@ def _read(
     joined: Float[Tensor, "b rows"],
     k: Float[Tensor, "b room g d"],
     v: Float[Tensor, "b room g d"],
-    plan: Steady,
+    plan: StaticCachePlan,
 ) -> Float[Tensor, "b hd"]:
     from manyheads.decoding.onetoken import attend
 

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
-from manyheads.cache import Cache, Ring, Store
+from manyheads.cache import Cache, LayerCache, RingLayerCache
 from manyheads.decoding.alone import Alone
 from manyheads.kernels.fused import flash_cpu
 from manyheads.models.decoder import Decoder
@@ -121,7 +121,7 @@ class Sublayers:
         )
 
     def __call__(
-        self, x: Float[Tensor, "b c"], store: Store, where: "Where", turn: Turn | None
+        self, x: Float[Tensor, "b c"], store: LayerCache, where: "Where", turn: Turn | None
     ) -> Float[Tensor, "b c"]:
         x = x + F.linear(self._read(self.norms[0](x), store, where, turn), *self.output)
         inside = F.linear(self.norms[1](x), *self.expand)
@@ -133,7 +133,7 @@ class Sublayers:
         return x + F.linear(inside, *self.contract)
 
     def _read(
-        self, x: Float[Tensor, "b c"], store: Store, where: "Where", turn: Turn | None
+        self, x: Float[Tensor, "b c"], store: LayerCache, where: "Where", turn: Turn | None
     ) -> Float[Tensor, "b hd"]:
         config = self.config
         heads, keys = config.heads, config.key_heads
@@ -161,8 +161,8 @@ class Where:
     groups: tuple[tuple[slice, slice], ...]
 
     @classmethod
-    def of(cls, store: Store, seen: tuple[int, ...], before: float) -> "Where":
-        if isinstance(store, Ring):
+    def of(cls, store: LayerCache, seen: tuple[int, ...], before: float) -> "Where":
+        if isinstance(store, RingLayerCache):
             columns = tuple(position % store.room for position in seen)
             spans = [(0, min(position + 1, store.room)) for position in seen]
         else:
@@ -174,7 +174,7 @@ class Where:
         return cls(columns, tuple(each))
 
     def keep(
-        self, store: Store, key: Float[Tensor, "b g d"], value: Float[Tensor, "b g d"]
+        self, store: LayerCache, key: Float[Tensor, "b g d"], value: Float[Tensor, "b g d"]
     ) -> None:
         if len(set(self.columns)) == 1:
             store.k[:, self.columns[0]] = key
@@ -208,7 +208,7 @@ class Plain:
         """Whether every text has room for one token more."""
         longest = max(cache.seen, default=0)
         return all(
-            isinstance(store, Ring) or (store is not None and longest < store.room)
+            isinstance(store, RingLayerCache) or (store is not None and longest < store.room)
             for store in cache.stores
         )
 
@@ -235,7 +235,7 @@ class Plain:
         wheres: dict[tuple[bool, int, float], Where] = {}
         for layer, store, turn in zip(self.layers, cache.stores, turns, strict=True):
             assert store is not None
-            kind = (isinstance(store, Ring), store.room, layer.before)
+            kind = (isinstance(store, RingLayerCache), store.room, layer.before)
             if kind not in wheres:
                 wheres[kind] = Where.of(store, cache.seen, layer.before)
             x = layer(x, store, wheres[kind], turn)

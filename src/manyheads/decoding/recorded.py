@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyheads.cache import Cache, Fixed, Steady
+from manyheads.cache import Cache, StaticCache, StaticCachePlan
 from manyheads.decoding import lean
 from manyheads.models.decoder import Decoder
 from manyheads.parts.experts import Experts
@@ -18,7 +18,7 @@ from manyheads.ragged import Ragged
 
 __all__ = ["Recorded", "cannot", "general", "order_is_free", "recorded"]
 
-Program = Callable[[Decoder, Tensor, Cache, Steady], Tensor]
+Program = Callable[[Decoder, Tensor, Cache, StaticCachePlan], Tensor]
 
 # Kernels choose their ways and compilers do their work before the recording begins.
 WARM_UPS = 3
@@ -70,7 +70,7 @@ class Recorded:
         self, model: Decoder, sequences: int, room: int, *, compiled: bool = False
     ) -> None:
         self.sequences, self.room, self.compiled = sequences, room, compiled
-        self.cache = model.new_cache(Fixed(size=room, rings=order_is_free(model)))
+        self.cache = model.new_cache(StaticCache(size=room, ring_buffers=order_is_free(model)))
         self.weights = _addresses(model)
         self.program = _program(model, sequences, room, compiled)
         self.alive = 0
@@ -125,7 +125,7 @@ class Recorded:
 
     def _record(self, ids: Int[Tensor, " b"]) -> None:
         """The same token at the same place each time, so that no ring loses what it needs."""
-        self.plan = self.cache.steady()
+        self.plan = self.cache.static_plan()
         self.ids = ids.new_zeros(self.sequences)
         self.ids[: self.alive] = ids
         begin = self.plan.positions.clone()
@@ -148,7 +148,7 @@ def _program(model: Decoder, sequences: int, room: int, compiled: bool) -> Progr
 
 
 def general(
-    model: Decoder, ids: Int[Tensor, " b"], cache: Cache, plan: Steady
+    model: Decoder, ids: Int[Tensor, " b"], cache: Cache, plan: StaticCachePlan
 ) -> Float[Tensor, "b v"]:
     """The scores after one more token a sequence, by any decoder; cache and plan go on by one."""
     x = model.embedding.embed(Ragged(ids, plan.new), plan.positions)

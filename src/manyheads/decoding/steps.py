@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyheads.cache import Fixed, Growing
+from manyheads.cache import DynamicCache, StaticCache
 from manyheads.decoding.plain import Plain, cannot
 from manyheads.models.decoder import Decoder
 from manyheads.models.seq2seq import Seq2Seq
@@ -44,7 +44,10 @@ class Cached:
     """
 
     def __init__(
-        self, model: Decoder | Seq2Seq, cache: Growing | Fixed, start_id: int | None = None
+        self,
+        model: Decoder | Seq2Seq,
+        cache: DynamicCache | StaticCache,
+        start_id: int | None = None,
     ) -> None:
         self.model = model
         self.cache = model.new_cache(cache)

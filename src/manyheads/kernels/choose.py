@@ -44,7 +44,9 @@ def choose(request: Request, facts: Facts) -> Choice:
             return Choice(name, tuple(passed_over))
         passed_over.append((name, reason))
     # The reference can do everything but this.
-    raise KernelError(f"no step of fixed shape can do this, {passed_over[-1][1]}", "use Growing()")
+    raise KernelError(
+        f"no step of fixed shape can do this, {passed_over[-1][1]}", "use DynamicCache()"
+    )
 
 
 def attend(

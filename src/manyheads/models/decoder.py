@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.cache import Cache, Fixed, Growing
+from manyheads.cache import Cache, DynamicCache, StaticCache
 from manyheads.errors import ConfigError
 from manyheads.models.door import Output, enter
 from manyheads.models.stack import StackConfig
@@ -80,8 +80,8 @@ class Decoder(TextModel):
         assert isinstance(read, Ragged), "whoever asks has seen that there is a language head"
         return read.values
 
-    def new_cache(self, config: Growing | Fixed = Growing()) -> Cache:
-        """An empty cache for this model; layers with windows keep rings."""
+    def new_cache(self, config: DynamicCache | StaticCache = DynamicCache()) -> Cache:
+        """An empty cache for this model; layers with sliding windows have ring buffers."""
         check_decodes(self.config.stack)
         return self.stack.new_cache(config)
 

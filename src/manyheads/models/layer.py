@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig, Place
-from manyheads.cache import CacheSlot, Kept
+from manyheads.cache import CacheSlot, KeyValues
 from manyheads.errors import ConfigError
 from manyheads.parts.constant import Constant, ConstantLayer
 from manyheads.parts.experts import Experts, MixtureOfExperts, RouterLosses
@@ -131,7 +131,7 @@ class Layer(nn.Module):
         x: Ragged,
         *,
         place: Place = None,
-        memory: Ragged | Kept | None = None,
+        memory: Ragged | KeyValues | None = None,
         cache: CacheSlot | None = None,
         look: Look | None = None,
     ) -> tuple[Ragged, RouterLosses | None]:
@@ -146,7 +146,7 @@ class Layer(nn.Module):
         return self.finish(x, memory, look)
 
     def finish(
-        self, x: Ragged, memory: Ragged | Kept | None = None, look: Look | None = None
+        self, x: Ragged, memory: Ragged | KeyValues | None = None, look: Look | None = None
     ) -> tuple[Ragged, RouterLosses | None]:
         """What `forward` answers, from the residual stream after the attention to itself."""
         if self.cross is not None:

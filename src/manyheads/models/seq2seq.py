@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.cache import Cache, Fixed, Growing
+from manyheads.cache import Cache, DynamicCache, StaticCache
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.decoder import check_decodes
 from manyheads.models.door import Output, enter
@@ -124,7 +124,7 @@ class Seq2Seq(nn.Module, Origin):
         """The vectors of the words it writes, with which a tied readout scores."""
         return self._target_side().tokens.weight
 
-    def new_cache(self, config: Growing | Fixed = Growing()) -> Cache:
+    def new_cache(self, config: DynamicCache | StaticCache = DynamicCache()) -> Cache:
         check_decodes(self.config.decoder)
         return self.decoder.new_cache(config)
 

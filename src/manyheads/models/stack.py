@@ -7,7 +7,15 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from manyheads.attention import AttentionConfig, Place
-from manyheads.cache import Cache, CacheSlot, Fixed, Growing, Kept, Plan, Steady
+from manyheads.cache import (
+    Cache,
+    CachePlan,
+    CacheSlot,
+    DynamicCache,
+    KeyValues,
+    StaticCache,
+    StaticCachePlan,
+)
 from manyheads.errors import ConfigError, InputError
 from manyheads.kernels.choose import Choice
 from manyheads.models.layer import Layer, LayerConfig
@@ -72,7 +80,7 @@ class Stack(nn.Module):
         positions: Int[Tensor, " n"] | None = None,
         memory: Ragged | None = None,
         cache: Cache | None = None,
-        plan: Plan | Steady | None = None,
+        plan: CachePlan | StaticCachePlan | None = None,
         watch: Watcher | None = None,
     ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
         look = None if watch is None else Look(watch, stack=self.name)
@@ -106,7 +114,7 @@ class Stack(nn.Module):
         positions: Int[Tensor, " n"] | None,
         memory: Ragged | None,
         cache: Cache | None,
-        plan: Plan | Steady | None,
+        plan: CachePlan | StaticCachePlan | None,
         look: Look | None,
     ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
         places = self._places(x.lengths.positions if positions is None else positions)
@@ -125,7 +133,7 @@ class Stack(nn.Module):
         final = x.with_values(self.final_norm(x.values))
         return final.with_values(seen(look, Tap.FINAL, final.values, final)), tuple(losses)
 
-    def new_cache(self, config: Growing | Fixed) -> Cache:
+    def new_cache(self, config: DynamicCache | StaticCache) -> Cache:
         masks: list[Mask | None] = []
         for index in range(len(self.config.layers)):
             attention = self.config.attention(index)
@@ -158,7 +166,7 @@ class Stack(nn.Module):
 
     def _memory(
         self, index: int, memory: Ragged | None, cache: Cache | None, look: Look | None
-    ) -> Ragged | Kept | None:
+    ) -> Ragged | KeyValues | None:
         """With a cache, what cross-attention makes of the memory is made once and kept."""
         cross = self._typed_layers()[index].cross
         if cache is None or cross is None:
@@ -187,7 +195,9 @@ def _place_key(attention: AttentionConfig) -> tuple[object, ...]:
     return attention.position, attention.heads, attention.size
 
 
-def _slot(cache: Cache | None, plan: Plan | Steady | None, index: int) -> CacheSlot | None:
+def _slot(
+    cache: Cache | None, plan: CachePlan | StaticCachePlan | None, index: int
+) -> CacheSlot | None:
     if cache is None or plan is None:
         return None
     store = cache.stores[index]

@@ -20,7 +20,7 @@ from manyheads.studio.desk import Desk
 from manyheads.studio.reading import Stopped
 from manyheads.studio.refusals import GONE, LeftError, RefusedError
 from manyheads.studio.turns import Turns
-from manyheads.studio.writing import Writer
+from manyheads.studio.writing import WatchedGeneration
 
 __all__ = ["ERRORS", "answer_error", "routes"]
 
@@ -158,7 +158,7 @@ def _resting(work: Callable[[Asked, Stopped], Any], asked: Asked) -> Callable[[S
     return rested
 
 
-def _step(writer: Writer) -> Callable[[Stopped], dict[str, Any] | None]:
+def _step(writer: WatchedGeneration) -> Callable[[Stopped], dict[str, Any] | None]:
     def step(stopped: Stopped) -> dict[str, Any] | None:
         return writer.step(stopped)
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from manyheads.decoding.generation_config import GenerationConfig
+from manyheads.decoding.sampling import Greedy, Sample
 from manyheads.errors import InputError
 from manyheads.lens.kinds import kinds
 from manyheads.lens.measure_table import describe_measure
@@ -18,7 +20,7 @@ from manyheads.studio.limits import LIMITS
 from manyheads.studio.memory import Memory
 from manyheads.studio.reading import Reading, Stopped, take
 from manyheads.studio.shelf import Book, Shelf, Text
-from manyheads.studio.writing import Writer
+from manyheads.studio.writing import WatchedGeneration
 from manyheads.taps import Head
 
 __all__ = ["Desk"]
@@ -40,7 +42,7 @@ class Desk:
     def models(self) -> dict[str, Any]:
         return {
             "models": [book.described() for book in self.shelf.books.values()],
-            "limits": {"heads": LIMITS.heads, "new_tokens": LIMITS.new_tokens},
+            "limits": {"heads": LIMITS.heads, "max_new_tokens": LIMITS.max_new_tokens},
         }
 
     def read(self, asked: Asked, stopped: Stopped) -> dict[str, Any]:
@@ -170,25 +172,28 @@ class Desk:
             "shares": [views.rounded(share) for share in found.shares.values()],
         }
 
-    def writer(self, asked: Asked, stopped: Stopped) -> Writer:
-        """A text about to be written."""
-        asked.allow("model", "text", "edit", "heads", "new_tokens", "temperature", "seed")
+    def writer(self, asked: Asked, stopped: Stopped) -> WatchedGeneration:
+        """A text about to be generated."""
+        asked.allow("model", "text", "edit", "heads", "max_new_tokens", "temperature", "seed")
         book, text = self._open(asked)
         if not book.writes:
-            raise InputError(f"{book.name} reads and does not write", "use a decoder")
-        edit, seed = asked.edit(), asked.number("seed", 0, 2**31, 0)
+            raise InputError(f"{book.name} cannot generate text", "use a decoder")
+        edit, temperature = asked.edit(), asked.real("temperature", 0.0, 10.0, 0.0)
         if edit.patched:
             raise InputError(
                 "patched heads stand at the tokens of a prompt and cannot write on",
                 "take the patch away first",
             )
         whole = self._reading(book, text, Edit(), stopped)
-        return Writer(
+        config = GenerationConfig(
+            max_new_tokens=asked.number("max_new_tokens", 1, LIMITS.max_new_tokens, 24),
+            sampling=Sample(temperature=temperature) if temperature > 0 else Greedy(),
+            seed=asked.number("seed", 0, 2**31, 0),
+        )
+        return WatchedGeneration(
             book,
             text,
-            new_tokens=asked.number("new_tokens", 1, LIMITS.new_tokens, 24),
-            temperature=asked.real("temperature", 0.0, 10.0, 0.0),
-            seed=seed,
+            config,
             heads=whole.check(asked.heads()),
             changes=changes_of(edit, whole, None),
         )

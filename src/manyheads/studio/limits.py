@@ -22,7 +22,7 @@ class Limits:
     keys: int = 64
     rows: int = 256
     cells: int = 512
-    new_tokens: int = 512
+    max_new_tokens: int = 512
     answers: int = 20
     # The atlas needs every pair of tokens in every head; of a longer text it shows the beginning.
     atlas_tokens: int = 2048

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from manyheads.data.habits import grey, image_habits, image_size
-from manyheads.decoding.room import check_writes
+from manyheads.decoding.request import check_generates
 from manyheads.encoding.reading import find_longest, open_texts, reads_texts
 from manyheads.errors import InputError, ManyheadsError
 from manyheads.lens.addresses import blocks_of
@@ -72,7 +72,7 @@ class Book:
     def writes(self) -> bool:
         """Whether it goes on from a text."""
         try:
-            check_writes(self.model)
+            check_generates(self.model)
         except ManyheadsError:
             return False
         return True

@@ -1,16 +1,14 @@
-"""A text written token by token, with what the watched heads look at from every new token."""
+"""A text generated token by token, with what the watched heads attend to from each new token."""
 
-from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from manyheads.cache import Growing
-from manyheads.decoding.choosing import Sample, draw
-from manyheads.decoding.habits import Habits
-from manyheads.decoding.reading import Reader, context_of
-from manyheads.decoding.room import check_room
+from manyheads.decoding.generation_config import GenerationConfig
+from manyheads.decoding.request import GenerationRequest
+from manyheads.decoding.sampling import Sample, draw
+from manyheads.decoding.stopping import StreamDecoder
 from manyheads.lens.trunk import Change
 from manyheads.models.decoder import Decoder
 from manyheads.ragged import Ragged
@@ -20,57 +18,51 @@ from manyheads.studio.shelf import Book, Text
 from manyheads.studio.views import rounded
 from manyheads.taps import Head, Patterns, Site, Tap
 
-__all__ = ["Writer"]
-
-KEYS_TOLD = 32
+KEYS_SHOWN = 32
 
 
-class Writer:
-    """One text on its way; `step` adds a token, and says None once the text has ended.
+class WatchedGeneration:
+    """One text being generated; `step` adds a token, and returns None once the text has ended.
 
-    The prompt is read without forming a pattern; afterwards only the one row of each new token is
-    formed, in the layers of the watched heads.
+    The prompt is read without forming an attention pattern. Afterwards only the row of each new
+    token is formed, in the layers of the watched heads.
     """
 
     def __init__(
         self,
         book: Book,
         text: Text,
+        config: GenerationConfig,
         *,
-        new_tokens: int,
-        temperature: float,
-        seed: int | None,
         heads: tuple[Head, ...],
         changes: dict[Site, Change],
     ) -> None:
-        assert isinstance(book.model, Decoder), "only a decoder writes here"
+        assert isinstance(book.model, Decoder), "only a decoder generates text here"
         assert text.given.ids is not None
         self.book, self.model = book, book.model
         self._prompt = text.given.ids
-        check_room(self.model, [self._prompt.values.tolist()], new_tokens, Growing())
-        self._left = new_tokens
-        self._sample = Sample(temperature=temperature) if temperature > 0 else None
-        self._chances = Random(seed)
-        self._stop_ids = frozenset(Habits.of(book.model).stop_ids)
+        self._request = GenerationRequest(book.model, self._prompt, config)
+        self._random = self._request.random(0)
+        self._step = 0
+        self._ended = False
         self._heads, self._changes = heads, changes
-        self._cache = self.model.new_cache(Growing())
-        context = context_of(book.model.tokenizer, self._prompt.values.tolist())
-        self._reader = Reader(book.model.tokenizer, context)
+        self._cache = self.model.new_cache(config.cache)
+        self._decoder = StreamDecoder(self._request.tokenizer, self._request.context(0))
         self._logits: Tensor | None = None
         self.length = len(text)
 
     @torch.inference_mode()
     def step(self, stopped: Stopped) -> dict[str, Any] | None:
-        if not self._left:
+        if self._ended or self._step == self._request.config.max_new_tokens:
             return None
         if self._logits is None:
             self._feed(self._prompt, _Watch({}, self._changes, stopped))
         assert self._logits is not None
         token, chance = self._choose(self._logits)
-        if token in self._stop_ids:
-            self._left = 0
+        if token in self._request.eos_token_ids:
+            self._ended = True
             return None
-        self._left -= 1
+        self._step += 1
         watch = _Watch(self._layers(), self._changes, stopped)
         new = torch.tensor([token], device=self._prompt.device)
         self._feed(Ragged.from_list([new]), watch)
@@ -78,16 +70,16 @@ class Writer:
         return {
             "id": token,
             "word": self.book.word(token),
-            # A token may end within a letter, which comes whole with a later one.
-            "letters": self._reader.push(token),
+            # A token may end inside a character, which comes complete with a later token.
+            "letters": self._decoder.push(token),
             "chance": rounded(chance),
             "at": self.length - 1,
-            "heads": watch.told(self.length),
+            "heads": watch.rows(self.length),
         }
 
     def finish(self) -> str:
-        """Letters that are left once nothing more comes."""
-        return self._reader.finish()
+        """The characters held back, once there are no more tokens."""
+        return self._decoder.finish()
 
     def _feed(self, ids: Ragged, watch: "_Watch") -> None:
         plan = self._cache.plan(ids.lengths)
@@ -105,11 +97,13 @@ class Writer:
         ).float()
 
     def _choose(self, logits: Tensor) -> tuple[int, float]:
-        if self._sample is None:
-            token = int(logits.argmax(-1))
+        sampling = self._request.config.sampling
+        allowed = self._request.constraints.apply(logits, self._step)
+        if isinstance(sampling, Sample):
+            uniform = torch.tensor([self._random.random()], device=logits.device)
+            token = int(draw(sampling.filter_logits(allowed), uniform))
         else:
-            chance = torch.tensor([self._chances.random()], device=logits.device)
-            token = int(draw(self._sample.narrow(logits), chance))
+            token = int(allowed.argmax(-1))
         return token, float(logits[0].softmax(-1)[token])
 
     def _layers(self) -> dict[int, list[int]]:
@@ -120,7 +114,7 @@ class Writer:
 
 
 class _Watch:
-    """Looks at the new token's row in some layers, and changes heads as asked."""
+    """Records the new token's row of the pattern in some layers, and changes heads."""
 
     def __init__(
         self, layers: dict[int, list[int]], changes: dict[Site, Change], stopped: Stopped
@@ -141,11 +135,11 @@ class _Watch:
             self._rows[Head(site.layer, head)] = pattern[head, -1]
         return None
 
-    def told(self, length: int) -> dict[str, Any]:
-        """The keys each head looks at most; a ring has only the last of them."""
+    def rows(self, length: int) -> dict[str, Any]:
+        """The keys each head attends to most; a ring buffer has only the last of them."""
         found = {}
         for head, row in self._rows.items():
-            largest = row.float().topk(min(KEYS_TOLD, len(row)))
+            largest = row.float().topk(min(KEYS_SHOWN, len(row)))
             first = length - len(row)
             found[str(head)] = {
                 "places": [first + place for place in largest.indices.tolist()],

@@ -35,7 +35,7 @@ export class Writing {
       model: side.model.name,
       text,
       heads: side.picked,
-      new_tokens: Number(this.count.value),
+      max_new_tokens: Number(this.count.value),
       temperature: bounded(this.heat, 0, 0, 5),
       seed: Math.floor(Math.random() * 2 ** 31),
       edit: { off: [...side.off], how: side.how },

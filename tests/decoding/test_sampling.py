@@ -1,4 +1,6 @@
-"""Scores are narrowed as the processors of `transformers` narrow them, and drawn by chance."""
+"""Logits are filtered as the processors of `transformers` filter them, and tokens drawn."""
+
+from typing import Any
 
 import pytest
 import torch
@@ -7,11 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
-from manyheads import Sample
-from manyheads.decoding.choosing import draw, own_logprobs
-from manyheads.decoding.rules import Penalty, Rules
+from manyheads import BeamSearch, Sample
+from manyheads.decoding.logits_processors import RepetitionPenalty, TokenConstraints
+from manyheads.decoding.sampling import draw, token_logprobs
 from manyheads.errors import ConfigError
-from tests.messages import refuses
 
 VOCABULARY = 40
 SAMPLES = (
@@ -54,15 +55,15 @@ def test_scores_are_narrowed_as_there_in_the_same_order(sample: Sample, penalty:
     said = torch.randint(VOCABULARY, (6, 9), generator=torch.Generator().manual_seed(1))
     ours = given
     if penalty != 1.0:
-        ours = Penalty.of(penalty, said.tolist(), VOCABULARY, given.device).apply(given)
-    found, expected = sample.narrow(ours), theirs(sample, penalty, said, given)
+        ours = RepetitionPenalty.of(penalty, said.tolist(), VOCABULARY, given.device).apply(given)
+    found, expected = sample.filter_logits(ours), theirs(sample, penalty, said, given)
     assert torch.equal(found.isinf(), expected.isinf())
     torch.testing.assert_close(found, expected)
 
 
 def test_draws_follow_the_probabilities() -> None:
     sample = Sample(temperature=1.5, top_k=6)
-    narrowed = sample.narrow(scores(1))
+    narrowed = sample.filter_logits(scores(1))
     count = 20_000
     chances = torch.rand(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     drawn = draw(narrowed.expand(count, -1), chances)
@@ -77,7 +78,7 @@ def test_draws_follow_the_probabilities() -> None:
     kept=st.integers(1, 5),
 )
 def test_no_chance_draws_a_token_that_is_out(seed: int, chance: float, kept: int) -> None:
-    narrowed = Sample(top_k=kept).narrow(scores(3, seed))
+    narrowed = Sample(top_k=kept).filter_logits(scores(3, seed))
     drawn = draw(narrowed, torch.full((3,), chance, dtype=torch.float64))
     assert narrowed.gather(1, drawn[:, None]).isfinite().all()
 
@@ -85,38 +86,35 @@ def test_no_chance_draws_a_token_that_is_out(seed: int, chance: float, kept: int
 def test_logprobs_are_a_log_softmax() -> None:
     given, ids = scores(4), torch.tensor([0, 39, 7, 7])
     expected = given.log_softmax(-1)[torch.arange(4), ids]
-    torch.testing.assert_close(own_logprobs(given, ids), expected)
+    torch.testing.assert_close(token_logprobs(given, ids), expected)
 
 
-def test_rules_force_the_first_and_the_last_and_forbid_the_rest() -> None:
-    rules = Rules(new_tokens=5, never=(1, 2), first=3, last=4)
+def test_constraints_force_the_first_and_the_last_and_suppress_others() -> None:
+    constraints = TokenConstraints(
+        max_new_tokens=5, suppressed=(1, 2), forced_first=3, forced_last=4
+    )
     given = scores(2)
-    assert rules.apply(given, 0).argmax(-1).tolist() == [3, 3]
-    assert rules.apply(given, 4).argmax(-1).tolist() == [4, 4]
-    between = rules.apply(given, 2)
+    assert constraints.apply(given, 0).argmax(-1).tolist() == [3, 3]
+    assert constraints.apply(given, 4).argmax(-1).tolist() == [4, 4]
+    between = constraints.apply(given, 2)
     assert between.isinf().nonzero()[:, 1].tolist() == [1, 2, 1, 2]
     assert not given.isinf().any()
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("sampling", "options", "message"),
     [
-        (
-            {"temperature": 0.0},
-            "temperature=0.0 cannot divide scores: "
-            "use a number above 0, or Greedy() for the likeliest token.",
-        ),
-        (
-            {"temperature": float("nan")},
-            "temperature=nan cannot divide scores: "
-            "use a number above 0, or Greedy() for the likeliest token.",
-        ),
-        ({"top_k": 0}, "top_k=0 leaves no token: use 1 or more, or None."),
-        ({"top_p": 0.0}, "top_p=0.0 is no share: use 0 < top_p <= 1, or None."),
-        ({"top_p": 1.1}, "top_p=1.1 is no share: use 0 < top_p <= 1, or None."),
-        ({"min_p": -0.1}, "min_p=-0.1 is no share: use 0 <= min_p <= 1, or None."),
+        (Sample, {"temperature": 0.0}, r"temperature .* got 0: use Greedy\(\)"),
+        (Sample, {"temperature": float("nan")}, "temperature must be above 0, got nan"),
+        (Sample, {"top_k": 0}, "top_k must be at least 1, got 0"),
+        (Sample, {"top_p": 0.0}, r"top_p must be in \(0, 1\], got 0.0"),
+        (Sample, {"top_p": 1.1}, r"top_p must be in \(0, 1\], got 1.1"),
+        (Sample, {"min_p": -0.1}, r"min_p must be in \[0, 1\], got -0.1"),
+        (BeamSearch, {"num_beams": 0}, "num_beams must be at least 1, got 0"),
+        (BeamSearch, {"num_beams": True}, "num_beams must be an integer, got True"),
+        (BeamSearch, {"length_penalty": float("inf")}, "length_penalty must be finite, got inf"),
     ],
 )
-def test_values_that_mean_nothing_are_refused(given: dict[str, float], message: str) -> None:
-    with refuses(ConfigError, message):
-        Sample(**given)
+def test_wrong_values_are_refused(sampling: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        sampling(**options)

@@ -1,4 +1,4 @@
-"""Beam search writes the texts of `transformers`, one prompt or many."""
+"""Beam search gives the texts of `transformers`, for one prompt or many."""
 
 from typing import Any
 
@@ -7,10 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads import Beams, generate
+from manyheads import BeamSearch, generate
 from manyheads.errors import ConfigError
 from tests.decoding.peers import FAMILIES, SEQ2SEQS, pair, theirs_alone, tokens
-from tests.messages import refuses
 from tests.parity.comparing import texts
 
 PROMPTS = [text.tolist() for text in texts((7, 1, 13, 4), seed=1)]
@@ -21,22 +20,22 @@ NEW = 14
 @pytest.mark.parametrize(
     ("beams", "theirs_say"),
     [
-        (Beams(), {"num_beams": 4}),
-        (Beams(width=2, length_penalty=0.0), {"num_beams": 2, "length_penalty": 0.0}),
-        (Beams(width=3, length_penalty=-1.5), {"num_beams": 3, "length_penalty": -1.5}),
-        (Beams(width=3, early_stopping=True), {"num_beams": 3, "early_stopping": True}),
+        (BeamSearch(), {"num_beams": 4}),
+        (BeamSearch(num_beams=2, length_penalty=0.0), {"num_beams": 2, "length_penalty": 0.0}),
+        (BeamSearch(num_beams=3, length_penalty=-1.5), {"num_beams": 3, "length_penalty": -1.5}),
+        (BeamSearch(num_beams=3, early_stopping=True), {"num_beams": 3, "early_stopping": True}),
         (
-            Beams(width=5, length_penalty=2.0, early_stopping="never"),
+            BeamSearch(num_beams=5, length_penalty=2.0, early_stopping="never"),
             {"num_beams": 5, "length_penalty": 2.0, "early_stopping": "never"},
         ),
     ],
 )
 def test_texts_are_those_of_transformers(
-    family: str, beams: Beams, theirs_say: dict[str, Any]
+    family: str, beams: BeamSearch, theirs_say: dict[str, Any]
 ) -> None:
     theirs, ours = pair(family)
     stops = frequent(ours)
-    written = generate(ours, PROMPTS, new_tokens=NEW, choose=beams, stop_ids=stops)
+    written = generate(ours, PROMPTS, max_new_tokens=NEW, sampling=beams, eos_token_ids=stops)
     expected = theirs_alone(theirs, PROMPTS, max_new_tokens=NEW, eos_token_id=stops, **theirs_say)
     assert tokens(written) == expected
 
@@ -44,9 +43,11 @@ def test_texts_are_those_of_transformers(
 @pytest.mark.parametrize("family", ["gpt2", "marian"])
 def test_penalties_and_forbidden_tokens_count_as_they_do_there(family: str) -> None:
     theirs, ours = pair(family)
-    wishes = {"repetition_penalty": 1.3}
-    written = generate(ours, PROMPTS, new_tokens=NEW, choose=Beams(width=3), **wishes)
-    expected = theirs_alone(theirs, PROMPTS, max_new_tokens=NEW, num_beams=3, **wishes)
+    options = {"repetition_penalty": 1.3}
+    written = generate(
+        ours, PROMPTS, max_new_tokens=NEW, sampling=BeamSearch(num_beams=3), **options
+    )
+    expected = theirs_alone(theirs, PROMPTS, max_new_tokens=NEW, num_beams=3, **options)
     assert tokens(written) == expected
 
 
@@ -55,7 +56,13 @@ def test_penalties_and_forbidden_tokens_count_as_they_do_there(family: str) -> N
 def test_any_stop_ids_end_texts_as_they_do_there(stop: set[int], width: int) -> None:
     theirs, ours = pair("llama")
     stops = sorted(stop)
-    written = generate(ours, PROMPTS[:2], new_tokens=8, choose=Beams(width=width), stop_ids=stops)
+    written = generate(
+        ours,
+        PROMPTS[:2],
+        max_new_tokens=8,
+        sampling=BeamSearch(num_beams=width),
+        eos_token_ids=stops,
+    )
     more = {"max_new_tokens": 8, "num_beams": width, "pad_token_id": 0}
     assert tokens(written) == theirs_alone(theirs, PROMPTS[:2], eos_token_id=stops, **more)
 
@@ -65,7 +72,9 @@ def test_a_batch_of_theirs_says_the_same(family: str) -> None:
     theirs, ours = pair(family)
     sources = torch.tensor([PROMPTS[0], PROMPTS[2][:7], PROMPTS[2][-7:]])
     stops = frequent(ours)
-    written = generate(ours, sources, new_tokens=NEW, choose=Beams(width=3), stop_ids=stops)
+    written = generate(
+        ours, sources, max_new_tokens=NEW, sampling=BeamSearch(num_beams=3), eos_token_ids=stops
+    )
     found = theirs.generate(
         sources,
         attention_mask=torch.ones_like(sources),
@@ -82,7 +91,9 @@ def test_a_batch_of_theirs_says_the_same(family: str) -> None:
 
 def test_logprobs_are_the_models_own() -> None:
     ours = pair("gpt2")[1]
-    [written] = generate(ours, PROMPTS[:1], new_tokens=6, choose=Beams(width=3), logprobs=True)
+    [written] = generate(
+        ours, PROMPTS[:1], max_new_tokens=6, sampling=BeamSearch(num_beams=3), logprobs=True
+    )
     ids = torch.tensor([[*PROMPTS[0], *written.ids]])
     with torch.no_grad():
         logits = ours(ids).logits[0, len(PROMPTS[0]) - 1 : -1]
@@ -94,8 +105,8 @@ def test_more_beams_never_find_a_less_likely_text_than_one_of_all() -> None:
     """With as many beams as there are texts of two tokens, the likeliest of all is found."""
     ours = pair("gpt2")[1]
     prompt = PROMPTS[3]
-    wishes: dict[str, Any] = {"new_tokens": 2, "stop_ids": (), "logprobs": True}
-    [best] = generate(ours, [prompt], choose=Beams(width=61), **wishes)
+    options: dict[str, Any] = {"max_new_tokens": 2, "eos_token_ids": (), "logprobs": True}
+    [best] = generate(ours, [prompt], sampling=BeamSearch(num_beams=61), **options)
     with torch.no_grad():
         first = ours(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
         pairs = torch.tensor([[*prompt, token] for token in range(61)])
@@ -107,21 +118,18 @@ def test_more_beams_never_find_a_less_likely_text_than_one_of_all() -> None:
 
 def test_a_single_beam_is_greedy() -> None:
     ours = pair("t5")[1]
-    one = generate(ours, PROMPTS, new_tokens=6, choose=Beams(width=1))
-    assert one == generate(ours, PROMPTS, new_tokens=6)
+    one = generate(ours, PROMPTS, max_new_tokens=6, sampling=BeamSearch(num_beams=1))
+    assert one == generate(ours, PROMPTS, max_new_tokens=6)
 
 
-def test_no_beams_and_stop_strings_are_refused() -> None:
-    with refuses(ConfigError, "width=0 is no beam: use 1 or more."):
-        Beams(width=0)
-    message = (
-        "beams are judged as whole texts and look for no stop strings: use stop_ids, or Greedy()."
-    )
-    with refuses(ConfigError, message):
-        generate(pair("gpt2")[1], PROMPTS, choose=Beams(), stop="end")
+def test_stop_strings_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"BeamSearch: use eos_token_ids, or sampling=Greedy"):
+        generate(pair("gpt2")[1], PROMPTS, sampling=BeamSearch(), stop_strings="end")
 
 
 def frequent(model: Any) -> list[int]:
     """Tokens that come up soon, so that beams do end on the way."""
-    plain = generate(model, PROMPTS, new_tokens=NEW, stop_ids=(), choose=Beams(width=3))
+    plain = generate(
+        model, PROMPTS, max_new_tokens=NEW, eos_token_ids=(), sampling=BeamSearch(num_beams=3)
+    )
     return sorted({plain[0].ids[2], plain[1].ids[5]})

@@ -7,8 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads import Beams, Sample, Written, generate, stream
-from manyheads.decoding.reading import BROKEN, Reader, context_of, text_of
+from manyheads import BeamSearch, Generation, Sample, generate, stream
+from manyheads.decoding.stopping import (
+    REPLACEMENT_CHARACTER,
+    StreamDecoder,
+    decode_after,
+    decoding_context,
+)
 from manyheads.errors import ConfigError, InputError
 from tests.decoding.peers import pair
 from tests.decoding.scripted import END, by_bytes, by_words, says
@@ -19,7 +24,7 @@ BYTES = by_bytes()
 TEXT = "naïve 東京 🎈 END of it"
 
 
-def drained(pieces: Generator[str, None, Written]) -> tuple[list[str], Written]:
+def drained(pieces: Generator[str, None, Generation]) -> tuple[list[str], Generation]:
     found = []
     while True:
         try:
@@ -31,10 +36,12 @@ def drained(pieces: Generator[str, None, Written]) -> tuple[list[str], Written]:
 @given(text=st.text(max_size=30))
 def test_pieces_are_whole_letters_and_make_up_the_text(text: str) -> None:
     ids = BYTES.encode(text).ids
-    reader = Reader(BYTES, [])
+    reader = StreamDecoder(BYTES, [])
     pieces = [reader.push(token) for token in ids]
-    assert all(BROKEN not in piece for piece in pieces) or BROKEN in text
-    assert "".join(pieces) + reader.finish() == text == text_of(BYTES, [], ids)
+    assert (
+        all(REPLACEMENT_CHARACTER not in piece for piece in pieces) or REPLACEMENT_CHARACTER in text
+    )
+    assert "".join(pieces) + reader.finish() == text == decode_after(BYTES, [], ids)
 
 
 @given(
@@ -44,10 +51,10 @@ def test_pieces_are_whole_letters_and_make_up_the_text(text: str) -> None:
 def test_broken_bytes_are_read_as_the_tokenizer_reads_them(
     ids: list[int], context: list[int]
 ) -> None:
-    before = context_of(BYTES, context)
-    reader = Reader(BYTES, before)
+    before = decoding_context(BYTES, context)
+    reader = StreamDecoder(BYTES, before)
     pieces = [reader.push(token) for token in ids]
-    assert "".join(pieces) + reader.finish() == text_of(BYTES, before, ids)
+    assert "".join(pieces) + reader.finish() == decode_after(BYTES, before, ids)
 
 
 @given(
@@ -55,7 +62,7 @@ def test_broken_bytes_are_read_as_the_tokenizer_reads_them(
     stops=st.lists(st.text(alphabet="ab é", min_size=1, max_size=4), max_size=3),
 )
 def test_nothing_of_a_stop_string_is_ever_handed_out(text: str, stops: list[str]) -> None:
-    reader = Reader(BYTES, [], stops)
+    reader = StreamDecoder(BYTES, [], stops)
     pieces = []
     for token in BYTES.encode(text).ids:
         pieces.append(reader.push(token))
@@ -76,32 +83,37 @@ def test_nothing_of_a_stop_string_is_ever_handed_out(text: str, stops: list[str]
 
 def test_the_space_before_the_first_new_word_is_kept() -> None:
     prompt, new = WORDS.encode("The capital is").ids, WORDS.encode("Paris").ids
-    context = context_of(WORDS, prompt)
-    assert text_of(WORDS, context, new) == " Paris"
-    reader = Reader(WORDS, context)
+    context = decoding_context(WORDS, prompt)
+    assert decode_after(WORDS, context, new) == " Paris"
+    reader = StreamDecoder(WORDS, context)
     assert [reader.push(token) for token in [*new, 5, 6]] == [" Paris", ".", " So"]
-    assert text_of(WORDS, [], new) == "Paris"
+    assert decode_after(WORDS, [], new) == "Paris"
 
 
 def test_a_stream_is_the_text_of_generate(monkeypatch: pytest.MonkeyPatch) -> None:
     model = says(monkeypatch, TEXT)
-    written = generate(model, "Say:", new_tokens=60)
-    assert (written.text, written.stopped_by) == (TEXT, "stop id")
-    pieces, streamed = drained(stream(model, "Say:", new_tokens=60))
+    written = generate(model, "Say:", max_new_tokens=60)
+    assert (written.text, written.finish_reason) == (TEXT, "eos")
+    pieces, streamed = drained(stream(model, "Say:", max_new_tokens=60))
     assert "".join(pieces) == TEXT
     assert all(pieces)
     assert pieces[:4] == ["n", "a", "ï", "v"]
     assert streamed == written
 
 
-@pytest.mark.parametrize("choose", [Sample(temperature=3.0), Sample(top_k=9)])
-def test_a_stream_of_a_real_model_is_the_text_of_generate(choose: Sample) -> None:
+@pytest.mark.parametrize("sampling", [Sample(temperature=3.0), Sample(top_k=9)])
+def test_a_stream_of_a_real_model_is_the_text_of_generate(sampling: Sample) -> None:
     model: Any = pair("gpt2")[1]
     model.tokenizer = by_words(*[f"▁w{index}" for index in range(60)])
     try:
-        wishes: dict[str, Any] = {"choose": choose, "seed": 4, "new_tokens": 20, "logprobs": True}
-        [written] = generate(model, [[5, 6]], **wishes)
-        pieces, streamed = drained(stream(model, [5, 6], **wishes))
+        options: dict[str, Any] = {
+            "sampling": sampling,
+            "seed": 4,
+            "max_new_tokens": 20,
+            "logprobs": True,
+        }
+        [written] = generate(model, [[5, 6]], **options)
+        pieces, streamed = drained(stream(model, [5, 6], **options))
         assert "".join(pieces) == written.text
         assert streamed == written
     finally:
@@ -110,31 +122,31 @@ def test_a_stream_of_a_real_model_is_the_text_of_generate(choose: Sample) -> Non
 
 def test_stop_strings_end_a_text_before_them_across_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     model = says(monkeypatch, TEXT, "nothing to END", "never")
-    written = generate(model, ["a", "b", "c"], new_tokens=60, stop=["END", "zzz"])
+    written = generate(model, ["a", "b", "c"], max_new_tokens=60, stop_strings=["END", "zzz"])
     assert [each.text for each in written] == ["naïve 東京 🎈 ", "nothing to ", "never"]
-    assert [each.stopped_by for each in written] == ["stop string", "stop string", "stop id"]
+    assert [each.finish_reason for each in written] == ["stop string", "stop string", "eos"]
     # The tokens that made up the string were chosen all the same.
     assert BYTES.decode(list(written[1].ids)) == "nothing to END"
-    pieces, _ = drained(stream(says(monkeypatch, TEXT), "a", new_tokens=60, stop="END"))
+    pieces, _ = drained(stream(says(monkeypatch, TEXT), "a", max_new_tokens=60, stop_strings="END"))
     assert "".join(pieces) == "naïve 東京 🎈 "
 
 
 def test_what_only_began_a_stop_string_is_given_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     model = says(monkeypatch, "it is EN")
-    assert generate(model, "a", new_tokens=8, stop="END").text == "it is EN"
-    assert "".join(stream(model, "a", new_tokens=8, stop="END")) == "it is EN"
+    assert generate(model, "a", max_new_tokens=8, stop_strings="END").text == "it is EN"
+    assert "".join(stream(model, "a", max_new_tokens=8, stop_strings="END")) == "it is EN"
 
 
 def test_a_special_token_named_as_a_string_stops_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model = says(monkeypatch, "enough")
-    written = generate(model, "a", new_tokens=20, stop=END, stop_ids=())
-    assert (written.text, written.stopped_by) == ("enough", "stop id")
+    written = generate(model, "a", max_new_tokens=20, stop_strings=END, eos_token_ids=())
+    assert (written.text, written.finish_reason) == ("enough", "eos")
 
 
 def test_a_letter_cut_by_the_length_is_shown_as_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     model = says(monkeypatch, "東京")
-    assert generate(model, "a", new_tokens=4).text == "東" + BROKEN
-    assert "".join(stream(model, "a", new_tokens=4)) == "東" + BROKEN
+    assert generate(model, "a", max_new_tokens=4).text == "東" + REPLACEMENT_CHARACTER
+    assert "".join(stream(model, "a", max_new_tokens=4)) == "東" + REPLACEMENT_CHARACTER
 
 
 def test_a_tokenizer_that_cuts_and_pads_does_neither_to_prompts(
@@ -144,10 +156,10 @@ def test_a_tokenizer_that_cuts_and_pads_does_neither_to_prompts(
     model.tokenizer.enable_truncation(3)
     model.tokenizer.enable_padding()
     prompts = ["a long prompt", "short"]
-    from manyheads.decoding.habits import Habits
-    from manyheads.decoding.prompts import read_prompts
+    from manyheads.decoding.generation_config import GenerationDefaults
+    from manyheads.decoding.request import read_prompts
 
-    assert [len(ids) for ids in read_prompts(model, prompts, Habits())] == [13, 5]
+    assert [len(ids) for ids in read_prompts(model, prompts, GenerationDefaults())] == [13, 5]
     assert model.tokenizer.truncation is not None
 
 
@@ -155,9 +167,9 @@ def test_texts_without_a_tokenizer_are_refused() -> None:
     ours = pair("gpt2")[1]
     remedy = "load a folder with a tokenizer.json, set model.tokenizer, or give token ids."
     for what, ask in (
-        ("a prompt of text", lambda: generate(ours, "Hello")),
-        ("a stop string", lambda: generate(ours, [[1]], stop="end", new_tokens=4)),
-        ("a stream of text", lambda: stream(ours, [1], new_tokens=4)),
+        ("a text prompt", lambda: generate(ours, "Hello")),
+        ("a stop string", lambda: generate(ours, [[1]], stop_strings="end", max_new_tokens=4)),
+        ("stream", lambda: stream(ours, [1], max_new_tokens=4)),
     ):
         with refuses(InputError, f"{what} needs a tokenizer and this model has none: {remedy}"):
             ask()
@@ -165,12 +177,11 @@ def test_texts_without_a_tokenizer_are_refused() -> None:
 
 def test_beams_are_not_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = says(monkeypatch, "x")
-    message = "beams change their mind about a text until it ends: use generate, or Greedy()."
-    with refuses(ConfigError, message):
-        stream(model, "a", choose=Beams())
+    with pytest.raises(ConfigError, match=r"BeamSearch .*: use generate, or sampling=Greedy\(\)"):
+        stream(model, "a", sampling=BeamSearch())
 
 
 def test_without_a_tokenizer_there_is_no_text() -> None:
-    [written] = generate(pair("gpt2")[1], [[1]], new_tokens=2)
+    [written] = generate(pair("gpt2")[1], [[1]], max_new_tokens=2)
     assert written.text is None
     assert str(written) == " ".join(map(str, written.ids))

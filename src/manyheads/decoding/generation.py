@@ -1,0 +1,281 @@
+"""`generate` continues prompts, all in one batch; `stream` yields one text as it is generated."""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Unpack, overload
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyheads.decoding.beam_search import BeamSearchLoop
+from manyheads.decoding.generation_config import (
+    GenerationConfig,
+    GenerationOptions,
+    show_options,
+    with_options,
+)
+from manyheads.decoding.output import FinishReason, Generation
+from manyheads.decoding.request import GenerationRequest, Prompts, tokenizer_of
+from manyheads.decoding.sampling import BeamSearch, Sample, draw, token_logprobs
+from manyheads.decoding.steps import on_its_way
+from manyheads.decoding.stopping import StreamDecoder
+from manyheads.errors import ConfigError
+from manyheads.progress import Progress
+
+
+@overload
+def generate(
+    model: Any,
+    prompts: str,
+    config: GenerationConfig | None = None,
+    *,
+    progress: bool = True,
+    on_progress: Callable[[int, int], None] | None = None,
+    **options: Unpack[GenerationOptions],
+) -> Generation: ...
+@overload
+def generate(
+    model: Any,
+    prompts: Prompts,
+    config: GenerationConfig | None = None,
+    *,
+    progress: bool = True,
+    on_progress: Callable[[int, int], None] | None = None,
+    **options: Unpack[GenerationOptions],
+) -> list[Generation]: ...
+
+
+@show_options
+def generate(
+    model: Any,
+    prompts: str | Prompts,
+    config: GenerationConfig | None = None,
+    *,
+    progress: bool = True,
+    on_progress: Callable[[int, int], None] | None = None,
+    **options: Unpack[GenerationOptions],
+) -> Generation | list[Generation]:
+    """Continue prompts, or answer them if the model is a `Seq2Seq`.
+
+    A string gives one `Generation`. A list of strings, a list of lists or tensors of ids, a
+    (batch, length) tensor or a `Ragged` gives a list, in order. Prompts of all lengths run together
+    without padding, and a finished text leaves the batch.
+
+    The options are the fields of `GenerationConfig`, which says what each of them means; they
+    override those of `config`. Sampling parameters in the model's generation_config.json are not
+    used. `on_progress` receives the number of tokens generated so far and the most there can be.
+    On CUDA a step is recorded once and replayed.
+
+    >>> from manyheads.models.build import build
+    >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
+    >>> [generation] = generate(model, [[5, 6, 7]], max_new_tokens=4)
+    >>> len(generation.ids), generation.finish_reason
+    (4, 'length')
+    """
+    config = with_options(config, options)
+    request = GenerationRequest(model, [prompts] if isinstance(prompts, str) else prompts, config)
+    loop = _loop(request)
+    total = len(request.prompts) * config.max_new_tokens
+    with Progress("generating", total=total, unit="tokens", shown=progress) as bar:
+        for _ in loop.run():
+            bar.advance(loop.tokens_done - bar.done)
+            if on_progress is not None:
+                on_progress(loop.tokens_done, total)
+    generations = loop.generations()
+    return generations[0] if isinstance(prompts, str) else generations
+
+
+@show_options
+def stream(
+    model: Any,
+    prompt: str | Sequence[int],
+    config: GenerationConfig | None = None,
+    **options: Unpack[GenerationOptions],
+) -> Generator[str, None, Generation]:
+    """The text that `generate` would return, in pieces as it is generated.
+
+    A piece holds complete characters and no part of a stop string; joined, the pieces are the text.
+    The generator returns the whole `Generation`, as in `generation = yield from stream(...)`.
+    """
+    config = with_options(config, options)
+    if config.uses_beams:
+        raise ConfigError(
+            "BeamSearch cannot be streamed, because its text may change until the end",
+            "use generate, or sampling=Greedy()",
+        )
+    request = GenerationRequest(model, [prompt], config)
+    tokenizer_of(model, "stream")
+    return _pieces(SamplingLoop(request, decode_each_step=True))
+
+
+def _pieces(loop: "SamplingLoop") -> Generator[str, None, Generation]:
+    [sequence] = loop.sequences
+    yielded = 0
+    for _ in loop.run():
+        yield from filter(None, sequence.pieces[yielded:])
+        yielded = len(sequence.pieces)
+    yield from filter(None, sequence.pieces[yielded:])
+    return loop.generations()[0]
+
+
+def _loop(request: GenerationRequest) -> "BeamSearchLoop | SamplingLoop":
+    config = request.config
+    # With nothing to generate there is nothing to search.
+    if config.uses_beams and config.max_new_tokens:
+        assert isinstance(config.sampling, BeamSearch)
+        return BeamSearchLoop(request, config.sampling)
+    return SamplingLoop(request, decode_each_step=bool(request.stop_strings))
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """One text as far as it is generated."""
+
+    index: int
+    random: Random
+    decoder: StreamDecoder | None
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+class SamplingLoop:
+    """One token per step for every running text; finished texts leave the batch.
+
+    With `decode_each_step` the new tokens are decoded after every step, which streams and stop
+    strings need.
+    """
+
+    def __init__(self, request: GenerationRequest, *, decode_each_step: bool) -> None:
+        self.request = request
+        self.decode_each_step = decode_each_step
+        self.steps = request.steps()
+        self.penalty = request.repetition_penalty()
+        self.step = 0
+        self.sequences = [self._sequence(index) for index in range(len(request.prompts))]
+        self.running = list(self.sequences)
+        self._eos_token_ids = frozenset(request.eos_token_ids)
+        self._ids: Int[Tensor, " b"] | None = None
+        self._next_logits: Float[Tensor, "b v"] | None = None
+
+    def run(self) -> Iterator[None]:
+        """Generate to the end, with a pause after every step."""
+        while self.running and self.step < self.request.config.max_new_tokens:
+            self._take_step()
+            yield
+        for sequence in self.running:
+            sequence.finish_reason = "length"
+            self._finish(sequence)
+
+    def generations(self) -> list[Generation]:
+        return [self._generation(sequence) for sequence in self.sequences]
+
+    @property
+    def tokens_done(self) -> int:
+        """Tokens generated so far; a finished text counts as the most it could have had."""
+        done = len(self.sequences) - len(self.running)
+        return done * self.request.config.max_new_tokens + len(self.running) * self.step
+
+    @torch.inference_mode()
+    def _take_step(self) -> None:
+        logits = self._logits()
+        ids = self._choose(logits)
+        tokens = on_its_way(ids)
+        config = self.request.config
+        pending = on_its_way(token_logprobs(logits, ids)) if config.logprobs else None
+        self._start_next_step(ids)
+        logprobs = None if pending is None else pending()
+        forced = self.request.constraints.forced_at(self.step) is not None
+        still_running = []
+        for row, (sequence, token) in enumerate(zip(self.running, tokens(), strict=True)):
+            sequence.ids.append(token)
+            if logprobs is not None:
+                sequence.logprobs.append(logprobs[row])
+            if self._goes_on(sequence, token, forced):
+                still_running.append(row)
+        self.step += 1
+        self._keep(still_running, ids)
+
+    def _logits(self) -> Float[Tensor, "b v"]:
+        if self._next_logits is not None:
+            return self._next_logits
+        if self._ids is None:
+            return self.steps.start(self.request.batch())
+        return self.steps.next(self._ids)
+
+    def _start_next_step(self, ids: Int[Tensor, " b"]) -> None:
+        """Let the GPU begin the next step while the CPU reads the tokens of this one.
+
+        Where a text turns out to have ended, its part of the next step is discarded.
+        """
+        last = self.step + 1 == self.request.config.max_new_tokens
+        if self.request.device.type == "cuda" and not last:
+            self._next_logits = self.steps.next(ids)
+
+    def _choose(self, logits: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
+        logits = logits if self.penalty is None else self.penalty.apply(logits)
+        logits = self.request.constraints.apply(logits, self.step)
+        sampling = self.request.config.sampling
+        if not isinstance(sampling, Sample):
+            # The first of the largest, as with argmax, which takes three times as long.
+            return logits.max(dim=-1).indices
+        uniform = torch.tensor([sequence.random.random() for sequence in self.running])
+        return draw(sampling.filter_logits(logits), uniform.to(logits.device))
+
+    def _goes_on(self, sequence: SequenceState, token: int, forced: bool) -> bool:
+        # A token forced by the length limit is not the model's decision to end.
+        if token in self._eos_token_ids and not forced:
+            sequence.finish_reason = "eos"
+            self._finish(sequence)
+        elif sequence.decoder is not None:
+            sequence.pieces.append(sequence.decoder.push(token))
+            if sequence.decoder.stopped:
+                sequence.finish_reason = "stop string"
+        return sequence.finish_reason is None
+
+    def _keep(self, rows: list[int], ids: Int[Tensor, " b"]) -> None:
+        """Remove finished texts from the batch, the cache and the penalty."""
+        if self.penalty is not None:
+            self.penalty.add(ids)
+        if len(rows) < len(self.running):
+            self.running = [self.running[row] for row in rows]
+            if not rows:
+                return
+            index = torch.tensor(rows, device=ids.device, dtype=torch.long)
+            if self._next_logits is not None:
+                self._next_logits = self._next_logits[index]
+            self.steps.select(rows)
+            ids = ids[index]
+            if self.penalty is not None:
+                self.penalty.select(rows)
+        self._ids = ids
+
+    def _finish(self, sequence: SequenceState) -> None:
+        if sequence.decoder is not None:
+            sequence.pieces.append(sequence.decoder.finish())
+            if sequence.decoder.stopped:
+                sequence.finish_reason = "stop string"
+
+    def _sequence(self, index: int) -> SequenceState:
+        request, decoder = self.request, None
+        if self.decode_each_step:
+            decoder = StreamDecoder(request.tokenizer, request.context(index), request.stop_strings)
+        return SequenceState(index, request.random(index), decoder)
+
+    def _generation(self, sequence: SequenceState) -> Generation:
+        assert sequence.finish_reason is not None
+        return Generation(
+            ids=tuple(sequence.ids),
+            text=self._text(sequence),
+            finish_reason=sequence.finish_reason,
+            logprobs=tuple(sequence.logprobs) if self.request.config.logprobs else None,
+        )
+
+    def _text(self, sequence: SequenceState) -> str | None:
+        if sequence.decoder is not None:
+            return "".join(sequence.pieces)
+        ids = sequence.ids[:-1] if sequence.finish_reason == "eos" else sequence.ids
+        return self.request.text(sequence.index, ids)

@@ -1,0 +1,216 @@
+"""The options of `generate`: their defaults, their checks, and what the model's own files say."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from numbers import Integral
+from typing import Any, Literal, TypedDict, TypeVar
+
+from torch import Tensor
+
+from manyheads.cache import DynamicCache, StaticCache
+from manyheads.decoding.sampling import BeamSearch, Greedy, Sample, Sampling
+from manyheads.errors import ConfigError, InputError, check_int, check_number
+
+TokenIds = Literal["model"] | int | Sequence[int]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationConfig:
+    """The options of `generate` and `stream`.
+
+    - `max_new_tokens`: generate at most this many tokens per prompt.
+    - `sampling`: `Greedy()`, `Sample(...)` or `BeamSearch(...)`.
+    - `repetition_penalty`: above 1, tokens of the prompt and of the new text become less likely.
+    - `stop_strings`: end a text before any of these strings, wherever the tokens begin.
+    - `eos_token_ids`: end a text at any of these tokens.
+    - `suppress_tokens`: never generate these tokens.
+    - `decoder_start_token_id`: the token that the decoder of a `Seq2Seq` starts from.
+    - `seed`: with a seed, a prompt gives the same tokens at the same index of any batch.
+    - `logprobs`: also return the log-probability of each token, before penalties and temperature.
+    - `cache`: `DynamicCache(...)` or `StaticCache(...)` for the keys and values.
+    - `compiled`: on CUDA, compile the step first; takes half a minute and pays off for many texts.
+
+    For the three token options "model" means what generation_config.json and config.json of the
+    model say.
+
+    >>> GenerationConfig(max_new_tokens=20, stop_strings="END").stop_strings
+    ('END',)
+    """
+
+    max_new_tokens: int = 128
+    sampling: Sampling = Greedy()
+    repetition_penalty: float = 1.0
+    stop_strings: str | Sequence[str] = ()
+    eos_token_ids: TokenIds = "model"
+    suppress_tokens: TokenIds = "model"
+    decoder_start_token_id: Literal["model"] | int = "model"
+    seed: int | None = None
+    logprobs: bool = False
+    cache: DynamicCache | StaticCache = DynamicCache()
+    compiled: bool = False
+
+    def __post_init__(self) -> None:
+        check_int("max_new_tokens", self.max_new_tokens, minimum=0)
+        _check_type("sampling", self.sampling, (Greedy, Sample, BeamSearch))
+        check_number(
+            "repetition_penalty", self.repetition_penalty, "above 0", lambda p: 0 < p < float("inf")
+        )
+        _check_type("cache", self.cache, (DynamicCache, StaticCache))
+        # One string or id stands for a sequence of one, and a tuple can be hashed.
+        object.__setattr__(self, "stop_strings", _strings(self.stop_strings))
+        for name in ("eos_token_ids", "suppress_tokens"):
+            object.__setattr__(self, name, _token_ids(name, getattr(self, name)))
+        if self.decoder_start_token_id != "model":
+            check_int("decoder_start_token_id", self.decoder_start_token_id, minimum=0)
+        if self.stop_strings and self.uses_beams:
+            raise ConfigError(
+                "stop_strings cannot be combined with BeamSearch",
+                "use eos_token_ids, or sampling=Greedy()",
+            )
+
+    @property
+    def uses_beams(self) -> bool:
+        """Whether several texts are tried for each prompt."""
+        return isinstance(self.sampling, BeamSearch) and self.sampling.num_beams > 1
+
+
+class GenerationOptions(TypedDict, total=False):
+    """The fields of `GenerationConfig` as keyword arguments, for type checkers."""
+
+    max_new_tokens: int
+    sampling: Sampling
+    repetition_penalty: float
+    stop_strings: str | Sequence[str]
+    eos_token_ids: TokenIds
+    suppress_tokens: TokenIds
+    decoder_start_token_id: Literal["model"] | int
+    seed: int | None
+    logprobs: bool
+    cache: DynamicCache | StaticCache
+    compiled: bool
+
+
+def with_options(config: GenerationConfig | None, options: GenerationOptions) -> GenerationConfig:
+    """A config with some of its fields replaced; the defaults where there is no config."""
+    _check_type("config", config, (GenerationConfig, type(None)))
+    names = [each.name for each in fields(GenerationConfig)]
+    for name in options:
+        if name not in names:
+            raise ConfigError(f"generate has no option {name!r}", _suggestion(name, names))
+    return replace(config or GenerationConfig(), **options)
+
+
+def show_options(function: Function) -> Function:
+    """Let `help` list every option with its default where the source says `**options`."""
+    signature = inspect.signature(function)
+    listed = [
+        each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD
+    ] + [
+        inspect.Parameter(
+            each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type
+        )
+        for each in fields(GenerationConfig)
+    ]
+    function.__signature__ = signature.replace(parameters=listed)  # type: ignore[attr-defined]
+    return function
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """Special tokens that a model's generation_config.json names, or else its config.json."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    decoder_start_token_id: int | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    forced_first: int | None = None
+    forced_last: int | None = None
+
+    @classmethod
+    def of(cls, model: Any) -> "GenerationDefaults":
+        """Those of a loaded model; a model built from a config has none."""
+        said: dict[str, Any] = {}
+        for table in (getattr(model, name, None) for name in ("generation", "described")):
+            if isinstance(table, Mapping):
+                said |= {key: value for key, value in table.items() if said.get(key) is None}
+        eos = _as_tuple(said.get("eos_token_id"))
+        bos = said.get("bos_token_id")
+        start = said.get("decoder_start_token_id")
+        forced_last = _as_tuple(said.get("forced_eos_token_id"))
+        return cls(
+            eos_token_ids=eos,
+            bos_token_id=bos,
+            decoder_start_token_id=bos if start is None else start,
+            bad_words=_bad_words(said, eos),
+            forced_first=said.get("forced_bos_token_id"),
+            forced_last=forced_last[0] if forced_last else None,
+        )
+
+    @property
+    def suppress_tokens(self) -> tuple[int, ...]:
+        """The tokens that must not be generated."""
+        if any(len(word) != 1 for word in self.bad_words):
+            raise InputError(
+                "bad_words_ids of this model has words of several tokens, which are not supported",
+                "pass suppress_tokens=, the ids to suppress, or suppress_tokens=()",
+            )
+        return tuple(token for (token,) in self.bad_words)
+
+
+def _check_type(name: str, value: object, types: tuple[type, ...]) -> None:
+    if not isinstance(value, types):
+        allowed = " or ".join("None" if each is type(None) else each.__name__ for each in types)
+        raise ConfigError(f"{name} must be {allowed}, got {value!r}")
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else value
+    if not isinstance(strings, Iterable) or not all(isinstance(each, str) for each in strings):
+        raise ConfigError(f"stop_strings must be a string or several, got {value!r}")
+    if "" in strings:
+        raise ConfigError(
+            "stop_strings must not contain an empty string, which would end every text",
+            "give at least one character",
+        )
+    return tuple(strings)
+
+
+def _token_ids(name: str, value: object) -> Literal["model"] | tuple[int, ...]:
+    if value == "model":
+        return "model"
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    ids = [value] if isinstance(value, Integral) else value
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise ConfigError(f'{name} must be token ids or "model", got {value!r}')
+    unique = dict.fromkeys(ids)
+    for each in unique:
+        check_int(name, each, minimum=0)
+    return tuple(map(int, unique))
+
+
+def _suggestion(name: str, names: Sequence[str]) -> str:
+    near = get_close_matches(name, names, n=1)
+    if near:
+        return f"did you mean {near[0]}"
+    for sampling in (Sample, BeamSearch):
+        if name in (each.name for each in fields(sampling)):
+            return f"pass sampling={sampling.__name__}({name}=...)"
+    return f"use {', '.join(names)}"
+
+
+def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def _bad_words(said: Mapping[str, Any], eos: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Marian lists its padding here; an end-of-text token is left out, or no text might end."""
+    words = [tuple(word) for word in said.get("bad_words_ids") or ()]
+    tokens = [(token,) for token in said.get("suppress_tokens") or ()]
+    ends = {(token,) for token in eos}
+    return tuple(dict.fromkeys([*(word for word in words if word not in ends), *tokens]))

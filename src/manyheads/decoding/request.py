@@ -1,0 +1,278 @@
+"""One call of `generate`, checked and resolved before the first step."""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.cache import DynamicCache, FullLayerCache, StaticCache
+from manyheads.decoding.generation_config import GenerationConfig, GenerationDefaults, TokenIds
+from manyheads.decoding.logits_processors import RepetitionPenalty, TokenConstraints
+from manyheads.decoding.recorded import cannot, recorded
+from manyheads.decoding.steps import Cached, Steps
+from manyheads.decoding.stopping import decode_after, decoding_context
+from manyheads.errors import ConfigError, InputError
+from manyheads.models.decoder import Decoder
+from manyheads.models.readout import LanguageHead
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.parts.positions import Learned
+from manyheads.ragged import Ragged
+from manyheads.tokenizing import plain_copy
+
+# A list holds texts, lists of ids or tensors of ids, all of one kind. Not a Sequence, because a
+# text is one too.
+Prompts = list[Any] | tuple[Any, ...] | Tensor | Ragged
+
+# Recording a CUDA graph takes about as long as this many steps without one.
+WORTH_RECORDING = 16
+
+
+class GenerationRequest:
+    """A model, the ids of its prompts, and how to continue them."""
+
+    def __init__(self, model: Any, prompts: Prompts, config: GenerationConfig) -> None:
+        self.model: Decoder | Seq2Seq = check_generates(model)
+        self.config = config
+        defaults = GenerationDefaults.of(model)
+        self.prompts = read_prompts(model, prompts, defaults)
+        check_length(self.model, self.prompts, config.max_new_tokens, config.cache)
+        self.tokenizer = getattr(model, "tokenizer", None)
+        self.start_id = self._start_id(defaults)
+        self.eos_token_ids, self.stop_strings = self._stops(defaults)
+        suppressed = config.suppress_tokens
+        self.constraints = TokenConstraints(
+            max_new_tokens=config.max_new_tokens,
+            suppressed=defaults.suppress_tokens
+            if suppressed == "model"
+            else self._in_vocabulary("suppress_tokens", suppressed),
+            forced_first=defaults.forced_first,
+            forced_last=defaults.forced_last,
+        )
+
+    @property
+    def vocabulary(self) -> int:
+        return self.model.config.embedding.vocabulary
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.embedding.tokens.weight.device
+
+    def batch(self) -> Ragged:
+        """The prompts as the model takes them."""
+        return Ragged.from_list([torch.tensor(ids) for ids in self.prompts]).to(self.device)
+
+    def steps(self) -> Steps:
+        """How the steps are computed; the only place where that is decided."""
+        config, model = self.config, self.model
+        longest = max(map(len, self.prompts), default=0) + config.max_new_tokens
+        # Beams reorder their caches, and a StaticCache is used as it was requested.
+        free = isinstance(config.cache, DynamicCache) and not config.uses_beams
+        if free and config.max_new_tokens >= WORTH_RECORDING and cannot(model, self.device) is None:
+            assert isinstance(model, Decoder)
+            return recorded(model, len(self.prompts), longest, compiled=config.compiled)
+        return Cached(model, config.cache, self.start_id)
+
+    def repetition_penalty(self) -> RepetitionPenalty | None:
+        """Tokens of the prompt count as seen; in a `Seq2Seq` only those of the new text do."""
+        penalty = self.config.repetition_penalty
+        if penalty == 1.0:
+            return None
+        seen = self.prompts if self.start_id is None else [[self.start_id]] * len(self.prompts)
+        return RepetitionPenalty.of(penalty, seen, self.vocabulary, self.device)
+
+    def random(self, index: int) -> Random:
+        """The random numbers of a prompt; of one prompt given twice, each has its own."""
+        return Random(None if self.config.seed is None else f"{self.config.seed}/{index}")
+
+    def text(self, index: int, ids: Sequence[int]) -> str | None:
+        """The text of a prompt's new tokens, if the model has a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        return decode_after(self.tokenizer, self.context(index), ids)
+
+    def context(self, index: int) -> list[int]:
+        """The tokens right before the new ones of a prompt, to decode them after."""
+        before = self.prompts[index] if self.start_id is None else []
+        return decoding_context(self.tokenizer, before)
+
+    def _start_id(self, defaults: GenerationDefaults) -> int | None:
+        start = self.config.decoder_start_token_id
+        if not isinstance(self.model, Seq2Seq):
+            if start != "model":
+                raise InputError(
+                    f"decoder_start_token_id={start} is for encoder-decoders, and a decoder "
+                    "continues its prompt",
+                    "leave it out",
+                )
+            return None
+        found = defaults.decoder_start_token_id if start == "model" else start
+        if found is None:
+            raise InputError(
+                "the model does not name the token its decoder starts from",
+                "pass decoder_start_token_id",
+            )
+        return self._in_vocabulary("decoder_start_token_id", found)[0]
+
+    def _stops(self, defaults: GenerationDefaults) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Special tokens are not part of a text, so a stop string that names one becomes its id."""
+        eos, stops = self.config.eos_token_ids, self.config.stop_strings
+        ids = (
+            defaults.eos_token_ids if eos == "model" else self._in_vocabulary("eos_token_ids", eos)
+        )
+        if not stops:
+            return ids, ()
+        tokenizer = tokenizer_of(self.model, "a stop string")
+        special = {
+            token.content: number
+            for number, token in tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        }
+        named = [special[stop] for stop in stops if stop in special]
+        strings = tuple(stop for stop in stops if stop not in special)
+        return tuple(dict.fromkeys([*ids, *named])), strings
+
+    def _in_vocabulary(self, name: str, ids: TokenIds) -> tuple[int, ...]:
+        assert not isinstance(ids, str)
+        each = (ids,) if isinstance(ids, int) else tuple(ids)
+        for token in each:
+            if not 0 <= token < self.vocabulary:
+                raise ConfigError(
+                    f"{name} must be below vocabulary={self.vocabulary}, got {token}",
+                    f"use 0 to {self.vocabulary - 1}",
+                )
+        return each
+
+
+def check_generates(model: Any) -> Decoder | Seq2Seq:
+    """Refuse a model that cannot generate text."""
+    if not isinstance(model, Decoder | Seq2Seq):
+        name = type(model).__name__
+        article = "an" if name[0] in "AEIOU" else "a"
+        raise InputError(
+            f"{article} {name} cannot generate text", "load a decoder or an encoder-decoder"
+        )
+    if not isinstance(model.config.readout, LanguageHead):
+        raise InputError(
+            f"a model with readout={type(model.config.readout).__name__} cannot generate text",
+            "use a model with readout=LanguageHead()",
+        )
+    if model.training:
+        raise InputError(
+            "the model is in training mode, where dropout is active", "call model.eval() first"
+        )
+    return model
+
+
+def check_length(
+    model: Decoder | Seq2Seq,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    cache: DynamicCache | StaticCache,
+) -> None:
+    """Refuse texts longer than the model's positions or a cache of fixed size."""
+    if not (prompts and max_new_tokens):
+        return
+    longest = max(map(len, prompts))
+    position = model.config.embedding.position
+    before = 1 if isinstance(model, Seq2Seq) else longest
+    if isinstance(position, Learned):
+        _check_positions(position.longest, longest, before, max_new_tokens)
+    sizes = [
+        store.config.size
+        for store in model.new_cache(cache).stores
+        if isinstance(store, FullLayerCache) and isinstance(store.config, StaticCache)
+    ]
+    # The last token is chosen and never read.
+    needed = before + max_new_tokens - 1
+    if sizes and needed > min(sizes):
+        raise ConfigError(
+            f"a cache of {min(sizes)} tokens cannot hold the {before} of the longest prompt and "
+            f"{max_new_tokens} new ones",
+            f"use StaticCache(size={needed}) or more, or DynamicCache()",
+        )
+
+
+def read_prompts(model: Any, prompts: Prompts, defaults: GenerationDefaults) -> list[list[int]]:
+    """The ids of every prompt, checked; an empty prompt becomes the beginning-of-text token."""
+    vocabulary = model.config.embedding.vocabulary
+    checked = []
+    for index, ids in enumerate(_ids_of_all(model, prompts)):
+        if not ids and defaults.bos_token_id is None:
+            raise InputError(
+                f"prompt {index} is empty and the model has no beginning-of-text token",
+                "give it at least one token",
+            )
+        ids = ids or [int(defaults.bos_token_id or 0)]
+        wrong = [one for one in (min(ids), max(ids)) if not 0 <= one < vocabulary]
+        if wrong:
+            raise InputError(
+                f"prompt {index}: token id {wrong[0]} is outside vocabulary={vocabulary}",
+                f"use ids from 0 to {vocabulary - 1}",
+            )
+        checked.append(ids)
+    return checked
+
+
+def tokenizer_of(model: Any, purpose: str) -> Any:
+    """The model's tokenizer, without truncation and padding."""
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise InputError(
+            f"{purpose} needs a tokenizer and this model has none",
+            "load a folder with a tokenizer.json, set model.tokenizer, or give token ids",
+        )
+    if tokenizer.truncation is None and tokenizer.padding is None:
+        return tokenizer
+    return plain_copy(tokenizer)
+
+
+def _check_positions(limit: int, longest: int, before: int, max_new_tokens: int) -> None:
+    if max(longest, before) > limit:
+        raise InputError(
+            f"a prompt of {longest} tokens is longer than the model's {limit} positions",
+            f"shorten it to {limit}",
+        )
+    if before + max_new_tokens > limit:
+        raise InputError(
+            f"a prompt of {before} tokens and max_new_tokens={max_new_tokens} exceed the model's "
+            f"{limit} positions",
+            f"use max_new_tokens={limit - before} or less, or a shorter prompt",
+        )
+
+
+def _ids_of_all(model: Any, prompts: Prompts) -> list[list[int]]:
+    if isinstance(prompts, Ragged):
+        return [ids.tolist() for ids in prompts.to_list()]
+    if isinstance(prompts, Tensor):
+        if prompts.dim() != 2:
+            raise InputError(
+                f"prompts must have the shape (batch, length), got {tuple(prompts.shape)}",
+                "give a list of prompts or a Ragged; a single prompt is ids[None]",
+            )
+        return [_plain(ids, index) for index, ids in enumerate(prompts)]
+    if any(isinstance(prompt, str) for prompt in prompts):
+        return _tokenised(model, prompts)
+    return [_plain(prompt, index) for index, prompt in enumerate(prompts)]
+
+
+def _tokenised(model: Any, prompts: Sequence[Any]) -> list[list[int]]:
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
+        raise InputError("prompts mix texts and token ids", "give all of one kind")
+    tokenizer = tokenizer_of(model, "a text prompt")
+    return [list(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
+
+
+def _plain(prompt: Any, index: int) -> list[int]:
+    if isinstance(prompt, int):
+        raise InputError(
+            f"prompt {index} is the single number {prompt}", "give a list of prompts, [[5, 6, 7]]"
+        )
+    ids = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
+    if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
+        raise InputError(
+            f"prompt {index} is not a list of token ids", "give one list of integers per prompt"
+        )
+    return ids

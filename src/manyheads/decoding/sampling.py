@@ -1,0 +1,122 @@
+"""How the next token is chosen from the scores of all."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyheads.errors import ConfigError, check_int, check_number
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """The most likely token at every step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A token drawn at random by its probability.
+
+    The logits are divided by `temperature`. Of all tokens the `top_k` most likely are kept, of
+    these the smallest set whose probability reaches `top_p` (arXiv 1904.09751), and of these the
+    tokens at least `min_p` times as likely as the most likely one (arXiv 2407.01082).
+
+    >>> sample = Sample(temperature=0.7, top_p=0.9)
+    >>> sample.filter_logits(torch.tensor([[0.0, 2.0, 1.0]])).isinf().tolist()
+    [[True, False, False]]
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.temperature == 0:
+            raise ConfigError(
+                "temperature must be above 0, got 0", "use Greedy() for the most likely token"
+            )
+        check_number("temperature", self.temperature, "above 0", lambda t: 0 < t < math.inf)
+        if self.top_k is not None:
+            check_int("top_k", self.top_k, minimum=1)
+        if self.top_p is not None:
+            check_number("top_p", self.top_p, "in (0, 1]", lambda p: 0 < p <= 1)
+        if self.min_p is not None:
+            check_number("min_p", self.min_p, "in [0, 1]", lambda p: 0 <= p <= 1)
+
+    def filter_logits(self, logits: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
+        """The logits to draw from, minus infinity for the tokens that are filtered out."""
+        logits = logits.float() / self.temperature
+        if self.top_k is not None:
+            logits = _keep_top_k(logits, self.top_k)
+        if self.top_p is not None and self.top_p < 1:
+            logits = _keep_top_p(logits, self.top_p)
+        if self.min_p is not None:
+            logits = _keep_min_p(logits, self.min_p)
+        return logits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearch:
+    """The most likely text among `num_beams` that are extended side by side.
+
+    The score of a finished text is its log-probability divided by its length to the power of
+    `length_penalty`: above 0 favours long texts, below 0 short ones. `early_stopping` is that of
+    transformers: False stops when the running beams are unlikely to win, True as soon as
+    `num_beams` texts are finished, and "never" when no running beam can win. One beam is `Greedy`.
+    """
+
+    num_beams: int = 4
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+    def __post_init__(self) -> None:
+        check_int("num_beams", self.num_beams, minimum=1)
+        check_number("length_penalty", self.length_penalty, "finite", math.isfinite)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise ConfigError(
+                f'early_stopping must be True, False or "never", got {self.early_stopping!r}'
+            )
+
+
+Sampling = Greedy | Sample | BeamSearch
+
+
+def draw(logits: Float[Tensor, "b v"], uniform: Float[Tensor, " b"]) -> Int[Tensor, " b"]:
+    """The token at which the cumulative probability passes a uniform number from 0 to 1.
+
+    One number per sequence decides, so the token depends neither on the rest of the batch nor on
+    the device.
+    """
+    cumulative = logits.softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    threshold = uniform.to(cumulative).unsqueeze(1) * cumulative[:, -1:]
+    # From the right: a token of probability zero adds nothing and is never the first to pass.
+    ids = torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
+    return ids.clamp(max=logits.shape[1] - 1)
+
+
+def token_logprobs(logits: Float[Tensor, "b v"], ids: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
+    """The log-probability of each token under the model's own distribution."""
+    logits = logits.float()
+    return logits.gather(1, ids.unsqueeze(1)).squeeze(1) - logits.logsumexp(dim=-1)
+
+
+def _keep_top_k(logits: Float[Tensor, "b v"], top_k: int) -> Float[Tensor, "b v"]:
+    lowest = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+    return logits.masked_fill(logits < lowest, -torch.inf)
+
+
+def _keep_top_p(logits: Float[Tensor, "b v"], top_p: float) -> Float[Tensor, "b v"]:
+    ordered, tokens = logits.sort(dim=-1)
+    out = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
+    out[:, -1] = False
+    return logits.masked_fill(out.scatter(1, tokens, out), -torch.inf)
+
+
+def _keep_min_p(logits: Float[Tensor, "b v"], min_p: float) -> Float[Tensor, "b v"]:
+    probabilities = logits.softmax(dim=-1)
+    lowest = min_p * probabilities.amax(dim=-1, keepdim=True)
+    return logits.masked_fill(probabilities < lowest, -torch.inf)

@@ -11,10 +11,10 @@ from manyheads.decoding.choosing import Beams, Choosing, Greedy
 from manyheads.decoding.habits import Habits
 from manyheads.decoding.prompts import Prompts, encoder_of, read_prompts
 from manyheads.decoding.reading import context_of, text_of
-from manyheads.decoding.recorded import cannot, recorded
 from manyheads.decoding.room import check_room, check_writes
 from manyheads.decoding.rules import Penalty, Rules
-from manyheads.decoding.steps import Cached, Steps
+from manyheads.decoding.steps.cached import CachedSteps, Steps
+from manyheads.decoding.steps.cuda_graph import cannot, cuda_graph_steps
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.decoder import Decoder
 from manyheads.models.seq2seq import Seq2Seq
@@ -103,8 +103,8 @@ class Task:
         free = isinstance(wishes.cache, Growing) and not wishes.searches
         if free and wishes.new_tokens >= WORTH_RECORDING and cannot(model, self.device) is None:
             assert isinstance(model, Decoder)
-            return recorded(model, len(self.prompts), longest, compiled=wishes.compiled)
-        return Cached(model, wishes.cache, self.start_id)
+            return cuda_graph_steps(model, len(self.prompts), longest, compiled=wishes.compiled)
+        return CachedSteps(model, wishes.cache, self.start_id)
 
     def penalty(self) -> Penalty | None:
         """What is read counts as said; of a `Seq2Seq` only its own text does."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyheads.decoding.choosing import Sample, draw, own_logprobs
 from manyheads.decoding.reading import Reader, context_of
-from manyheads.decoding.steps import on_its_way
+from manyheads.decoding.steps.cached import async_tolist
 from manyheads.decoding.task import Task
 from manyheads.decoding.written import StoppedBy, Written
 
@@ -70,8 +70,8 @@ class Writing:
     def _take_step(self) -> None:
         logits = self._logits()
         ids = self._choose(logits)
-        tokens = on_its_way(ids)
-        chances = on_its_way(own_logprobs(logits, ids)) if self.task.wishes.logprobs else None
+        tokens = async_tolist(ids)
+        chances = async_tolist(own_logprobs(logits, ids)) if self.task.wishes.logprobs else None
         self._look_ahead(ids)
         logprobs = None if chances is None else chances()
         forced = self.task.rules.forces_at(self.step) is not None

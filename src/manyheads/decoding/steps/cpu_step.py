@@ -93,7 +93,8 @@ class OrdinaryDecoder:
         self.layers = [OrdinaryLayer(layer, vectors=vectors) for layer in weights.layers]
         self.final_norm = _norm(weights.final_norm)
         self.logit_scale = weights.logit_scale
-        self.vocabulary = _product(weights.vocabulary, weights.vocabulary_bias, vectors=vectors)
+        logits = torch.empty(len(weights.vocabulary)) if vectors else None
+        self.readout = _product(weights.vocabulary, weights.vocabulary_bias, out=logits)
 
     def __call__(
         self, x: Float[Tensor, "*b c"], cache: Cache, rotations: list[Turn | None]
@@ -106,7 +107,7 @@ class OrdinaryDecoder:
                 slots_of[kind] = KeyValueSlots.of(store, cache.seen, layer.attention.before)
             x = layer(x, store, slots_of[kind], rotation)
         x = self.final_norm(x)
-        return self.vocabulary(x if self.logit_scale == 1.0 else x * self.logit_scale)
+        return self.readout(x if self.logit_scale == 1.0 else x * self.logit_scale)
 
 
 class OrdinaryLayer:
@@ -114,13 +115,19 @@ class OrdinaryLayer:
 
     def __init__(self, weights: LayerWeights, *, vectors: bool) -> None:
         project, expand = weights.project, weights.expand
+        projected = torch.empty(len(project.weight)) if vectors else None
+        expanded = torch.empty(len(expand.weight)) if vectors else None
         self.attention_norm = _norm(weights.attention_norm)
-        self.project = _product(project.weight, project.bias, vectors=vectors)
-        self.attention = (VectorAttention if vectors else BatchAttention)(weights)
+        self.project = _product(project.weight, project.bias, out=projected)
+        self.attention: OrdinaryAttention
+        if projected is None:
+            self.attention = BatchAttention(weights)
+        else:
+            self.attention = VectorAttention(weights, projected)
         self.add_output = _sum(weights.output, vectors=vectors)
         self.feedforward_norm = _norm(weights.feedforward_norm)
-        self.expand = _product(expand.weight, expand.bias, vectors=vectors)
-        self.activate = _activation(weights, vectors=vectors)
+        self.expand = _product(expand.weight, expand.bias, out=expanded)
+        self.activate = _activation(weights, expanded)
         self.add_contract = _sum(weights.contract, vectors=vectors)
 
     def __call__(
@@ -238,21 +245,19 @@ class BatchAttention(OrdinaryAttention):
 class VectorAttention(OrdinaryAttention):
     """Of one sequence, with keys and values side by side and head by head, as attention reads them.
 
-    The projection is always the same buffer, so its parts are sliced once.
+    `projected` is the buffer of every projection, so it is sliced once.
     """
 
-    def __init__(self, weights: LayerWeights) -> None:
+    def __init__(self, weights: LayerWeights, projected: Float[Tensor, " rows"]) -> None:
         super().__init__(weights)
-        self._heads: Heads | None = None
-        self._key_and_value = torch.empty(0)
+        keys, size = self.config.key_heads, self.config.size
+        self._heads = Heads.of(projected, self.config)
+        self._key_and_value = projected[-2 * keys * size :].view(2, keys, size)
         self._store_k: Tensor | None = None
         self._keys_and_values = torch.empty(0)
 
     def heads(self, projected: Float[Tensor, " rows"]) -> Heads:
-        if self._heads is None:
-            keys, size = self.config.key_heads, self.config.size
-            self._heads = Heads.of(projected, self.config)
-            self._key_and_value = projected[-2 * keys * size :].view(2, keys, size)
+        del projected
         return self._heads
 
     def read(self, heads: Heads, store: Store, slots: KeyValueSlots) -> Float[Tensor, " hd"]:
@@ -280,10 +285,10 @@ def _norm(module: nn.Module) -> Function:
     return module.forward
 
 
-def _product(weight: Tensor, bias: Tensor | None, *, vectors: bool) -> Function:
-    if not vectors:
+def _product(weight: Tensor, bias: Tensor | None, *, out: Tensor | None) -> Function:
+    """Of rows, or of a vector into the buffer `out`."""
+    if out is None:
         return lambda x: F.linear(x, weight, bias)
-    out = torch.empty(len(weight))
     if bias is None:
         return lambda x: torch.mv(weight, x, out=out)
     return lambda x: torch.addmv(bias, weight, x, out=out)
@@ -299,13 +304,16 @@ def _sum(linear: nn.Linear, *, vectors: bool) -> Callable[[Tensor, Tensor], Tens
     return lambda x, y: x.add_(bias).addmv_(weight, y)
 
 
-def _activation(layer: LayerWeights, *, vectors: bool) -> Function:
-    """From the expanded rows to those that are contracted."""
+def _activation(layer: LayerWeights, buffer: Float[Tensor, " rows"] | None) -> Function:
+    """What stands between the products of a feed-forward; a vector always is in the `buffer`."""
     activate = ACTIVATIONS[layer.activation]
-    if vectors and layer.activation == "gelu_tanh":
-        activate = _gelu_tanh(layer.contract.in_features)
+    if buffer is not None and layer.activation == "gelu_tanh":
+        activate = _gelu_tanh(layer.contract.weight.shape[1])
     if not layer.gated:
         return activate
+    if buffer is not None:
+        halves = buffer.chunk(2)
+        return lambda _: activate(halves[0]) * halves[1]
 
     def gated(expanded: Tensor) -> Tensor:
         gate, passed = expanded.chunk(2, dim=-1)

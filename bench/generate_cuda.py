@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyheads.checkpoints.folder import load
 from manyheads.decoding.generation import generate
-from manyheads.decoding.recorded import recorded
+from manyheads.decoding.steps.cuda_graph import cuda_graph_steps
 from manyheads.models.build import get_config
 from manyheads.ragged import Ragged
 
@@ -106,7 +106,7 @@ def _check_steps(theirs: Any, ours: Any, ids: Tensor) -> float:
     Tokens themselves cannot be compared: random weights leave many words as good as equal.
     """
     text = torch.cat((ids, _write_theirs(theirs, ids).cuda()), dim=1)
-    steps = recorded(ours, len(ids), text.shape[1])
+    steps = cuda_graph_steps(ours, len(ids), text.shape[1])
     found = steps.start(Ragged.from_padded(ids))
     worst = 0.0
     expected = theirs(text[:4]).logits[:, PROMPT - 1 :].float()

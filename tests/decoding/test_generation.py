@@ -15,7 +15,7 @@ from manyheads import (
     build,
     generate,
 )
-from manyheads.decoding.steps import Cached
+from manyheads.decoding.steps.cached import CachedSteps
 from tests.decoding.peers import DECODERS, FAMILIES, NEW, pair, theirs_alone, tokens
 from tests.models import zoo
 from tests.parity.comparing import texts
@@ -67,7 +67,7 @@ def test_every_cache_gives_the_same_tokens(family: str, cache: DynamicCache | St
 @pytest.mark.parametrize("name", zoo.DECODERS)
 def test_steps_give_the_last_logits_of_a_whole_forward(name: str) -> None:
     model = zoo.small(zoo.DECODERS[name])
-    steps = Cached(model, DynamicCache())
+    steps = CachedSteps(model, DynamicCache())
     sequences = zoo.ids((5, 1, 9)).to_list()
     found = [steps.start(Ragged.from_list(sequences))]
     for token in (3, 8):
@@ -86,7 +86,7 @@ def test_steps_give_the_last_logits_of_a_whole_forward(name: str) -> None:
 @pytest.mark.parametrize("name", zoo.SEQ2SEQS)
 def test_encoder_decoders_of_every_kind_step_as_they_run_whole(name: str) -> None:
     model = zoo.small(zoo.SEQ2SEQS[name])
-    steps = Cached(model, DynamicCache(), start_id=1)
+    steps = CachedSteps(model, DynamicCache(), start_id=1)
     sources = zoo.ids((4, 7))
     found = [steps.start(sources), steps.next(torch.tensor([5, 6]))]
     for step, logits in enumerate(found):

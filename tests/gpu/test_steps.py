@@ -1,4 +1,4 @@
-"""Recorded steps on CUDA: the scores of eager steps, for every decoder that can be recorded."""
+"""CUDA graphs give the logits of eager steps, for every decoder that can be captured."""
 
 from dataclasses import replace
 
@@ -28,9 +28,9 @@ from manyheads import (
     generate,
     get_config,
 )
-from manyheads.decoding import lean
-from manyheads.decoding.recorded import recorded
-from manyheads.decoding.steps import Cached
+from manyheads.decoding.steps import triton_step
+from manyheads.decoding.steps.cached import CachedSteps
+from manyheads.decoding.steps.cuda_graph import cuda_graph_steps
 from manyheads.models.decoder import Decoder
 
 WIDTH, VOCABULARY = 256, 500
@@ -52,7 +52,7 @@ def config(**changes: object) -> DecoderConfig:
     )
 
 
-LEAN = {
+LLAMA_LIKE = {
     "llama": config(),
     "mqa": config(kv_heads=1),
     "qwen2": config(bias="inputs"),
@@ -79,8 +79,8 @@ def ids(*lengths: int) -> Ragged:
 
 
 def worst(model: Decoder, prompts: Ragged, steps: int = 40) -> float:
-    """The largest difference of a step's scores, as a share of their length."""
-    fixed, eager = recorded(model, len(prompts), 100), Cached(model, DynamicCache())
+    """The largest difference of a step's logits, as a fraction of their norm."""
+    fixed, eager = cuda_graph_steps(model, len(prompts), 100), CachedSteps(model, DynamicCache())
     pairs = [(fixed.start(prompts), eager.start(prompts))]
     draw = torch.Generator().manual_seed(1)
     for step in range(steps):
@@ -94,25 +94,25 @@ def worst(model: Decoder, prompts: Ragged, steps: int = 40) -> float:
     )
 
 
-@pytest.mark.parametrize("name", [*LEAN, *OTHERS])
-def test_recorded_steps_give_the_scores_of_eager_ones(name: str) -> None:
+@pytest.mark.parametrize("name", [*LLAMA_LIKE, *OTHERS])
+def test_graphs_give_the_logits_of_eager_steps(name: str) -> None:
     for dtype, limit in ((torch.float32, 1e-4), (torch.bfloat16, 3e-2)):
-        model = build((LEAN | OTHERS)[name], seed=0, device="cuda", dtype=dtype).eval()
+        model = build((LLAMA_LIKE | OTHERS)[name], seed=0, device="cuda", dtype=dtype).eval()
         assert worst(model, ids(30, 1, 50)) < limit
-        # Once more, by the recording that exists.
+        # Once more, with the graph that exists.
         assert worst(model, ids(7, 44, 2)) < limit
 
 
-@pytest.mark.parametrize("name", LEAN)
-def test_one_text_takes_the_lean_way_and_gives_the_same(name: str) -> None:
-    model = build(LEAN[name], seed=0, device="cuda", dtype=torch.bfloat16).eval()
-    assert lean.cannot(model, 1, 256) is None
+@pytest.mark.parametrize("name", LLAMA_LIKE)
+def test_one_sequence_takes_the_triton_step_and_gives_the_same(name: str) -> None:
+    model = build(LLAMA_LIKE[name], seed=0, device="cuda", dtype=torch.bfloat16).eval()
+    assert triton_step.cannot(model, 1, 256) is None
     for length in (30, 1, 50):
         assert worst(model, ids(length)) < 2e-2
-    truth = build(LEAN[name], seed=0, device="cuda").eval()
+    truth = build(LLAMA_LIKE[name], seed=0, device="cuda").eval()
     truth.load_state_dict(model.state_dict())
     text = ids(50)
-    steps = recorded(model, 1, 100)
+    steps = cuda_graph_steps(model, 1, 100)
     steps.start(text)
     new = torch.tensor([7], device="cuda")
     found = steps.next(new).float()
@@ -123,9 +123,9 @@ def test_one_text_takes_the_lean_way_and_gives_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_decoders_do_not_take_the_lean_way(name: str) -> None:
+def test_other_decoders_do_not_take_the_triton_step(name: str) -> None:
     model = build(OTHERS[name], seed=0, device="cuda", dtype=torch.bfloat16)
-    assert lean.cannot(model, 1, 256) is not None
+    assert triton_step.cannot(model, 1, 256) is not None
 
 
 def test_generating_on_cuda_writes_what_the_cpu_writes() -> None:
@@ -141,10 +141,10 @@ def test_generating_on_cuda_writes_what_the_cpu_writes() -> None:
         assert [one.ids for one in found] == [one.ids for one in expected]
 
 
-def test_new_weights_are_recorded_anew() -> None:
+def test_new_weights_are_captured_anew() -> None:
     model = build(config(), seed=0, device="cuda", dtype=torch.bfloat16).eval()
-    first = recorded(model, 1, 100)
-    assert recorded(model, 1, 90) is first
+    first = cuda_graph_steps(model, 1, 100)
+    assert cuda_graph_steps(model, 1, 90) is first
     model.to(torch.float32)
-    assert recorded(model, 1, 100) is not first
+    assert cuda_graph_steps(model, 1, 100) is not first
     assert worst(model, ids(9)) < 1e-4

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from manyheads import Ragged, build, generate, lens, save
-from manyheads.decoding.plain import cannot
-from manyheads.decoding.recorded import Recorded
+from manyheads.decoding.steps.cpu_step import cannot
+from manyheads.decoding.steps.cuda_graph import CudaGraphSteps
 from manyheads.errors import ConfigError, InputError
 from manyheads.surgery import (
     LowRank,
@@ -171,18 +171,18 @@ def test_without_active_adapters_the_fast_paths_are_open() -> None:
     assert generate(model, ids, max_new_tokens=4)[0].ids == adapted
 
 
-def test_a_recording_of_steps_serves_only_the_adapters_it_was_made_with() -> None:
+def test_a_cuda_graph_serves_only_the_adapters_it_was_captured_with() -> None:
     model = gpt()
     adapt(model, LowRank(), "one")
     adapt(model, LowRank(), "two")
-    recording = Recorded(model, 1, 16)
-    assert recording.fits(1, 16, False)
+    steps = CudaGraphSteps(model, 1, 16)
+    assert steps.fits(1, 16, False)
     use(model, "one")
-    assert not recording.fits(1, 16, False)
+    assert not steps.fits(1, 16, False)
     use(model, "two")
-    assert recording.fits(1, 16, False)
+    assert steps.fits(1, 16, False)
     use(model)
-    assert not recording.fits(1, 16, False)
+    assert not steps.fits(1, 16, False)
 
 
 def test_dropout_drops_in_training_alone() -> None:

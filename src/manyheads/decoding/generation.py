@@ -19,7 +19,7 @@ from manyheads.decoding.generation_config import (
 from manyheads.decoding.output import FinishReason, Generation
 from manyheads.decoding.request import GenerationRequest, Prompts, tokenizer_of
 from manyheads.decoding.sampling import BeamSearch, Sample, draw, token_logprobs
-from manyheads.decoding.steps import on_its_way
+from manyheads.decoding.steps.cached import async_tolist
 from manyheads.decoding.stopping import StreamDecoder
 from manyheads.errors import ConfigError
 from manyheads.progress import Progress
@@ -183,9 +183,9 @@ class SamplingLoop:
     def _take_step(self) -> None:
         logits = self._logits()
         ids = self._choose(logits)
-        tokens = on_its_way(ids)
+        tokens = async_tolist(ids)
         config = self.request.config
-        pending = on_its_way(token_logprobs(logits, ids)) if config.logprobs else None
+        pending = async_tolist(token_logprobs(logits, ids)) if config.logprobs else None
         self._start_next_step(ids)
         logprobs = None if pending is None else pending()
         forced = self.request.constraints.forced_at(self.step) is not None

@@ -10,8 +10,8 @@ from torch import Tensor
 from manyheads.cache import DynamicCache, FullLayerCache, StaticCache
 from manyheads.decoding.generation_config import GenerationConfig, GenerationDefaults, TokenIds
 from manyheads.decoding.logits_processors import RepetitionPenalty, TokenConstraints
-from manyheads.decoding.recorded import cannot, recorded
-from manyheads.decoding.steps import Cached, Steps
+from manyheads.decoding.steps.cached import CachedSteps, Steps
+from manyheads.decoding.steps.cuda_graph import cannot, cuda_graph_steps
 from manyheads.decoding.stopping import decode_after, decoding_context
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.decoder import Decoder
@@ -71,8 +71,8 @@ class GenerationRequest:
         free = isinstance(config.cache, DynamicCache) and not config.uses_beams
         if free and config.max_new_tokens >= WORTH_RECORDING and cannot(model, self.device) is None:
             assert isinstance(model, Decoder)
-            return recorded(model, len(self.prompts), longest, compiled=config.compiled)
-        return Cached(model, config.cache, self.start_id)
+            return cuda_graph_steps(model, len(self.prompts), longest, compiled=config.compiled)
+        return CachedSteps(model, config.cache, self.start_id)
 
     def repetition_penalty(self) -> RepetitionPenalty | None:
         """Tokens of the prompt count as seen; in a `Seq2Seq` only those of the new text do."""

@@ -299,5 +299,3 @@ def _first(given: Given, texts: int) -> Given:
 
 def _parts(seen: Statistics) -> list[tuple[Any, Sublayer]]:
     return list(dict.fromkeys((block.stack, block.sublayer) for block in seen.blocks))
-
-

@@ -1,6 +1,6 @@
-"""Triton kernels for one new token a sequence, where reading the weights once is all the time.
+"""Triton kernels for one new token per sequence, where reading the weights takes all the time.
 
-Importing this file needs triton: import it where a CUDA device is at hand.
+Importing this file needs triton: import it only where there is a CUDA device.
 """
 
 import torch
@@ -11,21 +11,21 @@ from torch import Tensor
 
 __all__ = ["attend", "product"]
 
-# Up to so many columns a program keeps the whole of x at hand.
+# Up to this many columns a program holds the whole of x in registers.
 SHORT = 4096
-# Found by trying on an H200: rows at a time, and programs a multiprocessor.
+# Measured on an H200: rows per iteration, and programs per multiprocessor.
 ROWS, PROGRAMS = 2, 8
 
 
 @triton.jit
-def _some(at, here, EVEN: tl.constexpr, KEEP: tl.constexpr):
+def _load(at, here, EVEN: tl.constexpr, KEEP: tl.constexpr):
     if EVEN:
         return tl.load(at, eviction_policy=KEEP).to(tl.float32)
     return tl.load(at, mask=here, other=0.0, eviction_policy=KEEP).to(tl.float32)
 
 
 @triton.jit
-def _finished(
+def _add_bias_and_residual(
     y, bias_at, residual_at, row, rows, start, BIAS: tl.constexpr, RESIDUAL: tl.constexpr
 ):
     inside = row < rows
@@ -37,7 +37,7 @@ def _finished(
 
 
 @triton.jit
-def _product_of_short_rows(
+def _short_row_product(
     x_at,
     weight_at,
     norm_at,
@@ -56,34 +56,36 @@ def _product_of_short_rows(
     RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """y = residual + weight @ norm(x) + bias; gated, silu of one half of the rows times the other.
+    """y = residual + weight @ norm(x) + bias; gated: SiLU of one half of the rows times the other.
 
-    A program norms x once and goes from row to row with it.
+    A program normalises x once and multiplies it with several rows.
     """
     column = tl.arange(0, COLUMNS)
     here = column < columns
-    x = _some(x_at + column, here, EVEN, "evict_last")
+    x = _load(x_at + column, here, EVEN, "evict_last")
     if NORM:
         scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / columns + eps)
-        x *= scale * (_some(norm_at + column, here, EVEN, "evict_last") + shift)
+        x *= scale * (_load(norm_at + column, here, EVEN, "evict_last") + shift)
     for block in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
         row = block * ROWS + tl.arange(0, ROWS)
-        # Rows past the end read the last one, and nothing is made of it.
+        # Rows past the end read the last one, and are not stored.
         at = weight_at + tl.minimum(row, rows - 1).to(tl.int64)[:, None] * columns + column[None, :]
-        y = tl.sum(x[None, :] * _some(at, here[None, :], EVEN, "evict_first"), 1)
+        y = tl.sum(x[None, :] * _load(at, here[None, :], EVEN, "evict_first"), 1)
         if GATED:
             at += rows.to(tl.int64) * columns
-            other = tl.sum(x[None, :] * _some(at, here[None, :], EVEN, "evict_first"), 1)
-            y = _finished(y, bias_at, residual_at, row, rows, 0, BIAS, False)
-            other = _finished(other, bias_at, residual_at, row, rows, rows, BIAS, False)
+            other = tl.sum(x[None, :] * _load(at, here[None, :], EVEN, "evict_first"), 1)
+            y = _add_bias_and_residual(y, bias_at, residual_at, row, rows, 0, BIAS, False)
+            other = _add_bias_and_residual(
+                other, bias_at, residual_at, row, rows, rows, BIAS, False
+            )
             y = y / (1.0 + tl.exp(-y)) * other
         else:
-            y = _finished(y, bias_at, residual_at, row, rows, 0, BIAS, RESIDUAL)
+            y = _add_bias_and_residual(y, bias_at, residual_at, row, rows, 0, BIAS, RESIDUAL)
         tl.store(y_at + row, y.to(y_at.dtype.element_ty), mask=row < rows)
 
 
 @triton.jit
-def _product_of_long_rows(
+def _long_row_product(
     x_at,
     weight_at,
     bias_at,
@@ -96,16 +98,16 @@ def _product_of_long_rows(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
 ):
-    """y = residual + weight @ x + bias, a program a row."""
+    """y = residual + weight @ x + bias, one program per row."""
     row = tl.program_id(0) + tl.arange(0, 1)
     total = tl.zeros((COLUMNS,), tl.float32)
     weight_row = weight_at + tl.program_id(0).to(tl.int64) * columns
     for start in range(0, columns, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
-        x = _some(x_at + column, column < columns, EVEN, "evict_last")
-        total += x * _some(weight_row + column, column < columns, EVEN, "evict_first")
+        x = _load(x_at + column, column < columns, EVEN, "evict_last")
+        total += x * _load(weight_row + column, column < columns, EVEN, "evict_first")
     y = tl.sum(total, 0) + tl.zeros((1,), tl.float32)
-    y = _finished(y, bias_at, residual_at, row, rows, 0, BIAS, RESIDUAL)
+    y = _add_bias_and_residual(y, bias_at, residual_at, row, rows, 0, BIAS, RESIDUAL)
     tl.store(y_at + row, y.to(y_at.dtype.element_ty))
 
 
@@ -118,14 +120,14 @@ def product(
     residual: Float[Tensor, "1 out"] | None = None,
     gated: bool = False,
 ) -> Float[Tensor, "1 out"]:
-    """Every row of a weight read once; `norm` is an RMS norm's weight, its shift and its eps."""
+    """residual + weight @ norm(x) + bias; `norm` is an RMS norm's weight, its shift and its eps."""
     columns = x.shape[1]
     rows = weight.shape[0] // 2 if gated else weight.shape[0]
     y = x.new_empty(1, rows)
     ends = {"BIAS": bias is not None, "RESIDUAL": residual is not None}
     added = (x if bias is None else bias, x if residual is None else residual)
     if norm is None and not gated and columns > SHORT:
-        _product_of_long_rows[(rows,)](
+        _long_row_product[(rows,)](
             x,
             weight,
             *added,
@@ -142,7 +144,7 @@ def product(
     scale, shift, eps = norm if norm is not None else (x, 0.0, 0.0)
     whole = triton.next_power_of_2(columns)
     programs = PROGRAMS * torch.cuda.get_device_properties(x.device).multi_processor_count
-    _product_of_short_rows[(min(triton.cdiv(rows, ROWS), programs),)](
+    _short_row_product[(min(triton.cdiv(rows, ROWS), programs),)](
         x,
         weight,
         scale,
@@ -164,17 +166,17 @@ def product(
 
 
 @triton.jit
-def _half(at, norm_at, squares_scale, row, channel, shift, stride, NORM: tl.constexpr):
+def _load_half(at, norm_at, norm_scale, row, channel, shift, stride, NORM: tl.constexpr):
     x = tl.load(at + row[:, None] * stride + channel[None, :]).to(tl.float32)
     if NORM:
-        x *= squares_scale[:, None]
+        x *= norm_scale[:, None]
         x *= tl.load(norm_at + channel).to(tl.float32)[None, :] + shift
     return x
 
 
 @triton.jit
 def _attend(
-    joined_at,
+    projected_at,
     k_at,
     v_at,
     positions_at,
@@ -193,17 +195,17 @@ def _attend(
     SHARED: tl.constexpr,
     PADDED: tl.constexpr,
     KEYS: tl.constexpr,
-    TURN: tl.constexpr,
+    ROTATE: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Turn query and key, keep key and value, and read the room: one key head of one sequence."""
+    """Rotate query and key, store key and value, attend: one key head of one sequence."""
     group, sequence = tl.program_id(0), tl.program_id(1)
     HALF: tl.constexpr = SIZE // 2
     channel = tl.arange(0, HALF)
     position = tl.load(positions_at + sequence)
-    column = (position % room).to(tl.int32)
+    new_slot = (position % room).to(tl.int32)
     filled = tl.minimum(position + 1, room).to(tl.int32)
-    own = joined_at + sequence * (heads + 2 * kv_heads) * SIZE
+    token_at = projected_at + sequence * (heads + 2 * kv_heads) * SIZE
     member = tl.arange(0, PADDED)
     query_row = group * SHARED + tl.minimum(member, SHARED - 1)
     key_row = heads + group + tl.zeros((1,), tl.int32)
@@ -211,60 +213,62 @@ def _attend(
     key_scale = tl.full((1,), 1.0, tl.float32)
     if NORM:
         whole = tl.arange(0, SIZE)
-        q = tl.load(own + query_row[:, None] * SIZE + whole[None, :]).to(tl.float32)
-        k = tl.load(own + key_row[:, None] * SIZE + whole[None, :]).to(tl.float32)
+        q = tl.load(token_at + query_row[:, None] * SIZE + whole[None, :]).to(tl.float32)
+        k = tl.load(token_at + key_row[:, None] * SIZE + whole[None, :]).to(tl.float32)
         query_scale = 1.0 / tl.sqrt(tl.sum(q * q, 1) / SIZE + eps)
         key_scale = 1.0 / tl.sqrt(tl.sum(k * k, 1) / SIZE + eps)
-    q1 = _half(own, query_norm_at, query_scale, query_row, channel, shift, SIZE, NORM)
-    q2 = _half(own, query_norm_at, query_scale, query_row, channel + HALF, shift, SIZE, NORM)
-    k1 = _half(own, key_norm_at, key_scale, key_row, channel, shift, SIZE, NORM)
-    k2 = _half(own, key_norm_at, key_scale, key_row, channel + HALF, shift, SIZE, NORM)
-    if TURN:
+    q1 = _load_half(token_at, query_norm_at, query_scale, query_row, channel, shift, SIZE, NORM)
+    q2 = _load_half(
+        token_at, query_norm_at, query_scale, query_row, channel + HALF, shift, SIZE, NORM
+    )
+    k1 = _load_half(token_at, key_norm_at, key_scale, key_row, channel, shift, SIZE, NORM)
+    k2 = _load_half(token_at, key_norm_at, key_scale, key_row, channel + HALF, shift, SIZE, NORM)
+    if ROTATE:
         angle = position.to(tl.float32) * tl.load(frequencies_at + channel)
         cos = (tl.cos(angle) * stretch)[None, :]
         sin = (tl.sin(angle) * stretch)[None, :]
         q1, q2 = q1 * cos - q2 * sin, q2 * cos + q1 * sin
         k1, k2 = k1 * cos - k2 * sin, k2 * cos + k1 * sin
-    kind = k_at.dtype.element_ty
-    q1, q2, k1, k2 = q1.to(kind), q2.to(kind), k1.to(kind), k2.to(kind)
-    wide = tl.arange(0, SIZE)
-    value = tl.load(own + (heads + kv_heads + group) * SIZE + wide)
-    cell = ((sequence * room + column) * kv_heads + group).to(tl.int64) * SIZE
+    cache_dtype = k_at.dtype.element_ty
+    q1, q2, k1, k2 = q1.to(cache_dtype), q2.to(cache_dtype), k1.to(cache_dtype), k2.to(cache_dtype)
+    channels = tl.arange(0, SIZE)
+    value = tl.load(token_at + (heads + kv_heads + group) * SIZE + channels)
+    new_at = ((sequence * room + new_slot) * kv_heads + group).to(tl.int64) * SIZE
     one = tl.zeros((1,), tl.int32)
-    tl.store(k_at + cell + one[:, None] + channel[None, :], k1)
-    tl.store(k_at + cell + one[:, None] + channel[None, :] + HALF, k2)
-    tl.store(v_at + cell + wide, value)
-    # The new key is met here and passed over below, where the writing may still be on its way.
-    best = tl.sum(q1.to(tl.float32) * k1.to(tl.float32), 1)
-    best = (best + tl.sum(q2.to(tl.float32) * k2.to(tl.float32), 1)) * scale
+    tl.store(k_at + new_at + one[:, None] + channel[None, :], k1)
+    tl.store(k_at + new_at + one[:, None] + channel[None, :] + HALF, k2)
+    tl.store(v_at + new_at + channels, value)
+    # The new key is counted here and skipped below, where its store may not have arrived yet.
+    highest = tl.sum(q1.to(tl.float32) * k1.to(tl.float32), 1)
+    highest = (highest + tl.sum(q2.to(tl.float32) * k2.to(tl.float32), 1)) * scale
     total = tl.full((PADDED,), 1.0, tl.float32)
-    read = tl.zeros((PADDED, SIZE), tl.float32) + value.to(tl.float32)[None, :]
-    first_cell = (sequence * room * kv_heads + group).to(tl.int64) * SIZE
+    output = tl.zeros((PADDED, SIZE), tl.float32) + value.to(tl.float32)[None, :]
+    sequence_at = (sequence * room * kv_heads + group).to(tl.int64) * SIZE
     for start in range(0, filled, KEYS):
-        place = start + tl.arange(0, KEYS)
-        seen = (place < filled) & (place != column)
-        cells = first_cell + place[:, None].to(tl.int64) * kv_heads * SIZE
-        old1 = tl.load(k_at + cells + channel[None, :], mask=seen[:, None], other=0.0)
-        old2 = tl.load(k_at + cells + channel[None, :] + HALF, mask=seen[:, None], other=0.0)
-        old = tl.load(v_at + cells + wide[None, :], mask=seen[:, None], other=0.0)
-        scores = (tl.dot(q1, tl.trans(old1)) + tl.dot(q2, tl.trans(old2))) * scale
+        slots = start + tl.arange(0, KEYS)
+        seen = (slots < filled) & (slots != new_slot)
+        slots_at = sequence_at + slots[:, None].to(tl.int64) * kv_heads * SIZE
+        keys1 = tl.load(k_at + slots_at + channel[None, :], mask=seen[:, None], other=0.0)
+        keys2 = tl.load(k_at + slots_at + channel[None, :] + HALF, mask=seen[:, None], other=0.0)
+        values = tl.load(v_at + slots_at + channels[None, :], mask=seen[:, None], other=0.0)
+        scores = (tl.dot(q1, tl.trans(keys1)) + tl.dot(q2, tl.trans(keys2))) * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        better = tl.maximum(best, tl.max(scores, 1))
-        weights = tl.exp(scores - better[:, None])
-        fade = tl.exp(best - better)
-        total = total * fade + tl.sum(weights, 1)
-        read = read * fade[:, None] + tl.dot(weights.to(kind), old)
-        best = better
-    out = (sequence * heads + group * SHARED + member[:, None]) * SIZE + wide[None, :]
+        new_highest = tl.maximum(highest, tl.max(scores, 1))
+        weights = tl.exp(scores - new_highest[:, None])
+        rescale = tl.exp(highest - new_highest)
+        total = total * rescale + tl.sum(weights, 1)
+        output = output * rescale[:, None] + tl.dot(weights.to(cache_dtype), values)
+        highest = new_highest
+    output_at = (sequence * heads + group * SHARED + member[:, None]) * SIZE + channels[None, :]
     tl.store(
-        y_at + out,
-        (read / total[:, None]).to(y_at.dtype.element_ty),
+        y_at + output_at,
+        (output / total[:, None]).to(y_at.dtype.element_ty),
         mask=(member < SHARED)[:, None],
     )
 
 
 def attend(
-    joined: Float[Tensor, "b rows"],
+    projected: Float[Tensor, "b rows"],
     k: Float[Tensor, "b room g d"],
     v: Float[Tensor, "b room g d"],
     positions: Int[Tensor, " b"],
@@ -275,16 +279,16 @@ def attend(
     stretch: float = 1.0,
     norms: tuple[Float[Tensor, " d"], Float[Tensor, " d"], float, float] | None = None,
 ) -> Float[Tensor, "b hd"]:
-    """From the joined projection (query, key, value) to what the heads read, the cache written.
+    """From the projection (query, key, value) to the output of the heads; the cache is updated.
 
-    `norms` are the weights of query's and key's RMS norm, their shift and their eps.
+    `norms` are the weights of the RMS norms of queries and keys, their shift and their eps.
     """
     batch, room, kv_heads, size = k.shape
     shared = heads // kv_heads
     query_norm, key_norm, shift, eps = norms if norms is not None else (k, k, 0.0, 0.0)
-    y = joined.new_empty(batch, heads * size)
+    y = projected.new_empty(batch, heads * size)
     _attend[(kv_heads, batch)](
-        joined,
+        projected,
         k,
         v,
         positions,
@@ -303,7 +307,7 @@ def attend(
         SHARED=shared,
         PADDED=max(16, triton.next_power_of_2(shared)),
         KEYS=128 if size <= 64 else 64,
-        TURN=frequencies is not None,
+        ROTATE=frequencies is not None,
         NORM=norms is not None,
         num_warps=4,
         num_stages=2,

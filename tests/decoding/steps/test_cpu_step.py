@@ -1,25 +1,16 @@
-"""Ordinary decoders on the CPU step without their layers being called, to the same numbers."""
+"""The CPU step gives the logits of the layers without calling them."""
 
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from manyheads import DynamicCache, Ragged, StaticCache, build
-from manyheads.decoding.plain import cannot
-from manyheads.decoding.steps import Cached
+from manyheads.decoding.steps.cached import CachedSteps
+from manyheads.decoding.steps.cpu_step import cannot
+from tests.decoding.steps.test_ordinary import ORDINARY
 from tests.models import zoo
 
-ORDINARY = {
-    "gpt2",
-    "sinusoidal",
-    "llama",
-    "one key head",
-    "window",
-    "windows and whole",
-    "normed heads",
-}
 CACHES = (
     DynamicCache(initial_size=4),
     DynamicCache(initial_size=4, ring_buffers=False),
@@ -28,18 +19,18 @@ CACHES = (
 
 
 @pytest.mark.parametrize("name", zoo.DECODERS)
-def test_it_serves_decoders_of_ordinary_parts(name: str) -> None:
+def test_it_computes_the_steps_of_ordinary_decoders(name: str) -> None:
     assert (cannot(zoo.small(zoo.DECODERS[name])) is None) == (name in ORDINARY)
 
 
 @pytest.mark.parametrize("name", sorted(ORDINARY))
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("lengths", [(6,), (1, 9, 3)])
-def test_scores_are_those_of_the_layers(
+def test_logits_are_those_of_the_layers(
     name: str, cache: DynamicCache | StaticCache, lengths: tuple[int, ...]
 ) -> None:
     model = zoo.small(zoo.DECODERS[name])
-    steps, layers = Cached(model, cache), model.new_cache(cache)
+    steps, layers = CachedSteps(model, cache), model.new_cache(cache)
     steps.start(zoo.ids(lengths))
     more = zoo.ids((9,) * len(lengths), seed=1).values.view(len(lengths), 9)
     with torch.inference_mode():
@@ -53,7 +44,7 @@ def test_scores_are_those_of_the_layers(
 @pytest.mark.parametrize("name", ["gpt2", "llama", "normed heads"])
 def test_half_precision_agrees_too(name: str) -> None:
     model = build(zoo.DECODERS[name], seed=0, dtype=torch.bfloat16)
-    steps, layers = Cached(model, DynamicCache()), model.new_cache()
+    steps, layers = CachedSteps(model, DynamicCache()), model.new_cache()
     with torch.inference_mode():
         steps.start(zoo.ids((6,)))
         model(zoo.ids((6,)), cache=layers)
@@ -61,9 +52,9 @@ def test_half_precision_agrees_too(name: str) -> None:
     torch.testing.assert_close(steps.next(torch.tensor([3])), expected, atol=0.05, rtol=0.05)
 
 
-def test_texts_that_leave_until_one_is_alone_change_nothing_for_it() -> None:
+def test_sequences_that_leave_the_batch_do_not_change_the_last_one() -> None:
     model = zoo.small(zoo.DECODERS["windows and whole"])
-    steps = Cached(model, DynamicCache(initial_size=4))
+    steps = CachedSteps(model, DynamicCache(initial_size=4))
     tokens = zoo.ids((9, 3, 14)).to_list()
     steps.start(Ragged.from_list(tokens))
     steps.next(torch.tensor([1, 2, 3]))
@@ -74,9 +65,9 @@ def test_texts_that_leave_until_one_is_alone_change_nothing_for_it() -> None:
     torch.testing.assert_close(found, whole, atol=1e-4, rtol=1e-4)
 
 
-def test_a_text_alone_may_become_several_and_one_again() -> None:
+def test_one_sequence_may_become_several_beams_and_one_again() -> None:
     model = zoo.small(zoo.DECODERS["windows and whole"])
-    steps, tokens = Cached(model, DynamicCache(initial_size=4)), zoo.ids((3,)).values
+    steps, tokens = CachedSteps(model, DynamicCache(initial_size=4)), zoo.ids((3,)).values
     steps.start(Ragged.from_list([tokens]))
     texts = [tokens.tolist()]
     for number in range(20):
@@ -94,20 +85,16 @@ def test_a_text_alone_may_become_several_and_one_again() -> None:
         torch.testing.assert_close(found, whole, atol=1e-4, rtol=1e-4)
 
 
-def test_hooks_and_other_projections_are_not_passed_over() -> None:
+def test_hooks_are_called_at_every_step() -> None:
     hooked: Any = build(zoo.DECODERS["gpt2"], seed=0)
     called = []
     hooked.stack.layers[1].register_forward_hook(lambda *_: called.append(1))
-    steps = Cached(hooked, DynamicCache())
+    steps = CachedSteps(hooked, DynamicCache())
     steps.start(zoo.ids((4,)))
     steps.next(torch.tensor([1]))
     assert len(called) == 2
 
-    class Doubled(nn.Linear):
-        """More than its weight."""
 
-    changed: Any = build(zoo.DECODERS["gpt2"], seed=0)
-    changed.stack.layers[0].feedforward.expand = Doubled(zoo.WIDTH, 40)
-    assert cannot(changed) == "a Doubled is more than its weight"
-    changed.stack.layers[0].feedforward.expand = nn.Sequential(nn.Linear(zoo.WIDTH, 40))
-    assert cannot(changed) == "a projection is more than its weight"
+def test_a_model_on_another_device_is_refused() -> None:
+    model = build(zoo.DECODERS["llama"], seed=0).to("meta")
+    assert "on meta" in str(cannot(model))

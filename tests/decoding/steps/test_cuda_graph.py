@@ -1,6 +1,6 @@
-"""Steps of fixed shape write what steps with any cache write.
+"""Steps of fixed shape give the logits of steps with any cache.
 
-Recording itself needs CUDA and is tested there; the program that is recorded runs everywhere.
+The capture itself needs CUDA and is tested in tests/gpu; the step that is captured runs everywhere.
 """
 
 import pytest
@@ -8,8 +8,8 @@ import torch
 
 from manyheads import DynamicCache, Ragged, StaticCache, build
 from manyheads.cache import RingLayerCache
-from manyheads.decoding.recorded import cannot, general, order_is_free
-from manyheads.decoding.steps import Cached
+from manyheads.decoding.steps.cached import CachedSteps
+from manyheads.decoding.steps.cuda_graph import cannot, fixed_shape_step, ignores_key_order
 from manyheads.models.decoder import Decoder
 from tests.models.zoo import DECODERS, SEQ2SEQS, VOCABULARY
 
@@ -25,47 +25,47 @@ def made(name: str) -> Decoder:
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.inference_mode()
-def test_a_step_of_fixed_shape_gives_the_scores_of_any_other(name: str) -> None:
+def test_a_step_of_fixed_shape_gives_the_logits_of_any_other(name: str) -> None:
     model = made(name)
     draw = torch.Generator().manual_seed(0)
     prompts = Ragged.from_list(
         [torch.randint(VOCABULARY, (length,), generator=draw) for length in PROMPTS]
     )
-    cached = Cached(model, DynamicCache())
+    cached = CachedSteps(model, DynamicCache())
     cached.start(prompts)
-    cache = model.new_cache(StaticCache(size=16, ring_buffers=order_is_free(model)))
+    cache = model.new_cache(StaticCache(size=16, ring_buffers=ignores_key_order(model)))
     model.next_logits(prompts, cache)
     plan = cache.static_plan()
     for _ in range(8):
         ids = torch.randint(VOCABULARY, (len(PROMPTS),), generator=draw)
         torch.testing.assert_close(
-            general(model, ids, cache, plan), cached.next(ids), rtol=1e-4, atol=1e-5
+            fixed_shape_step(model, ids, cache, plan), cached.next(ids), rtol=1e-4, atol=1e-5
         )
 
 
 @torch.inference_mode()
-def test_going_back_to_a_place_repeats_the_step_bit_by_bit() -> None:
+def test_restoring_a_position_repeats_the_step_bit_by_bit() -> None:
     model = made("windows and whole")
     cache = model.new_cache(StaticCache(size=16))
     model.next_logits(Ragged.from_list([torch.arange(5), torch.arange(9)]), cache)
     plan = cache.static_plan()
     ids, begin = torch.tensor([3, 4]), plan.positions.clone()
-    first = general(model, ids, cache, plan)
+    first = fixed_shape_step(model, ids, cache, plan)
     plan.restore(begin)
-    assert torch.equal(first, general(model, ids, cache, plan))
+    assert torch.equal(first, fixed_shape_step(model, ids, cache, plan))
     assert plan.positions.tolist() == [6, 10]
 
 
-def test_rings_are_kept_only_where_no_bias_asks_for_the_order_of_keys() -> None:
+def test_rings_are_used_only_where_no_bias_depends_on_the_order_of_keys() -> None:
     for name, rings in (("window", True), ("alibi in a window", False), ("t5 in a window", False)):
         model = made(name)
-        stores = model.new_cache(StaticCache(size=16, ring_buffers=order_is_free(model))).stores
+        stores = model.new_cache(StaticCache(size=16, ring_buffers=ignores_key_order(model))).stores
         assert all(isinstance(store, RingLayerCache) for store in stores) is rings
 
 
-def test_what_cannot_be_recorded_says_why() -> None:
+def test_a_model_that_cannot_be_captured_says_why() -> None:
     cuda = torch.device("cuda")
     assert cannot(made("llama"), cuda) is None
-    assert "this is cpu" in str(cannot(made("llama"), torch.device("cpu")))
-    assert "experts" in str(cannot(made("experts"), cuda))
+    assert "on cpu" in str(cannot(made("llama"), torch.device("cpu")))
+    assert "expert" in str(cannot(made("experts"), cuda))
     assert "Seq2Seq" in str(cannot(build(SEQ2SEQS["t5"], seed=0), cuda))

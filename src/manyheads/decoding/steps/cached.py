@@ -1,4 +1,4 @@
-"""One step of writing: token ids in, the scores of the next out, however they are computed."""
+"""Steps through the model with a cache of any kind, on any device."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -8,38 +8,38 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.cache import DynamicCache, StaticCache
-from manyheads.decoding.plain import Plain, cannot
+from manyheads.decoding.steps.cpu_step import CpuStep, cannot
 from manyheads.models.decoder import Decoder
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.ragged import Lengths, Ragged
 
-__all__ = ["Cached", "Steps", "on_its_way"]
+__all__ = ["CachedSteps", "Steps", "async_tolist"]
 
 
 @runtime_checkable
 class Steps(Protocol):
-    """A batch of texts in the middle of being written; `start` comes first and once."""
+    """A batch of sequences during generation; call `start` once, then `next` for every token."""
 
     def start(self, prompts: Ragged) -> Float[Tensor, "b v"]:
-        """Read the prompts; the scores of the token after each."""
+        """Process the prompts and return the logits of the token after each."""
         ...
 
     def next(self, ids: Int[Tensor, " b"]) -> Float[Tensor, "b v"]:
-        """Add a token to each text; the scores of the one after it.
+        """Append a token to each sequence and return the logits of the next one.
 
-        The scores may be overwritten by the next step.
+        The following step may overwrite them.
         """
         ...
 
     def select(self, sequences: list[int]) -> None:
-        """Go on with these texts, in this order; one may be named twice, as beams are."""
+        """Continue with these sequences, in this order; a beam may occur more than once."""
         ...
 
 
-class Cached:
+class CachedSteps:
     """Steps through the model itself, with its keys and values in a cache of any kind.
 
-    Prompts are what a decoder goes on from, and what a `Seq2Seq` reads; that one writes from
+    A decoder continues the prompts. A `Seq2Seq` encodes them, and its decoder starts from
     `start_id`.
     """
 
@@ -53,9 +53,9 @@ class Cached:
         self.cache = model.new_cache(cache)
         self.start_id = start_id
         self._ones = Lengths.of([])
-        self._plain: Plain | None = None
+        self._cpu_step: CpuStep | None = None
         if isinstance(model, Decoder) and cannot(model) is None:
-            self._plain = Plain(model)
+            self._cpu_step = CpuStep(model)
 
     @torch.inference_mode()
     def start(self, prompts: Ragged) -> Float[Tensor, "b v"]:
@@ -68,8 +68,8 @@ class Cached:
     @torch.inference_mode()
     def next(self, ids: Int[Tensor, " b"]) -> Float[Tensor, "b v"]:
         new = self._one_each(ids)
-        if self._plain is not None and self._plain.fits(self.cache):
-            return self._plain.next(new, self.cache)
+        if self._cpu_step is not None and self._cpu_step.fits(self.cache):
+            return self._cpu_step.next(new, self.cache)
         if isinstance(self.model, Decoder):
             return self.model.next_logits(new, self.cache)
         return self.model.next_logits(None, new, self.cache)
@@ -79,21 +79,21 @@ class Cached:
         self.cache.select(sequences)
 
     def _one_each(self, ids: Int[Tensor, " b"]) -> Ragged:
-        # Made once for as long as no text leaves.
+        # Reused until a sequence leaves the batch.
         if len(self._ones) != ids.shape[0]:
             self._ones = Lengths.of([1] * ids.shape[0], ids.device)
         return Ragged(ids, self._ones)
 
 
-def on_its_way(values: Tensor) -> Callable[[], list[Any]]:
-    """Numbers sent to the host now and read when asked for, whatever the device does meanwhile."""
+def async_tolist(values: Tensor) -> Callable[[], list[Any]]:
+    """Start the copy of a tensor to the host; the returned function waits for it and reads it."""
     if not values.is_cuda:
         return values.tolist
-    copied, arrived = values.to("cpu", non_blocking=True), torch.cuda.Event()
-    arrived.record()
+    copy, done = values.to("cpu", non_blocking=True), torch.cuda.Event()
+    done.record()
 
     def read() -> list[Any]:
-        arrived.synchronize()
-        return copied.tolist()
+        done.synchronize()
+        return copy.tolist()
 
     return read

@@ -1,0 +1,142 @@
+"""The ordinary decoder, GPT-2, Llama and their kin, whose step can be computed from its weights.
+
+A step that bypasses the modules is written for these alone. `why_not_ordinary` is the one place
+that says which decoders they are, and `DecoderWeights` holds what such a step computes with.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.attention import Attention, AttentionConfig
+from manyheads.models.decoder import Decoder
+from manyheads.models.layer import Layer, LayerConfig
+from manyheads.models.readout import LanguageHead
+from manyheads.parts.experts import Experts
+from manyheads.parts.feedforward import Activation, FeedForward
+from manyheads.parts.masks.render import exact_band
+from manyheads.parts.norms import NoNorm, Pre
+from manyheads.parts.positions import NoPosition, Rotary
+
+__all__ = ["DecoderWeights", "LayerWeights", "why_not_ordinary"]
+
+PROJECTIONS = (
+    "attention.project",
+    "attention.output",
+    "feedforward.expand",
+    "feedforward.contract",
+)
+
+
+def why_not_ordinary(model: object) -> Iterator[str]:
+    """The reasons why a model is not an ordinary decoder; none if it is one.
+
+    An ordinary decoder has pre-norm layers of attention and a dense feed-forward, rotary positions
+    or none in attention, a causal mask or a window, and a plain language head.
+    """
+    if not isinstance(model, Decoder):
+        yield f"{type(model).__name__} is not a decoder"
+        return
+    head = model.config.readout
+    if not isinstance(head, LanguageHead) or head.transform is not None:
+        yield "the readout is not a plain language head"
+    for index, layer in enumerate(model.config.stack.layers):
+        for reason in _why_not_ordinary_layer(layer):
+            yield f"layer {index} {reason}"
+    yield from _why_modules_must_be_called(model)
+
+
+def _why_not_ordinary_layer(layer: LayerConfig) -> Iterator[str]:
+    attention, feedforward = layer.attention, layer.feedforward
+    if attention is None or feedforward is None or layer.cross is not None:
+        yield "is not self-attention and a feed-forward"
+        return
+    if isinstance(feedforward.inner, Experts):
+        yield "has experts"
+    if not (isinstance(attention.norm, Pre) and isinstance(feedforward.norm, Pre)):
+        yield "is not pre-norm"
+    config = attention.inner
+    if config.gates or config.sink != "none" or config.head_scale != "none":
+        yield "has gates, a sink or scaled heads"
+    if config.groups is not None:
+        yield "shares keys unevenly"
+    if not isinstance(config.position, NoPosition | Rotary):
+        yield f"has a position bias, {type(config.position).__name__}"
+    if exact_band(config.mask) is None:
+        yield f"has the mask {config.mask}, which is neither causal nor a window"
+    if config.kernel != "auto":
+        yield f"names its kernel, {config.kernel}"
+
+
+def _why_modules_must_be_called(model: Decoder) -> Iterator[str]:
+    for name, module in model.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            yield f"{name or 'the model'} has a forward hook"
+        # An adapter, for one, computes more than a product with `weight`.
+        linear = isinstance(module, nn.Linear) or name.endswith(PROJECTIONS)
+        if linear and type(module) is not nn.Linear:
+            yield f"{name} is a {type(module).__name__}, not a plain Linear"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """The modules of an ordinary layer that hold its weights."""
+
+    attention: AttentionConfig
+    attention_norm: nn.Module
+    project: nn.Linear
+    query_norm: nn.Module | None
+    key_norm: nn.Module | None
+    output: nn.Linear
+    feedforward_norm: nn.Module
+    expand: nn.Linear
+    activation: Activation
+    gated: bool
+    contract: nn.Linear
+
+    @classmethod
+    def of(cls, layer: Layer) -> "LayerWeights":
+        attention, feedforward = layer.attention, layer.feedforward
+        assert isinstance(attention, Attention)
+        assert isinstance(feedforward, FeedForward)
+        config = attention.config
+        return cls(
+            attention=config,
+            attention_norm=layer.attention_residual.norm,
+            project=attention.project,
+            query_norm=None if isinstance(config.query_norm, NoNorm) else attention.query_norm,
+            key_norm=None if isinstance(config.key_norm, NoNorm) else attention.key_norm,
+            output=attention.output,
+            feedforward_norm=layer.feedforward_residual.norm,
+            expand=feedforward.expand,
+            activation=feedforward.config.activation,
+            gated=feedforward.gated,
+            contract=feedforward.contract,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderWeights:
+    """What an ordinary decoder computes with after the embedding, up to the logits."""
+
+    layers: tuple[LayerWeights, ...]
+    final_norm: nn.Module
+    logit_scale: float
+    vocabulary: Float[Tensor, "v c"]
+    vocabulary_bias: Float[Tensor, " v"] | None
+
+    @classmethod
+    def of(cls, model: Decoder) -> "DecoderWeights":
+        readout, head = model.readout, model.config.readout
+        assert readout is not None
+        assert isinstance(head, LanguageHead)
+        return cls(
+            layers=tuple(LayerWeights.of(cast(Layer, layer)) for layer in model.stack.layers),
+            final_norm=model.stack.final_norm,
+            logit_scale=head.scale,
+            vocabulary=readout.vectors(model.embedding.tokens.weight),
+            vocabulary_bias=readout.bias,
+        )

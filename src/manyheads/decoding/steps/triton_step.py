@@ -1,0 +1,154 @@
+"""The step of a Llama-like decoder for one sequence on CUDA, in five Triton kernels per layer.
+
+Such a step only reads the weights, so every kernel less saves time: norms, rotations, gates and
+residuals are computed inside the products.
+"""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyheads.attention import AttentionConfig
+from manyheads.cache import Cache, LayerCache, StaticCachePlan
+from manyheads.decoding.steps.ordinary import DecoderWeights, LayerWeights, why_not_ordinary
+from manyheads.models.decoder import Decoder
+from manyheads.models.layer import Branch, FeedForwardConfig
+from manyheads.models.readout import LanguageHead
+from manyheads.parts.feedforward import SwiGLU
+from manyheads.parts.norms import NoNorm, RMSNorm
+from manyheads.parts.positions import NoPosition, Rotary
+
+__all__ = ["cannot", "llama_step"]
+
+HALF = (torch.bfloat16, torch.float16)
+HEAD_SIZES = (32, 64, 128)
+# One program reads all keys of a head: beyond this, several programs would be faster.
+LARGEST_ROOM = 8192
+
+
+def cannot(model: Decoder, sequences: int, room: int) -> str | None:
+    """Why these kernels do not fit this model or batch; None if they do."""
+    parameters = list(model.parameters())
+    if parameters[0].device.type != "cuda" or find_spec("triton") is None:
+        return "the Triton step needs CUDA and triton"
+    if any(parameter.dtype not in HALF for parameter in parameters):
+        return "the Triton step supports float16 and bfloat16"
+    if sequences != 1:
+        return f"{sequences} sequences are faster by matrix products"
+    if room > LARGEST_ROOM:
+        return f"a cache of {room} tokens is longer than {LARGEST_ROOM}"
+    reason = next(why_not_ordinary(model), None)
+    return next(_why_not_llama(model), None) if reason is None else reason
+
+
+def _why_not_llama(model: Decoder) -> Iterator[str]:
+    """What sets an ordinary decoder apart from those that the kernels are written for."""
+    config = model.config
+    embedding, head = config.embedding, config.readout
+    if not isinstance(embedding.position, NoPosition) or embedding.types:
+        yield "the embedding adds positions or types"
+    if not isinstance(embedding.norm, NoNorm):
+        yield "the embedding has a norm"
+    if not _is_rms_norm(config.stack.final_norm):
+        yield "the norm after the last layer is not an RMS norm without bias"
+    if isinstance(head, LanguageHead) and head.scale != 1.0:
+        yield f"the logits are scaled by {head.scale}"
+    for index, layer in enumerate(config.stack.layers):
+        assert layer.attention is not None
+        assert layer.feedforward is not None
+        for reason in _why_not_llama_layer(layer.attention, layer.feedforward):
+            yield f"layer {index} {reason}"
+
+
+def _why_not_llama_layer(
+    attention: Branch[AttentionConfig], feedforward: Branch[FeedForwardConfig]
+) -> Iterator[str]:
+    if not isinstance(feedforward.inner, SwiGLU):
+        yield "has no SwiGLU"
+    if not (_is_rms_norm(attention.norm.norm) and _is_rms_norm(feedforward.norm.norm)):
+        yield "has a norm other than an RMS norm without bias"
+    config = attention.inner
+    if isinstance(config.position, Rotary) and config.position.share != 1.0:
+        yield "rotates only a part of each head"
+    norms = {config.query_norm, config.key_norm}
+    if norms != {NoNorm()} and not (len(norms) == 1 and _is_rms_norm(config.query_norm)):
+        yield "has different norms of queries and keys"
+    if config.size not in HEAD_SIZES:
+        yield f"has heads of {config.size} channels, not of {HEAD_SIZES}"
+
+
+def _is_rms_norm(norm: object) -> bool:
+    return isinstance(norm, RMSNorm) and not norm.bias
+
+
+def llama_step(
+    model: Decoder, ids: Int[Tensor, " b"], cache: Cache, plan: StaticCachePlan
+) -> Float[Tensor, "b v"]:
+    """The logits after one more token per sequence; the cache and the plan advance by one."""
+    from manyheads.decoding.steps.triton_kernels import product
+
+    weights = DecoderWeights.of(model)
+    x = model.embedding.tokens(ids)
+    if model.embedding.config.scale != 1.0:
+        x = x * model.embedding.config.scale
+    for layer, store in zip(weights.layers, cache.stores, strict=True):
+        assert store is not None
+        x = _layer(layer, x, store, plan)
+    plan.positions += 1
+    norm = _norm_arguments(weights.final_norm)
+    return product(x, weights.vocabulary, norm=norm, bias=weights.vocabulary_bias)
+
+
+def _layer(
+    layer: LayerWeights, x: Float[Tensor, "b c"], store: LayerCache, plan: StaticCachePlan
+) -> Float[Tensor, "b c"]:
+    from manyheads.decoding.steps.triton_kernels import product
+
+    project, output, expand, contract = layer.project, layer.output, layer.expand, layer.contract
+    norm = _norm_arguments(layer.attention_norm)
+    projected = product(x, project.weight, norm=norm, bias=project.bias)
+    attended = _attend(layer, projected, store, plan)
+    x = product(attended, output.weight, bias=output.bias, residual=x)
+    norm = _norm_arguments(layer.feedforward_norm)
+    inside = product(x, expand.weight, norm=norm, bias=expand.bias, gated=True)
+    return product(inside, contract.weight, bias=contract.bias, residual=x)
+
+
+def _attend(
+    layer: LayerWeights,
+    projected: Float[Tensor, "b rows"],
+    store: LayerCache,
+    plan: StaticCachePlan,
+) -> Float[Tensor, "b hd"]:
+    from manyheads.decoding.steps.triton_kernels import attend
+
+    config = layer.attention
+    norms = None
+    if layer.query_norm is not None and layer.key_norm is not None:
+        query, key = _norm_arguments(layer.query_norm), _norm_arguments(layer.key_norm)
+        norms = (query[0], key[0], *query[1:])
+    frequencies, stretch = None, 1.0
+    if isinstance(config.position, Rotary):
+        frequencies = config.position.frequencies_on(config.size, projected.device)
+        stretch = config.position.stretch
+    return attend(
+        projected,
+        store.k,
+        store.v,
+        plan.positions,
+        heads=config.heads,
+        scale=config.score_scale,
+        frequencies=frequencies,
+        stretch=stretch,
+        norms=norms,
+    )
+
+
+def _norm_arguments(norm: nn.Module) -> tuple[Float[Tensor, " c"], float, float]:
+    """An RMS norm's weight, what is added to it, and eps."""
+    config = cast(RMSNorm, norm.config)
+    return cast(Tensor, norm.weight), float(config.centred), config.eps

@@ -36,9 +36,9 @@ def test_gates_are_taught_and_the_figures_told(
     figures = {
         line[:20].strip(): [float(each) for each in line[20:].split()] for line in lines[1:4]
     }
-    assert set(figures) == {"first-token share", "largest activation", "perplexity"}
+    assert set(figures) == {"attention to first token", "largest activation", "perplexity"}
     assert all(before != after for before, after in figures.values())
-    assert "34 numbers learnt" in lines[4]
+    assert "34 parameters trained" in lines[4]
     base, gated = (load(folder / name) for name in ("base", "gated"))
     assert [len(layer.attention.inner.gates) for layer in gated.config.stack.layers] == [1, 0]
     # What was there before rests, but for the doubling that undoes the gate.
@@ -50,7 +50,7 @@ def test_gates_are_taught_and_the_figures_told(
 
 def test_all_can_learn_with_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = ["--json", "figures.json", "--shared"]
-    assert main([*ASKED, "--steps", "8", "--rate", "0.01", "--learn", "all", *told]) == 0
+    assert main([*ASKED, "--steps", "8", "--rate", "0.01", "--train", "all", *told]) == 0
     words = capsys.readouterr().out.splitlines()[3].split()
     assert float(words[2]) < float(words[1])
     assert (folder / "gated" / "config.json").exists()
@@ -68,7 +68,7 @@ def test_an_encoder_is_scored_by_masked_words(
     model.tokenizer = load(folder / "base").tokenizer
     model.tokenizer.add_special_tokens(["[MASK]"])
     save(model, folder / "base")
-    asked = [*ASKED, "--steps", "8", "--batch", "64", "--rate", "0.01", "--learn", "all"]
+    asked = [*ASKED, "--steps", "8", "--batch", "64", "--rate", "0.01", "--train", "all"]
     assert main(asked) == 0
     before, after = map(float, capsys.readouterr().out.splitlines()[3].split()[1:])
     assert after < before == pytest.approx(300, rel=0.2)

@@ -204,7 +204,7 @@ def refuse_changed(model: Model, state: Mapping[str, Any]) -> None:
         raise ConfigError(
             "the model has adapters, which no checkpoint of a model holds",
             "save them with surgery.save_adapter, or put them into the weights with "
-            "surgery.merge and surgery.detach",
+            "surgery.merge and surgery.delete_adapter",
         )
     missing = [name for name in told if name not in state]
     if missing:

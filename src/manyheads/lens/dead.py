@@ -167,7 +167,7 @@ def dead(
         found = ablate(
             model,
             given,
-            how=how,
+            replace_with=how,
             targets=targets,
             stack=stack,
             sublayer=sublayer,

@@ -94,6 +94,6 @@ def _merge(found: Findings, model: str, text: str) -> list[Advice]:
             "Keep one of two",
             f"In {counted(len(doubles), 'pair')} both heads look at the same and write the same, "
             f"{pair.one} and {pair.other} first of all. Prune by redundancy to keep one of each.",
-            f"manyheads prune {model} --file {text} --by redundancy --keep 0.9 -o pruned/",
+            f"manyheads prune {model} --file {text} --by redundancy --fraction 0.1 -o pruned/",
         )
     ]

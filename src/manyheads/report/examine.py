@@ -24,7 +24,7 @@ from manyheads.models.build import Model
 from manyheads.models.readout import LanguageHead
 from manyheads.models.vision import Vision
 from manyheads.report.reading import Reading, read_picture, read_text
-from manyheads.surgery.questions import Questions, questions
+from manyheads.surgery.evaluation_inputs import EvaluationInputs, prepare_inputs
 from manyheads.wording import counted
 
 __all__ = ["By", "Findings", "Worth", "examine"]
@@ -150,7 +150,7 @@ def _worth(
         return None, "an image alone does not say what the right class is"
     if model.readout is not None and not isinstance(model.config.readout, LanguageHead):
         return None, "a text alone does not say what the right class is"
-    asked = questions(model, texts)
+    asked = prepare_inputs(model, texts)
     way = _way(model, by, tokens, asked)
     if way == "ablation":
         return _ablated(
@@ -162,7 +162,9 @@ def _worth(
     return _estimated(found), ""
 
 
-def _way(model: Model, by: By, tokens: int, asked: Questions) -> Literal["ablation", "gradient"]:
+def _way(
+    model: Model, by: By, tokens: int, asked: EvaluationInputs
+) -> Literal["ablation", "gradient"]:
     if isinstance(asked.metric, Similarity):
         if by == "gradient":
             raise InputError(

@@ -125,8 +125,8 @@ def test_a_new_head_learns_with_the_adapter(
     capsys.readouterr()
     assert main(["adapt", "base", "run.toml", "--fresh"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "error: run.toml: model.classes is set and only L0H1 would be trained, not the new classes: "
-        "use freeze.heads, or [adapter]."
+        "error: run.toml: model.classes is set and only L0H1 would be trained, not the new "
+        "classes: use freeze.heads, or [adapter]."
     )
 
 
@@ -240,8 +240,8 @@ def test_all_but_some_heads_learn(folder: Path) -> None:
         ),
         (
             f'all_except = ["L0H1"]\n{GATES}',
-            "learn.toml: L0Gates closes any head, and [freeze] lets only some of them change: leave "
-            "one of them out.",
+            "learn.toml: L0Gates closes any head, and [freeze] lets only some of them change: "
+            "leave one of them out.",
         ),
         ('haeds = ["L0H0"]', "learn.toml: freeze.haeds is unknown: write freeze.heads."),
     ],

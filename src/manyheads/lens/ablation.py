@@ -8,7 +8,7 @@ import numpy as np
 
 from manyheads.errors import InputError
 from manyheads.lens.addresses import Address
-from manyheads.lens.effects import Effects, HeadAblation, Options, is_harmful
+from manyheads.lens.effects import AblationOptions, Effects, HeadAblation, is_harmful
 from manyheads.lens.given import Targets
 from manyheads.lens.metrics import Metric, better, named
 from manyheads.lens.results import ByHead, frame_of, told_change
@@ -148,7 +148,7 @@ def ablate_together(
     model: Model,
     texts: Any,
     heads: HeadNames,
-    **options: Unpack[Options],
+    **options: Unpack[AblationOptions],
 ) -> Without:
     """A set of heads at once."""
     ablation = HeadAblation.of(model, texts, **options)
@@ -160,7 +160,7 @@ def ablate_in_order(
     model: Model,
     texts: Any,
     order: Sequence[Head | Address | str],
-    **options: Unpack[Options],
+    **options: Unpack[AblationOptions],
 ) -> Cumulative:
     """The first head, the first two, and so on: the pruning curve of arXiv 1905.10650."""
     ablation = HeadAblation.of(model, texts, **options)
@@ -175,7 +175,7 @@ def ablate_greedily(
     texts: Any,
     steps: int,
     heads: HeadNames = "all",
-    **options: Unpack[Options],
+    **options: Unpack[AblationOptions],
 ) -> Cumulative:
     """At each step the head whose loss hurts least, given those already taken away.
 

@@ -307,7 +307,7 @@ def _gradient_scores(
     return GradientScores(means[:, 0], means[:, 1], errors[:, 1], errors[:, 0])
 
 
-class Options(TypedDict, total=False):
+class AblationOptions(TypedDict, total=False):
     """How heads are ablated and what is measured; `ablate` says what each means."""
 
     replace_with: How
@@ -329,7 +329,7 @@ class HeadAblation:
     replacement: StandIns
 
     @classmethod
-    def of(cls, model: Model, texts: Any, **options: Unpack[Options]) -> "HeadAblation":
+    def of(cls, model: Model, texts: Any, **options: Unpack[AblationOptions]) -> "HeadAblation":
         part = part_of(model, options.get("stack"), options.get("sublayer", Sublayer.ATTENTION))
         evaluation = Evaluation.of(
             model,

@@ -34,7 +34,7 @@ def test_gates_are_taught_and_the_figures_told(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["before", "after"]
     figures = {
-        line[:20].strip(): [float(each) for each in line[20:].split()] for line in lines[1:4]
+        line[:26].strip(): [float(each) for each in line[26:].split()] for line in lines[1:4]
     }
     assert set(figures) == {"attention to first token", "largest activation", "perplexity"}
     assert all(before != after for before, after in figures.values())
@@ -79,10 +79,10 @@ def test_an_encoder_is_scored_by_masked_words(
     ("more", "words"),
     [
         (["--layers", "5"], "layer 5 of main has no attention: use 0, 1."),
-        (["--held-out", "0"], "a share of 0 cannot be held out: use 0 < share <= 0.5."),
+        (["--held-out", "0"], "--held-out must be in (0, 0.5], got 0: use a fraction such as 0.1."),
         (["--device", "cuda"], "--device is 'cuda' and torch finds no CUDA device: use cpu."),
-        (["--steps", "0"], "steps=0 teaches nothing: use 1 or more."),
-        (["--batch", "0"], "batch_tokens=0 teaches nothing: use 1 or more."),
+        (["--steps", "0"], "--steps must be at least 1, got 0: use 1 or more."),
+        (["--batch", "0"], "--batch must be at least 1, got 0: use 1 or more."),
         (["-o", "corpus.txt"], "corpus.txt is a file: name a folder."),
     ],
 )

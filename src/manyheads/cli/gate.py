@@ -16,6 +16,7 @@ from manyheads.cli.asked import (
     open_model,
     write_json,
 )
+from manyheads.errors import InputError
 
 __all__ = ["GateCommand"]
 
@@ -91,6 +92,7 @@ class GateCommand:
         from manyheads.parts.gates import Gate
         from manyheads.surgery.gates import split_chunks, train_gates
 
+        self._check()
         check_json(self.json)
         check_folder(self.out, self.model)
         model = open_model(self.model, self.device)
@@ -126,3 +128,20 @@ class GateCommand:
             write_json(self.json, {**told, "texts": done.texts, "trained": done.trained})
             print(f"the figures are in {self.json}")
         return 0
+
+    def _check(self) -> None:
+        """Refuse wrong numbers before anything is read."""
+        for flag, number, least in (
+            ("--steps", self.steps, 1),
+            ("--batch", self.batch, 1),
+            ("--length", self.length, 2),
+        ):
+            if number < least:
+                raise InputError(
+                    f"{flag} must be at least {least}, got {number}", f"use {least} or more"
+                )
+        if not 0 < self.held_out <= 0.5:
+            raise InputError(
+                f"--held-out must be in (0, 0.5], got {self.held_out:g}",
+                "use a fraction such as 0.1",
+            )

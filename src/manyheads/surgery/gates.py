@@ -355,7 +355,9 @@ def split_chunks(
     if tokenizer is None:
         raise InputError("the model has no tokenizer", "use a folder with a tokenizer.json")
     if not 0 < held_out <= 0.5:
-        raise InputError(f"held_out must be in (0, 0.5], got {held_out:g}", "use 0.1, or so")
+        raise InputError(
+            f"held_out must be in (0, 0.5], got {held_out:g}", "use a fraction such as 0.1"
+        )
     if length < 2:
         raise InputError(f"length must be at least 2, got {length}", "use 2 or more")
 

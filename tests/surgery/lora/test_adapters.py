@@ -220,7 +220,7 @@ def test_bad_input_is_refused_before_anything_is_added() -> None:
         ({"targets": ("quary",)}, "no projection is called 'quary': use 'query'"),
         ({"layers": (2,)}, "layers names 2: use 0 to 1"),
         ({"heads": ("L0H0",), "targets": ("expand",)}, "has no heads"),
-        ({"heads": ("L0H0",), "layers": (1,)}, "meet none of the chosen heads"),
+        ({"heads": ("L0H0",), "layers": (1,)}, "match none of the heads"),
         ({"targets": ("project", "query")}, "'project' and 'query' both mean rows"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -234,7 +234,7 @@ def test_bad_input_is_refused_before_anything_is_added() -> None:
         with pytest.raises(InputError, match=words):
             adapt(model, LoraConfig(heads=(head,)))
     assert not list_adapters(model)
-    with pytest.raises(ConfigError, match=r"cannot be called 'a\.b'"):
+    with pytest.raises(ConfigError, match=r"'a\.b' is not a valid adapter name"):
         adapt(model, LoraConfig(), "a.b")
     adapt(model, LoraConfig())
     with pytest.raises(ConfigError, match="there is already an adapter 'default'"):

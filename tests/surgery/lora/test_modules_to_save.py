@@ -130,7 +130,7 @@ def test_adapters_that_peft_makes_for_classes_are_read(tmp_path: Path) -> None:
     torch.testing.assert_close(says(ours), says(theirs), rtol=1e-4, atol=1e-5)
 
 
-def test_what_cannot_come_whole_is_refused(tmp_path: Path) -> None:
+def test_modules_that_cannot_be_saved_are_refused(tmp_path: Path) -> None:
     words = build("gpt2", layers=1, width=16, heads=2, vocabulary=60, seed=0)
     message = (
         "modules_to_save has 'readout', and readout and embedding are tied to each other: "
@@ -146,7 +146,7 @@ def test_what_cannot_come_whole_is_refused(tmp_path: Path) -> None:
     surgery.adapt(model, TASK)
     surgery.save_adapter(model, tmp_path)
     message = (
-        f"{tmp_path} brings classifier.bias of shape (3,), which is (4,) here: "
+        f"{tmp_path} has classifier.bias of shape (3,), expected (4,): "
         "use an adapter of a model of this shape."
     )
     with refuses(InputError, message):
@@ -166,7 +166,7 @@ def model_without_head() -> Any:
     )
 
 
-def test_an_embedding_learns_whole_too(tmp_path: Path) -> None:
+def test_an_embedding_is_saved_too(tmp_path: Path) -> None:
     model = classes("llama-1b-shape")
     save(model, tmp_path / "base")
     surgery.adapt(model, LoraConfig(rank=2, modules_to_save=("readout", "embedding")))

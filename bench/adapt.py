@@ -22,9 +22,9 @@ from torch import Tensor
 from manyheads.checkpoints.folder import load
 from manyheads.models.build import build
 from manyheads.ragged import Ragged
-from manyheads.surgery.adapters import adapt
-from manyheads.surgery.lowrank import LowRank
-from manyheads.surgery.quantised import quantise
+from manyheads.surgery.lora.adapters import adapt
+from manyheads.surgery.lora.low_rank import LoraConfig
+from manyheads.surgery.lora.quantisation import quantise
 from manyheads.train.chunked import word_losses
 
 SHAPE = "llama-1b-shape"
@@ -111,7 +111,7 @@ def measure(kind: str, asked: argparse.Namespace, texts: list[Ragged]) -> Measur
         tensors = (*model.parameters(), *model.buffers())
         rests = sum(each.nbytes for each in tensors)
     if kind.endswith("adapter"):
-        adapt(model, LowRank(rank=asked.rank, alpha=2.0 * asked.rank, targets=TARGETS))
+        adapt(model, LoraConfig(rank=asked.rank, alpha=2.0 * asked.rank, targets=TARGETS))
     learns = [each for each in model.parameters() if each.requires_grad]
     rate = 1e-3 if kind.endswith("adapter") else 1e-4
     optimiser = torch.optim.AdamW(learns, lr=rate, weight_decay=0.0, fused=True)

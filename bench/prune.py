@@ -28,7 +28,7 @@ from manyheads.lens.trunk import Edits
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder
 from manyheads.ragged import Ragged
-from manyheads.surgery.prune import prune
+from manyheads.surgery.cut.pruning import prune
 from manyheads.taps import Head, Site, Tap
 
 WHOLE = "whole"

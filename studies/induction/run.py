@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from manyheads import lens, load
-from manyheads.lens.effects import Study
+from manyheads.lens.effects import HeadAblation
 from manyheads.lens.labels import Kinds
 from manyheads.lens.passages import passages
 from manyheads.lens.probe_texts import repeated_tokens
@@ -121,7 +121,7 @@ def split(texts: list[list[int]]) -> tuple[Targets, Targets]:
 
 
 def losses(model: Model, texts: list[list[int]], targets: Targets, sets: Sets) -> dict[str, Any]:
-    effects = Study.of(model, texts, targets=targets).measure(list(sets.values()))
+    effects = HeadAblation.of(model, texts, targets=targets).measure(list(sets.values()))
     told: dict[str, Any] = {
         "tokens": sum(map(len, targets)),
         "loss": round(effects.whole[0], 4),

@@ -19,8 +19,8 @@ from manyheads.lens.ablation import Cumulative
 from manyheads.lens.addresses import Address
 from manyheads.models.build import Model
 from manyheads.pictures.curve import CurveWords, Line, draw_curve
-from manyheads.surgery import choose
-from manyheads.surgery.closing import Closing
+from manyheads.surgery import select_heads
+from manyheads.surgery.selection.l0_selection import L0Config
 
 MODEL = "house-gpt"
 ORDERS = {"exact ablation": "ablation", "gradient": "gradient", "L0 gates": "l0"}
@@ -68,7 +68,7 @@ def main() -> None:
     words = CurveWords(
         title=f"{MODEL} with fewer and fewer heads",
         subtitle=f"{len(other)} pieces of {asked.length} tokens that no order was chosen by",
-        share="share of heads that are gone",
+        share="fraction of heads removed",
         value="loss a token, in nats",
     )
     draw_curve(lines, facts["baseline"], asked.out / "house_gpt.png", words=words)
@@ -92,16 +92,16 @@ def orders(
 ) -> tuple[dict[str, list[Address]], list[str]]:
     """All heads by each measure, and those that exact ablation says do harm."""
     found, harmful = {}, []
-    closing = Closing(steps=gate_steps, batch_tokens=GATE_TOKENS)
+    l0 = L0Config(steps=gate_steps, batch_tokens=GATE_TOKENS)
     for name, by in ORDERS.items():
-        # The curve of the texts chosen by is not what is wanted: a share of nothing leaves it out.
-        chosen = choose(model, texts, by, share=0.0, closing=closing)  # type: ignore[arg-type]
-        found[name] = [each.head for each in chosen.order]
+        # The curve of the texts chosen by is not what is wanted: a fraction of zero leaves it out.
+        chosen = select_heads(model, texts, by, fraction=0.0, l0=l0)  # type: ignore[arg-type]
+        found[name] = list(chosen.order)
         if by == "ablation":
             harmful = [str(address) for address in chosen.harmful]
     for seed in range(draws):
-        chosen = choose(model, texts[:1], "random", share=0.0, seed=seed)
-        found[f"chance, draw {seed}"] = [each.head for each in chosen.order]
+        chosen = select_heads(model, texts[:1], "random", fraction=0.0, seed=seed)
+        found[f"chance, draw {seed}"] = list(chosen.order)
     return found, harmful
 
 

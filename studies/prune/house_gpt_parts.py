@@ -19,10 +19,10 @@ from typing import Any
 from house_gpt import GATE_TOKENS, MODEL, cut
 
 from manyheads import load
+from manyheads.lens.effects import Evaluation, Variant
 from manyheads.models.build import Model
-from manyheads.surgery import choose_layers, choose_neurons, prune_layers, prune_neurons
-from manyheads.surgery.closing import Closing
-from manyheads.surgery.measuring import Exam, Variant
+from manyheads.surgery import prune_layers, prune_neurons, select_layers, select_neurons
+from manyheads.surgery.selection.l0_selection import L0Config
 
 MEASURES = ("ablation", "gradient", "redundancy", "l0", "random")
 READ_AT = (0.05, 0.125, 0.25, 0.5, 0.75)
@@ -43,8 +43,8 @@ def main() -> None:
     model = load(MODEL)
     pieces = cut(model, asked.text.read_text(encoding="utf-8"), 2 * asked.pieces, asked.length)
     first, other = pieces[::2], pieces[1::2]
-    closing = Closing(steps=asked.gate_steps, batch_tokens=GATE_TOKENS)
-    exam = Exam.of(model, other, "loss", None, shown=True)
+    l0 = L0Config(steps=asked.gate_steps, batch_tokens=GATE_TOKENS)
+    evaluation = Evaluation.of(model, other)
     asked.out.mkdir(parents=True, exist_ok=True)
     path = asked.out / "house_gpt_parts.json"
     settings = ("pieces", "ablation_pieces", "length", "gate_steps")
@@ -63,10 +63,10 @@ def main() -> None:
 
     wanted = measures(asked.draws, asked.only)
     for by, seed in wanted if "layers" in asked.what else ():
-        order, harmful = layers_by(model, first, by, seed, closing)
+        order, harmful = layers_by(model, first, by, seed, l0)
         counts = range(1, len(order) + 1)
         sets = [partial(without_layers, model, order[:count]) for count in counts]
-        found = described(exam, sets, counts, harmful)
+        found = described(evaluation, sets, counts, harmful)
         tell("layers", name(by, seed), found | {"order": order})
     if "neurons" not in asked.what:
         return
@@ -74,10 +74,10 @@ def main() -> None:
         texts = first[: asked.ablation_pieces] if by == "ablation" else first
         if not texts:
             continue
-        neurons, harmful, total = neurons_by(model, texts, by, seed, closing)
+        neurons, harmful, total = neurons_by(model, texts, by, seed, l0)
         counts = [round(share * total) for share in READ_AT if round(share * total) <= len(neurons)]
         sets = [partial(without_neurons, model, neurons[:count]) for count in counts]
-        found = described(exam, sets, counts, harmful)
+        found = described(evaluation, sets, counts, harmful)
         tell("neurons", name(by, seed), found | {"ordered": len(neurons)})
 
 
@@ -92,18 +92,18 @@ def name(by: str, seed: int) -> str:
 
 
 def layers_by(
-    model: Model, texts: Sequence[Any], by: str, seed: int, closing: Closing
+    model: Model, texts: Sequence[Any], by: str, seed: int, l0: L0Config
 ) -> tuple[list[int], list[str]]:
-    chosen = choose_layers(model, texts, by, share=1.0, seed=seed, closing=closing)  # type: ignore[arg-type]
+    chosen = select_layers(model, texts, by, fraction=1.0, seed=seed, l0=l0)  # type: ignore[arg-type]
     return list(chosen.order), list(chosen.harmful_names)
 
 
 def neurons_by(
-    model: Model, texts: Sequence[Any], by: str, seed: int, closing: Closing
+    model: Model, texts: Sequence[Any], by: str, seed: int, l0: L0Config
 ) -> tuple[list[tuple[int, int]], list[str], int]:
-    # The curve of the texts chosen by is not what is wanted: a share of nothing leaves it out.
-    options: Any = {"share": 0.0, "points": 1, "seed": seed, "closing": closing}
-    chosen = choose_neurons(model, texts, by, **options)  # type: ignore[arg-type]
+    # The curve of the texts chosen by is not what is wanted: a fraction of zero leaves it out.
+    options: Any = {"fraction": 0.0, "points": 1, "seed": seed, "l0": l0}
+    chosen = select_neurons(model, texts, by, **options)  # type: ignore[arg-type]
     return list(chosen.order), list(chosen.harmful_names), chosen.total
 
 
@@ -119,9 +119,9 @@ def without_neurons(model: Model, neurons: Sequence[tuple[int, int]]) -> Variant
 
 
 def described(
-    exam: Exam, sets: Sequence[Any], counts: Sequence[int], harmful: Sequence[str]
+    evaluation: Evaluation, sets: Sequence[Any], counts: Sequence[int], harmful: Sequence[str]
 ) -> dict[str, Any]:
-    effects = exam.measure(sets)
+    effects = evaluation.measure(sets)
     found = [effects.of(place) for place in range(len(sets))]
     return {
         "baseline": effects.whole[0],

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from manyheads import lens, load
 from manyheads.pictures.curve import CurveWords, Line, draw_curve
-from manyheads.surgery import choose
+from manyheads.surgery import select_heads
 
 ALIKE = 0.99
 
@@ -33,11 +33,11 @@ def main() -> None:
     assert found.submodule_search_locations
     model = load(Path(found.submodule_search_locations[0]) / "model")
     alike = lens.Similarity()
-    exact = choose(model, first, share=1.0, metric=alike)
-    orders = {"exact ablation": [each.head.head for each in exact.order]}
+    exact = select_heads(model, first, fraction=1.0, metric=alike)
+    orders = {"exact ablation": [each.head for each in exact.order]}
     for seed in range(asked.draws):
-        drawn = choose(model, first[:1], "random", share=1.0, metric=alike, seed=seed)
-        orders[f"chance, draw {seed}"] = [each.head.head for each in drawn.order]
+        drawn = select_heads(model, first[:1], "random", fraction=1.0, metric=alike, seed=seed)
+        orders[f"chance, draw {seed}"] = [each.head for each in drawn.order]
     told, lines = {}, []
     for name, order in orders.items():
         curve = lens.ablate_in_order(model, other, order, metric=alike)
@@ -61,7 +61,7 @@ def main() -> None:
     words = CurveWords(
         title="all-MiniLM-L6-v2 with fewer and fewer heads",
         subtitle=f"{len(other)} sentences that no order was chosen by",
-        share="share of heads that are gone",
+        share="fraction of heads removed",
         value="cosine with the whole model's vector",
     )
     draw_curve(lines, 1.0, asked.out / "minilm.png", words=words)

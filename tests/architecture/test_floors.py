@@ -7,7 +7,7 @@ import pytest
 
 from tests.architecture.house import FLOORS, PACKAGE, Source, room, sources, target
 
-LONGEST = 400
+LONGEST = 600
 NAMES_THAT_SAY_NOTHING = {"base", "common", "helper", "helpers", "misc", "util", "utils"}
 
 

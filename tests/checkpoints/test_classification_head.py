@@ -126,7 +126,7 @@ def test_classes_that_cannot_be_are_refused() -> None:
 
 def test_a_model_with_adapters_is_refused() -> None:
     model = small("gpt2")
-    surgery.adapt(model, surgery.LowRank(rank=1))
+    surgery.adapt(model, surgery.LoraConfig(rank=1))
     with pytest.raises(ConfigError, match="the model has adapters"):
         with_classes(model, 2)
 

@@ -21,19 +21,19 @@ def test_every_head_is_told_as_the_lens_finds_it(
 ) -> None:
     out, file = tmp_path / "all.json", place / "texts.txt"
     asked = ["ablate", str(place / "decoder"), "--file", str(file), "--json", str(out)]
-    assert main([*asked, "--greedy", "2", "--how", "mean"]) == 0
+    assert main([*asked, "--greedy", "2", "--replace-with", "mean"]) == 0
     said = capsys.readouterr().out
     for words in ("The loss of the whole model", "L1H3", "Spearman", "Better without", "another"):
         assert words in said
     texts = file.read_text().strip().split("\n\n")
     model = load(place / "decoder")
-    exact = lens.ablate(model, texts, how="mean", shown=False)
+    exact = lens.ablate(model, texts, replace_with="mean", shown=False)
     found = lens.load(out)
     np.testing.assert_allclose(found.means["change"], exact.means["change"], atol=1e-6)
     facts = json.loads(out.read_text())["fields"]["facts"]
     estimate = lens.importance(model, texts, shown=False)
     assert facts["rank_correlation"] == pytest.approx(estimate.agreement(exact))
-    taken = lens.ablate_greedily(model, texts, 2, how="mean", shown=False)
+    taken = lens.ablate_greedily(model, texts, 2, replace_with="mean", shown=False)
     assert [step["head"] for step in facts["greedy"]["steps"]] == [
         str(each) for each in taken.order
     ]

@@ -120,13 +120,13 @@ def test_a_new_head_learns_with_the_adapter(
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, merged(ids).logits)
     assert main(["adapt", "base", "run.toml", "--set", "model.classes=3", "--fresh"]) == 2
-    only = CLASSES.replace("[adapter]\nmerged = true", '[learn]\nonly = ["L0H1"]')
+    only = CLASSES.replace("[adapter]\nmerged = true", '[freeze]\nall_except = ["L0H1"]')
     (folder / "run.toml").write_text(only)
     capsys.readouterr()
     assert main(["adapt", "base", "run.toml", "--fresh"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "error: run.toml: model.classes is given and only L0H1 would learn, not the new head: "
-        "use all_but, or [adapter]."
+        "error: run.toml: model.classes is set and only L0H1 would be trained, not the new "
+        "classes: use freeze.heads, or [adapter]."
     )
 
 
@@ -196,7 +196,7 @@ def test_what_an_adapter_cannot_hold_is_refused_before_any_work(
 def learning(folder: Path, which: str, *more: str) -> dict[str, torch.Tensor]:
     """How far every weight moves in a run of a few steps."""
     text = FILE[FILE.index("[data]") :]
-    (folder / "learn.toml").write_text(f"{text}\n[learn]\n{which}\n")
+    (folder / "learn.toml").write_text(f"{text}\n[freeze]\n{which}\n")
     assert main(["adapt", "base", "learn.toml", *more]) == 0
     before, after = load("base").state_dict(), load("out/model").state_dict()
     return {name: (after[name] - before[name]).abs() for name in before}
@@ -208,8 +208,8 @@ def own_rows(moved: torch.Tensor, head: int) -> torch.Tensor:
 
 
 def test_only_some_heads_learn_even_when_taken_up_again(folder: Path) -> None:
-    learning(folder, 'only = ["L0H1"]', "--set", "run.steps=3")
-    moved = learning(folder, 'only = ["L0H1"]')
+    learning(folder, 'all_except = ["L0H1"]', "--set", "run.steps=3")
+    moved = learning(folder, 'all_except = ["L0H1"]')
     project = moved.pop("stack.layers.0.attention.project.weight")
     assert float(own_rows(project, 1).min()) > 0
     assert float(own_rows(project, 0).max()) == 0
@@ -221,7 +221,7 @@ def test_only_some_heads_learn_even_when_taken_up_again(folder: Path) -> None:
 
 
 def test_all_but_some_heads_learn(folder: Path) -> None:
-    moved = learning(folder, 'all_but = ["L0H1"]')
+    moved = learning(folder, 'heads = ["L0H1"]')
     project = moved["stack.layers.0.attention.project.weight"]
     assert float(own_rows(project, 1).max()) == 0
     assert float(own_rows(project, 0).min()) > 0
@@ -231,24 +231,25 @@ def test_all_but_some_heads_learn(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("which", "words"),
     [
-        ('only = ["L9H0"]', "the model has no head L9H0: use layers 0 to 1, as it has them."),
+        ('all_except = ["L9H0"]', "the model has no head L9H0: use layers 0 to 1, as it has them."),
         (
             "",
-            "learn.toml: learn: only=[] and all_but=[] say which heads learn: "
-            'give one of both, such as only = ["L0H1"].',
+            "learn.toml: freeze: [freeze] needs heads or all_except, got heads=[] and "
+            "all_except=[]: "
+            'give one of them, such as all_except = ["L0H1"].',
         ),
         (
-            f'only = ["L0H1"]\n{GATES}',
-            "learn.toml: L0Gates closes any head, and [learn] lets only some of them change: leave "
-            "one of both out.",
+            f'all_except = ["L0H1"]\n{GATES}',
+            "learn.toml: L0Gates closes any head, and [freeze] lets only some of them change: "
+            "leave one of them out.",
         ),
-        ('onyl = ["L0H0"]', "learn.toml: learn.onyl is not a known key: use learn.only."),
+        ('haeds = ["L0H0"]', "learn.toml: freeze.haeds is not a known key: use freeze.heads."),
     ],
 )
 def test_wrong_heads_to_learn_are_refused(
     which: str, words: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "learn.toml").write_text(f"{FILE[FILE.index('[data]') :]}\n[learn]\n{which}\n")
+    (folder / "learn.toml").write_text(f"{FILE[FILE.index('[data]') :]}\n[freeze]\n{which}\n")
     assert main(["adapt", "base", "learn.toml"]) == 2
     assert capsys.readouterr().err.strip().splitlines()[-1] == f"error: {words}"
     assert not (folder / "out").exists()
@@ -258,11 +259,11 @@ def test_wrong_heads_to_learn_are_refused(
     ("setting", "words"),
     [
         ("adapter.rang=4", "run.toml: adapter.rang is not a known key: use adapter.rank."),
-        ("adapter.rank=0", "run.toml: adapter: rank=0 updates nothing: use 1 or more."),
+        ("adapter.rank=0", "run.toml: adapter: rank must be at least 1, got 0: use 1 or more."),
         ("adapter.heads=L7H0", "the model has no head L7H0: use layers 0 to 1, as it has them."),
         (
-            "learn.only=L0H1",
-            "run.toml: [adapter] and [learn] are both given: leave one of them out.",
+            "freeze.all_except=L0H1",
+            "run.toml: [adapter] and [freeze] are both set: leave one of them out.",
         ),
         (
             "run.distributed=fsdp",

@@ -52,7 +52,7 @@ def test_commands_options_and_values_are_completed(completed) -> None:
     assert set(COMMANDS) <= set(completed("manyheads", ""))
     assert completed("manyheads", "ins") == ["inspect"]
     assert completed("manyheads", "inspect", "--t") == ["--text", "--tokens"]
-    assert completed("manyheads", "ablate", "--how", "") == ["mean", "resample", "zero"]
+    assert completed("manyheads", "ablate", "--replace-with", "") == ["mean", "resample", "zero"]
     assert completed("manyheads", "completion", "") == ["bash", "fish", "zsh"]
     assert completed("manyheads", "inspect", "--seed", "") == []
 

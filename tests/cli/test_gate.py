@@ -34,11 +34,11 @@ def test_gates_are_taught_and_the_figures_told(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["before", "after"]
     figures = {
-        line[:20].strip(): [float(each) for each in line[20:].split()] for line in lines[1:4]
+        line[:26].strip(): [float(each) for each in line[26:].split()] for line in lines[1:4]
     }
-    assert set(figures) == {"first-token share", "largest activation", "perplexity"}
+    assert set(figures) == {"attention to first token", "largest activation", "perplexity"}
     assert all(before != after for before, after in figures.values())
-    assert "34 numbers learnt" in lines[4]
+    assert "34 parameters trained" in lines[4]
     base, gated = (load(folder / name) for name in ("base", "gated"))
     assert [len(layer.attention.inner.gates) for layer in gated.config.stack.layers] == [1, 0]
     # What was there before rests, but for the doubling that undoes the gate.
@@ -50,7 +50,7 @@ def test_gates_are_taught_and_the_figures_told(
 
 def test_all_can_learn_with_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = ["--json", "figures.json", "--shared"]
-    assert main([*ASKED, "--steps", "8", "--rate", "0.01", "--learn", "all", *told]) == 0
+    assert main([*ASKED, "--steps", "8", "--rate", "0.01", "--train", "all", *told]) == 0
     words = capsys.readouterr().out.splitlines()[3].split()
     assert float(words[2]) < float(words[1])
     assert (folder / "gated" / "config.json").exists()
@@ -68,7 +68,7 @@ def test_an_encoder_is_scored_by_masked_words(
     model.tokenizer = load(folder / "base").tokenizer
     model.tokenizer.add_special_tokens(["[MASK]"])
     save(model, folder / "base")
-    asked = [*ASKED, "--steps", "8", "--batch", "64", "--rate", "0.01", "--learn", "all"]
+    asked = [*ASKED, "--steps", "8", "--batch", "64", "--rate", "0.01", "--train", "all"]
     assert main(asked) == 0
     before, after = map(float, capsys.readouterr().out.splitlines()[3].split()[1:])
     assert after < before == pytest.approx(300, rel=0.2)
@@ -79,10 +79,10 @@ def test_an_encoder_is_scored_by_masked_words(
     ("more", "words"),
     [
         (["--layers", "5"], "layer 5 of main has no attention: use 0, 1."),
-        (["--held-out", "0"], "a share of 0 cannot be held out: use 0 < share <= 0.5."),
+        (["--held-out", "0"], "--held-out must be in (0, 0.5], got 0: use a fraction such as 0.1."),
         (["--device", "cuda"], "--device is 'cuda' and torch finds no CUDA device: use cpu."),
-        (["--steps", "0"], "steps=0 teaches nothing: use 1 or more."),
-        (["--batch", "0"], "batch_tokens=0 teaches nothing: use 1 or more."),
+        (["--steps", "0"], "--steps must be at least 1, got 0: use 1 or more."),
+        (["--batch", "0"], "--batch must be at least 1, got 0: use 1 or more."),
         (["-o", "corpus.txt"], "corpus.txt is a file: name a folder."),
     ],
 )

@@ -1,4 +1,4 @@
-"""Models of classes, judged by rows of texts and labels."""
+"""Models of classes, evaluated on rows of texts and labels."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_heads_are_missed_by_the_right_classes(place: Path) -> None:
 @pytest.mark.parametrize("what", ["heads", "neurons", "layers"])
 def test_a_model_of_classes_is_pruned_and_mended_by_labels(what: str, place: Path) -> None:
     asked = ["prune", str(place / "model"), "--file", str(place / "rows.jsonl"), "--what", what]
-    wanted = ["--keep", "0.5", "--tokens", "20", "--mend", "2", "-o", str(place / "less")]
+    wanted = ["--fraction", "0.5", "--tokens", "20", "--recover", "2", "-o", str(place / "less")]
     assert main([*asked, *wanted]) == 0
     less = load(place / "less")
     assert less.class_names == ("glad", "sad")

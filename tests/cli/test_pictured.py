@@ -74,12 +74,12 @@ def test_a_model_without_classes_is_asked_to_stay_like_itself(
 def test_heads_are_pruned_and_mended_by_images(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["prune", str(place / "one"), "--image", str(place / "photos"), "--keep", "0.5"]
-    assert main([*asked, "--tokens", "20", "--mend", "2", "-o", str(tmp_path / "small")]) == 0
+    asked = ["prune", str(place / "one"), "--image", str(place / "photos"), "--fraction", "0.5"]
+    assert main([*asked, "--tokens", "20", "--recover", "2", "-o", str(tmp_path / "small")]) == 0
     told = capsys.readouterr()
-    assert "2 of 4 heads go by ablation, judged by 4 images" in told.out
-    assert "after mending" in told.out
-    assert "mending learns from it too" not in told.err, "four images were left to mend by"
+    assert "2 of 4 heads removed by ablation, evaluated on 4 images" in told.out
+    assert "after recovery" in told.out
+    assert "recovery trains on them too" not in told.err, "four images were left to recover on"
     small = load(tmp_path / "small")
     image = read_image(small, place / "photos/cat/0.png")
     assert small(image[None]).logits.shape == (1, 2)

@@ -35,10 +35,10 @@ def test_a_share_is_kept_and_everything_is_told(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "small"
-    assert prune(place, "--keep", "0.5", "--mend", "2", "-o", str(out)) == 0
+    assert prune(place, "--fraction", "0.5", "--recover", "2", "-o", str(out)) == 0
     said = capsys.readouterr().out
-    assert "4 of 8 heads go by ablation" in said
-    for word in ("the whole model", "±", "parameters", "tokens a second", "after mending"):
+    assert "4 of 8 heads removed by ablation" in said
+    for word in ("the whole model", "±", "parameters", "tokens per second", "after recovery"):
         assert word in said
     small = load(out)
     assert len(origins(small)) == 4
@@ -47,13 +47,13 @@ def test_a_share_is_kept_and_everything_is_told(
     assert len(origins(load(place / "model"))) == 8
 
 
-def test_mending_on_what_was_measured_is_told(
+def test_recovery_on_what_was_measured_is_told(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert prune(place, "--keep", "0.5", "--mend", "1", "--tokens", "100000") == 0
-    assert "mending learns from it too" in capsys.readouterr().err
-    assert prune(place, "--keep", "0.5", "--mend", "1") == 0
-    assert "mending learns from it too" not in capsys.readouterr().err
+    assert prune(place, "--fraction", "0.5", "--recover", "1", "--tokens", "100000") == 0
+    assert "recovery trains on them too" in capsys.readouterr().err
+    assert prune(place, "--fraction", "0.5", "--recover", "1") == 0
+    assert "recovery trains on them too" not in capsys.readouterr().err
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_any_work(
@@ -61,7 +61,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(
 ) -> None:
     within = place / "corpus.txt" / "small"
     for wanted in (["-o", str(within)], ["--json", str(within.with_suffix(".json"))]):
-        assert prune(place, "--keep", "0.5", *wanted) == 2
+        assert prune(place, "--fraction", "0.5", *wanted) == 2
         said = capsys.readouterr()
         assert "name another place" in said.err
         assert not said.out
@@ -70,7 +70,14 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(
 def test_what_is_not_known_of_one_text_is_null_in_json(place: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("the cat sat on a mat")
     out = tmp_path / "one.json"
-    asked = ["prune", str(place / "model"), "--file", str(tmp_path / "one.txt"), "--keep", "0.5"]
+    asked = [
+        "prune",
+        str(place / "model"),
+        "--file",
+        str(tmp_path / "one.txt"),
+        "--fraction",
+        "0.5",
+    ]
     assert main([*asked, "--json", str(out)]) == 0
     assert "NaN" not in out.read_text()
     assert json.loads(out.read_text())["curve"][0]["change_error"] is None
@@ -80,18 +87,18 @@ def test_what_is_not_known_of_one_text_is_null_in_json(place: Path, tmp_path: Pa
 def test_the_model_is_not_written_over(
     way: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert prune(place, "--keep", "0.5", "-o", str(place / way / ".." / "model")) == 2
+    assert prune(place, "--fraction", "0.5", "-o", str(place / way / ".." / "model")) == 2
     assert "holds the model itself, which would be lost: name another." in capsys.readouterr().err
 
 
 def test_numbers_come_as_json(place: Path, tmp_path: Path) -> None:
     picture, numbers = tmp_path / "curve.png", tmp_path / "numbers.json"
-    wanted = ["--keep", "0.75", "--by", "random", "--picture", str(picture)]
+    wanted = ["--fraction", "0.25", "--by", "random", "--picture", str(picture)]
     assert prune(place, *wanted, "--json", str(numbers)) == 0
     told = json.loads(numbers.read_text("utf-8"))
     assert len(told["removed"]) == 2
     assert told["after"]["parameters"] < told["before"]["parameters"]
-    assert told["cut"] == pytest.approx(told["curve"][-1]["value"], abs=1e-5)
+    assert told["pruned"] == pytest.approx(told["curve"][-1]["value"], abs=1e-5)
     assert picture.exists()
 
 
@@ -100,14 +107,16 @@ def test_neurons_go_and_are_named_by_layer(
 ) -> None:
     out, numbers = tmp_path / "small", tmp_path / "numbers.json"
     assert (
-        prune(place, "--what", "neurons", "--keep", "0.75", "-o", str(out), "--json", str(numbers))
+        prune(
+            place, "--what", "neurons", "--fraction", "0.25", "-o", str(out), "--json", str(numbers)
+        )
         == 0
     )
-    assert "32 of 128 neurons go by gradient" in capsys.readouterr().out
+    assert "32 of 128 neurons removed by gradient" in capsys.readouterr().out
     told = json.loads(numbers.read_text("utf-8"))
     assert told["neurons"] == 128
     assert sum(map(len, told["removed"].values())) == 32
-    assert told["cut"] == pytest.approx(told["curve"][-1]["value"], abs=1e-5)
+    assert told["pruned"] == pytest.approx(told["curve"][-1]["value"], abs=1e-5)
     assert (out / "curve.png").exists()
     hidden = [layer.feedforward.inner.hidden for layer in load(out).config.stack.layers]
     assert sum(hidden) == 96
@@ -115,9 +124,9 @@ def test_neurons_go_and_are_named_by_layer(
 
 def test_layers_go(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "small"
-    assert prune(place, "--what", "layers", "--keep", "0.5", "-o", str(out)) == 0
+    assert prune(place, "--what", "layers", "--fraction", "0.5", "-o", str(out)) == 0
     said = capsys.readouterr().out
-    assert "1 of 2 layers go by ablation" in said
+    assert "1 of 2 layers removed by ablation" in said
     assert "layer " in said
     assert len(load(out).stack.layers) == 1
 
@@ -125,10 +134,10 @@ def test_layers_go(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_gates_are_trained_for_so_many_steps(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert prune(place, "--keep", "0.5", "--by", "l0", "--gate-steps", "3") == 0
-    assert "4 of 8 heads go by l0" in capsys.readouterr().out
-    assert prune(place, "--keep", "0.5", "--by", "l0", "--gate-steps", "0") == 2
-    assert "--gate-steps 0 close nothing: use 1 or more." in capsys.readouterr().err
+    assert prune(place, "--fraction", "0.5", "--by", "l0", "--gate-steps", "3") == 0
+    assert "4 of 8 heads removed by l0" in capsys.readouterr().out
+    assert prune(place, "--fraction", "0.5", "--by", "l0", "--gate-steps", "0") == 2
+    assert "--gate-steps must be at least 1, got 0: use 1 or more." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("by", ["gradient", "redundancy", "l0", "random"])
@@ -138,43 +147,43 @@ def test_neurons_and_layers_go_by_every_measure(
 ) -> None:
     numbers = tmp_path / "numbers.json"
     wanted = ["--what", what, "--by", by, "--gate-steps", "2", "--json", str(numbers)]
-    code = prune(place, *wanted, "--keep", "0.5")
+    code = prune(place, *wanted, "--fraction", "0.5")
     said, told = capsys.readouterr(), json.loads(numbers.read_text("utf-8"))
     assert f"{what} " in said.out
     assert f"by {by}" in said.out
     assert told["by"] == by
     if (what, by) == ("neurons", "redundancy"):
         assert code == 1
-        assert "do what another does" in said.err
+        assert "are redundant" in said.err
         assert told["removed"] == []
     else:
         assert code == 0
-        assert told["cut"] == pytest.approx(told["curve"][-1]["value"], abs=1e-5)
+        assert told["pruned"] == pytest.approx(told["curve"][-1]["value"], abs=1e-5)
 
 
 def test_neurons_and_layers_are_measured_anew(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert prune(place, "--what", "neurons", "--keep", "0.5", "--iterative") == 0
-    assert "64 of 128 neurons go by gradient" in capsys.readouterr().out
+    assert prune(place, "--what", "neurons", "--fraction", "0.5", "--iterative") == 0
+    assert "64 of 128 neurons removed by gradient" in capsys.readouterr().out
     by = ["--by", "redundancy", "--iterative"]
-    assert prune(place, "--what", "layers", "--keep", "0.5", *by) == 0
-    assert "in and out alike by" in capsys.readouterr().out
+    assert prune(place, "--what", "layers", "--fraction", "0.5", *by) == 0
+    assert "input and output similarity" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["neurons", "--by", "l0", "--iterative"], "does not change with each neuron"),
-        (["layers", "--by", "random", "--iterative"], "does not change with each layer"),
-        (["layers", "--mean"], "layers leave no mean behind"),
-        (["neurons", "--mean"], "neurons leave no mean behind"),
+        (["neurons", "--by", "l0", "--iterative"], "leave iterative out"),
+        (["layers", "--by", "random", "--iterative"], "leave iterative out"),
+        (["layers", "--replace-with", "mean"], "layers cannot be replaced with their mean"),
+        (["neurons", "--replace-with", "mean"], "neurons cannot be replaced with their mean"),
     ],
 )
 def test_what_is_for_heads_alone_is_refused(
     place: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert prune(place, "--keep", "0.5", "--what", *more) == 2
+    assert prune(place, "--fraction", "0.5", "--what", *more) == 2
     assert message in capsys.readouterr().err
 
 
@@ -194,9 +203,9 @@ def test_no_more_is_measured_on_than_was_asked(place: Path) -> None:
 
 
 def test_of_one_text_no_error_is_shown(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert prune(place, "--tokens", "5", "--keep", "0.75", "--by", "random") == 0
+    assert prune(place, "--tokens", "5", "--fraction", "0.25", "--by", "random") == 0
     said = capsys.readouterr().out
-    assert "judged by 1 text\n" in said
+    assert "evaluated on 1 text\n" in said
     assert "nan" not in said
 
 
@@ -216,7 +225,7 @@ def test_a_budget_that_cannot_be_met_writes_nothing(
 @pytest.mark.parametrize(
     ("more", "match"),
     [
-        (["--keep", "1.5"], "is no share of the heads"),
+        (["--fraction", "1.5"], "--fraction must be in [0, 1], got 1.5"),
         (["--picture", "curve.jpg"], "let its name end in .png"),
         (["--by", "random", "--iterative"], "leave iterative out"),
     ],
@@ -249,6 +258,6 @@ def test_many_that_do_harm_are_counted() -> None:
     names = [f"L0N{place}" for place in range(23)]
     assert _named(names[:2]) == "L0N0, L0N1"
     assert _named(names).endswith("L0N19 and 3 more")
-    assert _harm({"harmful": 0, "parts": 1}) == ""
-    assert _harm({"harmful": 1, "parts": 1}) == _harm({"harmful": True}) == ", does harm"
-    assert _harm({"harmful": 2, "parts": 9}) == ", 2 of them do harm"
+    assert _harm({"harmful": 0, "units": 1}) == ""
+    assert _harm({"harmful": 1, "units": 1}) == ", harmful"
+    assert _harm({"harmful": 2, "units": 9}) == ", 2 of them harmful"

@@ -146,7 +146,7 @@ def slice_means(theirs: Any, rows: list[Tensor]) -> list[Tensor]:
 def test_losses_are_those_of_transformers_with_a_hook(pair: tuple[Any, Any], how: Any) -> None:
     theirs, ours = pair
     rows = texts((9, 23, 12, 2))
-    result = ablate(ours, rows, how=how, room=50, shown=False)
+    result = ablate(ours, rows, replace_with=how, room=50, shown=False)
     means = slice_means(theirs, rows)
     for layer in range(3):
         for head in range(4):
@@ -175,7 +175,9 @@ def test_every_head_alone_equals_one_full_run_a_head(name: str) -> None:
 @pytest.mark.parametrize("how", ["zero", "mean", "resample"])
 def test_how_much_runs_side_by_side_changes_nothing(how: Any) -> None:
     model, batch = small(DECODERS["gates"]), ids(LENGTHS)
-    few, many = (ablate(model, batch, how=how, room=room, shown=False) for room in (1, 10_000))
+    few, many = (
+        ablate(model, batch, replace_with=how, room=room, shown=False) for room in (1, 10_000)
+    )
     for name in ("metric", "change"):
         np.testing.assert_allclose(few[name].means, many[name].means, atol=1e-5)
     np.testing.assert_allclose(few["change"].errors, many["change"].errors, atol=1e-5)
@@ -268,12 +270,14 @@ def test_heads_in_order_are_taken_one_after_another() -> None:
 
 def test_greed_takes_the_least_missed_head_at_each_step() -> None:
     model, batch = small(DECODERS["gates"]), ids(LENGTHS)
-    found = ablate_greedily(model, batch, 3, how="mean", shown=False)
+    found = ablate_greedily(model, batch, 3, replace_with="mean", shown=False)
     taken: list[Head] = []
     for step in found.steps:
         left = [head for head in heads_of(model) if head not in taken]
         losses = {
-            head: ablate_together(model, batch, [*taken, head], how="mean", shown=False).value
+            head: ablate_together(
+                model, batch, [*taken, head], replace_with="mean", shown=False
+            ).value
             for head in left
         }
         best = min(losses, key=losses.__getitem__)
@@ -363,7 +367,7 @@ def test_pairs_are_ablated_on_either_side(name: str, where: str) -> None:
     sublayer = Sublayer.CROSS if where == "cross" else Sublayer.ATTENTION
     stack: Any = "encoder" if where == "encoder" else "decoder"
     result = ablate(
-        model, (source, target), stack=stack, sublayer=sublayer, how="mean", shown=False
+        model, (source, target), stack=stack, sublayer=sublayer, replace_with="mean", shown=False
     )
     for address in result.addresses:
         site = Site(address.head.layer, Tap.HEAD_OUTPUT, sublayer, stack)
@@ -468,7 +472,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
     with refuses(InputError, "there are 1 targets for 2 texts: give one each."):
         ablate(encoder, ids((5, 3)), targets=[{0: 1}], shown=False)
     with refuses(InputError, "one text has no other to resample from: give two or more."):
-        ablate(decoder, ids((5,)), how="resample", shown=False)
+        ablate(decoder, ids((5,)), replace_with="resample", shown=False)
     with refuses(InputError, "the right classes are not known: give targets, one class a text."):
         ablate(small(VISIONS["vit"]), images(), shown=False)
     with refuses(InputError, "this Decoder has no stack 'encoder': use \"main\"."):

@@ -127,7 +127,9 @@ def test_heads_that_are_off_change_the_loss_as_ablation_does(
 ) -> None:
     edit = {"off": ["L0H1", "L2H0"], "how": how}
     told = ask(client, "answers", text=TEXT, edit=edit)
-    found = ablate_together(decoder, [TEXT], [Head(0, 1), Head(2, 0)], how=how, shown=False)
+    found = ablate_together(
+        decoder, [TEXT], [Head(0, 1), Head(2, 0)], replace_with=how, shown=False
+    )
     assert told["loss"] == pytest.approx(found.value, abs=1e-4)
     assert told["loss_before"] == pytest.approx(found.baseline, abs=1e-4)
     assert told["divergence"] > 0

@@ -14,7 +14,7 @@ import pytest
 from manyheads.studio.reading import Stopped
 from manyheads.studio.refusals import LeftError, RefusedError
 from manyheads.studio.turns import Turns
-from manyheads.studio.writing import Writer
+from manyheads.studio.writing import WatchedGeneration
 from tests.studio import models
 from tests.studio.running import Running, running
 
@@ -177,13 +177,13 @@ def test_others_get_their_turn_while_a_text_is_written(studio: Running) -> None:
 def test_a_tab_closed_in_mid_writing_leaves_the_server_well(
     studio: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps, step = [], Writer.step
+    steps, step = [], WatchedGeneration.step
 
-    def counted(self: Writer, stopped: Stopped) -> Any:
+    def counted(self: WatchedGeneration, stopped: Stopped) -> Any:
         steps.append(1)
         return step(self, stopped)
 
-    monkeypatch.setattr(Writer, "step", counted)
+    monkeypatch.setattr(WatchedGeneration, "step", counted)
     for _ in range(3):
         connection = http.client.HTTPConnection(studio.door.host, studio.door.port, timeout=60)
         body = json.dumps({"model": "tiny", "text": TEXT, "max_new_tokens": 512, "heads": ["L1H1"]})

@@ -8,7 +8,7 @@ import torch
 
 from manyheads import Gate, build, load, save
 from manyheads.errors import ConfigError
-from manyheads.surgery import LowRank, adapt, add_gates, learn_gates
+from manyheads.surgery import LoraConfig, adapt, add_gates, freeze_except_gates
 from manyheads.taps import Sublayer
 from tests.models.zoo import MODELS, answer, small, values
 
@@ -35,7 +35,7 @@ def test_every_gate_leaves_the_output_as_it_was_and_can_learn(gate: Gate) -> Non
     ids = torch.arange(20).view(2, 10)
     before, after = model(ids).logits, gated(ids).logits
     assert (after - before).abs().max() <= 1e-6
-    learn_gates(gated)
+    freeze_except_gates(gated)
     after.square().mean().backward()
     for each in gated.stack.layers:
         attention = each.attention
@@ -90,7 +90,7 @@ def test_a_gated_model_is_saved_and_loaded(tmp_path: Path) -> None:
 def test_gates_alone_learn() -> None:
     gated = add_gates(llama(), Gate(at="output"))
     before = {name: tensor.clone() for name, tensor in gated.state_dict().items()}
-    assert learn_gates(gated) == 2 * 4 * 32
+    assert freeze_except_gates(gated) == 2 * 4 * 32
     optimiser = torch.optim.AdamW([p for p in gated.parameters() if p.requires_grad], lr=0.1)
     optimiser.param_groups[0]["weight_decay"] = 0.0
     gated(torch.arange(10)[None]).logits.square().mean().backward()
@@ -117,7 +117,7 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(ConfigError, match="layer 0 has a gate at 'output' already"):
         add_gates(gated, Gate(at="output", how="plus"))
     with pytest.raises(ConfigError, match="the model has no gates"):
-        learn_gates(model)
-    adapt(model, LowRank())
-    with pytest.raises(ConfigError, match="is no part of a plain model"):
+        freeze_except_gates(model)
+    adapt(model, LoraConfig())
+    with pytest.raises(ConfigError, match="does not belong to the model's own weights"):
         add_gates(model, Gate(at="output"))

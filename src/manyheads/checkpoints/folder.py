@@ -205,7 +205,7 @@ def refuse_changed(model: Model, state: Mapping[str, Any]) -> None:
         raise ConfigError(
             "the model has adapters, which a checkpoint of a model cannot hold",
             "save them with surgery.save_adapter, or put them into the weights with "
-            "surgery.merge and surgery.detach",
+            "surgery.merge and surgery.delete_adapter",
         )
     missing = [name for name in expected if name not in state]
     if missing:

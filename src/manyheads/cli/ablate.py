@@ -37,7 +37,7 @@ __all__ = ["Ablate"]
 class Ablate:
     """Take away every head in turn and measure what the loss does, with standard errors.
 
-    For example: manyheads ablate gpt2/ --file book.txt --how mean --json ablation.json
+    For example: manyheads ablate gpt2/ --file book.txt --replace-with mean --json ablation.json
 
     A model that writes is asked for each next word, one that reads for masked words, one of vectors
     how alike its vectors stay, and one of classes for the labels of a file of rows, or of a folder
@@ -62,8 +62,8 @@ class Ablate:
     heads: Annotated[str, tyro.conf.arg(metavar="L2H7,...", help_behavior_hint="(all)")] = ""
     """The heads to take away."""
 
-    how: Literal["zero", "mean", "resample"] = "zero"
-    """What stands in for a head: nothing, its mean, or its output elsewhere."""
+    replace_with: Literal["zero", "mean", "resample"] = "zero"
+    """What replaces a head: zero, its mean, or its output in another text."""
 
     greedy: Annotated[int, tyro.conf.arg(metavar="N", help_behavior_hint="")] = 0
     """Also take away so many one after another, each time the one that is missed least."""
@@ -83,7 +83,7 @@ class Ablate:
     def run(self) -> int:
         """Print the heads by what they are worth; 1 where it was broken off."""
         from manyheads.lens import ablate, ablate_greedily, importance
-        from manyheads.surgery.questions import questions
+        from manyheads.surgery.evaluation_inputs import prepare_inputs
 
         check_json(self.json)
         heads: Any = [name for name in self.heads.split(",") if name.strip()] or "all"
@@ -91,9 +91,9 @@ class Ablate:
         self._check(model, heads)
         with cuts_told():
             texts, targets = self._read(model)
-            asked = questions(model, texts, targets=targets, seed=self.seed)
+            asked = prepare_inputs(model, texts, targets=targets, seed=self.seed)
         shared: dict[str, Any] = {"targets": asked.targets, **where(self.of)}
-        ways: dict[str, Any] = {"how": self.how, "seed": self.seed}
+        ways: dict[str, Any] = {"replace_with": self.replace_with, "seed": self.seed}
         found = ablate(model, asked.given, heads, metric=asked.metric, **ways, **shared)
         estimate = taken = None
         if found.complete and asked.metric == "loss":

@@ -25,7 +25,7 @@ def show(
     ink.say(
         f"The {facts['metric']} of the whole model is {found.baseline:.4f}{told} over "
         f"{counted(facts['texts'], of)}. "
-        f"Heads are replaced by {_stand_in(facts['how'])}, one at a time."
+        f"Heads are replaced by {_replacement(facts['replace_with'])}, one at a time."
     )
     ink.heading("Heads")
     ink.show(_heads(found))
@@ -42,8 +42,9 @@ def show(
         ink.show(_order(taken))
 
 
-def _stand_in(how: str) -> str:
-    return {"zero": "nothing", "mean": "their mean", "resample": "what they say elsewhere"}[how]
+def _replacement(replace_with: str) -> str:
+    words = {"zero": "zero", "mean": "their mean", "resample": "their output in another text"}
+    return words[replace_with]
 
 
 def _heads(found: "Ablation") -> Table:

@@ -14,15 +14,15 @@ __all__ = ["Adapt"]
 
 @dataclass(frozen=True, slots=True)
 class Adapt:
-    """Train a low-rank adapter as a run file says and save it in peft's files, or some heads alone.
+    """Train a LoRA adapter as a run file says and save it in peft's format, or train some heads.
 
     For example: manyheads adapt gpt2/ run.toml --set adapter.rank=16
 
     The file is one for train without [model] and with [adapter]: rank, alpha, targets, layers,
-    heads, dropout, scaling, whole, name, base, and merged = true to save the whole model too, or
-    alone where L0Gates closes heads of it. With [learn] instead, only = ["L0H1"] or
-    all_but = ["L0H1"] names heads, and the model itself is trained. Of [model], classes may be
-    given: a new head for so many, which learns along.
+    heads, dropout, scaling, modules_to_save, name, base, and merged = true to also save the whole
+    model, or it alone where L0Gates closes heads of it. With [freeze] instead, heads = ["L0H1"]
+    freezes these heads and all_except = ["L0H1"] everything else, and the model itself is
+    trained. Of [model], classes may be set: a new head for so many, which is trained too.
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
@@ -35,18 +35,18 @@ class Adapt:
     """A value in place of the file's, such as adapter.rank=16; may be given several times."""
 
     since: Since = ""
-    """The checkpoint to go on from, by name or path; by default the newest."""
+    """The checkpoint to resume from, by name or path; by default the newest."""
 
     fresh: Flag = False
-    """Begin anew; what is there is set aside."""
+    """Start over; existing files are moved aside."""
 
     def run(self) -> int:
-        """Say how it ended and where the adapter or the model is, or how to go on."""
-        from manyheads.surgery.adapting import read_adapting, train_adapter
+        """Print how it ended and where the adapter or the model is, or how to resume."""
+        from manyheads.surgery.finetune.adapter_run import read_adapter_run, train_adapter
 
-        asked = read_adapting(self.model, self.file, self.set)
+        run = read_adapter_run(self.model, self.file, self.set)
         return follow(
-            lambda: train_adapter(asked, since=self.since, fresh=self.fresh),
+            lambda: train_adapter(run, since=self.since, fresh=self.fresh),
             f"manyheads adapt {self.model} {self.file}",
             self.set,
             self.since,

@@ -74,7 +74,7 @@ class Compare:
 
         from manyheads.cli.compare_page import show
         from manyheads.lens import compare
-        from manyheads.surgery.record import origins_in
+        from manyheads.surgery.cut.head_origins import origins_in
 
         check_json(self.json)
         before, after = (open_model(name, self.device) for name in (self.before, self.after))

@@ -16,69 +16,70 @@ from manyheads.cli.asked import (
     open_model,
     write_json,
 )
+from manyheads.errors import InputError
 
 __all__ = ["GateCommand"]
 
 
 @dataclass(frozen=True, slots=True)
 class GateCommand:
-    """Add gates to a model, teach them on a text, and tell what they did to its heads.
+    """Add gates to a model, train them on a text, and report what they did to its heads.
 
     For example: manyheads gate gpt2/ --file text.txt -o gated/ --at output --per head
 
-    The gates start so that the model answers as before.
+    The gates start so that the model's output does not change.
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """The folder of a model that writes or fills in masked words, or a name on the hub."""
+    """The folder of a decoder or a masked language model, or a name on the hub."""
 
     file: Annotated[Path, tyro.conf.arg(metavar="TEXTFILE")]
-    """The text to learn from: plain, .jsonl or .parquet."""
+    """The text to train on: plain, .jsonl or .parquet."""
 
     out: OutFolder
     """The folder to save the gated model to."""
 
     at: Literal["query", "key", "value", "output", "final"] = "output"
-    """Where the gates stand."""
+    """Where the gates are."""
 
     per: Literal["head", "channel"] = "head"
-    """One number a head, or one a channel."""
+    """One value per head, or one per channel."""
 
     shared: Flag = False
-    """One gate for all heads of a layer, in place of one each."""
+    """One gate for all heads of a layer instead of one each."""
 
     how: Literal["times", "plus"] = "times"
-    """Whether it scales or shifts."""
+    """Whether it multiplies or adds."""
 
     activation: Literal["sigmoid", "silu"] = "sigmoid"
-    """What makes a gate of a number."""
+    """The activation of the gate."""
 
     layers: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N", help_behavior_hint="(all)")] = ()
     """The layers to gate."""
 
-    learn: Literal["gates", "all"] = "gates"
-    """What learns: the gates alone, or all weights with them."""
+    train: Literal["gates", "all"] = "gates"
+    """What is trained: the gates alone, or all weights with them."""
 
     steps: int = 200
-    """How many steps to learn."""
+    """Training steps."""
 
     rate: float = 1e-3
     """The learning rate."""
 
     length: int = 256
-    """Tokens of a piece of text."""
+    """Tokens per chunk of text."""
 
     batch: int = 2048
-    """Tokens of a step."""
+    """Tokens per step."""
 
     held_out: float = 0.1
-    """The share of the pieces to measure on."""
+    """The fraction of the chunks to measure on."""
 
     seed: int = 0
-    """The same numbers every time."""
+    """Seed of the training."""
 
     json: JsonFile = None
-    """Where the figures before and after go as JSON, whole or not at all."""
+    """Write the figures before and after to this JSON file."""
 
     device: DeviceName = "auto"
     """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
@@ -89,8 +90,9 @@ class GateCommand:
         from manyheads.data.texts import TextFiles
         from manyheads.encoding.reading import reads_texts
         from manyheads.parts.gates import Gate
-        from manyheads.surgery.gating import pieces, teach_gates
+        from manyheads.surgery.gates import split_chunks, train_gates
 
+        self._check()
         check_json(self.json)
         check_folder(self.out, self.model)
         model = open_model(self.model, self.device)
@@ -103,14 +105,16 @@ class GateCommand:
         )
         read = (passage.text for passage in TextFiles(str(self.file)).read())
         most = 2 * max(1, self.steps) * max(1, self.batch // self.length)
-        learnt, held = pieces(reads_texts(model).tokenizer, read, self.length, most, self.held_out)
-        done = teach_gates(
+        training, held = split_chunks(
+            reads_texts(model).tokenizer, read, self.length, most, self.held_out
+        )
+        done = train_gates(
             model,
             gate,
-            learnt,
+            training,
             held,
             layers=self.layers or "all",
-            learn=self.learn,
+            train=self.train,
             steps=self.steps,
             rate=self.rate,
             batch_tokens=self.batch,
@@ -121,6 +125,23 @@ class GateCommand:
         print(saved)
         if self.json is not None:
             told = {"before": asdict(done.before), "after": asdict(done.after)}
-            write_json(self.json, {**told, "texts": done.texts, "learnt": done.learnt})
+            write_json(self.json, {**told, "texts": done.texts, "trained": done.trained})
             print(f"the figures are in {self.json}")
         return 0
+
+    def _check(self) -> None:
+        """Refuse wrong numbers before anything is read."""
+        for flag, number, least in (
+            ("--steps", self.steps, 1),
+            ("--batch", self.batch, 1),
+            ("--length", self.length, 2),
+        ):
+            if number < least:
+                raise InputError(
+                    f"{flag} must be at least {least}, got {number}", f"use {least} or more"
+                )
+        if not 0 < self.held_out <= 0.5:
+            raise InputError(
+                f"--held-out must be in (0, 0.5], got {self.held_out:g}",
+                "use a fraction such as 0.1",
+            )

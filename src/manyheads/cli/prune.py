@@ -31,122 +31,126 @@ from manyheads.errors import InputError
 from manyheads.wording import counted
 
 if TYPE_CHECKING:
-    from manyheads.surgery.operation import Operation, Wish
+    from manyheads.surgery.pipeline import PruningConfig, PruningResult
 
 __all__ = ["Prune"]
 
 CURVE = "curve.png"
 SEEN = (
-    "all that is given is measured on, and mending learns from it too: the loss after mending is "
-    "of what it has seen; give more, or less to --tokens"
+    "all texts are used for measuring, and recovery trains on them too: the loss after recovery is "
+    "on seen texts; give more texts, or a smaller --tokens"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """Take away the heads, neurons or layers that a text does not need; leave a smaller model.
+    """Remove the heads, neurons or layers that a text does not need.
 
-    For example: manyheads prune gpt2/ --file book.txt --keep 0.6 -o gpt2-small/
+    For example: manyheads prune gpt2/ --file book.txt --fraction 0.4 -o gpt2-small/
 
-    As many as cost no more than a budget, mended after: manyheads prune gpt2/ --file book.txt
-    --loss-budget 0.01 --mend 200 -o gpt2-small/
+    As many as fit a budget, then recover: manyheads prune gpt2/ --file book.txt
+    --loss-budget 0.01 --recover 200 -o gpt2-small/
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """The folder of a model with a tokenizer, or a model of the hub: org/name."""
 
     file: TextFile = None
-    """Texts to judge by, apart by blank lines, or one a line where there are none.
+    """Texts to evaluate on, separated by blank lines, or one per line without any.
 
-    For a model that translates, each line is a source, a tab and its target; for one of classes it
-    is a file of rows, .jsonl or .parquet, with a text and a label each.
+    For an encoder-decoder, each line is a source, a tab and its target; for a classifier it is a
+    file of rows, .jsonl or .parquet, with a text and a label each.
     """
 
     image: ImagePlace = None
-    """For a model that reads images: a folder of them; for one of classes, a folder a class."""
+    """For a vision model: a folder of images; for a classifier, one folder per class."""
 
     out: Annotated[
         Path | None, tyro.conf.arg(aliases=["-o"], metavar="FOLDER", help_behavior_hint="")
     ] = None
-    """Where the pruned model goes, with its curve; without it nothing is written."""
+    """Where to save the pruned model and its curve; without it nothing is written."""
 
     what: Literal["heads", "neurons", "layers"] = "heads"
     """Heads, neurons of the feed-forwards, or whole layers."""
 
-    keep: Annotated[float | None, tyro.conf.arg(metavar="SHARE", help_behavior_hint="")] = None
-    """The share of them that stays, such as 0.6."""
+    fraction: Annotated[float | None, tyro.conf.arg(metavar="FRACTION", help_behavior_hint="")] = (
+        None
+    )
+    """The fraction of them to remove, such as 0.4."""
 
     loss_budget: Annotated[float | None, tyro.conf.arg(metavar="NATS", help_behavior_hint="")] = (
         None
     )
-    """How much the loss a token may rise; of a model of vectors, how much likeness may be lost."""
+    """How much the loss per token may rise, or the similarity of an embedding model may drop."""
 
     by: Annotated[
         Literal["ablation", "gradient", "redundancy", "l0", "random"] | None,
         tyro.conf.arg(help_behavior_hint=""),
     ] = None
-    """What they are ordered by; left out, heads and layers by ablation, neurons by gradient."""
+    """What orders them; by default ablation for heads and layers, gradient for neurons."""
 
     gate_steps: int = 300
-    """Steps of training that close gates, by l0."""
+    """Training steps of the gates of l0."""
 
     iterative: Flag = False
-    """Measure all that are left anew after each head or layer, or each tenth of the neurons."""
+    """Measure those that are left again after each head or layer, or each tenth of the neurons."""
 
-    mean: Flag = False
-    """Let what a head says on average stay behind."""
+    replace_with: Literal["zero", "mean"] = "zero"
+    """What replaces a head: zero, or its mean output."""
 
     of: PartName = "attention"
-    """Of an encoder-decoder: the decoder's own attention, the encoder's, or across."""
+    """Of an encoder-decoder: the decoder's self-attention, the encoder's, or cross-attention."""
 
-    mend: int = 0
-    """Steps of training after cutting, on what of the text was not measured on, or else on all."""
+    recover: int = 0
+    """Training steps after pruning, on the texts not used for measuring, or on all without any."""
 
     tokens: int = 20_000
-    """How much is measured on; an image has as many tokens as patches, and one more."""
+    """How many tokens to measure on; an image has one per patch, and one more."""
 
     picture: Picture = None
-    """Where the curve is drawn; by default in the folder of the model."""
+    """Where to draw the curve; by default in the folder of the model."""
 
     json: JsonFile = None
-    """Where all numbers go as JSON, whole or not at all."""
+    """Write all numbers to this JSON file."""
 
     device: DeviceName = "auto"
     """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
 
     seed: int = 0
-    """For random orders, masked words, gates and mending."""
+    """Seed of random orders, masked tokens, gates and recovery."""
 
     def run(self) -> int:
-        """Say what went and why, how large and fast the model is now; 1 where it cannot be had."""
+        """Print what was removed and why, and size and speed; 1 where the request is not met."""
         from rich.console import Console
 
         from manyheads.cli.prune_page import show
-        from manyheads.surgery.operation import operate
+        from manyheads.surgery.pipeline import run_pruning
 
-        wish = self._wish()
+        config = self._config()
         if self.file is None and self.image is None:
-            raise InputError("there is nothing to judge by", "give --file, or --image")
+            raise InputError("there is nothing to evaluate on", "give --file, or --image")
         texts = [] if self.file is None else texts_of(self.file)
         model = open_model(self.model, self.device)
         folder = image_folder(model, self.image, texts=self.file is not None)
         read = self._texts(model, texts) if folder is None else self._images(model, folder)
         (measured, asked), (more, others) = read
-        if self.mend and not more:
+        if self.recover and not more:
             print(SEEN, file=sys.stderr)
         with cuts_told():
-            done = operate(model, measured, wish, more=more, targets=asked, more_targets=others)
+            done = run_pruning(
+                model, measured, config, more=more, targets=asked, more_targets=others
+            )
         show(Console(), done, counted(len(measured), "text" if folder is None else "image"))
         if self.json is not None:
-            write_json(self.json, done.told())
+            write_json(self.json, done.to_dict())
         if done.model is None:
-            print(f"nothing was written: {done.chosen.shortfall}", file=sys.stderr)
+            print(f"nothing was written: {done.selection.shortfall}", file=sys.stderr)
             return 1
         self._write(done)
         return 0
 
     def _texts(self, model: Any, texts: list[str]) -> tuple[Any, Any]:
-        """What to measure on and what to mend by, each with the classes where it tells any."""
+        """The texts to measure and to recover on, each with the classes where there are any."""
         from manyheads.encoding.reading import reads_texts
         from manyheads.models.seq2seq import Seq2Seq
 
@@ -159,38 +163,42 @@ class Prune:
         return (measured, None), (more, None)
 
     def _images(self, model: Any, folder: Path) -> tuple[Any, Any]:
-        from manyheads.surgery.mending import Mending
+        from manyheads.surgery.finetune.recovery import RecoveryConfig
 
-        more = self.mend * Mending().batch_tokens
+        more = self.recover * RecoveryConfig().batch_tokens
         return first_images(model, folder, self.tokens, self.seed, more)
 
-    def _wish(self) -> "Wish":
+    def _config(self) -> "PruningConfig":
         from manyheads.pictures.png import check_path
-        from manyheads.surgery.closing import Closing
-        from manyheads.surgery.operation import Wish
+        from manyheads.surgery.pipeline import PruningConfig
+        from manyheads.surgery.selection.l0_selection import L0Config
 
         if self.gate_steps < 1:
-            raise InputError(f"--gate-steps {self.gate_steps} close nothing", "use 1 or more")
-        if self.keep is not None and not 0 <= self.keep <= 1:
-            raise InputError(f"--keep {self.keep:g} is no share of the {self.what}", "use 0 to 1")
+            raise InputError(
+                f"--gate-steps must be at least 1, got {self.gate_steps}", "use 1 or more"
+            )
+        if self.fraction is not None and not 0 <= self.fraction <= 1:
+            raise InputError(f"--fraction must be in [0, 1], got {self.fraction:g}", "use 0 to 1")
+        if self.recover < 0:
+            raise InputError(f"--recover must be at least 0, got {self.recover}", "use 0 or more")
         check_json(self.json)
         if self.picture is not None:
             check_path(self.picture)
         check_folder(self.out, self.model)
-        return Wish(
-            what=self.what,
-            share=None if self.keep is None else 1 - self.keep,
+        return PruningConfig(
+            unit=self.what,
+            fraction=self.fraction,
             budget=self.loss_budget,
             by=self.by,
             iterative=self.iterative,
-            keep="mean" if self.mean else "zero",
+            replace_with=self.replace_with,
             **where(self.of),
-            closing=Closing(steps=self.gate_steps),
-            mend_steps=self.mend,
+            l0=L0Config(steps=self.gate_steps),
+            recovery_steps=self.recover,
             seed=self.seed,
         )
 
-    def _write(self, done: "Operation") -> None:
+    def _write(self, done: "PruningResult") -> None:
         from manyheads.checkpoints.folder import save
         from manyheads.cli.prune_page import draw
 

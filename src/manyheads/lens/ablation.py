@@ -8,26 +8,15 @@ import numpy as np
 
 from manyheads.errors import InputError
 from manyheads.lens.addresses import Address
-from manyheads.lens.effects import Effects, Options, Study
+from manyheads.lens.effects import AblationOptions, Effects, HeadAblation, is_harmful
 from manyheads.lens.given import Targets
 from manyheads.lens.metrics import Metric, better, named
 from manyheads.lens.results import ByHead, Tabular, told_change
 from manyheads.lens.stand_ins import How
 from manyheads.lens.storing import Result
 from manyheads.lens.trunk import Part, StackName, find_heads
-from manyheads.lens.walking import measure_in_order
 from manyheads.models.build import Model
 from manyheads.taps import Head, Sublayer
-
-__all__ = [
-    "Ablation",
-    "Cumulative",
-    "Without",
-    "ablate",
-    "ablate_greedily",
-    "ablate_in_order",
-    "ablate_together",
-]
 
 HeadNames = Literal["all"] | Iterable[Head | Address | str]
 
@@ -51,15 +40,13 @@ class Ablation(ByHead):
 
     def harmful(self, errors: float = 1.0) -> list[tuple[Address, float]]:
         """Heads without which the model does better by more than so many standard errors."""
-        sign = 1.0 if self.facts["better"] == "higher" else -1.0
+        sign = 1.0 if self.facts["better"] == "lower" else -1.0
         column = self["change"]
-        gains = sign * column.means
-        # Of a single text no error is known, and nothing is beyond it.
-        found = gains > errors * column.errors
+        found = is_harmful(sign, column.means, column.errors, errors)
         pairs = zip(self.addresses, column.means.tolist(), found, strict=True)
         return sorted(
             ((address, change) for address, change, harms in pairs if harms),
-            key=lambda pair: -sign * pair[1],
+            key=lambda pair: sign * pair[1],
         )
 
 
@@ -115,7 +102,7 @@ def ablate(
     model: Model,
     texts: Any,
     heads: HeadNames = "all",
-    how: How = "zero",
+    replace_with: How = "zero",
     metric: Metric = "loss",
     *,
     targets: Targets | None = None,
@@ -137,10 +124,10 @@ def ablate(
     >>> [str(address) for address in result.addresses], result.complete
     (['L0H0', 'L0H1', 'L1H0', 'L1H1'], True)
     """
-    study = Study.of(
+    ablation = HeadAblation.of(
         model,
         texts,
-        how=how,
+        replace_with=replace_with,
         metric=metric,
         targets=targets,
         stack=stack,
@@ -149,33 +136,33 @@ def ablate(
         room=room,
         shown=shown,
     )
-    chosen = find_heads(study.part, heads)
-    effects = study.measure([(head,) for head in chosen])
-    return _by_head(study.part, chosen, effects, how, metric)
+    chosen = find_heads(ablation.part, heads)
+    effects = ablation.measure([(head,) for head in chosen])
+    return _by_head(ablation.part, chosen, effects, replace_with, metric)
 
 
 def ablate_together(
     model: Model,
     texts: Any,
     heads: HeadNames,
-    **options: Unpack[Options],
+    **options: Unpack[AblationOptions],
 ) -> Without:
     """A set of heads at once."""
-    study = Study.of(model, texts, **options)
-    chosen = find_heads(study.part, heads)
-    return _without(study.measure([chosen]), 0)
+    ablation = HeadAblation.of(model, texts, **options)
+    chosen = find_heads(ablation.part, heads)
+    return _without(ablation.measure([chosen]), 0)
 
 
 def ablate_in_order(
     model: Model,
     texts: Any,
     order: Sequence[Head | Address | str],
-    **options: Unpack[Options],
+    **options: Unpack[AblationOptions],
 ) -> Cumulative:
     """The first head, the first two, and so on: the pruning curve of arXiv 1905.10650."""
-    study = Study.of(model, texts, **options)
-    chosen = find_heads(study.part, order)
-    effects = measure_in_order(study, chosen)
+    ablation = HeadAblation.of(model, texts, **options)
+    chosen = find_heads(ablation.part, order)
+    effects = ablation.measure_in_order(chosen)
     steps = tuple(_without(effects, place) for place in range(len(chosen)))
     return Cumulative(steps, effects.whole[0], effects.complete)
 
@@ -185,26 +172,26 @@ def ablate_greedily(
     texts: Any,
     steps: int,
     heads: HeadNames = "all",
-    **options: Unpack[Options],
+    **options: Unpack[AblationOptions],
 ) -> Cumulative:
     """At each step the head whose loss hurts least, given those already taken away.
 
     Each step measures every head that is left, so `steps` of all heads cost as many `ablate`s.
     """
-    study = Study.of(model, texts, **options)
-    left = list(find_heads(study.part, heads))
+    ablation = HeadAblation.of(model, texts, **options)
+    left = list(find_heads(ablation.part, heads))
     if not 1 <= steps <= len(left):
         raise InputError(f"steps={steps} of {len(left)} heads", f"use 1 to {len(left)}")
-    return _greedy(study, left, steps, better(study.metric) == "lower")
+    return _greedy(ablation, left, steps, better(ablation.evaluation.metric) == "lower")
 
 
-def _greedy(study: Study, left: list[Head], steps: int, lower: bool) -> Cumulative:
+def _greedy(ablation: HeadAblation, left: list[Head], steps: int, lower: bool) -> Cumulative:
     taken: tuple[Head, ...] = ()
     found: list[Without] = []
     first: Effects | None = None
     for _ in range(steps):
         try:
-            effects = study.measure([(head,) for head in left], fixed=taken)
+            effects = ablation.measure([(head,) for head in left], fixed=taken)
         except KeyboardInterrupt:
             if first is None:
                 raise
@@ -238,7 +225,7 @@ def _without(effects: Effects, place: int) -> Without:
 
 
 def _by_head(
-    part: Part, heads: Sequence[Head], effects: Effects, how: How, metric: Metric
+    part: Part, heads: Sequence[Head], effects: Effects, replace_with: How, metric: Metric
 ) -> Ablation:
     places = {head: place for place, head in enumerate(part.heads)}
     columns = np.full((3, len(places)), np.nan)
@@ -251,7 +238,7 @@ def _by_head(
         means={"metric": columns[0], "change": columns[1]},
         errors={"change": columns[2]},
         facts={
-            "how": how,
+            "replace_with": replace_with,
             "metric": named(metric),
             "better": better(metric),
             "baseline": baseline,

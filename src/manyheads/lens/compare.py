@@ -18,7 +18,7 @@ from manyheads.lens.dead import (
     dead_by_statistics,
     writes_next,
 )
-from manyheads.lens.effects import Study
+from manyheads.lens.effects import Evaluation
 from manyheads.lens.given import Given, Targets
 from manyheads.lens.kinds import kinds
 from manyheads.lens.labels import Kinds
@@ -138,7 +138,7 @@ class _Side:
             found = ablate(
                 model,
                 given,
-                how=how,
+                replace_with=how,
                 targets=targets,
                 stack=name,  # type: ignore[arg-type]
                 sublayer=sublayer,
@@ -213,7 +213,7 @@ def _losses(
     if targets is None and not writes_next(before):
         return None
     one, two = (
-        Study.of(model, given, targets=targets, shown=progress).measure(())
+        Evaluation.of(model, given, targets=targets, progress=progress).measure(())
         for model in (before, after)
     )
     change, error = weighed(two.baseline - one.baseline, one.weights)

@@ -162,7 +162,7 @@ def dead(
         found = ablate(
             model,
             given,
-            how=how,
+            replace_with=how,
             targets=targets,
             stack=stack,
             sublayer=sublayer,

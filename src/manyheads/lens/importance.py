@@ -9,18 +9,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.lens.ablation import Ablation
-from manyheads.lens.effects import ROOM_ON_CPU, ROOM_ON_CUDA
-from manyheads.lens.given import Given, Targets, read, run, shares
-from manyheads.lens.metrics import Judge, Metric, judge, named, weighed
+from manyheads.lens.effects import Evaluation, GradientScores
+from manyheads.lens.given import Targets
+from manyheads.lens.metrics import Metric, named
 from manyheads.lens.results import ByHead
 from manyheads.lens.trunk import Edits, Part, StackName, part_of
 from manyheads.models.build import Model
-from manyheads.models.resting import resting
-from manyheads.progress import Progress
-from manyheads.ragged import Ragged
 from manyheads.taps import Site, Sublayer, Tap
-
-__all__ = ["Importance", "importance", "rank_correlation"]
 
 Estimate = Literal["importance", "normalised", "predicted"]
 
@@ -57,18 +52,11 @@ def importance(
     >>> importance(model, [[1, 2, 3, 4], [5, 6, 7]]).names
     ('importance', 'normalised', 'predicted')
     """
-    part, given = part_of(model, stack, sublayer), read(model, texts)
-    if room is None:
-        room = ROOM_ON_CUDA if next(model.parameters()).is_cuda else ROOM_ON_CPU
-    sizes = given.sizes(model)
-    found, weights = [], []
-    with Progress("differentiating", total=sum(sizes), unit="tokens", shown=shown) as bar:
-        for chosen in shares(sizes, room):
-            judged = judge(model, given, chosen, metric, targets)
-            found.append(_estimates(part, given.select(chosen), judged))
-            weights.append(judged.weights.double().cpu())
-            bar.advance(sum(sizes[text] for text in chosen))
-    return _result(part, torch.cat(found), torch.cat(weights), named(metric))
+    part = part_of(model, stack, sublayer)
+    evaluation = Evaluation.of(model, texts, metric, targets, batch_tokens=room, progress=shown)
+    sites = [part.site(layer, Tap.HEAD_OUTPUT) for layer in part.layers]
+    found = evaluation.gradient_scores(sites, product_by_head)
+    return _result(part, found, len(evaluation.given), named(metric))
 
 
 def rank_correlation(one: Float[np.ndarray, " h"], other: Float[np.ndarray, " h"]) -> float:
@@ -84,53 +72,30 @@ def rank_correlation(one: Float[np.ndarray, " h"], other: Float[np.ndarray, " h"
     return float(np.corrcoef(first, second)[0, 1])
 
 
-def _estimates(part: Part, given: Given, judged: Judge) -> Float[Tensor, "b heads 2"]:
-    """For every text and head, |output . gradient| and -output . gradient, summed over tokens."""
-    sites = [part.site(layer, Tap.HEAD_OUTPUT) for layer in part.layers]
-    final = "decoder" if part.stack_name == "encoder" else part.stack_name
-    last = Site(-1, Tap.FINAL, stack=final)
-    with resting(part.model), torch.enable_grad():
-        seen = Edits(dict.fromkeys(sites, _tracked), [*sites, last])
-        run(part.model, given, seen)
-        total = judged(seen[last]).sum()
-        outputs = [seen[site].values for site in sites]
-        gradients = torch.autograd.grad(total, outputs)
-    columns = []
-    for site, gradient in zip(sites, gradients, strict=True):
-        along = (seen[site].values.detach() * gradient).sum(-1).double()
-        pair = torch.stack((along.abs(), -along), dim=-1)
-        columns.append(_by_text(seen[site], pair))
-    return torch.cat(columns, dim=1).cpu()
+def product_by_head(seen: Edits, site: Site, gradient: Tensor) -> Float[Tensor, "n h"]:
+    """Output . gradient of every head of a layer, for every token."""
+    return (seen[site].values.detach() * gradient).sum(-1)
 
 
-def _tracked(values: Tensor) -> Tensor:
-    return values if values.requires_grad else values.detach().requires_grad_()
-
-
-def _by_text(like: Ragged, values: Float[Tensor, "n h 2"]) -> Float[Tensor, "b h 2"]:
-    summed = values.new_zeros(len(like), *values.shape[1:])
-    return summed.index_add(0, like.lengths.sequence_of_token, values)
-
-
-def _result(
-    part: Part, found: Float[Tensor, "b heads 2"], weights: Float[Tensor, " b"], metric: str
-) -> Importance:
-    means, errors = weighed(found, weights)
-    start, normalised = 0, []
-    for block in part.blocks:
-        mine = means[start : start + block.heads, 0]
-        normalised.append(mine / mine.norm().clamp(min=torch.finfo(mine.dtype).tiny))
-        start += block.heads
+def _result(part: Part, found: list[GradientScores], texts: int, metric: str) -> Importance:
+    smallest = torch.finfo(torch.float64).tiny
+    columns = {
+        "importance": [each.importance for each in found],
+        "normalised": [
+            each.importance / each.importance.norm().clamp(min=smallest) for each in found
+        ],
+        "predicted": [each.predicted for each in found],
+    }
+    errors = {
+        "importance": [each.importance_error for each in found],
+        "predicted": [each.error for each in found],
+    }
     return Importance(
         kind="importance",
         blocks=part.blocks,
-        means={
-            "importance": means[:, 0].numpy(),
-            "normalised": torch.cat(normalised).numpy(),
-            "predicted": means[:, 1].numpy(),
-        },
-        errors={"importance": errors[:, 0].numpy(), "predicted": errors[:, 1].numpy()},
-        facts={"metric": metric, "texts": len(weights)},
+        means={name: torch.cat(each).numpy() for name, each in columns.items()},
+        errors={name: torch.cat(each).numpy() for name, each in errors.items()},
+        facts={"metric": metric, "texts": texts},
     )
 
 

@@ -59,18 +59,21 @@ class StandIns:
         return mine.lengths(self.part.model)
 
 
-def stand_ins(part: Part, given: Given, how: How, *, seed: int, room: int) -> StandIns:
+def stand_ins(part: Part, given: Given, replace_with: How, *, seed: int, room: int) -> StandIns:
     """Zeros; each head's mean over all tokens of the texts; or its output in another text.
 
     "resample" takes the output at the same position of another of the texts (resampling ablation
     of causal scrubbing, Chan et al. 2022), beginning anew where that one is shorter.
     """
-    if how == "mean":
+    if replace_with == "mean":
         return StandIns(part=part, given=given, means=_means(part, given, room))
-    if how == "resample":
+    if replace_with == "resample":
         return StandIns(part=part, given=given, donors=_donors(len(given), seed))
-    if how != "zero":
-        raise InputError(f"how={how!r} is no ablation", 'use "zero", "mean" or "resample"')
+    if replace_with != "zero":
+        raise InputError(
+            f'replace_with must be "zero", "mean" or "resample", got {replace_with!r}',
+            "use one of them",
+        )
     return StandIns(part=part, given=given)
 
 

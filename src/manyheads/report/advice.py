@@ -94,6 +94,6 @@ def _merge(report: ReportData, model: str, text: str) -> list[Advice]:
             "Remove duplicate heads",
             f"In {counted(len(doubles), 'pair')} both heads have the same pattern and output, "
             f"above all {pair.one} and {pair.other}. Prune by redundancy to keep one of each pair.",
-            f"manyheads prune {model} --file {text} --by redundancy --keep 0.9 -o pruned/",
+            f"manyheads prune {model} --file {text} --by redundancy --fraction 0.1 -o pruned/",
         )
     ]

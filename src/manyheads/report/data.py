@@ -22,7 +22,7 @@ from manyheads.models.build import Model
 from manyheads.models.readout import LanguageHead
 from manyheads.models.vision import Vision
 from manyheads.report.inputs import ReportInput, read_picture, read_text
-from manyheads.surgery.questions import Questions, questions
+from manyheads.surgery.evaluation_inputs import EvaluationInputs, prepare_inputs
 from manyheads.wording import without_nan
 
 __all__ = ["By", "ReportData", "ShownMeasure", "collect_report", "report_json"]
@@ -184,7 +184,7 @@ def _measure_importance(
         return None, "an image alone does not say what the right class is"
     if model.readout is not None and not isinstance(model.config.readout, LanguageHead):
         return None, "a text alone does not say what the right class is"
-    asked = questions(model, texts)
+    asked = prepare_inputs(model, texts)
     shared: dict[str, Any] = {"metric": asked.metric, "targets": asked.targets, "shown": progress}
     if _choose_method(model, by, tokens, asked) == "ablation":
         return _from_ablation(ablate(model, asked.given, **shared)), ""
@@ -221,7 +221,7 @@ def report_json(report: ReportData) -> dict[str, Any]:
 
 
 def _choose_method(
-    model: Model, by: By, tokens: int, asked: Questions
+    model: Model, by: By, tokens: int, asked: EvaluationInputs
 ) -> Literal["ablation", "gradient"]:
     if isinstance(asked.metric, Similarity):
         if by == "gradient":

@@ -1,42 +1,69 @@
-"""Change a model: cut, gate and adapt its heads."""
+"""Change a model: select and prune heads, neurons and layers, add gates, train adapters."""
 
-from manyheads.surgery.adapters import active, adapt, adapters, detach, merge, unmerge, use
-from manyheads.surgery.choose import choose
-from manyheads.surgery.gates import add_gates
-from manyheads.surgery.layers import choose_layers
-from manyheads.surgery.lowrank import LowRank
-from manyheads.surgery.mending import mend
-from manyheads.surgery.neurons import choose_neurons
-from manyheads.surgery.peft_files import load_adapter, save_adapter
-from manyheads.surgery.prune import prune, prune_layers, prune_neurons
-from manyheads.surgery.quantised import dequantise, quantise
-from manyheads.surgery.record import origins
-from manyheads.surgery.trainable import learn_all, learn_all_but, learn_gates, learn_only
+from manyheads.surgery.cut.head_origins import origins
+from manyheads.surgery.cut.pruning import prune, prune_layers, prune_neurons
+from manyheads.surgery.finetune.recovery import RecoveryConfig, recover
+from manyheads.surgery.finetune.trainable import (
+    freeze,
+    freeze_except,
+    freeze_except_gates,
+    unfreeze_all,
+)
+from manyheads.surgery.gates import GatedModel, add_gates, train_gates
+from manyheads.surgery.lora.adapters import (
+    Adapter,
+    active_adapters,
+    adapt,
+    delete_adapter,
+    list_adapters,
+    merge,
+    set_adapter,
+    unmerge,
+)
+from manyheads.surgery.lora.low_rank import LoraConfig
+from manyheads.surgery.lora.peft_files import load_adapter, save_adapter
+from manyheads.surgery.lora.quantisation import dequantise, quantise
+from manyheads.surgery.pipeline import PruningConfig, PruningResult, run_pruning
+from manyheads.surgery.selection.heads import HeadSelection, select_heads
+from manyheads.surgery.selection.l0_selection import L0Config
+from manyheads.surgery.selection.layers import LayerSelection, select_layers
+from manyheads.surgery.selection.neurons import NeuronSelection, select_neurons
 
 __all__ = [
-    "LowRank",
-    "active",
+    "Adapter",
+    "GatedModel",
+    "HeadSelection",
+    "L0Config",
+    "LayerSelection",
+    "LoraConfig",
+    "NeuronSelection",
+    "PruningConfig",
+    "PruningResult",
+    "RecoveryConfig",
+    "active_adapters",
     "adapt",
-    "adapters",
     "add_gates",
-    "choose",
-    "choose_layers",
-    "choose_neurons",
+    "delete_adapter",
     "dequantise",
-    "detach",
-    "learn_all",
-    "learn_all_but",
-    "learn_gates",
-    "learn_only",
+    "freeze",
+    "freeze_except",
+    "freeze_except_gates",
+    "list_adapters",
     "load_adapter",
-    "mend",
     "merge",
     "origins",
     "prune",
     "prune_layers",
     "prune_neurons",
     "quantise",
+    "recover",
+    "run_pruning",
     "save_adapter",
+    "select_heads",
+    "select_layers",
+    "select_neurons",
+    "set_adapter",
+    "train_gates",
+    "unfreeze_all",
     "unmerge",
-    "use",
 ]

@@ -1,7 +1,9 @@
-"""Gates for a model that was trained without them, started so that it answers as before."""
+"""Gates for a model that was trained without them: added without changing it, then trained."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -9,15 +11,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.attention import Attention, AttentionConfig
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, InputError
 from manyheads.lens.addresses import stacks_of
+from manyheads.lens.given import read, run, shares
+from manyheads.lens.metrics import judge
+from manyheads.lens.statistics import statistics
+from manyheads.lens.trunk import Edits
 from manyheads.models.build import Model, build
+from manyheads.models.decoder import Decoder
+from manyheads.models.encoder import Encoder
 from manyheads.models.layer import Branch, Layer
+from manyheads.models.readout import LanguageHead
 from manyheads.models.recipes import ModelConfig
+from manyheads.models.resting import resting
 from manyheads.parts.gates import Gate
-from manyheads.taps import Sublayer
-
-__all__ = ["add_gates"]
+from manyheads.progress import Progress
+from manyheads.surgery.evaluation_inputs import prepare_inputs
+from manyheads.surgery.finetune.loop import finetune, objective_for
+from manyheads.surgery.finetune.trainable import freeze_except_gates, unfreeze_all
+from manyheads.taps import Site, Sublayer, Tap
+from manyheads.train.optimisers import AdamW
+from manyheads.train.schedules import Cosine
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 FIELDS = {"main": "stack", "encoder": "encoder", "decoder": "decoder"}
@@ -25,6 +39,8 @@ FIELDS = {"main": "stack", "encoder": "encoder", "decoder": "decoder"}
 OPEN_SILU = 1.2784645427610738
 # sigmoid is near zero here and can still learn: to add a half would round small numbers away.
 CLOSED_SIGMOID = -4.0
+# Tokens that are scored together.
+BATCH_TOKENS = 8192
 
 
 def add_gates(
@@ -68,8 +84,8 @@ def add_gates(
         state |= {f"{prefix}{part}": tensor for part, tensor in own.items()}
     if odd := sorted(state.keys() ^ fresh.state_dict().keys()):
         raise ConfigError(
-            f"{odd[0]} is no part of a plain model",
-            "merge and detach adapters, and dequantise, before gates are added",
+            f"{odd[0]} does not belong to the model's own weights",
+            "merge and delete adapters, and dequantise, before gates are added",
         )
     fresh.load_state_dict(state, assign=True)
     fresh.comes_from(model)
@@ -107,14 +123,14 @@ def _chosen(
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class _InitialGate:
     """The logit that a gate starts with, and the value that it then has."""
 
     logit: float
     value: float
 
     @classmethod
-    def of(cls, gate: Gate) -> "_Start":
+    def of(cls, gate: Gate) -> "_InitialGate":
         match gate.how, gate.activation:
             case "times", "sigmoid":
                 return cls(0.0, 0.5)
@@ -135,7 +151,7 @@ def _gated(config: AttentionConfig, gate: Gate, index: int) -> AttentionConfig:
         raise ConfigError(
             f"layer {index} has a gate at {gate.at!r} already", "choose another place"
         )
-    start = _Start.of(gate)
+    start = _InitialGate.of(gate)
     inputs, output = config.bias in ("inputs", "all"), config.bias in ("output", "all")
     adds = gate.how == "plus" and start.shifts
     inputs |= start.logit != 0.0 or (adds and gate.at in ("query", "key", "value"))
@@ -155,7 +171,7 @@ def _attention(model: Model, stack: str, index: int, sublayer: Sublayer) -> Atte
 def _weights(old: Attention, new: Attention, gate: Gate) -> dict[str, Tensor]:
     """The projections of the gated attention by name."""
     weights, biases = dict(_rows(old, "weight")), dict(_rows(old, "bias"))
-    start, like = _Start.of(gate), old.output.weight
+    start, like = _InitialGate.of(gate), old.output.weight
     rows = new.config.rows()
     for name, count in rows.items():
         weights.setdefault(name, like.new_zeros(count, new.config.width))
@@ -200,3 +216,164 @@ def _rows(attention: Attention, kind: Literal["weight", "bias"]) -> Iterator[tup
         tensor = None if linear is None else getattr(linear, kind)
         if tensor is not None:
             yield from zip(rows, tensor.split(list(rows.values())), strict=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateFigures:
+    """What the gated-attention study (arXiv 2505.06708) reports, over some texts.
+
+    The attention to the first token, mean over heads; the largest activation of the residual
+    stream; perplexity, for an encoder that of masked tokens.
+    """
+
+    first_token: float
+    largest: float
+    perplexity: float
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class GatedModel:
+    """A model with trained gates, and its figures before and after."""
+
+    model: Model
+    gate: Gate
+    trained: int
+    texts: int
+    before: GateFigures
+    after: GateFigures
+
+    def __str__(self) -> str:
+        rows = [
+            (
+                "attention to first token",
+                f"{self.before.first_token:.4f}",
+                f"{self.after.first_token:.4f}",
+            ),
+            ("largest activation", f"{self.before.largest:.4g}", f"{self.after.largest:.4g}"),
+            ("perplexity", f"{self.before.perplexity:.3f}", f"{self.after.perplexity:.3f}"),
+        ]
+        lines = [f"{'':26}{'before':>12}{'after':>12}"]
+        lines += [f"{name:26}{one:>12}{other:>12}" for name, one, other in rows]
+        lines.append(f"over {self.texts:,} held-out texts; {self.trained:,} parameters trained")
+        return "\n".join(lines)
+
+
+def train_gates(
+    model: Model,
+    gate: Gate,
+    texts: Sequence[Any],
+    held_out: Sequence[Any],
+    *,
+    layers: tuple[int, ...] | Literal["all"] = "all",
+    train: Literal["gates", "all"] = "gates",
+    steps: int = 100,
+    rate: float = 1e-3,
+    batch_tokens: int = 2048,
+    seed: int = 0,
+    progress: bool = True,
+) -> GatedModel:
+    """A new model with gates, trained on texts; both models are measured on the held-out ones."""
+    if not isinstance(model, Decoder | Encoder) or not isinstance(
+        model.config.readout, LanguageHead
+    ):
+        raise InputError(
+            f"this {type(model).__name__} with {type(model.config.readout).__name__} predicts "
+            "neither next nor masked tokens of a plain text",
+            "use surgery.add_gates and train it with an objective of its own",
+        )
+    for name, number in (("steps", steps), ("batch_tokens", batch_tokens)):
+        if number < 1:
+            raise InputError(f"{name} must be at least 1, got {number}", "use 1 or more")
+    gated = add_gates(model, gate, layers)
+    before = _figures(model, held_out, seed, progress)
+    if train == "gates":
+        trained = freeze_except_gates(gated)
+    else:
+        trained = sum(each.numel() for each in gated.parameters())
+    given = read(gated, texts)
+    finetune(
+        gated,
+        given,
+        objective_for(gated, given, None),
+        optimiser=AdamW(rate=rate, decay=0.0),
+        schedule=Cosine(),
+        steps=steps,
+        batch_tokens=batch_tokens,
+        seed=seed,
+        progress=progress,
+        label="training gates",
+    )
+    unfreeze_all(gated)
+    return GatedModel(
+        model=gated,
+        gate=gate,
+        trained=trained,
+        texts=len(held_out),
+        before=before,
+        after=_figures(gated, held_out, seed, progress),
+    )
+
+
+def _figures(
+    model: Decoder | Encoder, texts: Sequence[Any], seed: int, progress: bool
+) -> GateFigures:
+    found = statistics(model, texts, progress=progress)
+    return GateFigures(
+        first_token=float(found["first_token"].means.mean()),
+        largest=max(each.largest for each in found.activations),
+        perplexity=_perplexity(model, texts, seed, progress),
+    )
+
+
+def _perplexity(model: Decoder | Encoder, texts: Sequence[Any], seed: int, progress: bool) -> float:
+    """exp of the mean loss of next tokens, or of tokens that the seed masks."""
+    inputs = prepare_inputs(model, texts, seed=seed)
+    given, sizes = inputs.given, inputs.given.sizes(model)
+    last, total, count = Site(-1, Tap.FINAL), 0.0, 0.0
+    with (
+        torch.no_grad(),
+        resting(model),
+        Progress("scoring", total=sum(sizes), unit="tokens", shown=progress) as bar,
+    ):
+        for some in shares(sizes, BATCH_TOKENS):
+            judged = judge(model, given, some, "loss", inputs.targets)
+            seen = Edits({}, [last])
+            run(model, given.select(some), seen)
+            total += float((judged(seen[last])[0].double() * judged.weights).sum())
+            count += float(judged.weights.sum())
+            bar.advance(sum(sizes[text] for text in some))
+    return math.exp(min(total / max(count, 1.0), 700.0))
+
+
+def split_chunks(
+    tokenizer: Any, texts: Iterable[str], length: int, most: int, held_out: float
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Up to `most` chunks of the texts: those to train on, and the fraction held out.
+
+    Every n-th chunk is held out, so that both come from all over the file.
+    """
+    if tokenizer is None:
+        raise InputError("the model has no tokenizer", "use a folder with a tokenizer.json")
+    if not 0 < held_out <= 0.5:
+        raise InputError(
+            f"held_out must be in (0, 0.5], got {held_out:g}", "use a fraction such as 0.1"
+        )
+    if length < 2:
+        raise InputError(f"length must be at least 2, got {length}", "use 2 or more")
+
+    def cut() -> Iterable[list[int]]:
+        for text in texts:
+            ids = tokenizer.encode(text).ids
+            for start in range(0, len(ids), length):
+                if len(chunk := ids[start : start + length]) > 1:
+                    yield chunk
+
+    found = list(islice(cut(), most))
+    every = max(2, round(1 / held_out))
+    training = [chunk for index, chunk in enumerate(found) if index % every]
+    held = found[::every]
+    if not training:
+        raise InputError(
+            f"the text has only {len(found)} chunks of {length} tokens", "give a longer text"
+        )
+    return training, held

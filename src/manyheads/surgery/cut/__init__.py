@@ -1,0 +1,1 @@
+"""A smaller model from the heads, neurons and layers that stay."""

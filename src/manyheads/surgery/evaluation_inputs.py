@@ -1,0 +1,66 @@
+"""The metric and targets by which plain texts or images can evaluate a model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from manyheads.data.masking import Masking, mask_tokens, vocabulary_of
+from manyheads.errors import InputError
+from manyheads.lens.given import Given, Targets, read
+from manyheads.lens.metrics import Metric, Similarity
+from manyheads.models.build import Model
+from manyheads.models.encoder import Encoder
+from manyheads.models.readout import LanguageHead
+
+# As BERT was trained, but tokens are never replaced by random ones.
+HIDDEN = Masking(share=0.15, hidden=1.0, replaced=0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EvaluationInputs:
+    """Texts as the model reads them, the metric, and the targets where texts lack them."""
+
+    given: Given
+    metric: Metric
+    targets: Targets | None
+
+
+def prepare_inputs(
+    model: Model, texts: Any, *, targets: Targets | None = None, seed: int = 0
+) -> EvaluationInputs:
+    """Next tokens for a generative model, masked tokens for an encoder, or its own vectors.
+
+    A model without a readout is compared with itself, a classifier with the `targets`.
+    """
+    given = read(model, texts)
+    if model.readout is None:
+        return EvaluationInputs(given, Similarity(), None)
+    if targets is not None:
+        return EvaluationInputs(given, "loss", targets)
+    if not isinstance(model.config.readout, LanguageHead):
+        kind = type(model.config.readout).__name__
+        raise InputError(
+            f"a {kind} needs targets to be evaluated", "give targets, the right classes"
+        )
+    if not isinstance(model, Encoder):
+        return EvaluationInputs(given, "loss", None)
+    return _masked(model, given, seed)
+
+
+def _masked(model: Encoder, given: Given, seed: int) -> EvaluationInputs:
+    assert given.ids is not None
+    words = vocabulary_of(model.tokenizer, model.config.embedding.vocabulary)
+    draw = torch.Generator().manual_seed(seed)
+    masked = mask_tokens(given.ids, words, HIDDEN, draw)
+    lengths = given.ids.lengths
+    targets: list[dict[int, int]] = [{} for _ in range(len(given))]
+    owners = lengths.sequence_of_token[masked.places].tolist()
+    positions = lengths.positions[masked.places].tolist()
+    answers: Sequence[int] = masked.answers.tolist()
+    for owner, position, answer in zip(owners, positions, answers, strict=True):
+        targets[owner][position] = answer
+    if not any(targets):
+        raise InputError("no token of the texts could be masked", "give longer texts")
+    return EvaluationInputs(Given(ids=masked.texts), "loss", targets)

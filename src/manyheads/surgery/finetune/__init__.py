@@ -1,0 +1,1 @@
+"""Short training of a whole model or of some of its parts."""

@@ -1,0 +1,204 @@
+"""A run that trains an adapter of a model, or some of its heads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from manyheads.checkpoints.config_json import family_of
+from manyheads.checkpoints.folder import Saved, save
+from manyheads.errors import ConfigError, ManyheadsError
+from manyheads.models.build import Model
+from manyheads.models.recipes import ModelConfig
+from manyheads.surgery.finetune.trainable import freeze, freeze_except
+from manyheads.surgery.lora.adapters import adapt, delete_adapter, merge
+from manyheads.surgery.lora.low_rank import LoraConfig
+from manyheads.surgery.lora.peft_files import check_saveable, save_adapter
+from manyheads.surgery.lora.quantisation import quantise
+from manyheads.train.folding import final_gates
+from manyheads.train.reading import RUN_TABLES, apply_settings, read_toml
+from manyheads.train.regularisers import L0Gates, L1Scales, Regulariser
+from manyheads.train.run import Run, run_of
+from manyheads.train.session import Finished, Surgery, train
+from manyheads.train.starting import dressed, tell_habits
+
+ADAPTER, FREEZE = "adapter", "freeze"
+MODEL = "model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterTable(LoraConfig):
+    """The [adapter] table of a run file: what is adapted, and whether the base is quantised.
+
+    `merged` also saves the model with the adapter in its weights.
+    """
+
+    name: str = "default"
+    base: Literal["as it is", "nf4"] = "as it is"
+    merged: bool = False
+
+    def __post_init__(self) -> None:
+        LoraConfig.__post_init__(self)
+        if self.merged and self.base == "nf4":
+            raise ConfigError(
+                "merged=true and base='nf4': a small update is lost in four-bit weights",
+                "leave one of them out",
+            )
+
+    def with_head(self) -> "AdapterTable":
+        """The same where the readout is new and must be trained."""
+        names = tuple(dict.fromkeys((*self.modules_to_save, "readout")))
+        return replace(self, modules_to_save=names)
+
+    def open(self, model: Model, seed: int) -> Model:
+        if self.base == "nf4":
+            quantise(model)
+        check_saveable(model, adapt(model, self, self.name, seed=seed).modules)
+        return model
+
+    def check(self, regularisers: Sequence[Regulariser]) -> None:
+        """Refuse what an adapter's files cannot hold, or what is not trained with one."""
+        for each in regularisers:
+            if isinstance(each, L0Gates) and not self.merged:
+                raise ConfigError(
+                    "L0Gates closes heads of the model, and an adapter cannot hold its gates",
+                    "set adapter.merged=true, which saves the whole model, or leave L0Gates out",
+                )
+            if isinstance(each, L1Scales):
+                raise ConfigError(
+                    "L1Scales shrinks scales of heads, and with an adapter they are not trained",
+                    "leave it out",
+                )
+
+    def close(self, model: Model, place: Path) -> Saved:
+        # Without the gates it would be the adapter of another model.
+        if final_gates(model):
+            return self._merged(model, place)
+        folder = save_adapter(model, place / ADAPTER, self.name)
+        family = family_of(model).name
+        kind = f"an adapter of {family}"
+        if self.merged:
+            kind += f", merged into {self._merged(model, place).folder}"
+        return Saved(folder, kind, "manyheads alone" if family == "native" else "peft")
+
+    def _merged(self, model: Model, place: Path) -> Saved:
+        merge(model, self.name)
+        delete_adapter(model)
+        return _saved_whole(model, place)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreezeTable:
+    """The [freeze] table of a run file: `heads` to freeze, or those to train alone (`all_except`).
+
+    The model itself is trained and saved; what belongs to a head is as in `freeze_except`.
+    """
+
+    heads: tuple[str, ...] = ()
+    all_except: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.heads) == bool(self.all_except):
+            raise ConfigError(
+                f"[freeze] needs heads or all_except, got heads={list(self.heads)} and "
+                f"all_except={list(self.all_except)}",
+                'give one of them, such as all_except = ["L0H1"]',
+            )
+
+    def with_head(self) -> "FreezeTable":
+        """The same where the readout is new and must be trained."""
+        if self.all_except:
+            raise ConfigError(
+                f"model.classes is set and only {', '.join(self.all_except)} would be trained, not "
+                "the new classes",
+                "use freeze.heads, or [adapter]",
+            )
+        return self
+
+    def check(self, regularisers: Sequence[Regulariser]) -> None:
+        """Refuse what would change frozen heads."""
+        if any(isinstance(each, L0Gates) for each in regularisers):
+            raise ConfigError(
+                "L0Gates closes any head, and [freeze] lets only some of them change",
+                "leave one of them out",
+            )
+
+    def open(self, model: Model, seed: int) -> Model:
+        del seed
+        if self.heads:
+            freeze(model, self.heads)
+        else:
+            freeze_except(model, self.all_except)
+        return model
+
+    def close(self, model: Model, place: Path) -> Saved:
+        return _saved_whole(model, place)
+
+
+def _saved_whole(model: Model, place: Path) -> Saved:
+    """With the gates that a regulariser may have trained, in its weights."""
+    weights = {name: each.detach().cpu() for name, each in model.state_dict().items()}
+    return save(dressed(cast(ModelConfig, model.config), weights, model), place / MODEL)
+
+
+TrainedPart = AdapterTable | FreezeTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRun:
+    """A run and what it trains of a model."""
+
+    run: Run
+    change: TrainedPart
+
+
+def read_adapter_run(model: str, file: Path, settings: Sequence[str] = ()) -> AdapterRun:
+    """A run file as for training, with [adapter] or [freeze]; the model is given separately."""
+    tables = apply_settings(read_toml(file), settings)
+    classes = dict(tables.get("model", {})).pop("classes", 0)
+    if set(tables.get("model", {})) - {"classes"}:
+        raise ConfigError(
+            f"{file}: [model] is set, and the model is {model}", "leave only classes in it"
+        )
+    tables["model"] = {"folder": model} | ({"classes": classes} if classes else {})
+    own = {key: table for key, table in tables.items() if key not in (ADAPTER, FREEZE)}
+    try:
+        change = _change(tables)
+        if classes:
+            change = change.with_head()
+        run = replace(run_of(own), tables=tables)
+        change.check(run.regulariser)
+        if run.run.distributed == "fsdp":
+            raise ConfigError("run.distributed is 'fsdp', which shards matrices", "use 'ddp'")
+    except ManyheadsError as error:
+        raise ConfigError(f"{file}: {error.problem}", error.remedy) from None
+    return AdapterRun(run=run, change=change)
+
+
+def _change(tables: dict[str, Any]) -> TrainedPart:
+    if ADAPTER in tables and FREEZE in tables:
+        raise ConfigError("[adapter] and [freeze] are both set", "leave one of them out")
+    if FREEZE in tables:
+        frozen: FreezeTable = RUN_TABLES.decode_table(FreezeTable, tables[FREEZE], FREEZE)
+        return frozen
+    adapter: AdapterTable = RUN_TABLES.decode_table(AdapterTable, tables.get(ADAPTER, {}), ADAPTER)
+    return adapter
+
+
+def train_adapter(
+    spec: AdapterRun, *, since: str = "", fresh: bool = False, progress: bool = True
+) -> Finished:
+    """Train the adapter, or the heads that are not frozen.
+
+    The files of an adapter are in the folder `adapter` of the run, a whole model in `model`.
+    """
+
+    def opened(model: Model) -> Model:
+        return spec.change.open(model, spec.run.run.seed)
+
+    def closed(model: Model, place: Path) -> Saved:
+        tell_habits(model, spec.run.objective, spec.run.data[-1])
+        return spec.change.close(model, place)
+
+    surgery = Surgery(open=opened, close=closed)
+    return train(spec.run, since=since, fresh=fresh, shown=progress, surgery=surgery)

@@ -1,0 +1,1 @@
+"""Low-rank adapters, the four-bit weights below them, and their files."""

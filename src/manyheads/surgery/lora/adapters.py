@@ -1,0 +1,237 @@
+"""The adapters of a model: add, activate by name, merge into the weights, unmerge, delete."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from manyheads.errors import ConfigError, InputError
+from manyheads.surgery.lora.low_rank import (
+    LoraConfig,
+    LowRankUpdate,
+    active_on,
+    adapters_on,
+    attach,
+    fold,
+    merged_on,
+    set_active,
+    set_merged,
+    strip,
+)
+from manyheads.surgery.lora.modules_to_save import (
+    activate_modules,
+    add_modules,
+    addresses_of,
+    drop_modules,
+    modules_of,
+)
+from manyheads.surgery.lora.quantisation import Quantised
+from manyheads.surgery.lora.targets import (
+    Projection,
+    Spans,
+    find_projections,
+    heads_by_attention,
+    projections_of,
+    rows_of_heads,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter: the addresses of its projections, and how many parameters it trains.
+
+    `modules` are the addresses of parameters that it trains in full (`modules_to_save`).
+    """
+
+    name: str
+    projections: tuple[str, ...]
+    parameters: int
+    modules: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {self.parameters:,} parameters in {len(self.projections)} projections"
+        owners = dict.fromkeys(address.partition(".")[0] for address in self.modules)
+        return f"{text} and in {' and '.join(owners)}" if owners else text
+
+
+def adapt(model: nn.Module, config: LoraConfig, name: str = "default", *, seed: int = 0) -> Adapter:
+    """Add an adapter, make it the only active one, and freeze everything else.
+
+    It starts at zero, so that the model's output does not change.
+
+    >>> from manyheads.models.build import build
+    >>> model = build("gpt2", layers=2, width=32, heads=2, seed=0)
+    >>> print(adapt(model, LoraConfig(rank=4, heads=("L0H1",))))
+    default: 384 parameters in 2 projections
+    """
+    check_name(model, name)
+    planned = list(_planned(model, config))
+    modules = addresses_of(model, config.modules_to_save)
+    generator = torch.Generator().manual_seed(seed)
+    for part, rows, columns in planned:
+        update = LowRankUpdate(
+            rank=config.rank,
+            scale=config.scale,
+            dropout=config.dropout,
+            shape=(part.layer.out_features, part.layer.in_features),
+            rows=rows,
+            columns=columns,
+            root=config.scaling == "root",
+        )
+        update.draw(generator)
+        attach(part.layer, name, part.name, _beside(update, part.layer))
+    add_modules(model, name, dict.fromkeys(modules))
+    set_adapter(model, name)
+    for each in model.parameters():
+        each.requires_grad_(False)
+    for linear in _carriers(model):
+        for update in adapters_on(linear).get(name, {}).values():
+            update.requires_grad_(True)
+    for parameter in modules_of(model, name).values():
+        parameter.requires_grad_(True)
+    return list_adapters(model)[name]
+
+
+def _planned(model: nn.Module, config: LoraConfig) -> Iterator[tuple[Projection, Spans, Spans]]:
+    parts = find_projections(projections_of(model), config.targets, config.layers)
+    heads = heads_by_attention(model, config.heads)
+    count = 0
+    for part in parts:
+        rows: Spans = (part.rows,)
+        columns: Spans = ((0, part.layer.in_features),)
+        if config.heads:
+            if part.attention is not None and part.place not in heads:
+                continue
+            rows, own = rows_of_heads(part, heads.get(part.place, frozenset()))
+            columns = own or columns
+        count += 1
+        yield part, rows, columns
+    if not count:
+        raise ConfigError(
+            f"targets={config.targets} and layers={config.layers} match none of the heads",
+            "choose heads of those layers",
+        )
+
+
+def _beside(update: LowRankUpdate, linear: nn.Linear) -> LowRankUpdate:
+    """On the projection's device and in its mode; its parameters are at least float32."""
+    first = next(iter((*linear.parameters(), *linear.buffers())))
+    exact = torch.float64 if first.dtype == torch.float64 else torch.float32
+    return update.to(device=first.device, dtype=exact).train(linear.training)
+
+
+def check_name(model: nn.Module, name: str) -> None:
+    """Refuse an invalid or used name, or a model with merged adapters."""
+    if not name or "." in name or hasattr(nn.ModuleDict, name):
+        raise ConfigError(f"{name!r} is not a valid adapter name", "use a word without dots")
+    if name in list_adapters(model):
+        raise ConfigError(f"there is already an adapter {name!r}", "delete it or use another name")
+    _check_unmerged(model)
+
+
+def list_adapters(model: nn.Module) -> dict[str, Adapter]:
+    """The adapters of a model by name."""
+    addresses: dict[str, list[str]] = {}
+    numbers: dict[str, int] = {}
+    for path, linear in _named_carriers(model):
+        for name, updates in adapters_on(linear).items():
+            owner = path.rpartition(".")[0]
+            addresses.setdefault(name, []).extend(f"{owner}.{part}" for part in updates)
+            trained = sum(each.numel() for one in updates.values() for each in one.parameters())
+            numbers[name] = numbers.get(name, 0) + trained
+    found = {}
+    for name, parts in addresses.items():
+        modules = modules_of(model, name)
+        trained = numbers[name] + sum(each.numel() for each in modules.values())
+        found[name] = Adapter(name, tuple(parts), trained, tuple(modules))
+    return found
+
+
+def active_adapters(model: nn.Module) -> tuple[str, ...]:
+    """The names of the active adapters, in the order in which they were set."""
+    found = [name for linear in _carriers(model) for name in active_on(linear)]
+    return tuple(dict.fromkeys(found))
+
+
+def set_adapter(model: nn.Module, *names: str) -> None:
+    """Activate these adapters, summed, and no others; without a name all are switched off.
+
+    Of adapters that save the same module, only one can be active at a time.
+    """
+    known = list_adapters(model)
+    for name in names:
+        if name not in known:
+            raise InputError(
+                f"there is no adapter {name!r}", f"use one of {', '.join(known) or 'none: add one'}"
+            )
+    _check_unmerged(model)
+    activate_modules(model, dict.fromkeys(names))
+    for linear in _carriers(model):
+        set_active(linear, tuple(dict.fromkeys(names)))
+
+
+def merge(model: nn.Module, *names: str) -> None:
+    """Merge adapters into the weights, by default the active ones; `unmerge` undoes it.
+
+    The projections are then as fast as without any adapter.
+    """
+    merged = names or active_adapters(model)
+    set_adapter(model, *merged)
+    for linear in _carriers(model):
+        if isinstance(linear, Quantised):
+            raise ConfigError(
+                "a small update is lost in four-bit weights",
+                "delete the adapter, call surgery.dequantise, and add it again",
+            )
+    for linear in _carriers(model):
+        here = active_on(linear)
+        set_active(linear, ())
+        fold(linear, here, 1)
+        set_merged(linear, here)
+
+
+def unmerge(model: nn.Module) -> None:
+    """Take merged adapters out of the weights and activate them beside these."""
+    for linear in _carriers(model):
+        here = merged_on(linear)
+        fold(linear, here, -1)
+        set_merged(linear, ())
+        set_active(linear, here)
+
+
+def delete_adapter(model: nn.Module, *names: str) -> None:
+    """Delete adapters, by default all; what was merged stays in the weights for good."""
+    for name in names:
+        if name not in list_adapters(model):
+            raise InputError(
+                f"there is no adapter {name!r}", f"use one of {', '.join(list_adapters(model))}"
+            )
+    gone = names or tuple(list_adapters(model))
+    merged = {name for linear in _carriers(model) for name in merged_on(linear)}
+    for linear in list(_carriers(model)):
+        for name in adapters_on(linear):
+            if name in gone:
+                strip(linear, name)
+    for name in gone:
+        drop_modules(model, name, stays=name in merged)
+
+
+def _check_unmerged(model: nn.Module) -> None:
+    folded = [name for linear in _carriers(model) for name in merged_on(linear)]
+    if folded:
+        raise ConfigError(
+            f"{folded[0]!r} is merged into the weights",
+            "call surgery.unmerge to undo it, or surgery.delete_adapter to keep the weights so",
+        )
+
+
+def _carriers(model: nn.Module) -> Iterator[nn.Linear]:
+    for _, linear in _named_carriers(model):
+        yield linear
+
+
+def _named_carriers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    for path, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear) and "adapters" in module._modules:
+            yield path, module

@@ -1,0 +1,247 @@
+"""Low-rank updates of a projection, and projections that add them to what they write."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.errors import ConfigError
+from manyheads.surgery.addresses import AnyHead
+from manyheads.surgery.lora.modules_to_save import ModuleName
+from manyheads.surgery.lora.quantisation import Quantised
+from manyheads.surgery.lora.targets import Spans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """LoRA (arXiv 2106.09685): W + scale * up @ down, where `up` and `down` are trained.
+
+    `targets` are names of projections or patterns of their addresses: query, key, value, output,
+    expand and contract (of a gated feed-forward, gate and up), "*.layers.3.cross.query". Rows that
+    are joined in one matrix share one `down` under its own name, "project". Chosen `heads` have
+    only their own rows (of the output, columns) updated. The scale is alpha / rank, or
+    alpha / sqrt(rank) with `scaling="root"` (arXiv 2312.03732). `dropout` drops inputs in training.
+    `modules_to_save` are trained in full, in a copy that is saved with the adapter: a new readout
+    for a task, or the embedding.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    targets: tuple[str, ...] = ("query", "value")
+    layers: tuple[int, ...] | Literal["all"] = "all"
+    heads: tuple[AnyHead, ...] = ()
+    dropout: float = 0.0
+    scaling: Literal["rank", "root"] = "rank"
+    modules_to_save: tuple[ModuleName, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ConfigError(f"rank must be at least 1, got {self.rank}", "use 1 or more")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(
+                f"dropout must be in [0, 1), got {self.dropout:g}", "use 0 <= dropout < 1"
+            )
+        if not self.targets:
+            raise ConfigError("targets is empty", 'name projections, such as "query"')
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / (self.rank if self.scaling == "rank" else math.sqrt(self.rank))
+
+
+class LowRankUpdate(nn.Module):
+    """scale * up @ down on some rows and columns of a projection, and zero elsewhere."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        scale: float,
+        dropout: float,
+        shape: tuple[int, int],
+        rows: Spans,
+        columns: Spans,
+        root: bool = False,
+    ) -> None:
+        super().__init__()
+        self.rank, self.scale, self.root = rank, scale, root
+        self.shape, self.rows, self.columns = shape, rows, columns
+        self.down = nn.Linear(_count(columns), rank, bias=False)
+        self.up = nn.Linear(rank, _count(rows), bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    @torch.no_grad()
+    def draw(self, generator: torch.Generator) -> None:
+        """As published: `up` starts at zero, so that nothing changes yet."""
+        weight = torch.empty(self.down.weight.shape)
+        nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
+        self.down.weight.copy_(weight)
+        self.up.weight.zero_()
+
+    def add(
+        self, written: Float[Tensor, "*n rows"], x: Float[Tensor, "*n columns"]
+    ) -> Float[Tensor, "*n rows"]:
+        """`written`, which is nobody else's, with what the update writes besides."""
+        read = x
+        if self.columns != ((0, self.shape[1]),):
+            read = torch.cat([x[..., start:stop] for start, stop in self.columns], dim=-1)
+        # Autocast brings both to one type by itself, and not by way of the wider one.
+        if not torch.is_autocast_enabled(x.device.type):
+            read = read.to(self.down.weight.dtype)
+        # Scaled where it is narrow.
+        inside = self.down(self.dropout(read)) * self.scale
+        more = self.up(inside).to(written.dtype)
+        if self.rows == ((0, self.shape[0]),):
+            return written + more
+        place = 0
+        for start, stop in self.rows:
+            length = stop - start
+            written[..., start:stop].add_(more[..., place : place + length])
+            place += length
+        return written
+
+    def full(self) -> Float[Tensor, "rows columns"]:
+        """The update of the full weight."""
+        change = self.scale * (self.up.weight @ self.down.weight)
+        if (self.rows, self.columns) == (((0, self.shape[0]),), ((0, self.shape[1]),)):
+            return change
+        full = change.new_zeros(self.shape)
+        rows, columns = (places(spans, full.device) for spans in (self.rows, self.columns))
+        return full.index_put((rows[:, None], columns[None, :]), change)
+
+
+class Adapted(nn.Linear):
+    """A projection with adapters, some of them active.
+
+    `weight` is what it computes with, its own and the active updates, for whoever looks at it; in
+    a state dictionary and among parameters it is its own. A projection without active adapters is
+    of its plain class again, so that whatever is faster on plain ones stays so.
+    """
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        own = self.own_weight()
+        for update in updates_of(self, active_on(self)):
+            own = own + update.full().to(own.dtype)
+        return own
+
+    def own_weight(self) -> Tensor:
+        return cast(Tensor, self._parameters["weight"])
+
+    def base_output(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.own_weight(), self.bias)
+
+    def forward(self, x: Float[Tensor, "*n c"]) -> Float[Tensor, "*n rows"]:
+        written = self.base_output(x)
+        for update in updates_of(self, active_on(self)):
+            written = update.add(written, x)
+        return written
+
+
+class AdaptedQuantised(Adapted, Quantised):
+    """The same on four bits."""
+
+    def own_weight(self) -> Tensor:
+        return self.unpacked(self.kind)
+
+    def base_output(self, x: Tensor) -> Tensor:
+        return Quantised.forward(self, x)
+
+
+ADAPTED: dict[type[nn.Linear], type[Adapted]] = {
+    nn.Linear: Adapted,
+    Quantised: AdaptedQuantised,
+}
+PLAIN = {adapted: plain for plain, adapted in ADAPTED.items()}
+
+
+def attach(linear: nn.Linear, name: str, part: str, update: LowRankUpdate) -> None:
+    """Put an update under an adapter's name; it is not active yet."""
+    if not hasattr(linear, "adapters"):
+        linear.adapters = nn.ModuleDict()
+        set_active(linear, ())
+        set_merged(linear, ())
+    held = cast(nn.ModuleDict, linear.adapters)
+    if name not in held:
+        held[name] = nn.ModuleDict()
+    cast(nn.ModuleDict, held[name])[part] = update
+
+
+def adapters_on(linear: nn.Linear) -> dict[str, dict[str, LowRankUpdate]]:
+    """Updates by adapter and part."""
+    held = cast(nn.ModuleDict, linear._modules.get("adapters") or {})
+    return {
+        name: {
+            part: cast(LowRankUpdate, update) for part, update in cast(nn.ModuleDict, each).items()
+        }
+        for name, each in held.items()
+    }
+
+
+def updates_of(linear: nn.Linear, names: tuple[str, ...]) -> Iterator[LowRankUpdate]:
+    """The updates of some adapters, one after another."""
+    held = cast(nn.ModuleDict, linear.adapters)
+    for name in names:
+        if name in held:
+            yield from cast(nn.ModuleDict, held[name]).values()  # type: ignore[misc]
+
+
+def active_on(linear: nn.Linear) -> tuple[str, ...]:
+    return cast(tuple[str, ...], linear.__dict__.get("active", ()))
+
+
+def merged_on(linear: nn.Linear) -> tuple[str, ...]:
+    return cast(tuple[str, ...], linear.__dict__.get("merged", ()))
+
+
+def set_merged(linear: nn.Linear, names: tuple[str, ...]) -> None:
+    linear.__dict__["merged"] = names
+
+
+def set_active(linear: nn.Linear, names: tuple[str, ...]) -> None:
+    """Which adapters count; with none the projection is a plain one."""
+    here = tuple(name for name in names if name in adapters_on(linear))
+    linear.__dict__["active"] = here
+    kind = type(linear)
+    wanted = ADAPTED.get(kind, kind) if here else PLAIN.get(cast(type[Adapted], kind), kind)
+    linear.__class__ = wanted
+
+
+@torch.no_grad()
+def fold(linear: nn.Linear, names: tuple[str, ...], sign: Literal[1, -1]) -> None:
+    """Add the updates to the weight, or take them out again; they are summed in float32."""
+    own = cast(Tensor, linear._parameters["weight"])
+    change = sum(update.full().to(own.device) for update in updates_of(linear, names))
+    if isinstance(change, Tensor):
+        own.copy_((own.to(change.dtype) + sign * change).to(own.dtype))
+
+
+def strip(linear: nn.Linear, name: str) -> None:
+    """Forget an adapter; the last one leaves a plain projection."""
+    set_active(linear, tuple(each for each in active_on(linear) if each != name))
+    set_merged(linear, tuple(each for each in merged_on(linear) if each != name))
+    held = cast(nn.ModuleDict, linear.adapters)
+    if name in held:
+        del held[name]
+    if not held:
+        del linear.adapters
+        for left in ("active", "merged"):
+            linear.__dict__.pop(left)
+
+
+def places(spans: Spans, device: torch.device | None = None) -> Tensor:
+    """Every place of some spans, in order.
+
+    >>> places(((0, 2), (5, 6))).tolist()
+    [0, 1, 5]
+    """
+    return torch.cat([torch.arange(start, stop, device=device) for start, stop in spans])
+
+
+def _count(spans: Spans) -> int:
+    return sum(stop - start for start, stop in spans)

@@ -1,0 +1,424 @@
+"""Adapters in the files of `peft`: adapter_config.json and adapter_model.safetensors."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from manyheads.checkpoints.config_json import family_of
+from manyheads.checkpoints.files import read_json, write_folder
+from manyheads.checkpoints.tensor_map import Either, Entry
+from manyheads.errors import ConfigError, InputError
+from manyheads.models.build import Model
+from manyheads.models.decoder import Decoder
+from manyheads.models.readout import LanguageHead
+from manyheads.models.recipes import ModelConfig
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.surgery.lora.adapters import Adapter, check_name, list_adapters, set_adapter
+from manyheads.surgery.lora.low_rank import LowRankUpdate, adapters_on, attach, places
+from manyheads.surgery.lora.modules_to_save import add_modules, modules_of
+from manyheads.surgery.lora.targets import Projection, join_spans, projections_of
+from manyheads.train.folding import final_gates
+from manyheads.whole import write_tensors
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PICKLE = "adapter_model.bin"
+PREFIX = "base_model.model."
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+# What an adapter of theirs may say besides, with what it is where it says nothing of weight.
+NOTHING: dict[str, tuple[Any, ...]] = {
+    "use_dora": (False, None),
+    "bias": ("none", None),
+    "lora_bias": (False, None),
+    "trainable_token_indices": (None, [], {}),
+    "target_parameters": (None, []),
+    "layer_replication": (None, []),
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
+}
+
+
+def save_adapter(model: Model, folder: Path | str, name: str = "default") -> Path:
+    """Write one adapter as `peft` reads it over the same model in `transformers`.
+
+    Updates of single heads, or of parts that are one matrix there, are written as the equal update
+    of the whole: zeros elsewhere, and as many ranks as blocks. Read back, it is that whole one.
+    """
+    if name not in list_adapters(model):
+        known = ", ".join(list_adapters(model)) or "none"
+        raise InputError(f"there is no adapter {name!r}", f"the model has {known}")
+    if final_gates(model):
+        raise ConfigError(
+            "the model has gates of L0Gates, which the files of an adapter cannot hold",
+            "merge the adapter and save the whole model, with train.folding.folded",
+        )
+    family = family_of(model)
+    lows = {
+        family.module_name(module): low
+        for path, layer, entry in _linears(model)
+        for module, low in _as_theirs(entry, adapters_on(layer).get(name, {}), path).items()
+    }
+    stabilised = any(low.root for low in lows.values())
+    tensors: dict[str, Tensor] = {}
+    for module, low in lows.items():
+        tensors[f"{PREFIX}{module}{DOWN}"] = low.down.contiguous().cpu()
+        tensors[f"{PREFIX}{module}{UP}"] = low.up.contiguous().cpu()
+    ranks = {module: low.down.shape[0] for module, low in lows.items()}
+    alphas = {
+        module: low.scale * (math.sqrt(ranks[module]) if stabilised else ranks[module])
+        for module, low in lows.items()
+    }
+    modules = modules_as_theirs(model, modules_of(model, name))
+    tensors |= {
+        PREFIX + each: tensor.detach().contiguous().cpu() for each, tensor in modules.items()
+    }
+    described = _config(model, ranks, alphas, stabilised, lows)
+    names = sorted({each.rpartition(".")[0] for each in modules})
+    described["modules_to_save"] = names or None
+    write_folder(
+        Path(folder),
+        {
+            WEIGHTS: partial(write_tensors, tensors),
+            CONFIG: lambda path: path.write_text(json.dumps(described, indent=1), "utf-8"),
+        },
+    )
+    return Path(folder)
+
+
+def load_adapter(model: Model, folder: Path | str, name: str = "default") -> Adapter:
+    """Add an adapter from its files and make it active; nothing is made trainable."""
+    check_name(model, name)
+    place = Path(folder)
+    _check_holds_adapter(place)
+    described = read_json(place / CONFIG)
+    _refuse_foreign(described, place)
+    pairs, others = _read(place / WEIGHTS)
+    modules = modules_as_ours(model, others, place)
+    wanted = _named_linears(model)
+    planned = []
+    for module, (down, up) in pairs.items():
+        found = wanted.get(_canonical(model, module))
+        if found is None:
+            near = ", ".join(sorted({key.rpartition(".")[2] for key in wanted}))
+            raise InputError(
+                f"{place} adapts {module}, which this model does not have",
+                f"use an adapter of the same model; it can have one on {near}",
+            )
+        layer, path, rows = found
+        _check_shapes(module, down, up, (len(rows), layer.in_features), place)
+        planned.append((module, layer, path, rows, down, up))
+    parts = projections_of(model)
+    for module, layer, path, rows, down, up in planned:
+        update = _update(described, module, layer, rows, down, up)
+        label = _label(parts, path, rows)
+        attach(layer, name, label, update.to(layer_device(layer)).train(layer.training))
+    add_modules(model, name, modules)
+    set_adapter(model, name)
+    return list_adapters(model)[name]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TheirUpdate:
+    """An update as they write it: whole rows of one module."""
+
+    down: Tensor
+    up: Tensor
+    scale: float
+    dropout: float
+    root: bool
+    turned: bool
+
+
+def _linears(model: Model) -> list[tuple[str, nn.Linear, Entry]]:
+    """Every adaptable layer with the entry that says where its weight lies in their files."""
+    linears = {part.linear: part.layer for part in projections_of(model)}
+    names = [*model.state_dict(), *(f"{path}.weight" for path in linears)]
+    found = []
+    for entry in family_of(model).tensor_map(cast(ModelConfig, model.config), names):
+        plain = entry.usual if isinstance(entry, Either) else entry
+        path = plain.ours.removesuffix(".weight") if isinstance(plain, Entry) else ""
+        if path in linears and plain.ours.endswith(".weight"):
+            found.append((path, linears[path], cast(Entry, plain)))
+    return found
+
+
+def _as_theirs(
+    entry: Entry, updates: Mapping[str, LowRankUpdate], path: str
+) -> dict[str, _TheirUpdate]:
+    """Our updates of one layer as updates of the modules that it is made of there."""
+    if not updates:
+        return {}
+    flat = replace(entry, transposed=False)
+    each = list(updates.values())
+    ups, downs, owner = [], [], []
+    for index, update in enumerate(each):
+        rows, columns = (places(spans) for spans in (update.rows, update.columns))
+        up = update.up.weight.new_zeros(update.shape[0], update.rank)
+        up[rows.to(up.device)] = update.up.weight.detach()
+        down = update.down.weight.new_zeros(update.rank, update.shape[1])
+        down[:, columns.to(down.device)] = update.down.weight.detach()
+        ups.append(up)
+        downs.append(down)
+        owner += [index] * update.rank
+    touched = torch.zeros(each[0].shape[0], len(each))
+    for index, update in enumerate(each):
+        touched[places(update.rows), index] = 1.0
+    shares, joined_up = flat.part(touched), flat.part(torch.cat(ups, dim=1))
+    whole = torch.cat(downs)
+    found = {}
+    for name, up in joined_up.items():
+        here = shares[name].any(0)
+        ranks = [place for place, index in enumerate(owner) if here[index]]
+        if ranks:
+            first = each[owner[ranks[0]]]
+            # One module has one scale: where updates differ, the rest of theirs is in the weights.
+            ratios = up.new_tensor([each[owner[place]].scale / first.scale for place in ranks])
+            found[name.removesuffix(".weight")] = _TheirUpdate(
+                whole[ranks],
+                up[:, ranks] * ratios,
+                first.scale,
+                first.dropout.p,
+                first.root,
+                entry.transposed,
+            )
+    assert found, f"{path} has an update of no row"
+    return found
+
+
+def _config(
+    model: Model,
+    ranks: Mapping[str, int],
+    alphas: Mapping[str, float],
+    stabilised: bool,
+    lows: Mapping[str, _TheirUpdate],
+) -> dict[str, Any]:
+    rank, alpha = _commonest(list(ranks.values())), _commonest(list(alphas.values()))
+    writes = isinstance(model.config.readout, LanguageHead)
+    task = {Decoder: "CAUSAL_LM", Seq2Seq: "SEQ_2_SEQ_LM"}.get(type(model)) if writes else None
+    return {
+        "peft_type": "LORA",
+        "task_type": task,
+        "base_model_name_or_path": None,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": max(low.dropout for low in lows.values()),
+        "use_rslora": stabilised,
+        "fan_in_fan_out": any(low.turned for low in lows.values()),
+        "bias": "none",
+        "init_lora_weights": True,
+        "target_modules": sorted(lows),
+        "rank_pattern": {_exact(each): n for each, n in ranks.items() if n != rank},
+        "alpha_pattern": {_exact(each): n for each, n in alphas.items() if n != alpha},
+    }
+
+
+def _commonest(numbers: list[Any]) -> Any:
+    return max(set(numbers), key=numbers.count)
+
+
+def _exact(module: str) -> str:
+    """A pattern that fits this module alone."""
+    return "^" + re.escape(module)
+
+
+def _check_holds_adapter(place: Path) -> None:
+    if not (place / WEIGHTS).exists() and (place / PICKLE).exists():
+        raise InputError(
+            f"{place} has its adapter in a pickle ({PICKLE}), which can run any code",
+            "convert it where you trust it: safetensors.torch.save_file("
+            f"torch.load({PICKLE!r}, weights_only=True), {WEIGHTS!r})",
+        )
+    for name in (CONFIG, WEIGHTS):
+        if not (place / name).is_file():
+            raise InputError(
+                f"there is no {place / name}", "name a folder that an adapter was saved to"
+            )
+
+
+def _refuse_foreign(described: Mapping[str, Any], place: Path) -> None:
+    kind = described.get("peft_type")
+    if kind != "LORA":
+        raise InputError(f"{place / CONFIG} says peft_type={kind!r}", "use a LORA adapter")
+    for key in ("lora_alpha", "lora_dropout"):
+        if not isinstance(described.get(key, 0), int | float):
+            raise InputError(f"{place / CONFIG} says {key}={described[key]!r}", "give a number")
+    for key, nothing in NOTHING.items():
+        if described.get(key) not in nothing and key in described:
+            raise InputError(
+                f"{place / CONFIG} says {key}={described[key]!r}, not known here",
+                "merge it with peft, and load the whole model",
+            )
+
+
+def _read(file: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
+    """The two matrices of every module, and tensors of modules_to_save."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            # It is no dictionary.
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{file} is cut short or damaged ({error})", "copy or download it again"
+        ) from None
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}
+    others: dict[str, Tensor] = {}
+    for name in tensors:
+        if not name.endswith((DOWN, UP)):
+            others[name.removeprefix(PREFIX)] = tensors[name]
+            continue
+        stem = name.removesuffix(DOWN).removesuffix(UP)
+        both = stem + DOWN, stem + UP
+        if any(each not in tensors for each in both):
+            raise InputError(f"{file} has {name} without its other half", "save it again")
+        pairs[stem.removeprefix(PREFIX)] = tensors[both[0]], tensors[both[1]]
+    if not pairs:
+        raise InputError(f"{file} holds no update", "save it again")
+    return pairs, others
+
+
+def _canonical(model: Model, module: str) -> str:
+    name = family_of(model).canonical_name(f"{module}.weight")
+    return module if name is None else str(name).removesuffix(".weight")
+
+
+def _named_linears(model: Model) -> dict[str, tuple[nn.Linear, str, Tensor]]:
+    """By their names: our layer, its path, and which of our rows are theirs, in their order."""
+    found = {}
+    for path, layer, entry in _linears(model):
+        flat = replace(entry, transposed=False, prefix="")
+        for name, rows in flat.part(torch.arange(layer.out_features)).items():
+            found[name.removesuffix(".weight")] = (layer, path, rows)
+    return found
+
+
+def _check_shapes(
+    module: str, down: Tensor, up: Tensor, shape: tuple[int, int], place: Path
+) -> None:
+    rows, columns = shape
+    if down.dim() == up.dim() == 2:
+        rank = down.shape[0]
+        if down.shape[1] == columns and tuple(up.shape) == (rows, rank):
+            return
+    raise InputError(
+        f"{place} has {tuple(down.shape)} and {tuple(up.shape)} for {module}, "
+        f"which maps {columns} channels to {rows} here",
+        "use an adapter of a model of this shape",
+    )
+
+
+def _update(
+    described: Mapping[str, Any],
+    module: str,
+    layer: nn.Linear,
+    rows: Tensor,
+    down: Tensor,
+    up: Tensor,
+) -> LowRankUpdate:
+    rank = down.shape[0]
+    alpha = _pattern(described, "alpha_pattern", module, described.get("lora_alpha", 8))
+    root = bool(described.get("use_rslora"))
+    order = rows.argsort()
+    # Their gates may lie woven among queries; ours do not.
+    ours = rows[order]
+    update = LowRankUpdate(
+        rank=rank,
+        scale=float(alpha) / (math.sqrt(rank) if root else rank),
+        dropout=float(described.get("lora_dropout", 0.0)),
+        shape=(layer.out_features, layer.in_features),
+        rows=join_spans((int(row), int(row) + 1) for row in ours),
+        columns=((0, layer.in_features),),
+        root=root,
+    )
+    exact = torch.float64 if down.dtype == torch.float64 else torch.float32
+    with torch.no_grad():
+        update.to(exact)
+        update.down.weight.copy_(down)
+        update.up.weight.copy_(up[order])
+    return update.requires_grad_(False)
+
+
+def _pattern(described: Mapping[str, Any], key: str, module: str, default: Any) -> Any:
+    """The number of the first pattern that fits a module, as they match them."""
+    patterns: Mapping[str, Any] = described.get(key) or {}
+    for pattern, number in patterns.items():
+        try:
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                return number
+        except re.error:
+            raise ConfigError(
+                f"{key} has {pattern!r}, which is not a pattern", "correct it"
+            ) from None
+    return default
+
+
+def _label(parts: list[Projection], path: str, rows: Tensor) -> str:
+    """What our parts are called that are these rows."""
+    span = (int(rows.min()), int(rows.max()) + 1)
+    for part in parts:
+        if part.linear == path and part.rows == span and len(rows) == span[1] - span[0]:
+            return part.name
+    return f"rows_{span[0]}"
+
+
+def layer_device(layer: nn.Linear) -> torch.device:
+    return next(iter((*layer.parameters(recurse=False), *layer.buffers(recurse=False)))).device
+
+
+def modules_as_theirs(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by our addresses as `transformers` has them."""
+    check_saveable(model, weights)
+    table = _table(model)
+    found: dict[str, Tensor] = {}
+    for address in weights:
+        found |= table[address].write(weights)
+    return found
+
+
+def check_saveable(model: Model, addresses: Iterable[str]) -> None:
+    """Refuse what is not one tensor there, which `peft` could not say."""
+    known = _table(model)
+    for address in addresses:
+        if address not in known:
+            raise ConfigError(
+                f"peft has no name for {address} as a module", "leave it out of modules_to_save"
+            )
+
+
+def modules_as_ours(model: Model, tensors: Mapping[str, Tensor], place: Path) -> dict[str, Tensor]:
+    """The same back; `place` is where they were found."""
+    family, found = family_of(model), {}
+    owners = {entry.theirs[0]: entry for entry in _table(model).values()}
+    shapes = {name: tuple(each.shape) for name, each in model.state_dict().items()}
+    for name, tensor in tensors.items():
+        entry = owners.get(family.canonical_name(name) or name)
+        if entry is None or entry.ours not in shapes:
+            raise InputError(
+                f"{place} has the module {name}, which this model does not have",
+                "use the model that it was made for; one without the head of its task gets one by "
+                "with_classes(model, classes)",
+            )
+        [expected] = entry.shapes(shapes[entry.ours]).values()
+        if tuple(tensor.shape) != expected:
+            raise InputError(
+                f"{place} has {name} of shape {tuple(tensor.shape)}, expected {expected}",
+                "use an adapter of a model of this shape",
+            )
+        found[entry.ours] = entry.join([tensor])
+    return found
+
+
+def _table(model: Model) -> dict[str, Entry]:
+    """By our address where the tensors lie there that are one tensor in both."""
+    entries = family_of(model).tensor_map(cast(ModelConfig, model.config), model.state_dict())
+    plain = [entry.usual if isinstance(entry, Either) else entry for entry in entries]
+    return {
+        entry.ours: entry for entry in plain if isinstance(entry, Entry) and len(entry.theirs) == 1
+    }

@@ -1,0 +1,259 @@
+"""The projections of a model by address, and the rows or columns in them that belong to heads."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from torch import nn
+
+from manyheads.attention import Attention
+from manyheads.errors import ConfigError
+from manyheads.models.layer import Layer
+from manyheads.models.stack import Stack
+from manyheads.parts.experts import MixtureOfExperts
+from manyheads.parts.feedforward import FeedForward
+from manyheads.surgery.addresses import AnyHead, find_addresses
+from manyheads.taps import Head, Sublayer
+
+# Places from the first to before the second.
+Spans = tuple[tuple[int, int], ...]
+# Which heads of which attention: stack, layer and sublayer, and the numbers.
+HeadsByAttention = dict[tuple[str, int, Sublayer], frozenset[int]]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Projection:
+    """Some rows of a linear layer under the name that they are spoken of.
+
+    `address` ends with that name and `linear` is the path of the layer itself. `attention` owns it,
+    or nothing does that has heads. A `whole` is all rows of a layer that has names for its parts.
+    """
+
+    address: str
+    linear: str
+    layer: nn.Linear
+    rows: tuple[int, int]
+    place: tuple[str, int, Sublayer]
+    attention: Attention | None
+    whole: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.address.rpartition(".")[2]
+
+    @property
+    def index(self) -> int:
+        """The number of its layer in its stack."""
+        return self.place[1]
+
+
+def projections_of(model: nn.Module) -> list[Projection]:
+    """Every projection that can be adapted or trained by its address.
+
+    >>> from manyheads.models.build import build
+    >>> model = build("gpt2", layers=1, width=32, heads=2, seed=0)
+    >>> [part.name for part in projections_of(model) if not part.whole]
+    ['query', 'key', 'value', 'output', 'expand', 'contract']
+    """
+    found: list[Projection] = []
+    for path, stack in model.named_modules():
+        if not isinstance(stack, Stack):
+            continue
+        for index, layer in enumerate(stack.layers):
+            assert isinstance(layer, Layer)
+            here = f"{path}.layers.{index}"
+            for sublayer, attention in (
+                (Sublayer.ATTENTION, layer.attention),
+                (Sublayer.CROSS, layer.cross),
+            ):
+                if attention is not None:
+                    place = (stack.name, index, sublayer)
+                    found += _of_attention(f"{here}.{sublayer.value}", attention, place)
+            place = (stack.name, index, Sublayer.FEEDFORWARD)
+            feedforward, prefix = layer.feedforward, f"{here}.feedforward"
+            if isinstance(feedforward, MixtureOfExperts):
+                feedforward, prefix = feedforward.shared, f"{prefix}.shared"
+            if feedforward is not None:
+                found += _of_feedforward(prefix, feedforward, place)
+    return found
+
+
+def _of_attention(
+    path: str, attention: Attention, place: tuple[str, int, Sublayer]
+) -> Iterator[Projection]:
+    inputs = [("project", attention.project, attention.our_rows)]
+    if attention.project_memory is not None:
+        inputs.append(("project_memory", attention.project_memory, attention.memory_rows))
+    for name, linear, rows in inputs:
+        start = 0
+        for part, count in rows.items():
+            yield Projection(
+                address=f"{path}.{part}",
+                linear=f"{path}.{name}",
+                layer=linear,
+                rows=(start, start + count),
+                place=place,
+                attention=attention,
+            )
+            start += count
+        yield Projection(
+            address=f"{path}.{name}",
+            linear=f"{path}.{name}",
+            layer=linear,
+            rows=(0, start),
+            place=place,
+            attention=attention,
+            whole=True,
+        )
+    yield Projection(
+        address=f"{path}.output",
+        linear=f"{path}.output",
+        layer=attention.output,
+        rows=(0, attention.config.width),
+        place=place,
+        attention=attention,
+    )
+
+
+def _of_feedforward(
+    path: str, feedforward: FeedForward, place: tuple[str, int, Sublayer]
+) -> Iterator[Projection]:
+    hidden = feedforward.config.hidden
+    rows: list[tuple[str, tuple[int, int], bool]] = [("expand", (0, hidden), False)]
+    if feedforward.gated:
+        rows = [
+            ("gate", (0, hidden), False),
+            ("up", (hidden, 2 * hidden), False),
+            ("expand", (0, 2 * hidden), True),
+        ]
+    for name, span, whole in rows:
+        yield Projection(
+            address=f"{path}.{name}",
+            linear=f"{path}.expand",
+            layer=feedforward.expand,
+            rows=span,
+            place=place,
+            attention=None,
+            whole=whole,
+        )
+    yield Projection(
+        address=f"{path}.contract",
+        linear=f"{path}.contract",
+        layer=feedforward.contract,
+        rows=(0, feedforward.config.width),
+        place=place,
+        attention=None,
+    )
+
+
+def find_projections(
+    parts: Sequence[Projection], patterns: Iterable[str], layers: tuple[int, ...] | Literal["all"]
+) -> list[Projection]:
+    """Projections whose address matches a pattern; one word is a name, "query" as "*.query".
+
+    Joined matrices ("project", or "expand" where it has a gate) are meant only by their very name.
+    """
+    count = 1 + max((part.index for part in parts), default=-1)
+    wrong = [] if layers == "all" else [each for each in layers if not 0 <= each < count]
+    if wrong:
+        raise ConfigError(f"layers names {wrong[0]}", f"use 0 to {count - 1}")
+    found: dict[str, Projection] = {}
+    for pattern in patterns:
+        full = pattern if "." in pattern or "*" in pattern else f"*.{pattern}"
+        last = full.rpartition(".")[2]
+        fitting = [
+            part
+            for part in parts
+            if fnmatchcase(part.address, full) and (not part.whole or part.name == last)
+        ]
+        if not fitting:
+            names = sorted({part.name for part in parts})
+            near = get_close_matches(pattern, [*names, *(part.address for part in parts)], n=1)
+            remedy = f"use {near[0]!r}, " if near else "use "
+            raise ConfigError(
+                f"no projection is called {pattern!r}", f"{remedy}one of {', '.join(names)}"
+            )
+        found |= {part.address: part for part in fitting if layers == "all" or part.index in layers}
+    return _without_overlap(list(found.values()))
+
+
+def _without_overlap(parts: list[Projection]) -> list[Projection]:
+    for part in parts:
+        inside = [each.name for each in parts if each.linear == part.linear and each is not part]
+        if part.whole and inside:
+            raise ConfigError(
+                f"{part.name!r} and {inside[0]!r} both mean rows of {part.linear}", "keep one"
+            )
+    return parts
+
+
+def heads_by_attention(model: nn.Module, heads: Iterable[AnyHead]) -> HeadsByAttention:
+    """Heads by the attention they belong to; one that does not exist is refused."""
+    found: dict[tuple[str, int, Sublayer], set[int]] = {}
+    for address in find_addresses(model, heads):
+        place = (address.stack, address.head.layer, address.sublayer)
+        found.setdefault(place, set()).add(address.head.head)
+    return {place: frozenset(numbers) for place, numbers in found.items()}
+
+
+def rows_of_heads(part: Projection, heads: frozenset[int]) -> tuple[Spans, Spans | None]:
+    """The rows of a part that belong to heads alone, and the columns where it is those.
+
+    Keys and values that several queries share belong to all of them: some alone are refused, since
+    a change there would be felt by the others.
+    """
+    attention = part.attention
+    if attention is None:
+        raise ConfigError(f"{part.address} has no heads", "leave heads out, or that target")
+    config = attention.config
+    size, start = config.size, part.rows[0]
+    match part.name:
+        case "query":
+            return join_spans((start + h * size, start + (h + 1) * size) for h in heads), None
+        case "output":
+            return (part.rows,), join_spans((h * size, (h + 1) * size) for h in heads)
+        case "key" | "value":
+            groups = _groups(part, heads)
+            return join_spans((start + g * size, start + (g + 1) * size) for g in groups), None
+    raise ConfigError(
+        f"{part.address} does not belong to heads one by one",
+        "choose heads of query, key, value and output",
+    )
+
+
+def _groups(part: Projection, heads: frozenset[int]) -> set[int]:
+    """The key/value heads that these query heads have to themselves."""
+    assert part.attention is not None
+    owners = part.attention.config.owners
+    sharing: dict[int, list[int]] = {}
+    for head, owner in enumerate(owners):
+        sharing.setdefault(owner, []).append(head)
+    chosen = {owners[head] for head in heads}
+    for group in sorted(chosen):
+        others = [head for head in sharing[group] if head not in heads]
+        if others:
+            layer = part.index
+            said = ", ".join(str(Head(layer, head)) for head in sharing[group])
+            raise ConfigError(
+                f"{part.name} of {Head(layer, min(heads & set(sharing[group])))} is shared with "
+                f"{', '.join(str(Head(layer, head)) for head in others)}",
+                f"choose all of {said}, or leave {part.name} out",
+            )
+    return chosen
+
+
+def join_spans(spans: Iterable[tuple[int, int]]) -> Spans:
+    """Spans in order, with those that touch made one.
+
+    >>> join_spans([(4, 8), (0, 4), (12, 16)])
+    ((0, 8), (12, 16))
+    """
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if found and found[-1][1] >= start:
+            found[-1] = (found[-1][0], max(found[-1][1], stop))
+        else:
+            found.append((start, stop))
+    return tuple(found)

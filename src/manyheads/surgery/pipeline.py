@@ -1,0 +1,229 @@
+"""The pruning pipeline: select units on some texts, prune, recover, and compare both models."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from manyheads.attention import Attention
+from manyheads.errors import InputError
+from manyheads.lens.effects import Evaluation, Variant
+from manyheads.lens.given import Given, Targets, read, run, shares
+from manyheads.lens.trunk import StackName
+from manyheads.models.build import Model
+from manyheads.models.resting import resting
+from manyheads.surgery.cut.pruning import ReplaceWith, prune, prune_layers, prune_neurons
+from manyheads.surgery.evaluation_inputs import EvaluationInputs, prepare_inputs
+from manyheads.surgery.finetune.recovery import recover
+from manyheads.surgery.selection.heads import HeadSelection, select_heads
+from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config
+from manyheads.surgery.selection.layers import LayerSelection, select_layers
+from manyheads.surgery.selection.neurons import NeuronSelection, select_neurons
+from manyheads.surgery.selection.results import Order, UnitName
+from manyheads.taps import Sublayer
+
+AnySelection = HeadSelection | NeuronSelection | LayerSelection
+
+TIMED_ROUNDS = 7
+# Tokens that are timed together.
+TIMED_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruningConfig:
+    """How much of which unit to remove, by which order, and how long to recover.
+
+    `by` None is ablation, and for neurons, which are many, the gradient. `replace_with` and
+    `sublayer` are for heads alone.
+    """
+
+    unit: UnitName = "heads"
+    fraction: float | None = None
+    budget: float | None = None
+    by: Order | None = None
+    iterative: bool = False
+    replace_with: ReplaceWith = "zero"
+    stack: StackName | None = None
+    sublayer: Sublayer = Sublayer.ATTENTION
+    l0: L0Config = DEFAULT_L0
+    recovery_steps: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """Parameters in all and in attention, their bytes, heads, and tokens read per second."""
+
+    parameters: int
+    attention: int
+    bytes: int
+    heads: int
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PruningResult:
+    """The selection, the pruned model, and both models side by side.
+
+    `pruned` is the metric after pruning and `recovered` after recovery, both measured again on the
+    texts of the selection. Where the request could not be met nothing is pruned.
+    """
+
+    selection: AnySelection
+    model: Model | None = None
+    before: ModelSize | None = None
+    after: ModelSize | None = None
+    pruned: float | None = None
+    recovered: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers, as JSON has them."""
+        selection = self.selection
+        return {
+            "by": selection.by,
+            "metric": selection.metric,
+            "baseline": selection.baseline,
+            selection.unit: selection.total,
+            "removed": selection.removed if selection.met else [],
+            "harmful": list(selection.harmful_names),
+            "met": selection.met,
+            "curve": selection.rows(),
+            "pruned": self.pruned,
+            "recovered": self.recovered,
+            "before": None if self.before is None else asdict(self.before),
+            "after": None if self.after is None else asdict(self.after),
+        }
+
+
+def run_pruning(
+    model: Model,
+    texts: Sequence[Any],
+    config: PruningConfig,
+    *,
+    more: Sequence[Any] = (),
+    targets: Targets | None = None,
+    more_targets: Targets | None = None,
+    progress: bool = True,
+) -> PruningResult:
+    """Select by the texts, prune, and recover on `more` texts, or on the same without any.
+
+    The `targets` are for a model that texts alone cannot evaluate: a classifier.
+    """
+    if config.recovery_steps < 0:
+        raise InputError(
+            f"recovery_steps must be at least 0, got {config.recovery_steps}", "use 0 or more"
+        )
+    if config.recovery_steps and model.readout is None:
+        raise InputError("a model without a readout cannot be trained", "leave recovery out")
+    inputs = prepare_inputs(model, texts, targets=targets, seed=config.seed)
+    selection = _select(model, inputs, config, progress)
+    if not selection.met:
+        return PruningResult(selection=selection)
+    pruned = _prune(model, selection, config, inputs)
+    value, recovered = _evaluate(pruned, model, inputs), None
+    if config.recovery_steps:
+        pruned = recover(
+            pruned,
+            more or texts,
+            config.recovery_steps,
+            targets=more_targets if more else targets,
+            seed=config.seed,
+            progress=progress,
+        )
+        recovered = _evaluate(pruned, model, inputs)
+    before, after = compare_sizes((model, pruned), inputs.given)
+    return PruningResult(
+        selection=selection,
+        model=pruned,
+        before=before,
+        after=after,
+        pruned=value,
+        recovered=recovered,
+    )
+
+
+def _select(
+    model: Model, inputs: EvaluationInputs, config: PruningConfig, progress: bool
+) -> AnySelection:
+    common: dict[str, Any] = {
+        "fraction": config.fraction,
+        "budget": config.budget,
+        "iterative": config.iterative,
+        "metric": inputs.metric,
+        "targets": inputs.targets,
+        "stack": config.stack,
+        "l0": config.l0,
+        "seed": config.seed,
+        "progress": progress,
+    }
+    by = config.by or ("gradient" if config.unit == "neurons" else "ablation")
+    if config.unit == "heads":
+        common |= {"replace_with": config.replace_with, "sublayer": config.sublayer}
+        return select_heads(model, inputs.given, by, **common)
+    if config.replace_with != "zero" or config.sublayer is not Sublayer.ATTENTION:
+        raise InputError(
+            f"{config.unit} cannot be replaced with their mean and belong to no attention",
+            "leave both out, or prune heads",
+        )
+    if config.unit == "layers":
+        return select_layers(model, inputs.given, by, **common)
+    return select_neurons(model, inputs.given, by, **common)
+
+
+def _prune(
+    model: Model, selection: AnySelection, config: PruningConfig, inputs: EvaluationInputs
+) -> Model:
+    match selection:
+        case HeadSelection():
+            return prune(model, selection.heads, config.replace_with, inputs.given)
+        case NeuronSelection():
+            return prune_neurons(model, selection.neurons, stack=config.stack)
+        case LayerSelection():
+            return prune_layers(model, selection.layers, stack=config.stack)
+
+
+def _evaluate(pruned: Model, model: Model, inputs: EvaluationInputs) -> float:
+    """The metric of the model that was really built, by the measure of the whole one."""
+    evaluation = Evaluation.of(model, inputs.given, inputs.metric, inputs.targets, progress=False)
+    return evaluation.measure([Variant(pruned)]).of(0)[0]
+
+
+def compare_sizes(models: Sequence[Model], texts: Any) -> list[ModelSize]:
+    """Several models, timed by turns so that other load on the machine affects all alike."""
+    given = read(models[0], texts)
+    sizes = given.sizes(models[0])
+    first = next(shares(sizes, TIMED_TOKENS))
+    batch, tokens = given.select(first), sum(sizes[text] for text in first)
+    seconds: list[list[float]] = [[] for _ in models]
+    for _ in range(TIMED_ROUNDS + 1):
+        for found, model in zip(seconds, models, strict=True):
+            found.append(_time(model, batch))
+    # The first round warms up.
+    rates = [tokens / statistics.median(found[1:]) for found in seconds]
+    return [_size(model, rate) for model, rate in zip(models, rates, strict=True)]
+
+
+def _time(model: Model, batch: Given) -> float:
+    on_cuda = next(model.parameters()).is_cuda
+    with resting(model), torch.inference_mode():
+        if on_cuda:
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        run(model, batch)
+        if on_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+
+def _size(model: Model, rate: float) -> ModelSize:
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    return ModelSize(
+        parameters=sum(each.numel() for each in model.parameters()),
+        attention=sum(each.numel() for one in attentions for each in one.parameters()),
+        bytes=sum(each.numel() * each.element_size() for each in model.parameters()),
+        heads=sum(each.config.heads for each in attentions),
+        tokens_per_second=rate,
+    )

@@ -1,0 +1,1 @@
+"""Which heads, neurons and layers can be removed, and what it costs."""

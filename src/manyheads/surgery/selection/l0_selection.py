@@ -1,0 +1,166 @@
+"""L0 gates that learn which units a model does not need, with all weights frozen."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.errors import ConfigError
+from manyheads.lens.given import Targets, read
+from manyheads.lens.trunk import StackName
+from manyheads.models.build import Model
+from manyheads.models.stack import Stack
+from manyheads.ragged import Ragged
+from manyheads.surgery.addresses import find_stack
+from manyheads.surgery.cut.layer_plan import LayerPlan, whole
+from manyheads.surgery.cut.rebuild import rebuild
+from manyheads.surgery.finetune.loop import finetune, objective_for
+from manyheads.surgery.selection.results import UnitName
+from manyheads.surgery.selection.sites import layer_ends, neuron_site
+from manyheads.taps import Patterns, Site
+from manyheads.train.hard_concrete import Gated, HardConcrete, HeadGates
+from manyheads.train.optimisers import AdamW
+from manyheads.train.regularisers import GATES, L0Gates, Regularised
+from manyheads.train.schedules import Stable
+
+# What an open gate costs, where an open head costs 1. By weights it would be a hundredth for a
+# neuron and 24 for a layer of house-gpt. There few neurons close, and at 10 to 60 all layers stay
+# open, so that their order says little. These are the best of four costs of neurons and seven of
+# layers, tried once each on house-gpt; `studies/prune` has the numbers.
+COSTS: Mapping[UnitName, float] = {"heads": 1.0, "neurons": 0.1, "layers": 100.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class L0Config:
+    """How gates are trained: each open head costs `weight` of the loss per target.
+
+    A neuron costs a tenth of that and a layer a hundred times it, as `house-gpt` needed.
+    """
+
+    weight: float = 0.01
+    steps: int = 300
+    rate: float = 0.1
+    batch_tokens: int = 2048
+    start: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.rate <= 0:
+            raise ConfigError(
+                f"steps and rate must be above 0, got steps={self.steps} and rate={self.rate:g}",
+                "use numbers above 0",
+            )
+
+
+DEFAULT_L0 = L0Config()
+
+
+class NeuronGates(HardConcrete):
+    """A gate for every neuron of a stack's feed-forwards; experts have none."""
+
+    def __init__(self, stack: Stack, start: float = 0.9) -> None:
+        found = []
+        for layer, config in enumerate(stack.config.layers):
+            neurons = len(LayerPlan.all_of(layer, config).neurons)
+            if neurons:
+                found.append(Gated(neuron_site(stack, layer), neurons, _device(stack)))
+        super().__init__(found, start)
+
+    def see(self, site: Site, value: Ragged | Patterns) -> Ragged:
+        assert isinstance(value, Ragged)
+        return value.with_values(value.values * self.values(site).to(value.values.dtype))
+
+
+class LayerGates(HardConcrete):
+    """A gate z for every layer, from which x + z (layer(x) - x) comes where x entered.
+
+    A closed one passes its input on, as where `prune_layers` has removed the layer.
+    """
+
+    def __init__(self, stack: Stack, start: float = 0.9) -> None:
+        every = (layer_ends(stack, layer) for layer in range(len(stack.config.layers)))
+        ends = [each for each in every if each is not None]
+        super().__init__([Gated(left, 1, _device(stack)) for _, left in ends], start)
+        self._leaves = dict(ends)
+        self._enters = {left: entered for entered, left in ends}
+        self._entered: dict[Site, Tensor] = {}
+
+    def wants(self, site: Site) -> bool:
+        return site in self._leaves or site in self._enters
+
+    def see(self, site: Site, value: Ragged | Patterns) -> Ragged | None:
+        assert isinstance(value, Ragged)
+        if site in self._leaves:
+            self._entered[site] = value.values
+            return None
+        entered = self._entered.pop(self._enters[site])
+        # Exact at both ends.
+        gate = self.values(site).to(entered.dtype)
+        return value.with_values(torch.lerp(entered, value.values, gate))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitGates(L0Gates):
+    """A gate for every unit of one kind in one stack; for heads, in all stacks."""
+
+    unit: UnitName
+    stack: StackName | None
+
+    @property
+    def name(self) -> str:
+        return f"open {self.unit}"
+
+    def make(self, model: nn.Module) -> HardConcrete:
+        if self.unit == "heads":
+            return HeadGates(model, self.start)
+        kind = NeuronGates if self.unit == "neurons" else LayerGates
+        return kind(find_stack(cast(Model, model), self.stack), self.start)
+
+
+def train_l0_gates(
+    model: Model,
+    texts: Any,
+    config: L0Config,
+    unit: UnitName = "heads",
+    *,
+    targets: Targets | None,
+    stack: StackName | None = None,
+    seed: int,
+    progress: bool,
+) -> Mapping[Site, Float[Tensor, " k"]]:
+    """How open each unit's hard concrete gate is after training (arXiv 1905.09418): a logit.
+
+    The gates of all heads of the model, or of all neurons or layers of a stack, are trained
+    together, on a copy.
+    """
+    copy = rebuild(model, whole(model))
+    copy.requires_grad_(False)
+    given = read(copy, texts)
+    cost = UnitGates(weight=config.weight * COSTS[unit], start=config.start, unit=unit, stack=stack)
+    gated = Regularised(objective=objective_for(copy, given, targets), regularisers=(cost,))
+    gated.attach(copy)
+    gates = getattr(copy, GATES)
+    assert isinstance(gates, HardConcrete)
+    finetune(
+        copy,
+        given,
+        gated,
+        optimiser=AdamW(rate=config.rate, decay=0.0),
+        schedule=Stable(),
+        steps=config.steps,
+        batch_tokens=config.batch_tokens,
+        seed=seed,
+        progress=progress,
+        label="training gates",
+    )
+    found: dict[Site, Tensor] = {}
+    for (site, _, _), openness in zip(gates.sites, gates.openness, strict=True):
+        found[site] = openness.detach().double().cpu()
+        assert torch.isfinite(found[site]).all(), "an unsound step is never followed"
+    return found
+
+
+def _device(stack: Stack) -> torch.device:
+    return next(stack.parameters()).device

@@ -1,0 +1,167 @@
+"""Which whole layers can be removed, and what it costs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from manyheads.lens.effects import Evaluation, Product, Variant
+from manyheads.lens.given import Targets
+from manyheads.lens.metrics import Metric
+from manyheads.lens.trunk import Edits, StackName
+from manyheads.models.build import Model
+from manyheads.models.stack import Stack
+from manyheads.surgery.addresses import find_stack
+from manyheads.surgery.cut.pruning import prune_layers
+from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config, train_l0_gates
+from manyheads.surgery.selection.orders import GradientScore, Unit, check_arguments, select
+from manyheads.surgery.selection.results import Candidate, Order, Selection, UnitName
+from manyheads.surgery.selection.sites import layer_ends
+from manyheads.taps import Site
+
+# A layer without any sublayer: nothing changes without it.
+ZERO = GradientScore(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LayerSelection(Selection[int]):
+    """Whole layers in the order of their removal."""
+
+    unit: ClassVar[UnitName] = "layers"
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The selected layers, as `prune_layers` takes them."""
+        return self.order[: self.count]
+
+    @property
+    def removed(self) -> list[int]:
+        return sorted(self.layers)
+
+    def name(self, unit: int) -> str:
+        return f"layer {unit}"
+
+
+def select_layers(
+    model: Model,
+    texts: Any,
+    by: Order = "ablation",
+    *,
+    fraction: float | None = None,
+    budget: float | None = None,
+    iterative: bool = False,
+    metric: Metric = "loss",
+    targets: Targets | None = None,
+    stack: StackName | None = None,
+    l0: L0Config = DEFAULT_L0,
+    seed: int = 0,
+    batch_tokens: int | None = None,
+    progress: bool = True,
+) -> LayerSelection:
+    """Which whole layers to prune, by the orders of `select_heads`, with the curve of the cost.
+
+    `by` is exact "ablation" of each layer; "gradient", the least |(output - input) . gradient|
+    first, which is how the metric changes where a layer does a little less; "redundancy", where
+    the mean cosine over tokens of a layer's input and output is nearest to 1 (block influence,
+    arXiv 2403.03853); "l0", a gate per layer, trained to close; or "random". Harmful layers go
+    first, by ablation and gradient. `iterative` measures those that are left again after each
+    removal. `fraction` and `budget` are as in `select_heads`; one layer always stays.
+
+    >>> from manyheads.models.build import build
+    >>> model = build("gpt2", layers=3, width=32, heads=4, vocabulary=50, seed=0)
+    >>> texts = [[1, 2, 3, 4], [5, 6, 7]]
+    >>> selection = select_layers(model, texts, fraction=0.4, progress=False)
+    >>> len(selection.layers), selection.met
+    (1, True)
+    """
+    check_arguments("layers", by, fraction=fraction, budget=budget, iterative=iterative)
+    evaluation = Evaluation.of(
+        model, texts, metric, targets, batch_tokens=batch_tokens, progress=progress
+    )
+    find_stack(model, stack)
+    unit = LayerUnit(evaluation=evaluation, stack=stack, l0=l0, seed=seed)
+    return select(unit, LayerSelection, by, fraction=fraction, budget=budget, iterative=iterative)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LayerUnit(Unit[int]):
+    """The layers of a stack."""
+
+    stack: StackName | None
+    name: ClassVar[UnitName] = "layers"
+
+    @property
+    def every(self) -> range:
+        return range(len(find_stack(self.evaluation.model, self.stack).config.layers))
+
+    def group(self, unit: int) -> str:
+        del unit
+        return "stack"
+
+    def without(self, gone: Sequence[int]) -> Variant:
+        return Variant(prune_layers(self.evaluation.model, gone, stack=self.stack))
+
+    def gradient_scores(self, gone: Sequence[int]) -> dict[int, GradientScore]:
+        evaluation, ends = self._shorter(gone)
+        inputs = {after: before for before, after in ends.values()}
+        scores = evaluation.gradient_scores(
+            list(inputs), _by_layer(inputs), keep=list(inputs.values())
+        )
+        found = dict.fromkeys(self.left(gone), ZERO)
+        for layer, score in zip(ends, scores, strict=True):
+            numbers = (score.importance, score.predicted, score.error)
+            found[layer] = GradientScore(*map(float, numbers))
+        return found
+
+    def redundant(self, gone: Sequence[int]) -> list[Candidate[int]]:
+        evaluation, ends = self._shorter(gone)
+        sums, tokens = dict.fromkeys(ends, 0.0), dict.fromkeys(ends, 0)
+        sites = [site for both in ends.values() for site in both]
+        for seen in evaluation.activations(sites, "comparing layers"):
+            for layer, (before, after) in ends.items():
+                one, other = (seen[site].values.double() for site in (before, after))
+                sums[layer] += float(torch.cosine_similarity(one, other, dim=-1).sum())
+                tokens[layer] += len(one)
+        cosines = dict.fromkeys(self.left(gone), 1.0)
+        cosines |= {layer: sums[layer] / max(1, tokens[layer]) for layer in ends}
+        found = [
+            Candidate(layer, f"input and output similarity {cosine:.3f}", -cosine)
+            for layer, cosine in cosines.items()
+        ]
+        return sorted(found, key=lambda each: each.sort_key)
+
+    def openness(self) -> dict[int, float]:
+        gates = train_l0_gates(
+            self.evaluation.model,
+            self.evaluation.given,
+            self.l0,
+            "layers",
+            targets=self.evaluation.targets,
+            stack=self.stack,
+            seed=self.seed,
+            progress=self.evaluation.progress,
+        )
+        # A layer without any sublayer is closed as it is.
+        found = dict.fromkeys(self.every, -torch.inf)
+        return found | {site.layer: float(gate) for site, gate in gates.items()}
+
+    def _shorter(self, gone: Sequence[int]) -> tuple[Evaluation, dict[int, tuple[Site, Site]]]:
+        """The model without some layers, and the sites before and after each of the others."""
+        model = self.without(gone).model if gone else self.evaluation.model
+        stack: Stack = find_stack(model, self.stack)
+        ends = {}
+        for place, layer in enumerate(self.left(gone)):
+            sites = layer_ends(stack, place)
+            if sites is not None:
+                ends[layer] = sites
+        return replace(self.evaluation, model=model), ends
+
+
+def _by_layer(inputs: dict[Site, Site]) -> Product:
+    def product(seen: Edits, site: Site, gradient: Tensor) -> Tensor:
+        written = seen[site].values - seen[inputs[site]].values
+        return (written * gradient).sum(-1, keepdim=True)
+
+    return product

@@ -1,0 +1,281 @@
+"""Which neurons of the feed-forwards can be removed, and what it costs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from manyheads.errors import InputError
+from manyheads.lens.effects import Evaluation, Variant
+from manyheads.lens.given import Targets
+from manyheads.lens.metrics import Metric, Similarity
+from manyheads.lens.trunk import Change, Edits, StackName
+from manyheads.models.build import Model
+from manyheads.models.stack import Stack
+from manyheads.surgery.addresses import find_stack
+from manyheads.surgery.cut.layer_plan import LayerPlan
+from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config, train_l0_gates
+from manyheads.surgery.selection.orders import GradientScore, Unit, check_arguments, select
+from manyheads.surgery.selection.results import Candidate, Order, Selection, UnitName
+from manyheads.surgery.selection.sites import neuron_site
+from manyheads.taps import Site
+
+# Neurons with a cosine above this are duplicates, as heads are: at 0.9 the other one gives four
+# fifths of what one of them gives, by its square.
+DUPLICATE_ABOVE = 0.9
+# Products of all pairs of neurons that are held at once, in float32: 256 MB, or one layer's.
+MOST_PRODUCTS = 2**26
+Neuron = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class NeuronSelection(Selection[Neuron]):
+    """Neurons as (layer, neuron) in the order of their removal."""
+
+    unit: ClassVar[UnitName] = "neurons"
+
+    @property
+    def neurons(self) -> dict[int, list[int]]:
+        """The selected neurons by layer, as `prune_neurons` takes them."""
+        found: dict[int, list[int]] = {}
+        for layer, neuron in self.order[: self.count]:
+            found.setdefault(layer, []).append(neuron)
+        return found
+
+    @property
+    def removed(self) -> dict[str, list[int]]:
+        return {str(layer): sorted(each) for layer, each in sorted(self.neurons.items())}
+
+    def name(self, unit: Neuron) -> str:
+        return f"L{unit[0]}N{unit[1]}"
+
+
+def select_neurons(
+    model: Model,
+    texts: Any,
+    by: Order = "gradient",
+    *,
+    fraction: float | None = None,
+    budget: float | None = None,
+    iterative: bool = False,
+    points: int = 10,
+    metric: Metric = "loss",
+    targets: Targets | None = None,
+    stack: StackName | None = None,
+    l0: L0Config = DEFAULT_L0,
+    seed: int = 0,
+    batch_tokens: int | None = None,
+    progress: bool = True,
+) -> NeuronSelection:
+    """Which neurons to prune, by the orders of `select_heads`, with the curve of what it costs.
+
+    `by` is "gradient" (the least |activation . gradient| first), exact "ablation" of each neuron,
+    "redundancy", "l0" (a gate per neuron, trained to close) or "random". By redundancy neurons go
+    first that never fire, then of each two of a layer whose activations over all tokens have a
+    cosine of 0.9 or more the less important one, the most similar first: these are not all
+    neurons, so that a fraction may not be reached. Neurons are many, and chance makes some look
+    harmful: here it takes an improvement of three standard errors. The cost is measured at
+    `points` counts up to `fraction`, or up to all; `iterative` measures those that are left again
+    after each of these. `budget` bounds the cost as in `select_heads`; where it is crossed the
+    curve is refined. One neuron of a layer always stays.
+
+    >>> from manyheads.models.build import build
+    >>> model = build("gpt2", layers=1, width=32, heads=4, vocabulary=50, seed=0)
+    >>> texts = [[1, 2, 3, 4], [5, 6, 7]]
+    >>> selection = select_neurons(model, texts, fraction=0.25, progress=False)
+    >>> len(selection.neurons[0]), len(selection.curve)
+    (32, 10)
+    """
+    check_arguments("neurons", by, fraction=fraction, budget=budget, iterative=iterative)
+    if points < 1:
+        raise InputError(f"points must be at least 1, got {points}", "use 1 or more")
+    evaluation = Evaluation.of(
+        model, texts, metric, targets, batch_tokens=batch_tokens, progress=progress
+    )
+    chosen = find_stack(model, stack)
+    unit = NeuronUnit(evaluation=evaluation, stack=chosen, points=points, l0=l0, seed=seed)
+    if not unit.every:
+        raise InputError(
+            "no feed-forward has neurons to remove: there is none, or all are mixtures of "
+            "experts, in which each expert has its own",
+            "remove heads or layers, or use a model whose feed-forwards are single",
+        )
+    return select(unit, NeuronSelection, by, fraction=fraction, budget=budget, iterative=iterative)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class NeuronUnit(Unit[Neuron]):
+    """The neurons of a stack's feed-forwards; those of experts cannot be removed."""
+
+    stack: Stack
+    points: int = 10
+    name: ClassVar[UnitName] = "neurons"
+    # Among a thousand neurons chance alone puts one beyond three errors.
+    errors: ClassVar[float] = 3.0
+
+    @property
+    def widths(self) -> dict[int, int]:
+        """How many neurons each layer has that has any."""
+        every = enumerate(self.stack.config.layers)
+        found = {layer: len(LayerPlan.all_of(layer, config).neurons) for layer, config in every}
+        return {layer: width for layer, width in found.items() if width}
+
+    @property
+    def every(self) -> list[Neuron]:
+        return [(layer, neuron) for layer, width in self.widths.items() for neuron in range(width)]
+
+    def group(self, unit: Neuron) -> int:
+        return unit[0]
+
+    def counts(self, limit: int) -> list[int]:
+        """So many points, as even as whole numbers allow."""
+        points = range(1, self.points + 1)
+        counts = sorted({max(1, round(limit * place / self.points)) for place in points})
+        return [count for count in counts if count <= limit]
+
+    def without(self, gone: Sequence[Neuron]) -> Variant:
+        return Variant(self.evaluation.model, self._ablated(gone))
+
+    def gradient_scores(self, gone: Sequence[Neuron]) -> dict[Neuron, GradientScore]:
+        sites = {layer: neuron_site(self.stack, layer) for layer in self.widths}
+        scores = self.evaluation.gradient_scores(
+            list(sites.values()), _by_neuron, changes=self._ablated(gone)
+        )
+        removed, found = set(gone), {}
+        for layer, score in zip(sites, scores, strict=True):
+            numbers = (score.importance.tolist(), score.predicted.tolist(), score.error.tolist())
+            for neuron, each in enumerate(zip(*numbers, strict=True)):
+                if (layer, neuron) not in removed:
+                    found[layer, neuron] = GradientScore(*each)
+        return found
+
+    def redundant(self, gone: Sequence[Neuron]) -> list[Candidate[Neuron]]:
+        worth, removed = self._importance(gone), set(gone)
+        silent: list[Candidate[Neuron]] = []
+        pairs: list[tuple[float, Neuron, Neuron]] = []
+        for each in neuron_similarity(
+            self.evaluation, self.stack, self.widths, self._ablated(gone)
+        ):
+            layer = each.layer
+            for neuron in each.silent.nonzero().flatten().tolist():
+                if (layer, neuron) not in removed:
+                    silent.append(Candidate((layer, neuron), "never fires", -1.0))
+            pairs += [
+                (cosine, (layer, one), (layer, other))
+                for cosine, one, other in each.pairs(DUPLICATE_ABOVE)
+            ]
+        duplicates: dict[Neuron, Candidate[Neuron]] = {}
+        for cosine, one, other in sorted(pairs, reverse=True):
+            if one not in duplicates and other not in duplicates:
+                goes, stays = sorted((one, other), key=lambda neuron: worth[neuron])
+                reason = f"duplicate of L{stays[0]}N{stays[1]}, similarity {cosine:.2f}"
+                duplicates[goes] = Candidate(goes, reason, -cosine)
+        return [*silent, *duplicates.values()]
+
+    def openness(self) -> dict[Neuron, float]:
+        gates = train_l0_gates(
+            self.evaluation.model,
+            self.evaluation.given,
+            self.l0,
+            "neurons",
+            targets=self.evaluation.targets,
+            stack=self.stack.name,  # type: ignore[arg-type]
+            seed=self.seed,
+            progress=self.evaluation.progress,
+        )
+        return {
+            (site.layer, neuron): openness
+            for site, gate in gates.items()
+            for neuron, openness in enumerate(gate.tolist())
+        }
+
+    def _importance(self, gone: Sequence[Neuron]) -> Mapping[Neuron, float]:
+        """By gradient; where the metric has none, the later of two is worth less."""
+        if isinstance(self.evaluation.metric, Similarity):
+            return {each: -float(place) for place, each in enumerate(self.every)}
+        return {each: score.importance for each, score in self.gradient_scores(gone).items()}
+
+    def _ablated(self, gone: Sequence[Neuron]) -> dict[Site, Change]:
+        by_layer: dict[int, list[int]] = {}
+        for layer, neuron in gone:
+            by_layer.setdefault(layer, []).append(neuron)
+        return {neuron_site(self.stack, layer): _zeroed(each) for layer, each in by_layer.items()}
+
+
+def _by_neuron(seen: Edits, site: Site, gradient: Tensor) -> Tensor:
+    return seen[site].values * gradient
+
+
+def _zeroed(neurons: list[int]) -> Change:
+    def change(values: Tensor) -> Tensor:
+        values = values.clone()
+        values[:, neurons] = 0.0
+        return values
+
+    return change
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NeuronSimilarity:
+    """The neurons of one layer: the cosine of each two over all tokens, and which never fire.
+
+    Cosines of a neuron that never fires are 0.
+    """
+
+    layer: int
+    cosines: Float[Tensor, "f f"]
+    silent: Bool[Tensor, " f"]
+
+    def pairs(self, above: float) -> list[tuple[float, int, int]]:
+        """The cosine and the neurons of each pair with at least that cosine."""
+        found = (self.cosines.triu(1) >= above).nonzero()
+        cosines = self.cosines[found[:, 0], found[:, 1]]
+        return [
+            (cosine, one, other)
+            for cosine, (one, other) in zip(cosines.tolist(), found.tolist(), strict=True)
+        ]
+
+
+def neuron_similarity(
+    evaluation: Evaluation,
+    stack: Stack,
+    widths: Mapping[int, int],
+    changes: Mapping[Site, Change],
+) -> Iterator[NeuronSimilarity]:
+    """One layer after another of those that have neurons.
+
+    The products of all pairs are summed batch by batch, so that memory does not grow with the
+    texts. Where the products of all layers do not fit together, the texts are read again.
+    """
+    for layers in _fitting(widths):
+        sites = {layer: neuron_site(stack, layer) for layer in layers}
+        device = next(stack.parameters()).device
+        sums = {layer: torch.zeros(widths[layer], widths[layer], device=device) for layer in layers}
+        for seen in evaluation.activations(list(sites.values()), "comparing neurons", changes):
+            for layer, site in sites.items():
+                fired = seen[site].values.float()
+                sums[layer].addmm_(fired.T, fired)
+        for layer in layers:
+            yield _similarity(layer, sums.pop(layer).cpu())
+
+
+def _similarity(layer: int, products: Float[Tensor, "f f"]) -> NeuronSimilarity:
+    norms = products.diagonal().clamp(min=0).sqrt()
+    silent = norms == 0
+    inverse = torch.where(silent, 0.0, 1 / norms)
+    return NeuronSimilarity(layer, products * inverse[:, None] * inverse, silent)
+
+
+def _fitting(widths: Mapping[int, int]) -> Iterator[Sequence[int]]:
+    """Layers whose products fit into memory together, at least one."""
+    together: list[int] = []
+    for layer, width in widths.items():
+        if together and sum(widths[each] ** 2 for each in together) + width**2 > MOST_PRODUCTS:
+            yield together
+            together = []
+        together.append(layer)
+    if together:
+        yield together

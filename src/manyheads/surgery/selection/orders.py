@@ -1,0 +1,312 @@
+"""Selection of heads, neurons or layers: in which order they go, and how many of them can."""
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Generic, TypeVar, get_args
+
+from manyheads.errors import InputError
+from manyheads.lens.effects import Effects, Evaluation, Variant, is_harmful
+from manyheads.lens.metrics import Similarity, named
+from manyheads.lens.results import told_change
+from manyheads.surgery.selection.l0_selection import L0Config
+from manyheads.surgery.selection.results import (
+    Candidate,
+    CurvePoint,
+    Order,
+    Selection,
+    UnitName,
+    count_within,
+)
+
+Each = TypeVar("Each", bound=Hashable)
+AnySelection = TypeVar("AnySelection", bound=Selection[Any])
+
+# Where a budget is crossed, the count is searched for to one part in so many.
+REFINEMENT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class GradientScore:
+    """What a gradient says of a unit: its importance, and the change of the metric without it."""
+
+    importance: float
+    predicted: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Unit(ABC, Generic[Each]):
+    """All units of one kind in a model, and how each order gets its numbers for them.
+
+    Units that are `gone` are missing from the model that is measured.
+    """
+
+    evaluation: Evaluation
+    l0: L0Config
+    seed: int
+    name: ClassVar[UnitName]
+    # An improvement by so many standard errors makes a unit harmful.
+    errors: ClassVar[float] = 1.0
+    # So many of the units that gradients call harmful are ablated to confirm it.
+    most_suspects: ClassVar[int] = 64
+
+    @property
+    @abstractmethod
+    def every(self) -> Sequence[Each]: ...
+
+    @abstractmethod
+    def group(self, unit: Each) -> Hashable:
+        """Of the units of one group one has to stay; units whose group is None can all go."""
+
+    @abstractmethod
+    def without(self, gone: Sequence[Each]) -> Variant:
+        """The model without some units."""
+
+    @abstractmethod
+    def gradient_scores(self, gone: Sequence[Each]) -> Mapping[Each, GradientScore]:
+        """What gradients say of all units that are left."""
+
+    @abstractmethod
+    def redundant(self, gone: Sequence[Each]) -> list[Candidate[Each]]:
+        """The units that add nothing to the others that are left, most redundant first."""
+
+    @abstractmethod
+    def openness(self) -> Mapping[Each, float]:
+        """How open each unit's trained L0 gate is."""
+
+    def counts(self, limit: int) -> Sequence[int]:
+        """The points of the curve up to `limit` units."""
+        return range(1, limit + 1)
+
+    def measure(self, sets: Sequence[Sequence[Each]], fixed: Sequence[Each] = ()) -> Effects:
+        """The metric without each set, from a model that lacks the `fixed` units already."""
+        variants = [partial(self.without, [*fixed, *each]) for each in sets]
+        label = f"ablating {self.name}"
+        if not fixed:
+            return self.evaluation.measure(variants, label)
+        return self.evaluation.measure(
+            [partial(self.without, fixed), *variants], label
+        ).from_first()
+
+    def measure_in_order(self, order: Sequence[Each], counts: Sequence[int]) -> Effects:
+        """The metric without the first so many units of an order."""
+        return self.measure([order[:count] for count in counts])
+
+    @property
+    def most(self) -> int:
+        """How many can be removed at all."""
+        groups = {self.group(unit) for unit in self.every} - {None}
+        return len(self.every) - len(groups)
+
+    def left(self, gone: Sequence[Each]) -> list[Each]:
+        removed = set(gone)
+        return [unit for unit in self.every if unit not in removed]
+
+
+# Candidates best first, and whether all of them were measured.
+Ranking = tuple[list[Candidate[Each]], bool]
+
+
+def check_arguments(
+    unit: UnitName, by: str, *, fraction: float | None, budget: float | None, iterative: bool
+) -> None:
+    """Refuse arguments that make no sense before anything is measured."""
+    if by not in get_args(Order):
+        raise InputError(
+            f"by must be an order of {unit}, got {by!r}", f"use {', '.join(get_args(Order))}"
+        )
+    if fraction is not None and not 0 <= fraction <= 1:
+        raise InputError(f"fraction must be in [0, 1], got {fraction:g}", "use 0 to 1")
+    if budget is not None and budget != budget:
+        raise InputError(f"budget must be a number, got {budget}", "use 0 or more")
+    if iterative and by in ("l0", "random"):
+        raise InputError(
+            f"by={by!r} does not change after each of the {unit}", "leave iterative out"
+        )
+
+
+def select(
+    unit: Unit[Each],
+    kind: type[AnySelection],
+    by: Order,
+    *,
+    fraction: float | None,
+    budget: float | None,
+    iterative: bool,
+) -> AnySelection:
+    """Order the units, measure the curve of their removal, and count how many can go."""
+    total = len(unit.every)
+    limit = total if fraction is None else round(fraction * total)
+    reachable = min(limit, unit.most)
+    if iterative:
+        candidates, complete = _greedy(unit, by, unit.counts(reachable), budget)
+    else:
+        ranked, complete = ORDERS[by](unit, ())
+        candidates = _sparing_last(unit, ranked, ())
+    order = [each.unit for each in candidates]
+    counts = unit.counts(min(reachable, len(order)))
+    effects = unit.measure_in_order(order[: max(counts, default=0)], counts)
+    curve = _points(effects, counts)
+    if budget is not None:
+        curve = _refine(unit, order, curve, budget)
+    sign = unit.evaluation.sign
+    count, met = count_within(curve, sign, limit, fraction=fraction, budget=budget)
+    return kind(
+        by=by,
+        metric=named(unit.evaluation.metric),
+        sign=sign,
+        candidates=tuple(candidates),
+        curve=tuple(curve),
+        baseline=effects.whole[0],
+        total=total,
+        count=count,
+        fraction=fraction,
+        budget=budget,
+        met=met,
+        complete=complete and effects.complete,
+    )
+
+
+def _greedy(
+    unit: Unit[Each], by: Order, counts: Sequence[int], budget: float | None
+) -> Ranking[Each]:
+    """The best candidates up to each count, all that are left being measured again after each.
+
+    It ends where the budget is exceeded: every further step costs more.
+    """
+    found: list[Candidate[Each]] = []
+    for count in counts:
+        gone = [each.unit for each in found]
+        ranked, complete = ORDERS[by](unit, gone)
+        if not complete:
+            # A step that compared only some units would choose among those alone.
+            return found, False
+        better = _sparing_last(unit, ranked, gone)[: count - len(gone)]
+        if not better:
+            break
+        found += better
+        if budget is not None:
+            order = [each.unit for each in found]
+            change = unit.measure_in_order(order, [len(order)]).of(0)[1]
+            if unit.evaluation.sign * change > budget:
+                break
+    return found, True
+
+
+def _sparing_last(
+    unit: Unit[Each], order: Sequence[Candidate[Each]], gone: Sequence[Each]
+) -> list[Candidate[Each]]:
+    """The candidates without the last one of each group."""
+    left: dict[Hashable, int] = {}
+    for each in unit.left(gone):
+        group = unit.group(each)
+        left[group] = left.get(group, 0) + 1
+    found = []
+    for candidate in order:
+        group = unit.group(candidate.unit)
+        if group is None or left[group] > 1:
+            left[group] -= 1
+            found.append(candidate)
+    return found
+
+
+def _points(effects: Effects, counts: Sequence[int]) -> list[CurvePoint]:
+    return [CurvePoint(count, *effects.of(place)) for place, count in enumerate(counts)]
+
+
+def _refine(
+    unit: Unit[Each], order: Sequence[Each], curve: Sequence[CurvePoint], budget: float
+) -> list[CurvePoint]:
+    """The curve with points between the last within the budget and the first beyond it."""
+    sign, points = unit.evaluation.sign, list(curve)
+    fits = {0: True} | {point.removed: sign * point.change <= budget for point in points}
+    low = max(count for count, fit in fits.items() if fit)
+    high = min((count for count in fits if count > low), default=low)
+    while high - low > max(1, len(order) // REFINEMENT):
+        middle = (low + high) // 2
+        [point] = _points(unit.measure_in_order(order, [middle]), [middle])
+        points.append(point)
+        low, high = (middle, high) if sign * point.change <= budget else (low, middle)
+    return sorted(points, key=lambda point: point.removed)
+
+
+def by_ablation(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
+    """The least harm first, each unit being ablated alone."""
+    found, complete = _ablate(unit, unit.left(gone), gone)
+    return sorted(found, key=lambda each: each.sort_key), complete
+
+
+def _ablate(unit: Unit[Each], suspects: Sequence[Each], gone: Sequence[Each]) -> Ranking[Each]:
+    if not suspects:
+        return [], True
+    effects = unit.measure([[each] for each in suspects], gone)
+    sign, word = unit.evaluation.sign, "then" if gone else "alone"
+    found = []
+    for place, each in enumerate(suspects):
+        _, change, error = effects.of(place)
+        if change == change:
+            reason = f"{word} {told_change(change, error)}"
+            harmful = bool(is_harmful(sign, change, error, unit.errors))
+            found.append(Candidate(each, reason, sign * change, harmful))
+    return found, effects.complete
+
+
+def by_gradient(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
+    """The least |value . gradient| first (arXiv 1905.10650), after units that are harmful.
+
+    A gradient says what a little less of a unit would do. Without all of it a model may lose most
+    where that is a gain, so the units that gradients call harmful are ablated to confirm it.
+    """
+    if isinstance(unit.evaluation.metric, Similarity):
+        raise InputError(
+            "a model is most similar to itself, where the gradient of the similarity is zero",
+            'use by="ablation" or by="redundancy"',
+        )
+    sign, scores = unit.evaluation.sign, unit.gradient_scores(gone)
+    suspects = [
+        each
+        for each, score in scores.items()
+        if is_harmful(sign, score.predicted, score.error, unit.errors)
+    ]
+    worst = sorted(suspects, key=lambda each: sign * scores[each].predicted)[: unit.most_suspects]
+    ablated, complete = _ablate(unit, worst, gone)
+    harms = {each.unit: each for each in ablated if each.harmful}
+    found = []
+    for each, score in scores.items():
+        reason = f"importance {score.importance:.3g}, predicted {score.predicted:+.3g}"
+        value = harms[each].score if each in harms else score.importance
+        found.append(Candidate(each, reason, value, each in harms))
+    return sorted(found, key=lambda each: each.sort_key), complete
+
+
+def by_redundancy(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
+    """Units that do what others do, most redundant first."""
+    return unit.redundant(gone), True
+
+
+def by_l0(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
+    """The gates that closed furthest first, trained on the texts with all weights frozen."""
+    gates = unit.openness()
+    found = [
+        Candidate(each, f"gate at {gates[each]:+.2f}", gates[each]) for each in unit.left(gone)
+    ]
+    return sorted(found, key=lambda each: each.sort_key), True
+
+
+def by_chance(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
+    """A random order: the control."""
+    left = unit.left(gone)
+    order = random.Random(unit.seed).sample(left, len(left))
+    return [Candidate(each, "random", float(place)) for place, each in enumerate(order)], True
+
+
+ORDERS: Mapping[Order, Callable[[Unit[Any], Sequence[Any]], Ranking[Any]]] = {
+    "ablation": by_ablation,
+    "gradient": by_gradient,
+    "redundancy": by_redundancy,
+    "l0": by_l0,
+    "random": by_chance,
+}

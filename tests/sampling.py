@@ -1,4 +1,4 @@
-"""Fewer cases of a large product, the same ones every time, that still meet every pair of values."""
+"""Fewer cases of a large product, always the same ones, that still hold every pair of values."""
 
 import random
 from collections.abc import Hashable, Iterable, Sequence

@@ -120,10 +120,10 @@ class Source:
                     inside_function=inside,
                 )
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            for child in node.body:
-                yield from self._walk(child, True, inside)
-            for child in node.orelse:
-                yield from self._walk(child, checking, inside)
+            for statement in node.body:
+                yield from self._walk(statement, True, inside)
+            for statement in node.orelse:
+                yield from self._walk(statement, checking, inside)
         else:
             inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             for child in ast.iter_child_nodes(node):

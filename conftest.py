@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from dataclasses import is_dataclass
-from functools import cache, partial
+from functools import cache, partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -55,22 +55,38 @@ if SHAPES_ARE_CHECKED:
     import jaxtyping
     from jaxtyping import install_import_hook, jaxtyped
 
-    def check_shapes(checked: Any = None, *, typechecker: Any) -> Any:
-        """jaxtyping's own decorator where a shape is annotated, beartype alone elsewhere.
+    # A quote that is neither of a class nor of a shape: of a Literal, or around an annotation.
+    QUOTED = re.compile(r"""(?<!<class )(?<!Tensor, )['"](?=\w)""")
 
-        Its bookkeeping costs more than most tests do, and two functions of three have no shape.
+    def check_shapes(checked: Any = None, *, typechecker: Any) -> Any:
+        """What jaxtyping's own decorator does, without most of its bookkeeping.
+
+        That costs more than most tests do: it binds arguments to names and checks them twice, for
+        a message that tells shapes, and does so where no shape is annotated. Annotations in quotes
+        may name what is imported for type checkers alone; jaxtyping knows how to pass over them.
         """
         if checked is None:
             return partial(check_shapes, typechecker=typechecker)
         if inspect.isclass(checked):
             if is_dataclass(checked) and "__init__" in vars(checked):
-                checked.__init__ = check_shapes(checked.__init__, typechecker=typechecker)
+                init = check_shapes(checked.__init__, typechecker=typechecker)
+                checked.__init__ = init  # type: ignore[method-assign]
             return checked
-        if inspect.isfunction(checked) and "jaxtyping" not in repr(checked.__annotations__):
-            return typechecker(checked)
-        return jaxtyped(checked, typechecker=typechecker)
+        hints = list(getattr(checked, "__annotations__", {}).values())
+        if not inspect.isfunction(checked) or QUOTED.search(repr(hints)):
+            return jaxtyped(checked, typechecker=typechecker)
+        function = typechecker(checked)
+        if "jaxtyping" not in repr(hints):
+            return function
 
-    jaxtyping.jaxtyped = check_shapes
+        @wraps(checked)
+        def with_shapes(*given: Any, **named: Any) -> Any:
+            with jaxtyped("context"):
+                return function(*given, **named)
+
+        return with_shapes
+
+    jaxtyping.jaxtyped = check_shapes  # type: ignore[assignment]
     install_import_hook("manyheads", "beartype.beartype")
 
 if find_spec("hypothesis"):

@@ -1,6 +1,7 @@
 """Every kernel of the CPU gives the output, log-sum-exp and gradients of the definition."""
 
 from functools import lru_cache
+from itertools import product
 from types import ModuleType
 
 import pytest
@@ -230,10 +231,11 @@ def test_values_may_have_a_size_of_their_own(kernel: str, size: int, value_size:
     agree(kernel, problem, problem.expected())
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("rule", ["all", "causal", "window", "last rows blind"])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("kernel", "rule", "heads", "dtype"),
+    cover(list(product(KERNELS, ["all", "causal", "window", "last rows blind"], HEADS, DTYPES))),
+    ids=str,
+)
 def test_a_sink_is_one_more_key_without_a_value(
     kernel: str, rule: str, heads: str, dtype: torch.dtype
 ) -> None:

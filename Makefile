@@ -6,14 +6,16 @@ SHARES ?= 6
 GPU_OPTIONS ?=
 
 BIN := .venv/bin
-# The stamp carries the name of the Python asked for, so that asking for another rebuilds .venv.
+# Two stamps: .venv with what the demo needs, and with what the tests need. Both carry the name of
+# the requested Python, so that another one rebuilds .venv.
 READY := .venv/ready-$(notdir $(PYTHON))
+COMPLETE := .venv/complete-$(notdir $(PYTHON))
 INSTALL := $(BIN)/python -m pip install --progress-bar off --constraint constraints.txt
 
 SENTENCE := Всем привет! Я увлекаюсь искусственным интеллектом
 
 .DEFAULT_GOAL := help
-.PHONY: help demo explain test bench gpu-test docs format clean check-python
+.PHONY: help demo explain quick test bench gpu-test docs format clean check-python
 
 help: ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -29,7 +31,13 @@ demo: $(READY) ## look at the heads of the small model: a table, pictures and a 
 explain: $(READY) ## walk a sentence through one layer, write multi_head_attention_map.png
 	$(BIN)/manyheads explain "$(SENTENCE)" --language ru --picture multi_head_attention_map.png
 
-test: $(READY) ## check format, lint and types, run tests and doctests
+# Types are checked on one core while the tests run on the other.
+quick: $(COMPLETE) ## check format, lint and types, run a sample of the tests: about a minute
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	@$(BIN)/mypy & types=$$!; $(BIN)/pytest -q --quick; tests=$$?; wait $$types && exit $$tests
+
+test: $(COMPLETE) ## check format, lint and types, run tests and doctests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -59,7 +67,7 @@ docs: $(READY) ## build the docs in build/site
 	@$(INSTALL) --editable '.[docs]'
 	$(BIN)/mkdocs build
 
-format: $(READY) ## put every file into the house format
+format: $(COMPLETE) ## put every file into the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -69,17 +77,22 @@ clean: ## remove .venv, caches and what the demo wrote
 	rm -rf runs/demo
 	find src tests bench -name __pycache__ -prune -exec rm -rf {} +
 
-# The stamp is written last: an install that broke off is taken up again by the next make.
+# A stamp is written last, so that the next make resumes an interrupted installation.
 # torch goes first, so that nothing else decides which torch it is.
 $(READY): pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory check-python
-	@rm -f .venv/ready-*
+	@rm -f .venv/ready-* .venv/complete-*
 	@test "$$($(BIN)/python --version 2>&1)" = "$$($(PYTHON) --version 2>&1)" || rm -rf .venv
 	@echo "[1/3] creating .venv"
 	@$(PYTHON) -m venv .venv
 	@echo "[2/3] installing torch"
 	@$(INSTALL) torch
-	@echo "[3/3] installing manyheads and what tests it"
+	@echo "[3/3] installing manyheads and its studio"
+	@$(INSTALL) --editable '.[studio]'
+	@touch $@
+
+$(COMPLETE): $(READY)
+	@echo "installing what the tests need"
 	@$(INSTALL) --editable '.[test]'
 	@touch $@
 

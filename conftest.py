@@ -4,11 +4,17 @@ It stands at the root because the doctests under src need it as much as the test
 installed is left out: `make gpu-test` runs on machines that have torch and pytest alone.
 """
 
+import inspect
 import os
+import re
 import subprocess
 import sys
+from dataclasses import is_dataclass
+from functools import cache, partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -25,6 +31,19 @@ NEED_TRITON = [
 ]
 collect_ignore = [] if find_spec("triton") else NEED_TRITON
 
+# `--quick` runs one test in so many, and no file that imports one of these peers: they load slowly.
+ONE_IN = 12
+PEERS = {
+    "datasets",
+    "peft",
+    "playwright",
+    "scipy",
+    "sentence_transformers",
+    "sklearn",
+    "transformer_lens",
+    "transformers",
+}
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Each worker has a core to itself; more threads than cores would only wait for one another.
     # torch reads this once, when it is imported.
@@ -33,8 +52,41 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 if SHAPES_ARE_CHECKED:
-    from jaxtyping import install_import_hook
+    import jaxtyping
+    from jaxtyping import install_import_hook, jaxtyped
 
+    # A quote that is neither of a class nor of a shape: of a Literal, or around an annotation.
+    QUOTED = re.compile(r"""(?<!<class )(?<!Tensor, )['"](?=\w)""")
+
+    def check_shapes(checked: Any = None, *, typechecker: Any) -> Any:
+        """What jaxtyping's own decorator does, without most of its bookkeeping.
+
+        That costs more than most tests do: it binds arguments to names and checks them twice, for
+        a message that tells shapes, and does so where no shape is annotated. Annotations in quotes
+        may name what is imported for type checkers alone; jaxtyping knows how to pass over them.
+        """
+        if checked is None:
+            return partial(check_shapes, typechecker=typechecker)
+        if inspect.isclass(checked):
+            if is_dataclass(checked) and "__init__" in vars(checked):
+                init = check_shapes(checked.__init__, typechecker=typechecker)
+                checked.__init__ = init  # type: ignore[method-assign]
+            return checked
+        hints = list(getattr(checked, "__annotations__", {}).values())
+        if not inspect.isfunction(checked) or QUOTED.search(repr(hints)):
+            return jaxtyped(checked, typechecker=typechecker)
+        function = typechecker(checked)
+        if "jaxtyping" not in repr(hints):
+            return function
+
+        @wraps(checked)
+        def with_shapes(*given: Any, **named: Any) -> Any:
+            with jaxtyped("context"):
+                return function(*given, **named)
+
+        return with_shapes
+
+    jaxtyping.jaxtyped = check_shapes  # type: ignore[assignment]
     install_import_hook("manyheads", "beartype.beartype")
 
 if find_spec("hypothesis"):
@@ -64,3 +116,43 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if result.returncode:
         pytest.fail(result.stdout + result.stderr, pytrace=False)
     return True
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="run a small, fixed sample of the tests")
+
+
+@cache
+def needs_a_peer(file: Path) -> bool:
+    """Whether a test file, or one of tests/ that it imports, loads a peer."""
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    modules = re.findall(r"^(?:from|import) ([\w.]+)", text, re.MULTILINE)
+    names = re.findall(r"^from (tests[\w.]*) import (\w+)$", text, re.MULTILINE)
+    files = [module for module in modules if module.startswith("tests.")]
+    files += [f"{folder}.{name}" for folder, name in names]
+    return any(module.partition(".")[0] in PEERS for module in modules) or any(
+        needs_a_peer(HERE / f"{module.replace('.', '/')}.py") for module in files
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    quick = config.getoption("--quick") and collection_path.suffix == ".py"
+    return True if quick and needs_a_peer(collection_path) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep every rule of the architecture, and of the rest those whose names fall into the sample.
+
+    A name decides for itself, so that the sample is the same for every process and a test that is
+    added or removed changes nothing for the others.
+    """
+    if not config.getoption("--quick"):
+        return
+
+    def kept(item: pytest.Item) -> bool:
+        if item.get_closest_marker("shapes_unchecked"):
+            return False
+        return "test_floors" in item.nodeid or not crc32(item.nodeid.encode()) % ONE_IN
+
+    config.hook.pytest_deselected(items=[item for item in items if not kept(item)])
+    items[:] = [item for item in items if kept(item)]

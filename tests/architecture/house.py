@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -77,17 +78,38 @@ class Source:
 
     @property
     def text(self) -> str:
-        return self.path.read_text(encoding="utf-8")
+        return read(self.path)
+
+    @property
+    def tree(self) -> ast.Module:
+        return parse(self.path)
 
     @property
     def needs_triton(self) -> bool:
         """It is nothing but kernels for CUDA: whole files of them say so by this very import."""
         return any(imported.module == "triton" for imported in self.imports())
 
-    def imports(self) -> list[Import]:
-        return list(self._read(ast.parse(self.text, filename=str(self.path)), False, False))
+    def imports(self) -> tuple[Import, ...]:
+        return imports_of(self)
 
-    def _read(self, node: ast.AST, checking: bool, inside: bool) -> Iterator[Import]:
+    def classes(self) -> set[str]:
+        """The classes that an import of this file can reach; those inside a function are not."""
+        return set(_classes(self.tree))
+
+    def public_names(self) -> set[str]:
+        """What `__all__` lists, here or in a stub, and what `from ... import` binds at the top."""
+        names = {
+            imported.name
+            for imported in self.imports()
+            if imported.name and not (imported.inside_function or imported.type_checking)
+        }
+        stub = self.path.with_suffix(".pyi")
+        for node in [*self.tree.body, *(parse(stub).body if stub.is_file() else ())]:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                names |= _strings(node.value)
+        return names
+
+    def _walk(self, node: ast.AST, checking: bool, inside: bool) -> Iterator[Import]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = self._absolute(node) if isinstance(node, ast.ImportFrom) else None
             for alias in node.names:
@@ -99,14 +121,14 @@ class Source:
                     inside_function=inside,
                 )
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            for child in node.body:
-                yield from self._read(child, True, inside)
-            for child in node.orelse:
-                yield from self._read(child, checking, inside)
+            for statement in node.body:
+                yield from self._walk(statement, True, inside)
+            for statement in node.orelse:
+                yield from self._walk(statement, checking, inside)
         else:
             inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             for child in ast.iter_child_nodes(node):
-                yield from self._read(child, checking, inside)
+                yield from self._walk(child, checking, inside)
 
     def _absolute(self, node: ast.ImportFrom) -> str:
         if not node.level:
@@ -118,6 +140,37 @@ class Source:
         return ".".join([*above, node.module] if node.module else above)
 
 
+# A file is read and parsed once per process, however many rules look at it: no test changes a file
+# that a rule has seen.
+@cache
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(read(path), filename=str(path))
+
+
+@cache
+def imports_of(source: Source) -> tuple[Import, ...]:
+    return tuple(source._walk(source.tree, False, False))
+
+
+def _strings(node: ast.AST) -> set[str]:
+    constants = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+    return {value for value in constants if isinstance(value, str)}
+
+
+def _classes(node: ast.AST) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield child.name
+        elif isinstance(child, ast.If | ast.Try | ast.With):
+            yield from _classes(child)
+
+
+@cache
 def sources(package: Path = PACKAGE) -> dict[str, Source]:
     """Every Python file of the package, by dotted name."""
     found = [Source(path, package) for path in sorted(package.rglob("*.py"))]

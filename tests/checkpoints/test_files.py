@@ -1,6 +1,7 @@
 """Folders are written whole or not at all, and read without trust."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from manyheads.errors import InputError
 from manyheads.whole import write_tensors
 
 
-def write(text: str):
+def write(text: str) -> Callable[[Path], int]:
     return lambda file: file.write_text(text)
 
 

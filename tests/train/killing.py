@@ -104,6 +104,7 @@ def go(place: Path, kill: Callable[[], None] | None = None) -> Callable[[], None
         if kill is not None:
             kill()
         asked = tables(place.parent, dropout=0.1, steps=STEPS, keep=1)
+        asked["model"]["change"]["layers"] = 1
         asked["data"] |= {"batch": 64, "micro_batch": 32}
         asked["run"]["folder"] = str(place)
         asked["data"]["store"] = str(place / "data")

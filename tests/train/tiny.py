@@ -1,7 +1,9 @@
 """A corpus of a few words, its tokenizer, and a run small enough for a test."""
 
 import random
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from manyheads.data.texts import TextFiles
@@ -12,13 +14,22 @@ SENTENCE = "the cat sat on a mat while one dog ran over some hill and sun was lo
 
 
 def write_corpus(folder: Path, *, documents: int = 200, seed: int = 0) -> None:
-    """corpus.txt with documents apart by blank lines, and tokenizer.json."""
+    """corpus.txt with documents separated by blank lines, and tokenizer.json."""
+    for name, text in corpus(documents, seed).items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+@cache
+def corpus(documents: int, seed: int) -> dict[str, str]:
+    """The text of each file; the tokenizer is trained once per process."""
     draw = random.Random(seed)
     words = SENTENCE.split()
     texts = [" ".join(draw.choices(words, k=draw.randint(4, 30))) for _ in range(documents)]
-    (folder / "corpus.txt").write_text("\n\n".join(texts), encoding="utf-8")
-    source = TextFiles(str(folder / "corpus.txt"))
-    train_tokenizer(source, 300, shown=False).save(str(folder / "tokenizer.json"))
+    with TemporaryDirectory() as folder:
+        source, tokenizer = Path(folder, "corpus.txt"), Path(folder, "tokenizer.json")
+        source.write_text("\n\n".join(texts), encoding="utf-8")
+        train_tokenizer(TextFiles(str(source)), 300, shown=False).save(str(tokenizer))
+        return {each.name: each.read_text(encoding="utf-8") for each in (source, tokenizer)}
 
 
 def tables(folder: Path, *, dropout: float = 0.0, **settings: Any) -> dict[str, Any]:

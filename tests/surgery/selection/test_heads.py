@@ -126,9 +126,13 @@ def test_iterating_measures_anew(model: Decoder, by: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("by", "iterative"), [("random", False), ("ablation", True), ("gradient", True)]
+    ("by", "iterative", "bias", "keep"),
+    [
+        ("random", False, "all", "zero"),
+        ("ablation", True, "none", "mean"),
+        ("gradient", True, "all", "zero"),
+    ],
 )
-@pytest.mark.parametrize(("bias", "keep"), [("all", "zero"), ("none", "mean")])
 def test_a_layer_that_needs_a_head_keeps_one(
     by: Any, iterative: bool, bias: Any, keep: Any
 ) -> None:

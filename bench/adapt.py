@@ -25,7 +25,7 @@ from manyheads.ragged import Ragged
 from manyheads.surgery.adapters import adapt
 from manyheads.surgery.lowrank import LowRank
 from manyheads.surgery.quantised import quantise
-from manyheads.train.chunked import word_losses
+from manyheads.train.loss.chunked_cross_entropy import word_losses
 
 SHAPE = "llama-1b-shape"
 SMALL = {"width": 64, "heads": 4, "kv_heads": 2, "head_size": 16, "hidden": 128, "layers": 2}

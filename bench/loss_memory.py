@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from side_by_side import Work, alone, check_agreement, count, peak_extra, race, say, show
 from torch import Tensor
 
-from manyheads.train.chunked import word_losses
+from manyheads.train.loss.chunked_cross_entropy import word_losses
 
 Given = tuple[Tensor, Tensor, Tensor]
 

@@ -27,8 +27,8 @@ import torch
 from corpus import prose
 from side_by_side import say
 
-from manyheads.data.texts import GivenTexts
-from manyheads.data.tokenizer import train_tokenizer
+from manyheads.data.sources.texts import GivenTexts
+from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.lens.patterns import patterns
 from manyheads.models.build import build
 from manyheads.report.examine import examine

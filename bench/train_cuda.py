@@ -17,12 +17,12 @@ from manyheads.data.stream import Position, Step
 from manyheads.models.build import build, named
 from manyheads.parts.gates import Gate
 from manyheads.ragged import Ragged
-from manyheads.train.crew import crew
-from manyheads.train.entrance import Entrance
+from manyheads.train.distributed import crew
+from manyheads.train.loop.model_wrapper import Entrance
+from manyheads.train.loop.train_step import Updater, asked, goes_ahead
+from manyheads.train.loop.training_report import operations
 from manyheads.train.objectives import CausalLM, MaskedLM, Objective
-from manyheads.train.optimisers import AdamW
-from manyheads.train.report import operations
-from manyheads.train.update import Updater, asked, goes_ahead
+from manyheads.train.optim.optimisers import AdamW
 
 __all__ = ["PARTS", "run"]
 

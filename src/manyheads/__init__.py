@@ -9,7 +9,7 @@ _HOMES = {
     "cache": ("Cache", "Fixed", "Growing"),
     "checkpoints.classes": ("with_classes",),
     "checkpoints.folder": ("load", "save"),
-    "data.image_files": ("read_image",),
+    "data.image_preprocessing": ("read_image",),
     "decoding.chat": ("apply_chat", "chat_prompt"),
     "decoding.choosing": ("Beams", "Greedy", "Sample"),
     "decoding.loop": ("generate", "stream"),

@@ -14,7 +14,7 @@ import torch
 
 from manyheads.checkpoints.folder import load, save
 from manyheads.taps import Record, Site, Sublayer, Tap
-from manyheads.train.run import read_run
+from manyheads.train.run_file.run_config import read_run
 
 NAMES = ("house-gpt", "house-gpt-gated", "house-bert")
 ABOUT = {

@@ -8,8 +8,8 @@ import gzip
 import sys
 from pathlib import Path
 
-from manyheads.data.texts import GivenTexts
-from manyheads.data.tokenizer import train_tokenizer
+from manyheads.data.sources.texts import GivenTexts
+from manyheads.data.tokenizer_training import train_tokenizer
 
 HELD_OUT = 0.05
 ENTRIES = 4096

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from manyheads.pictures.training import draw_training, read_heads
-from manyheads.train.journal import Journal
-from manyheads.train.run import run_of
-from manyheads.train.session import train
+from manyheads.train.loop.metrics_log import Journal
+from manyheads.train.loop.session import train
+from manyheads.train.run_file.run_config import run_of
 
 HERE = Path(__file__).parent
 PICTURE = HERE.parents[1] / "docs/images/induction-bump.png"

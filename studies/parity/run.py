@@ -24,16 +24,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.data.pieces import Fixed
+from manyheads.data.chunks import Fixed
+from manyheads.data.sources.texts import TextFiles
 from manyheads.data.store import open_store
 from manyheads.data.stream import Stream
-from manyheads.data.texts import TextFiles
-from manyheads.data.tokenizer import train_tokenizer
+from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.progress import Progress
-from manyheads.train.journal import Journal
-from manyheads.train.reading import changed, read_toml
-from manyheads.train.run import Run, run_of
-from manyheads.train.session import train
+from manyheads.train.loop.metrics_log import Journal
+from manyheads.train.loop.session import train
+from manyheads.train.run_file.run_config import Run, run_of
+from manyheads.train.run_file.toml_config import changed, read_toml
 
 HERE = Path(__file__).parent
 WORK = Path("build/parity")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from manyheads.cli.main import main
-from manyheads.data import writing
+from manyheads.data import tokenise as writing
 from tests.train.tiny import write_run_file
 
 

@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from manyheads.data.batch import UNLABELLED
-from manyheads.data.examples import (
+from manyheads.data.labelled import (
     Examples,
+    LabelledText,
+    Pair,
+    TaggedText,
     labelled_examples,
     paired_examples,
     tagged_examples,
 )
-from manyheads.data.labelled import LabelledText, Pair, TaggedText
 from manyheads.data.stream import Stream
 from manyheads.errors import InputError
 from tests.data.tiny import tokenizer

@@ -8,8 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from manyheads.data.habits import tell_image_habits
-from manyheads.data.image_files import images_in, read_image
+from manyheads.data.image_preprocessing import images_in, read_image, tell_image_habits
 from manyheads.data.images import ImageFolder
 from manyheads.errors import InputError
 from manyheads.models.build import build

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from manyheads.data.labelled import LabelledTexts, Pairs, TaggedTexts
-from manyheads.data.rows import FileRows
+from manyheads.data.sources.rows import FileRows
 from manyheads.errors import InputError
 from tests.messages import refuses
 

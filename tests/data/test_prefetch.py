@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from manyheads.data.batch import Batch
-from manyheads.data.pieces import Documents
+from manyheads.data.chunks import Documents
 from manyheads.data.prefetch import prefetched
 from manyheads.data.stream import Stream
 from manyheads.errors import ConfigError

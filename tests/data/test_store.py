@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from manyheads.data.sources.texts import GivenTexts, TextFiles
 from manyheads.data.store import INDEX, Store, open_store
-from manyheads.data.texts import GivenTexts, TextFiles
-from manyheads.data.writing import write_store
+from manyheads.data.tokenise import write_store
 from manyheads.errors import InputError
 from tests.data.tiny import TEXTS, store_of, tokenizer
 from tests.messages import refuses

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.data.pieces import Documents, Fixed, Pieces
+from manyheads.data.chunks import Documents, Fixed, Pieces
 from manyheads.data.stream import Position, Step, Stream
 from manyheads.errors import ConfigError
 from tests.data.tiny import store_of

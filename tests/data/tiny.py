@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads.data.sources.texts import GivenTexts
 from manyheads.data.store import FORMAT, Index, Part, Store
-from manyheads.data.texts import GivenTexts
-from manyheads.data.tokenizer import train_tokenizer
+from manyheads.data.tokenizer_training import train_tokenizer
 
 TEXTS = tuple(f"document {number}: " + "the cat sat on the mat, \n" * number for number in range(9))
 

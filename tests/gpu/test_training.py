@@ -14,14 +14,14 @@ from manyheads.data.batch import Batch
 from manyheads.data.stream import Position, Step
 from manyheads.models.build import build
 from manyheads.ragged import Ragged
-from manyheads.train.chunked import word_losses
-from manyheads.train.crew import crew
-from manyheads.train.entrance import Entrance
+from manyheads.train.distributed import crew
+from manyheads.train.loop.model_wrapper import Entrance
+from manyheads.train.loop.session import train
+from manyheads.train.loop.train_step import Updater, asked, goes_ahead
+from manyheads.train.loss.chunked_cross_entropy import word_losses
 from manyheads.train.objectives import CausalLM, MaskedLM, Objective
-from manyheads.train.optimisers import AdamW
-from manyheads.train.run import run_of
-from manyheads.train.session import train
-from manyheads.train.update import Updater, asked, goes_ahead
+from manyheads.train.optim.optimisers import AdamW
+from manyheads.train.run_file.run_config import run_of
 
 WORDS = 517
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from manyheads.data.texts import GivenTexts
-from manyheads.data.tokenizer import train_tokenizer
+from manyheads.data.sources.texts import GivenTexts
+from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.errors import InputError
 from manyheads.lens.attribution import attribute_logits
 from manyheads.lens.ioi import (

@@ -9,8 +9,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from manyheads.attention import AttentionConfig
-from manyheads.data.texts import GivenTexts
-from manyheads.data.tokenizer import train_tokenizer
+from manyheads.data.sources.texts import GivenTexts
+from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.errors import InputError
 from manyheads.lens import glancing, trials
 from manyheads.lens.addresses import Address

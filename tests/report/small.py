@@ -3,8 +3,8 @@
 from functools import cache
 from typing import Any
 
-from manyheads.data.texts import GivenTexts
-from manyheads.data.tokenizer import train_tokenizer
+from manyheads.data.sources.texts import GivenTexts
+from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.models.build import build
 from manyheads.report.examine import Findings, examine
 

@@ -11,7 +11,7 @@ import torch
 
 from manyheads.checkpoints.folder import save
 from manyheads.cli.main import main
-from manyheads.data.habits import image_habits
+from manyheads.data.image_preprocessing import image_habits
 from manyheads.lens.patterns import patterns
 from manyheads.report.examine import Findings, examine
 from manyheads.report.image import read_image

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from manyheads.data.texts import GivenTexts
-from manyheads.data.tokenizer import train_tokenizer
+from manyheads.data.sources.texts import GivenTexts
+from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.models.build import build
 
 WORDS = "The cat sat on the mat and the dog sat on the log while it rained in Paris and Rome. "

@@ -18,7 +18,7 @@ from manyheads.surgery.mending import Mending, mend
 from manyheads.surgery.prune import prune
 from manyheads.surgery.trainable import learn_only
 from manyheads.taps import Head, Sublayer
-from manyheads.train.optimisers import AdamW
+from manyheads.train.optim.optimisers import AdamW
 from tests.messages import refuses
 from tests.models import zoo
 

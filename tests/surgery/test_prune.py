@@ -32,7 +32,7 @@ from manyheads.surgery.keeping import find_addresses
 from manyheads.surgery.prune import prune, prune_layers, prune_neurons
 from manyheads.surgery.record import origins
 from manyheads.taps import Head, Patterns, Record, Site, Sublayer, Tap
-from manyheads.train.optimisers import AdamW
+from manyheads.train.optim.optimisers import AdamW
 from manyheads.train.regularisers import Together
 from tests.models import zoo
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from manyheads import build
 from manyheads.errors import InputError
 from manyheads.surgery import learn_all, learn_all_but, learn_only
-from manyheads.train.groups import Rate, groups_of, weights_of
-from manyheads.train.optimisers import AdamW, Muon
+from manyheads.train.optim.optimisers import AdamW, Muon
+from manyheads.train.optim.param_groups import Rate, groups_of, weights_of
 
 SHAPE: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "head_size": 8}
 MORE: dict[str, Any] = {"hidden": 40, "vocabulary": 50}

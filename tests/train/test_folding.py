@@ -10,11 +10,10 @@ from safetensors.torch import load_file
 from manyheads import load
 from manyheads.models.build import build
 from manyheads.taps import Site, Tap
-from manyheads.train.folding import final_gates, folded
 from manyheads.train.hard_concrete import settled
-from manyheads.train.regularisers import L0Gates
-from manyheads.train.run import run_of
-from manyheads.train.session import train
+from manyheads.train.loop.session import train
+from manyheads.train.regularisers import L0Gates, final_gates, folded
+from manyheads.train.run_file.run_config import run_of
 from tests.models.zoo import DECODERS, HEADS, SEQ2SEQS, ids, values
 from tests.train.tiny import tables, write_corpus
 

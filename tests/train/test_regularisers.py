@@ -12,7 +12,7 @@ from manyheads.models.build import build
 from manyheads.taps import Record, Site, Sublayer, Tap
 from manyheads.train.hard_concrete import HeadGates
 from manyheads.train.objectives import CausalLM, Seq2SeqLM
-from manyheads.train.optimisers import AdamW
+from manyheads.train.optim.optimisers import AdamW
 from manyheads.train.regularisers import (
     HeadDiversity,
     L0Gates,

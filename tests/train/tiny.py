@@ -4,9 +4,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from manyheads.data.texts import TextFiles
-from manyheads.data.tokenizer import train_tokenizer
-from manyheads.train.run import Run, run_of
+from manyheads.data.sources.texts import TextFiles
+from manyheads.data.tokenizer_training import train_tokenizer
+from manyheads.train.run_file.run_config import Run, run_of
 
 SENTENCE = "the cat sat on a mat while one dog ran over some hill and sun was low"
 

@@ -201,9 +201,8 @@ def first_labelled(model: "Model", file: Path | None, tokens: int) -> tuple[Labe
 
     All are whole: half a text may be of another class.
     """
-    from manyheads.data.examples import numbered
-    from manyheads.data.labelled import LabelledTexts
-    from manyheads.data.rows import ROW_FORMATS, FileRows
+    from manyheads.data.labelled import LabelledTexts, numbered
+    from manyheads.data.sources.rows import ROW_FORMATS, FileRows
     from manyheads.models.readout import ClassHead
 
     if file is None or file.suffix not in ROW_FORMATS:

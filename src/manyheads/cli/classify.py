@@ -98,7 +98,7 @@ class Classify:
         return 0
 
     def _look(self) -> None:
-        from manyheads.data.image_files import images_in, read_image
+        from manyheads.data.image_preprocessing import images_in, read_image
         from manyheads.encoding.images import classify_images
         from manyheads.models.vision import Vision
 

@@ -54,8 +54,7 @@ def first_images(
     """
     import torch
 
-    from manyheads.data.habits import image_size
-    from manyheads.data.image_files import images_in
+    from manyheads.data.image_preprocessing import image_size, images_in
     from manyheads.models.readout import ClassHead
 
     if tokens < 1:
@@ -88,7 +87,7 @@ def _labelled(model: "Vision", folder: Path) -> Sequence[tuple[Path, int]]:
 
 
 def _read(model: "Vision", files: Sequence[tuple[Path, int]], classed: bool) -> Pictures:
-    from manyheads.data.image_files import read_image
+    from manyheads.data.image_preprocessing import read_image
 
     images = [read_image(model, file) for file, _ in files]
     return Pictures(images, [label for _, label in files] if classed else None)

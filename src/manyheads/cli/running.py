@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 if TYPE_CHECKING:
-    from manyheads.train.session import Finished
+    from manyheads.train.loop.session import Finished
 
 __all__ = ["Changes", "Since", "follow"]
 
@@ -23,7 +23,7 @@ def follow(
 
     Until then there may be nothing in the run's own folder that tells where it began.
     """
-    from manyheads.train.stopping import Stopped
+    from manyheads.train.interrupt import Stopped
 
     said = [part for change in changes for part in ("--set", change)]
     command = " ".join([command, shlex.join(said)]) if said else command

@@ -57,9 +57,8 @@ class TrainTokenizer:
             raise InputError(f"there is no folder {folder}", "make it, or name another")
         if self.out.is_dir():
             raise InputError(f"{self.out} is a folder", "name a file in it")
-        from manyheads.data.sources import texts_of
-        from manyheads.data.texts import TextFiles
-        from manyheads.data.tokenizer import train_tokenizer
+        from manyheads.data.sources.texts import TextFiles, texts_of
+        from manyheads.data.tokenizer_training import train_tokenizer
 
         source = texts_of(self.files, field=self.field, format=self.format, errors=self.errors)
         source.check()

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from manyheads.ragged import Ragged
 
-__all__ = ["UNLABELLED", "Batch"]
-
 # A label that asks nothing, as torch has it.
 UNLABELLED = -100
 

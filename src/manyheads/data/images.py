@@ -16,19 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from manyheads.data.batch import UNLABELLED, Batch
-from manyheads.data.files import opened
+from manyheads.data.sources.files import opened
 from manyheads.errors import InputError, MissingExtraError
-
-__all__ = [
-    "ByChannel",
-    "ImageArrays",
-    "ImageFolder",
-    "images_of_idx",
-    "images_of_npz",
-    "read_idx",
-    "read_pixels",
-    "scaled",
-]
 
 # One number for all channels of an image, or one for each.
 ByChannel = float | tuple[float, ...]

@@ -13,8 +13,6 @@ from torch import Tensor
 from manyheads.errors import ConfigError
 from manyheads.ragged import Ragged
 
-__all__ = ["Masked", "Masking", "Vocabulary", "mask_tokens", "vocabulary_of"]
-
 MASK_NAMES = ("[MASK]", "<mask>", "<|mask|>")
 
 

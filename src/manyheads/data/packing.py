@@ -3,8 +3,6 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-__all__ = ["WAITING", "pack"]
-
 # Pieces looked at together: more find a better fit, fewer keep closer to the shuffled order.
 WAITING = 1024
 

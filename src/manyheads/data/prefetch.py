@@ -7,8 +7,6 @@ from typing import Any, Protocol, TypeVar
 
 from manyheads.errors import ConfigError
 
-__all__ = ["Pinnable", "prefetched"]
-
 
 class Pinnable(Protocol):
     """A batch, a step, or whatever else is made of tensors on the host."""

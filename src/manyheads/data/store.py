@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from manyheads.errors import InputError
 
-__all__ = ["FORMAT", "INDEX", "Index", "Part", "Store", "checksum_of", "open_store"]
-
 FORMAT = 1
 INDEX = "index.json"
 TABLES = {"documents.bin": "documents", "passages.bin": "passages"}

@@ -43,12 +43,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.data.batch import Batch
-from manyheads.data.order import shuffled
+from manyheads.data.chunks import Pieces
 from manyheads.data.packing import pack
-from manyheads.data.pieces import Pieces
+from manyheads.data.permutation import shuffled
 from manyheads.errors import ConfigError
-
-__all__ = ["Position", "Step", "Stream"]
 
 # Places of the order worked out at a time.
 BLOCK = 8192

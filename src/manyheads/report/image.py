@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from manyheads.data import image_files
-from manyheads.data.habits import image_size
+from manyheads.data import image_preprocessing as image_files
+from manyheads.data.image_preprocessing import image_size
 from manyheads.models.vision import Vision
 
 __all__ = ["Picture", "read_image"]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from manyheads.data.habits import grey, image_habits, image_size
+from manyheads.data.image_preprocessing import grey, image_habits, image_size
 from manyheads.decoding.room import check_writes
 from manyheads.encoding.reading import find_longest, open_texts, reads_texts
 from manyheads.errors import InputError, ManyheadsError

@@ -15,12 +15,11 @@ from manyheads.surgery.peft_files import save_adapter
 from manyheads.surgery.peft_wholes import check_named
 from manyheads.surgery.quantised import quantise
 from manyheads.surgery.trainable import learn_all_but, learn_only
-from manyheads.train.folding import final_gates
-from manyheads.train.reading import changed, read_table, read_toml
-from manyheads.train.regularisers import L0Gates, L1Scales, Regulariser
-from manyheads.train.run import Run, run_of
-from manyheads.train.session import Finished, Surgery, train
-from manyheads.train.starting import dressed, tell_habits
+from manyheads.train.loop.model_setup import dressed, tell_habits
+from manyheads.train.loop.session import Finished, Surgery, train
+from manyheads.train.regularisers import L0Gates, L1Scales, Regulariser, final_gates
+from manyheads.train.run_file.run_config import Run, run_of
+from manyheads.train.run_file.toml_config import changed, read_table, read_toml
 
 __all__ = ["AdapterTable", "Adapting", "LearnTable", "read_adapting", "train_adapter"]
 

@@ -21,9 +21,9 @@ from manyheads.surgery.tuning import objective_for, tune
 from manyheads.surgery.wishes import What
 from manyheads.taps import Patterns, Site
 from manyheads.train.hard_concrete import Gated, HardConcrete, HeadGates
-from manyheads.train.optimisers import AdamW
+from manyheads.train.optim.optimisers import AdamW
+from manyheads.train.optim.schedules import Stable
 from manyheads.train.regularisers import GATES, L0Gates, Regularised
-from manyheads.train.schedules import Stable
 
 __all__ = ["CLOSING", "Closing", "LayerGates", "NeuronGates", "close_gates"]
 

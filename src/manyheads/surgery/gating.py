@@ -25,8 +25,8 @@ from manyheads.surgery.questions import questions
 from manyheads.surgery.trainable import learn_all, learn_gates
 from manyheads.surgery.tuning import objective_for, tune
 from manyheads.taps import Site, Tap
-from manyheads.train.optimisers import AdamW
-from manyheads.train.schedules import Cosine
+from manyheads.train.optim.optimisers import AdamW
+from manyheads.train.optim.schedules import Cosine
 
 __all__ = ["Figures", "Gated", "pieces", "teach_gates"]
 

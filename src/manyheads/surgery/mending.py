@@ -11,8 +11,8 @@ from manyheads.surgery.rebuilding import rebuild
 from manyheads.surgery.trainable import learn_as
 from manyheads.surgery.tuning import objective_for, tune
 from manyheads.train.objectives import Objective
-from manyheads.train.optimisers import AdamW, OptimiserConfig
-from manyheads.train.schedules import Cosine, Schedule
+from manyheads.train.optim.optimisers import AdamW, OptimiserConfig
+from manyheads.train.optim.schedules import Cosine, Schedule
 
 __all__ = ["Mending", "mend"]
 

@@ -26,7 +26,7 @@ from manyheads.surgery.lowrank import Update, adapters_on, attach, places
 from manyheads.surgery.peft_wholes import whole_as_ours, whole_as_theirs
 from manyheads.surgery.targets import Part, joined, parts_of
 from manyheads.surgery.wholes import bring, wholes_of
-from manyheads.train.folding import final_gates
+from manyheads.train.regularisers import final_gates
 from manyheads.whole import write_tensors
 
 __all__ = ["load_adapter", "save_adapter"]

@@ -21,15 +21,15 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.progress import Progress
 from manyheads.taps import Site, Tap, Watcher
-from manyheads.train.crew import Crew
-from manyheads.train.entrance import Entrance
-from manyheads.train.groups import set_rate
-from manyheads.train.loss import Loss, Task
+from manyheads.train.distributed import Crew
+from manyheads.train.loop.model_wrapper import Entrance
+from manyheads.train.loop.train_step import Outcome, Updater, asked
 from manyheads.train.objectives import CausalLM, MaskedLM, Objective
-from manyheads.train.optimisers import OptimiserConfig
+from manyheads.train.objectives.objective import Loss, Task
+from manyheads.train.optim.optimisers import OptimiserConfig
+from manyheads.train.optim.param_groups import set_rate
+from manyheads.train.optim.schedules import Schedule
 from manyheads.train.regularisers import Together
-from manyheads.train.schedules import Schedule
-from manyheads.train.update import Outcome, Updater, asked
 
 __all__ = ["Answers", "objective_for", "tune"]
 

@@ -14,8 +14,6 @@ from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
 
-__all__ = ["Gated", "HardConcrete", "HeadGates", "settled"]
-
 # Hard concrete (arXiv 1712.01312): stretched from 0..1 to LOW..HIGH, then cut to 0..1.
 LOW, HIGH, TEMPERATURE = -0.1, 1.1, 0.33
 

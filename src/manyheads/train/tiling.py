@@ -26,8 +26,6 @@ from manyheads.parts.experts import MixtureOfExperts
 from manyheads.parts.feedforward import FeedForward
 from manyheads.parts.positions import Rotary
 
-__all__ = ["raise_rotary", "source_layers", "tile", "tiled", "with_rotary"]
-
 Config = TypeVar("Config", bound=ModelConfig)
 
 

@@ -1,0 +1,126 @@
+"""Texts come whole and in order, in passages, and memory does not grow with the corpus."""
+
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyheads.data.sources import texts
+from manyheads.data.sources.rows import FileRows
+from manyheads.data.sources.texts import GivenTexts, RowTexts, TextFiles, TextSource, _cut
+from manyheads.errors import InputError
+from tests.messages import refuses
+
+
+def documents(source: TextSource) -> list[str]:
+    found, parts = [], []
+    for passage in source.read():
+        parts.append(passage.text)
+        if passage.ends:
+            found.append("".join(parts))
+            parts = []
+    assert not parts
+    return found
+
+
+LETTERS = st.text(alphabet="ab \n;", max_size=60)
+
+
+@given(chunks=st.lists(LETTERS, max_size=8), separator=st.sampled_from([None, ";", "\n\n", "a;"]))
+def test_documents_are_those_of_a_plain_split(chunks: list[str], separator: str | None) -> None:
+    kept, texts.PASSAGE = texts.PASSAGE, 8
+    try:
+        passages = list(_cut(chunks, separator))
+    finally:
+        texts.PASSAGE = kept
+    whole = "".join(chunks)
+    expected = whole.split(separator) if separator else [whole]
+    joined = "".join(text + ("\0" if ends else "") for text, ends in passages)
+    found = joined.split("\0")[:-1]
+    assert [each for each in found if each.strip()] == [each for each in expected if each.strip()]
+    assert all(len(text) <= 16 for text, _ in passages)
+
+
+def test_a_file_is_a_document_and_a_separator_makes_more(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo\r\n\n\n\n \n\nthree", newline="")
+    (tmp_path / "b.txt").write_text(" \n")
+    assert documents(TextFiles(tmp_path)) == ["one\n\ntwo\r\n\n\n\n \n\nthree"]
+    assert documents(TextFiles(tmp_path, separator="\n\n")) == ["one", "two\r", "three"]
+
+
+def test_a_long_document_is_cut_at_lines_and_comes_back_whole(tmp_path: Path) -> None:
+    text = "".join(f"line {number} über alles 汉字\n" for number in range(20_000))
+    with gzip.open(tmp_path / "a.txt.gz", "wt", encoding="utf-8", newline="") as file:
+        file.write(text)
+    source = TextFiles(str(tmp_path / "*.gz"))
+    passages = list(source.read())
+    assert "".join(passage.text for passage in passages) == text
+    assert [passage.ends for passage in passages] == [False] * (len(passages) - 1) + [True]
+    assert all(passage.text.endswith("\n") for passage in passages)
+    assert source.expected_bytes() is None
+
+
+def test_rows_are_documents_wherever_they_come_from(tmp_path: Path) -> None:
+    rows = [{"body": "one"}, {"body": "two " * 50_000}, {"body": ""}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    expected = ["one", "two " * 50_000]
+    assert documents(TextFiles(tmp_path / "a.jsonl", field="body")) == expected
+    assert documents(RowTexts(FileRows(tmp_path / "a.jsonl"), field="body")) == expected
+    (tmp_path / "a.jsonl").rename(tmp_path / "a.data")
+    assert documents(TextFiles(tmp_path / "a.data", field="body", format="jsonl")) == expected
+    assert documents(GivenTexts(tuple(row["body"] for row in rows))) == expected
+
+
+def test_reading_may_begin_at_any_file(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(name)
+    found = [(passage.text, passage.file) for passage in TextFiles(tmp_path).read(1)]
+    assert found == [("b", 1), ("c", 2)]
+
+
+def test_bytes_that_are_no_utf8_are_named_by_their_place(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("é".encode() * 70_000 + b"\xff and more")
+    with refuses(
+        InputError,
+        f"{tmp_path}/a.txt is not UTF-8: invalid start byte at byte 140000: "
+        'convert it, or read it with errors = "replace".',
+    ):
+        list(TextFiles(tmp_path).read())
+    assert documents(TextFiles(tmp_path, errors="replace"))[0].endswith("é\ufffd and more")
+    with refuses(InputError, r"separator='' parts no documents: use '\n\n', or None."):
+        TextFiles(tmp_path, separator="")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz"])
+def test_memory_does_not_grow_with_the_corpus(name: str, tmp_path: Path) -> None:
+    line = json.dumps({"text": "some words of a text " * 20}) + "\n"
+
+    def peak(lines: int) -> int:
+        open_ = gzip.open if name.endswith(".gz") else open
+        with open_(tmp_path / name, "wt") as file:
+            for _ in range(lines):
+                file.write(line)
+        source = TextFiles(tmp_path / name)
+        tracemalloc.start()
+        for _ in source.read():
+            pass
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    small, large = peak(2_000), peak(20_000)
+    assert large < 1.2 * small
+    assert large < 3_000_000
+
+
+def test_a_small_text_comes_in_passages_that_end_with_lines() -> None:
+    text = "a rose is a rose is a rose.\n" * 700
+    passages = list(_cut([text], None))
+    assert "".join(passage for passage, _ in passages) == text
+    assert len(passages) == 5
+    assert all(passage.endswith("\n") for passage, _ in passages)
+    assert [ends for _, ends in passages] == [False] * 4 + [True]

@@ -23,7 +23,7 @@ from manyheads.train.run_file.run_config import (
     run_of,
 )
 
-GUIDE = (Path(__file__).parents[2] / "docs/guides/run-file.md").read_text()
+GUIDE = (Path(__file__).parents[3] / "docs/guides/run-file.md").read_text()
 PARTS = dict(re.findall(r"(?ms)^## ([^\n]+)\n(.*?)(?=^## |\Z)", GUIDE))
 TABLES = {
     "model": (Start, Heads),

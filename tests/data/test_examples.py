@@ -5,12 +5,12 @@ from itertools import islice
 import pytest
 import torch
 
-from manyheads.data.batch import UNLABELLED
+from manyheads.data.batch import IGNORE_INDEX
 from manyheads.data.labelled import (
     Examples,
     LabelledText,
-    Pair,
     TaggedText,
+    TextPair,
     labelled_examples,
     paired_examples,
     tagged_examples,
@@ -30,7 +30,7 @@ def test_text_and_label_stay_together() -> None:
     examples = labelled_examples(LABELLED, PIECES)
     assert examples.names == ("even", "odd")
     seen = []
-    for batch in Stream(examples, batch_tokens=50, seed=4).once():
+    for batch in Stream(examples, batch_tokens=50, seed=4).single_epoch():
         assert batch.texts is not None
         assert batch.labels is not None
         assert batch.tokens <= 50
@@ -65,7 +65,9 @@ def test_names_of_training_number_the_labels_of_testing() -> None:
 
 def test_pairs_are_counted_together_and_cut_apart() -> None:
     pairs = paired_examples(
-        [Pair("cat", "the cat", "line 1"), Pair("on", "mat " * 50, "line 2")], PIECES, longest=6
+        [TextPair("cat", "the cat", "line 1"), TextPair("on", "mat " * 50, "line 2")],
+        PIECES,
+        max_length=6,
     )
     assert pairs.sizes.tolist() == [7, 9]
     batch = pairs.batch([1, 0])
@@ -89,9 +91,9 @@ def test_the_first_token_of_a_word_carries_its_tag() -> None:
     assert batch.labels is not None
     assert batch.labels.shape == batch.texts.values.shape
     first = batch.labels[: batch.texts.lengths.each[0]].tolist()
-    assert first[:3] == [UNLABELLED, 0, 1]
-    assert set(first[3:]) == {UNLABELLED}
-    assert batch.labels[-3:].tolist() == [UNLABELLED, 1, UNLABELLED]
+    assert first[:3] == [IGNORE_INDEX, 0, 1]
+    assert set(first[3:]) == {IGNORE_INDEX}
+    assert batch.labels[-3:].tolist() == [IGNORE_INDEX, 1, IGNORE_INDEX]
 
 
 def test_what_cannot_be_learnt_from_is_refused() -> None:
@@ -100,7 +102,7 @@ def test_what_cannot_be_learnt_from_is_refused() -> None:
     with refuses(InputError, "line 7 has a text without a token: leave empty texts out."):
         labelled_examples([LabelledText("", 0, "line 7")], BYTES)
     with pytest.raises(InputError, match="longest=2 leaves no room beside 2 special tokens"):
-        paired_examples([Pair("a", "b", "line 1")], PIECES, longest=2)
+        paired_examples([TextPair("a", "b", "line 1")], PIECES, max_length=2)
 
 
 def test_a_share_of_the_rows_is_held_out_by_chance_and_each_row_is_in_one_part() -> None:

@@ -6,7 +6,7 @@ from queue import Queue
 
 import pytest
 
-from manyheads.data.file_lock import held
+from manyheads.data.file_lock import exclusive_lock
 
 pytest.importorskip("fcntl")
 
@@ -19,13 +19,13 @@ def test_the_second_is_told_and_waits_for_the_first(tmp_path: Path) -> None:
     file, said = tmp_path / "lock", Queue[str]()
 
     def second() -> None:
-        with held(file, lambda: said.put("busy")):
+        with exclusive_lock(file, lambda: said.put("on_busy")):
             said.put("mine")
 
     other = threading.Thread(target=second)
-    with held(file, _never):
+    with exclusive_lock(file, _never):
         other.start()
-        assert said.get(timeout=60) == "busy"
+        assert said.get(timeout=60) == "on_busy"
         other.join(0.2)
         assert said.empty()
     assert said.get(timeout=60) == "mine"
@@ -34,7 +34,7 @@ def test_the_second_is_told_and_waits_for_the_first(tmp_path: Path) -> None:
 
 def test_a_refusal_is_raised_and_the_file_is_free_afterwards(tmp_path: Path) -> None:
     file = tmp_path / "lock"
-    with held(file, _never), pytest.raises(AssertionError), held(file, _never):
+    with exclusive_lock(file, _never), pytest.raises(AssertionError), exclusive_lock(file, _never):
         pass
-    with held(file, _never):
+    with exclusive_lock(file, _never):
         pass

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from manyheads.data.image_preprocessing import images_in, read_image, tell_image_habits
+from manyheads.data.image_preprocessing import find_images, read_image, record_image_preprocessing
 from manyheads.data.images import ImageFolder
 from manyheads.errors import InputError
 from manyheads.models.build import build
@@ -34,7 +34,7 @@ def photo(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_file_is_read_as_training_reads_it(photo: Path, channels: int) -> None:
     model = seeing(channels)
-    tell_image_habits(model, 0.4, 0.3)
+    record_image_preprocessing(model, 0.4, 0.3)
     folder = ImageFolder(photo.parents[1], size=32, channels=channels, mean=0.4, std=0.3)
     images = folder.batch([0]).images
     assert images is not None
@@ -43,10 +43,10 @@ def test_a_file_is_read_as_training_reads_it(photo: Path, channels: int) -> None
 
 def test_a_folder_stands_for_the_images_in_it(photo: Path) -> None:
     (photo.parent / "note.txt").write_text("no image")
-    assert images_in(photo.parents[1]) == [photo] == images_in(photo)
+    assert find_images(photo.parents[1]) == [photo] == find_images(photo)
     photo.unlink()
     with refuses(InputError, f"{photo.parent} holds no image: lay .png, .jpg, .jpeg files there."):
-        images_in(photo.parent)
+        find_images(photo.parent)
 
 
 def test_what_is_no_image_is_refused(photo: Path) -> None:

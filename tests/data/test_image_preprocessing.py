@@ -11,7 +11,12 @@ import transformers
 from PIL import Image
 
 from manyheads import build, load, save
-from manyheads.data.image_preprocessing import grey, image_habits, image_size, tell_image_habits
+from manyheads.data.image_preprocessing import (
+    image_normalisation,
+    image_size,
+    record_image_preprocessing,
+    to_greyscale,
+)
 from manyheads.data.images import ImageFolder
 
 
@@ -30,35 +35,35 @@ def small() -> Any:
 
 
 def test_a_coloured_image_is_as_grey_as_training_reads_it(photo: Path) -> None:
-    with Image.open(photo) as opened:
-        theirs = torch.from_numpy(np.array(opened.convert("L"))).float() / 255
-        ours = torch.from_numpy(np.array(opened)).permute(2, 0, 1).float() / 255
-    assert torch.allclose(grey(ours)[0], theirs, atol=1 / 255)
+    with Image.open(photo) as open_file:
+        theirs = torch.from_numpy(np.array(open_file.convert("L"))).float() / 255
+        ours = torch.from_numpy(np.array(open_file)).permute(2, 0, 1).float() / 255
+    assert torch.allclose(to_greyscale(ours)[0], theirs, atol=1 / 255)
 
 
 def test_what_was_trained_on_is_told_and_what_was_known_stays() -> None:
     model = small()
     model.side_files = {"preprocessor_config.json": b'{"do_center_crop": true, "image_std": [1]}'}
-    tell_image_habits(model, 0.4, 0.3)
+    record_image_preprocessing(model, 0.4, 0.3)
     said = json.loads(model.side_files["preprocessor_config.json"])
     assert (said["do_center_crop"], said["image_mean"], said["image_std"]) == (
         True,
         [0.4] * 3,
         [0.3] * 3,
     )
-    mean, deviation = image_habits(model, 3)
+    mean, deviation = image_normalisation(model, 3)
     assert torch.allclose(mean, torch.tensor(0.4))
     assert torch.allclose(deviation, torch.tensor(0.3))
 
 
 def test_transformers_makes_the_same_numbers(photo: Path, tmp_path: Path) -> None:
     model = small()
-    tell_image_habits(model, 0.4, 0.3)
+    record_image_preprocessing(model, 0.4, 0.3)
     save(model, tmp_path / "model")
     assert load(tmp_path / "model").side_files == model.side_files
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "model", backend="pil")
-    with Image.open(photo) as opened:
-        theirs = processor(opened, return_tensors="pt")["pixel_values"][0]
+    with Image.open(photo) as open_file:
+        theirs = processor(open_file, return_tensors="pt")["pixel_values"][0]
     folder = ImageFolder(photo.parent.parent, size=16, mean=0.4, std=0.3)
     assert torch.allclose(folder.batch([0]).images[0], theirs, atol=1e-5)
 
@@ -66,11 +71,11 @@ def test_transformers_makes_the_same_numbers(photo: Path, tmp_path: Path) -> Non
 def test_the_size_that_was_trained_on_is_told_and_read() -> None:
     model = small()
     assert image_size(model) == 16
-    tell_image_habits(model, 0.4, 0.3, 32)
+    record_image_preprocessing(model, 0.4, 0.3, 32)
     said = json.loads(model.side_files["preprocessor_config.json"])
     assert said["size"] == {"height": 32, "width": 32}
     assert image_size(model) == 32
-    tell_image_habits(model, 0.4, 0.3)
+    record_image_preprocessing(model, 0.4, 0.3)
     assert image_size(model) == 32, "what was known stays"
 
 

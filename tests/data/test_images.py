@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from manyheads.data.images import ImageArrays, ImageFolder, images_of_idx, images_of_npz, read_idx
+from manyheads.data.images import ImageArrays, ImageFolder, load_idx, load_npz, read_idx
 from manyheads.data.stream import Stream
 from manyheads.errors import InputError
 from tests.messages import refuses
@@ -29,7 +29,7 @@ def idx(path: Path, array: np.ndarray, kind: int = 8) -> Path:  # type: ignore[t
 def test_idx_files_are_read_packed_or_not(suffix: str, tmp_path: Path) -> None:
     images = idx(tmp_path / f"images-idx3-ubyte{suffix}", PIXELS)
     labels = idx(tmp_path / f"labels-idx1-ubyte{suffix}", LABELS)
-    found = images_of_idx(images, labels)
+    found = load_idx(images, labels)
     assert (found.pixels == PIXELS).all()
     assert found.labels is not None
     assert found.labels.tolist() == list(range(7))
@@ -62,15 +62,15 @@ def test_broken_idx_files_are_named(tmp_path: Path) -> None:
 def test_npz_arrays_are_chosen_by_name_and_pickles_never_read(tmp_path: Path) -> None:
     file = tmp_path / "a.npz"
     np.savez(file, images=PIXELS, labels=LABELS, other=PIXELS[:, :2])
-    assert (images_of_npz(file).pixels == PIXELS).all()
-    assert images_of_npz(file, images="other", labels="none").labels is None
+    assert (load_npz(file).pixels == PIXELS).all()
+    assert load_npz(file, images="other", labels="none").labels is None
     with refuses(InputError, f"{file} has no array 'x': use one of: images, labels, other."):
-        images_of_npz(file, images="x")
+        load_npz(file, images="x")
     np.savez(file, images=np.array([{}], dtype=object))
     with pytest.raises(InputError, match=r"a\.npz is no \.npz of plain arrays"):
-        images_of_npz(file)
+        load_npz(file)
     with refuses(InputError, f"there is no file {tmp_path}/b.npz: check the name."):
-        images_of_npz(tmp_path / "b.npz")
+        load_npz(tmp_path / "b.npz")
 
 
 def test_shapes_that_are_no_images_are_refused() -> None:
@@ -92,7 +92,7 @@ def test_shapes_that_are_no_images_are_refused() -> None:
 
 def test_pixels_are_scaled_and_stay_with_their_labels() -> None:
     images = ImageArrays(pixels=PIXELS, labels=LABELS)
-    for batch in Stream(images, batch_tokens=3, seed=2).once():
+    for batch in Stream(images, batch_tokens=3, seed=2).single_epoch():
         assert batch.labels is not None
         for image, label in zip(batch.images, batch.labels.tolist(), strict=True):
             expected = torch.from_numpy(PIXELS[label].astype(np.float32))[None] / 255 * 2 - 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from manyheads.data.labelled import LabelledTexts, Pairs, TaggedTexts
+from manyheads.data.labelled import LabelledTexts, TaggedTexts, TextPairs
 from manyheads.data.sources.rows import FileRows
 from manyheads.errors import InputError
 from tests.messages import refuses
@@ -19,11 +19,11 @@ def rows(folder: Path, *values: dict[str, Any]) -> FileRows:
 
 def test_fields_are_chosen_by_name(tmp_path: Path) -> None:
     found = rows(tmp_path, {"text": "good", "label": 1, "de": "gut", "tokens": ["a"], "tags": [0]})
-    place = f"{tmp_path}/a.jsonl, line 1"
-    assert list(LabelledTexts(found)) == [("good", 1, place)]
-    assert list(LabelledTexts(found, text="de", label="text")) == [("gut", "good", place)]
-    assert list(Pairs(found, first="text", second="de")) == [("good", "gut", place)]
-    assert list(TaggedTexts(found)) == [(("a",), (0,), place)]
+    location = f"{tmp_path}/a.jsonl, line 1"
+    assert list(LabelledTexts(found)) == [("good", 1, location)]
+    assert list(LabelledTexts(found, text="de", label="text")) == [("gut", "good", location)]
+    assert list(TextPairs(found, first="text", second="de")) == [("good", "gut", location)]
+    assert list(TaggedTexts(found)) == [(("a",), (0,), location)]
 
 
 @pytest.mark.parametrize(

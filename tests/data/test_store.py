@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manyheads.data.sources.texts import GivenTexts, TextFiles
-from manyheads.data.store import INDEX, Store, open_store
+from manyheads.data.sources.texts import InMemoryTexts, TextFiles
+from manyheads.data.store import INDEX, TokenStore, open_store
 from manyheads.data.tokenise import write_store
 from manyheads.errors import InputError
 from tests.data.tiny import TEXTS, store_of, tokenizer
@@ -21,7 +21,7 @@ BYTES = tokenizer()
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stores") / "made"
-    write_store(GivenTexts(TEXTS), BYTES, folder, part=100)
+    write_store(InMemoryTexts(TEXTS), BYTES, folder, part_size=100)
     return folder
 
 
@@ -30,7 +30,7 @@ def folder(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "store"))
 
 
-def decoded(store: Store, number: int) -> str:
+def decoded(store: TokenStore, number: int) -> str:
     return str(BYTES.decode(store.document(number).tolist(), skip_special_tokens=False))
 
 
@@ -49,7 +49,7 @@ def test_every_document_comes_back_with_its_end(folder: Path) -> None:
 
 
 def test_ends_may_be_left_out_and_words_that_look_special_are_words(tmp_path: Path) -> None:
-    store = write_store(GivenTexts(("a<|end|>b", "c")), BYTES, tmp_path / "s", end=None)
+    store = write_store(InMemoryTexts(("a<|end|>b", "c")), BYTES, tmp_path / "s", end=None)
     assert 0 not in store.tokens
     assert decoded(store, 0) == "a<|end|>b"
 
@@ -58,20 +58,20 @@ def test_padding_and_limits_of_the_tokenizer_change_nothing(folder: Path, tmp_pa
     odd = tokenizer()
     odd.enable_padding(length=99)
     odd.enable_truncation(3)
-    store = write_store(GivenTexts(TEXTS), odd, tmp_path / "s")
+    store = write_store(InMemoryTexts(TEXTS), odd, tmp_path / "s")
     assert (store.tokens == open_store(folder, odd).tokens).all()
 
 
 def test_large_vocabularies_take_wider_numbers(tmp_path: Path) -> None:
     wide = tokenizer()
     wide.add_tokens([f"<{number}>" for number in range(2**16)])
-    store = write_store(GivenTexts(("x <65535>",)), wide, tmp_path / "s")
+    store = write_store(InMemoryTexts(("x <65535>",)), wide, tmp_path / "s")
     assert store.tokens.dtype == np.uint32
     assert store.tokens.max() >= 2**16
 
 
 def test_nothing_is_a_store_too(tmp_path: Path) -> None:
-    store = write_store(GivenTexts(()), BYTES, tmp_path / "s")
+    store = write_store(InMemoryTexts(()), BYTES, tmp_path / "s")
     assert (len(store), store.size, store.bytes) == (0, 0, 0)
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from manyheads.data import tokenise as writing
-from manyheads.data.file_lock import held
-from manyheads.data.sources.texts import GivenTexts, TextFiles
-from manyheads.data.store import Store, open_store
+from manyheads.data.file_lock import exclusive_lock
+from manyheads.data.sources.texts import InMemoryTexts, TextFiles
+from manyheads.data.store import TokenStore, open_store
 from manyheads.data.tokenise import write_store
 from manyheads.errors import InputError
 from tests.architecture.house import ROOT
@@ -58,7 +58,7 @@ def counted(function):
 os.fsync = counted(os.fsync)
 Path.replace = counted(Path.replace)
 tokenizer = Tokenizer.from_file(corpus + "/tokenizer.json")
-writing.write_store(texts.TextFiles(corpus + "/*.txt"), tokenizer, folder, part=700)
+writing.write_store(texts.TextFiles(corpus + "/*.txt"), tokenizer, folder, part_size=700)
 """
 
 
@@ -132,18 +132,18 @@ def test_parts_that_are_finished_are_not_read_again(
 
     monkeypatch.setattr(TextFiles, "_texts", watched)
     with pytest.raises(KeyboardInterrupt):
-        write_store(source, BYTES, tmp_path / "s", part=1)
-    store = write_store(source, BYTES, tmp_path / "s", part=1)
+        write_store(source, BYTES, tmp_path / "s", part_size=1)
+    store = write_store(source, BYTES, tmp_path / "s", part_size=1)
     # What was broken off is the fourth; the third is opened to see that it has no more.
     assert [int(file.stem) for file in read] == [0, 1, 2, 3, 2, 3, 4, 5]
     assert len(store) == 6
 
 
 def test_what_is_finished_is_only_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = write_store(GivenTexts(TEXTS), BYTES, tmp_path / "s")
+    first = write_store(InMemoryTexts(TEXTS), BYTES, tmp_path / "s")
     monkeypatch.setattr(writing, "_write", None)
-    again = write_store(GivenTexts(TEXTS), BYTES, tmp_path / "s")
-    assert isinstance(again, Store)
+    again = write_store(InMemoryTexts(TEXTS), BYTES, tmp_path / "s")
+    assert isinstance(again, TokenStore)
     assert again.index == first.index
 
 
@@ -194,7 +194,7 @@ def test_a_disk_too_small_is_said_before_the_work(
     with pytest.raises(
         InputError, match=r"will need about .* GB, and 1e-08 GB are free: make room"
     ):
-        write_store(GivenTexts(TEXTS), BYTES, tmp_path / "s")
+        write_store(InMemoryTexts(TEXTS), BYTES, tmp_path / "s")
     assert (tmp_path / "s" / "tokens.bin").stat().st_size == 0
 
 
@@ -209,8 +209,8 @@ def test_two_writers_take_turns(
         waits.set()
 
     monkeypatch.setattr(writing, "_tell_wait", told)
-    with held(tmp_path / "lock", lambda: None):
-        other = threading.Thread(target=write_store, args=(GivenTexts(TEXTS), BYTES, tmp_path))
+    with exclusive_lock(tmp_path / "lock", lambda: None):
+        other = threading.Thread(target=write_store, args=(InMemoryTexts(TEXTS), BYTES, tmp_path))
         other.start()
         assert waits.wait(60)
         said = f"another process is writing {tmp_path}: waiting for it\n"
@@ -226,4 +226,4 @@ def test_an_end_that_the_tokenizer_lacks_is_refused(tmp_path: Path) -> None:
         "the tokenizer has no token '<stop>': "
         "name the token that ends a document of its own, or give end=None.",
     ):
-        write_store(GivenTexts(TEXTS), BYTES, tmp_path / "s", end="<stop>")
+        write_store(InMemoryTexts(TEXTS), BYTES, tmp_path / "s", end="<stop>")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.data.sources.texts import GivenTexts, TextFiles
+from manyheads.data.sources.texts import InMemoryTexts, TextFiles
 from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.errors import ConfigError, InputError
 from tests.data.tiny import TEXTS, tokenizer
@@ -30,7 +30,7 @@ def test_wordpiece_frames_texts_as_bert_does() -> None:
     pair = pieces.encode("the", "mat")
     assert pair.tokens == ["[CLS]", "the", "[SEP]", "mat", "[SEP]"]
     assert pair.type_ids == [0, 0, 0, 1, 1]
-    cased = train_tokenizer(GivenTexts(("The The the the",)), 100, "wordpiece", lowercase=False)
+    cased = train_tokenizer(InMemoryTexts(("The The the the",)), 100, "wordpiece", lowercase=False)
     assert cased.encode("The the").tokens == ["[CLS]", "The", "the", "[SEP]"]
 
 
@@ -39,7 +39,7 @@ def test_learning_twice_gives_the_same_bytes() -> None:
 
 
 def test_what_cannot_be_learnt_is_refused() -> None:
-    given_texts = GivenTexts(TEXTS)
+    given_texts = InMemoryTexts(TEXTS)
     with refuses(
         ConfigError, "size=256 has no room beside 256 bytes and <|end|>: use 257 or more."
     ):
@@ -47,6 +47,6 @@ def test_what_cannot_be_learnt_is_refused() -> None:
     with refuses(ConfigError, "size=5 has no room beside 5 special tokens: use 6 or more."):
         train_tokenizer(given_texts, 5, "wordpiece")
     with refuses(InputError, "there is no text to learn from: give a source with text in it."):
-        train_tokenizer(GivenTexts(("", " ")))
+        train_tokenizer(InMemoryTexts(("", " ")))
     with refuses(InputError, "there is no file nowhere.txt: check the name."):
         train_tokenizer(TextFiles("nowhere.txt"))

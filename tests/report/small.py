@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from manyheads.data.sources.texts import GivenTexts
+from manyheads.data.sources.texts import InMemoryTexts
 from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.models.build import build
 from manyheads.report.examine import Findings, examine
@@ -17,7 +17,7 @@ def decoder(*, layers: int = 2, heads: int = 2) -> Any:
     for parameter in model.parameters():
         parameter.data.mul_(3.0)
     model.tokenizer = train_tokenizer(
-        GivenTexts((WORDS * 4, "Привет, мир! 你好", EVIL * 4)), size=320, shown=False
+        InMemoryTexts((WORDS * 4, "Привет, мир! 你好", EVIL * 4)), size=320, progress=False
     )
     return model
 

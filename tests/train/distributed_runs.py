@@ -25,10 +25,10 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     # Once for all runs: groups that are made anew find the addresses of those before.
     torch.distributed.init_process_group("gloo")
-    train(run_in(folder / "ddp", "ddp", steps=STEPS), shown=False)
-    train(run_in(folder / "fsdp", "fsdp", steps=STEPS, telemetry_every=3), shown=False)
-    train(run_in(folder / "two-then-one", "fsdp", steps=3), shown=False)
-    train(run_in(folder / "one-then-two", "fsdp", steps=STEPS), shown=False)
+    train(run_in(folder / "ddp", "ddp", steps=STEPS), progress=False)
+    train(run_in(folder / "fsdp", "fsdp", steps=STEPS, telemetry_every=3), progress=False)
+    train(run_in(folder / "two-then-one", "fsdp", steps=3), progress=False)
+    train(run_in(folder / "one-then-two", "fsdp", steps=STEPS), progress=False)
     torch.distributed.destroy_process_group()
 
 

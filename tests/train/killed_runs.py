@@ -15,7 +15,7 @@ import torch
 import torch._dynamo  # optimisers load it, and a fork need not
 
 from manyheads.train.loop import checkpoint as state
-from manyheads.train.loop.metrics_log import Journal
+from manyheads.train.loop.metrics_log import MetricsLog
 from manyheads.train.loop.session import train
 from manyheads.train.loop.train_step import Updater
 from tests.train.tiny import run_of, tables, write_corpus
@@ -59,11 +59,11 @@ def before_its_name(nth: int) -> None:
     saves = iter(range(1, 99))
     finish = state._finish
 
-    def unfinished(part: Path, standing: Any) -> None:
+    def unfinished(part: Path, state_of_run: Any) -> None:
         if next(saves) == nth:
             (part / state.STATE).write_text('{"step": 6, ')
             die()
-        finish(part, standing)
+        finish(part, state_of_run)
 
     state._finish = unfinished
 
@@ -107,13 +107,13 @@ def go(place: Path, kill: Callable[[], None] | None = None) -> Callable[[], None
         asked["data"] |= {"batch": 64, "micro_batch": 32}
         asked["run"]["folder"] = str(place)
         asked["data"]["store"] = str(place / "data")
-        train(run_of(asked), shown=False)
+        train(run_of(asked), progress=False)
 
     return work
 
 
 def losses(place: Path) -> list[float]:
-    return [line["loss"] for line in Journal(place / "metrics.jsonl").read()]
+    return [line["loss"] for line in MetricsLog(place / "metrics.jsonl").read()]
 
 
 def main(folder: Path) -> None:

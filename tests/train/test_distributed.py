@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from manyheads import load
-from manyheads.train.loop.metrics_log import Journal
+from manyheads.train.loop.metrics_log import MetricsLog
 from manyheads.train.loop.session import train
 from tests.architecture.house import ROOT
 from tests.train.distributed_runs import STEPS, run_in
@@ -20,8 +20,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of one process, then of two, then of one again."""
     place = tmp_path_factory.mktemp("together")
     write_corpus(place)
-    train(run_in(place / "one", "none", steps=STEPS, telemetry_every=3), shown=False)
-    train(run_in(place / "one-then-two", "none", steps=3), shown=False)
+    train(run_in(place / "one", "none", steps=STEPS, telemetry_every=3), progress=False)
+    train(run_in(place / "one-then-two", "none", steps=3), progress=False)
     result = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
@@ -39,12 +39,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=300,
     )
     assert result.returncode == 0, result.stderr
-    train(run_in(place / "two-then-one", "none", steps=STEPS), shown=False)
+    train(run_in(place / "two-then-one", "none", steps=STEPS), progress=False)
     return place
 
 
 def losses(place: Path) -> list[float]:
-    lines = Journal(place / "metrics.jsonl").read()
+    lines = MetricsLog(place / "metrics.jsonl").read()
     return [line["loss"] if "loss" in line else line["validation"]["loss"] for line in lines]
 
 
@@ -77,8 +77,8 @@ def test_sharded_each_process_writes_its_own_part(folder: Path) -> None:
 
 
 def test_heads_look_the_same_to_telemetry_however_weights_lie(folder: Path) -> None:
-    ours = Journal(folder / "fsdp/telemetry.jsonl").read()
-    alone = Journal(folder / "one/telemetry.jsonl").read()
+    ours = MetricsLog(folder / "fsdp/telemetry.jsonl").read()
+    alone = MetricsLog(folder / "one/telemetry.jsonl").read()
     assert [line["step"] for line in ours] == [3, 6]
     for one, other in zip(ours, alone, strict=True):
         for layer, same in zip(one["entropy"], other["entropy"], strict=True):

@@ -12,7 +12,7 @@ from manyheads.models.build import build
 from manyheads.taps import Site, Tap
 from manyheads.train.hard_concrete import settled
 from manyheads.train.loop.session import train
-from manyheads.train.regularisers import L0Gates, final_gates, folded
+from manyheads.train.regularisers import L0Gates, final_gates, fold_gates
 from manyheads.train.run_file.run_config import run_of
 from tests.models.zoo import DECODERS, HEADS, SEQ2SEQS, ids, values
 from tests.train.tiny import tables, write_corpus
@@ -31,7 +31,7 @@ def gated(config: Any) -> Any:
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_folded_weights_need_no_gates(name: str) -> None:
     model, alone = gated(DECODERS[name]), build(DECODERS[name], seed=1)
-    alone.load_state_dict(folded(model, model.state_dict()))
+    alone.load_state_dict(fold_gates(model, model.state_dict()))
     with torch.no_grad():
         expected = values(model(ids(), watch=model.head_gates).hidden)
         torch.testing.assert_close(values(alone(ids()).hidden), expected)
@@ -41,7 +41,7 @@ def test_folded_weights_need_no_gates(name: str) -> None:
 def test_cross_attention_of_an_encoder_decoder_is_folded_too() -> None:
     model, alone = gated(SEQ2SEQS["2017"]), build(SEQ2SEQS["2017"], seed=1)
     before = {name: each.clone() for name, each in model.state_dict().items()}
-    alone.load_state_dict(folded(model, model.state_dict()))
+    alone.load_state_dict(fold_gates(model, model.state_dict()))
     with torch.no_grad():
         expected = values(model(ids((5, 2, 7)), ids((2, 3, 4)), watch=model.head_gates).hidden)
         torch.testing.assert_close(values(alone(ids((5, 2, 7)), ids((2, 3, 4))).hidden), expected)
@@ -63,7 +63,7 @@ def test_a_run_with_gates_leaves_a_model_with_them_folded_in(tmp_path: Path) -> 
     asked = tables(tmp_path, steps=3)
     asked["regulariser"] = [{"kind": "L0Gates", "weight": 0.5, "start": 0.6}]
     asked["optimiser"]["rate"] = 0.5
-    train(run_of(asked), shown=False)
+    train(run_of(asked), progress=False)
     [kept] = (tmp_path / "out/checkpoints/step-3").glob("*.safetensors")
     state = load_file(kept)
     saved = load(tmp_path / "out/model").state_dict()

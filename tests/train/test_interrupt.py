@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 
 from manyheads.data import tokenise as writing
-from manyheads.data.store import Index
-from manyheads.train.interrupt import Stop, Stopped, at_once, stop_asked
-from manyheads.train.loop.metrics_log import Journal
-from manyheads.train.loop.model_wrapper import Entrance
+from manyheads.data.store import StoreIndex
+from manyheads.train.interrupt import (
+    Interrupted,
+    InterruptHandler,
+    interrupt_requested,
+    interruptible,
+)
+from manyheads.train.loop.metrics_log import MetricsLog
+from manyheads.train.loop.model_wrapper import ModelWrapper
 from manyheads.train.loop.session import train
 from manyheads.train.run_file import data_config as feeding
 from manyheads.train.run_file.run_config import Run, run_of
@@ -25,26 +30,26 @@ def ask() -> None:
 
 
 def test_only_what_may_be_broken_off_is() -> None:
-    assert not stop_asked()
-    with Stop() as stop:
+    assert not interrupt_requested()
+    with InterruptHandler() as stop:
         ask()
-        assert stop_asked()
-        with pytest.raises(Stopped, match="stopped while reading"), at_once("reading"):
+        assert interrupt_requested()
+        with pytest.raises(Interrupted, match="stopped while reading"), interruptible("reading"):
             pytest.fail("it was asked before")
-    assert stop.code == 130
-    assert not stop_asked()
+    assert stop.exit_code == 130
+    assert not interrupt_requested()
 
 
 def test_a_second_signal_ends_at_once() -> None:
-    with Stop():
+    with InterruptHandler():
         ask()
         with pytest.raises(KeyboardInterrupt):
             ask()
 
 
 def test_without_a_run_nothing_is_broken_off_but_by_python_itself() -> None:
-    with at_once("reading"):
-        assert Stop.current is None
+    with interruptible("reading"):
+        assert InterruptHandler.current is None
 
 
 def held_out(folder: Path) -> Run:
@@ -55,7 +60,7 @@ def held_out(folder: Path) -> Run:
 
 def said(folder: Path) -> list[dict[str, Any]]:
     """All lines, but for how fast it went."""
-    lines = Journal(folder / "out/metrics.jsonl").read()
+    lines = MetricsLog(folder / "out/metrics.jsonl").read()
     return [
         {name: value for name, value in line.items() if name != "tokens_per_second"}
         for line in lines
@@ -81,23 +86,23 @@ def test_stopped_while_validating_it_stops_there_and_validates_when_it_goes_on(
     write_corpus(tmp_path, documents=24)
     looks: list[int] = []
     with monkeypatch.context() as patched:
-        patched.setattr(Entrance, "look", counted(Entrance.look, looks, at=0))
-        train(held_out(tmp_path), shown=False)
+        patched.setattr(ModelWrapper, "evaluate", counted(ModelWrapper.evaluate, looks, at=0))
+        train(held_out(tmp_path), progress=False)
     whole = said(tmp_path)
     (tmp_path / "out").rename(tmp_path / "whole")
     at = look if look > 0 else len(looks) + look
     looks.clear()
     with monkeypatch.context() as patched:
-        patched.setattr(Entrance, "look", counted(Entrance.look, looks, at=at))
-        finished = train(held_out(tmp_path), shown=False)
-    assert (finished.code, finished.standing.step, finished.saved) == (130, step, None)
+        patched.setattr(ModelWrapper, "evaluate", counted(ModelWrapper.evaluate, looks, at=at))
+        finished = train(held_out(tmp_path), progress=False)
+    assert (finished.exit_code, finished.state.step, finished.saved) == (130, step, None)
     assert len(looks) == at
     assert len(said(tmp_path)) < len(whole)
     # Stopped again before its first batch is done, it owes no less.
     with monkeypatch.context() as patched:
-        patched.setattr(Entrance, "look", counted(Entrance.look, [], at=1))
-        assert train(held_out(tmp_path), shown=False).standing.step == step
-    assert train(held_out(tmp_path), shown=False).saved is not None
+        patched.setattr(ModelWrapper, "evaluate", counted(ModelWrapper.evaluate, [], at=1))
+        assert train(held_out(tmp_path), progress=False).state.step == step
+    assert train(held_out(tmp_path), progress=False).saved is not None
     assert said(tmp_path) == whole
 
 
@@ -111,13 +116,13 @@ def test_a_phase_that_was_stopped_at_its_end_is_validated_on_its_own_texts(
         {"name": "one", "steps": 2},
         {"name": "other", "steps": 2, "data": {"validation": 0.3}},
     ]
-    train(run_of(asked), shown=False)
+    train(run_of(asked), progress=False)
     whole = said(tmp_path)
     (tmp_path / "out").rename(tmp_path / "whole")
     with monkeypatch.context() as patched:
-        patched.setattr(Entrance, "look", counted(Entrance.look, [], at=2))
-        assert train(run_of(asked), shown=False).standing.step == 2
-    train(run_of(asked), shown=False)
+        patched.setattr(ModelWrapper, "evaluate", counted(ModelWrapper.evaluate, [], at=2))
+        assert train(run_of(asked), progress=False).state.step == 2
+    train(run_of(asked), progress=False)
     assert said(tmp_path) == whole
 
 
@@ -125,21 +130,21 @@ def test_stopped_while_tokenising_it_keeps_what_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_corpus(tmp_path, documents=24)
-    monkeypatch.setattr(feeding, "write_store", partial(writing.write_store, part=500))
+    monkeypatch.setattr(feeding, "write_store", partial(writing.write_store, part_size=500))
     parts: list[int] = []
     with monkeypatch.context() as patched:
         patched.setattr(writing, "_write_part", counted(writing._write_part, parts, at=3))
-        with pytest.raises(Stopped, match="stopped while tokenising") as stopped:
-            train(held_out(tmp_path), shown=False)
-    assert stopped.value.code == 130
+        with pytest.raises(Interrupted, match="stopped while tokenising") as stopped:
+            train(held_out(tmp_path), progress=False)
+    assert stopped.value.exit_code == 130
     rest: list[int] = []
     monkeypatch.setattr(writing, "_write_part", counted(writing._write_part, rest, at=0))
-    train(held_out(tmp_path), shown=False)
+    train(held_out(tmp_path), progress=False)
     [place] = tmp_path.glob("out/data/*/index.json")
     # Two were written before it was stopped, in the midst of the third.
-    assert len(Index.read(place.parent).parts) == len(rest) + 2
+    assert len(StoreIndex.read(place.parent).parts) == len(rest) + 2
     monkeypatch.undo()
     (tmp_path / "out").rename(tmp_path / "stopped")
-    train(held_out(tmp_path), shown=False)
+    train(held_out(tmp_path), progress=False)
     tokens = [next((tmp_path / run).rglob("tokens.bin")) for run in ("out", "stopped")]
     assert tokens[0].read_bytes() == tokens[1].read_bytes()

@@ -18,7 +18,7 @@ from manyheads.train.regularisers import (
     L0Gates,
     L1Scales,
     Regularised,
-    Together,
+    WatcherChain,
 )
 from tests.messages import refuses
 from tests.models.zoo import DECODERS, HEADS, SEQ2SEQS, ids
@@ -107,7 +107,7 @@ def test_gates_train_with_the_model_and_close_under_their_cost() -> None:
     torch.manual_seed(0)
     for _ in range(5):
         loss = objective.loss(model, BATCH, NOBODY)
-        loss.whole.backward()
+        loss.combined.backward()
         optimiser.step()
         optimiser.zero_grad()
     assert loss.parts["open heads"].item() / loss.targets < before
@@ -124,7 +124,7 @@ def test_gates_of_an_encoder_decoder_reach_both_stacks_and_cross_attention() -> 
     )
     objective.attach(model)
     loss = objective.loss(model, Batch(texts=ids((4, 2)), others=ids((3, 1))), NOBODY)
-    loss.whole.backward()
+    loss.combined.backward()
     assert all(each.grad.abs().sum() > 0 for each in model.head_gates.openness)
 
 
@@ -133,7 +133,7 @@ def test_watchers_together_see_what_those_before_have_left() -> None:
     gates, record = HeadGates(model).eval(), Record([Site(0, Tap.HEAD_OUTPUT)])
     with torch.no_grad():
         gates.openness[0].fill_(-9.0)
-        model(BATCH.texts, watch=Together([gates, record]))
+        model(BATCH.texts, watch=WatcherChain([gates, record]))
     assert (record[Site(0, Tap.HEAD_OUTPUT)].values == 0).all()
 
 

@@ -18,7 +18,7 @@ def write_corpus(folder: Path, *, documents: int = 200, seed: int = 0) -> None:
     texts = [" ".join(draw.choices(words, k=draw.randint(4, 30))) for _ in range(documents)]
     (folder / "corpus.txt").write_text("\n\n".join(texts), encoding="utf-8")
     source = TextFiles(str(folder / "corpus.txt"))
-    train_tokenizer(source, 300, shown=False).save(str(folder / "tokenizer.json"))
+    train_tokenizer(source, 300, progress=False).save(str(folder / "tokenizer.json"))
 
 
 def tables(folder: Path, *, dropout: float = 0.0, **settings: Any) -> dict[str, Any]:

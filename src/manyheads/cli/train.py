@@ -43,7 +43,7 @@ class Train:
 
         asked = read_run(self.file, self.set)
         return follow(
-            lambda: train(asked, since=self.since, fresh=self.fresh),
+            lambda: train(asked, resume_from=self.since, fresh=self.fresh),
             f"manyheads train {self.file}",
             self.set,
             self.since,

@@ -1,4 +1,4 @@
-"""What is shuffled and packed: pieces of documents, or cuts of one long text."""
+"""Chunks of a token store: documents cut to a length, or one long text cut at fixed steps."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -8,18 +8,18 @@ import torch
 from numpy.typing import NDArray
 
 from manyheads.data.batch import Batch
-from manyheads.data.store import Store
+from manyheads.data.store import TokenStore
 from manyheads.errors import ConfigError
 from manyheads.ragged import Lengths, Ragged
 
 
 @runtime_checkable
-class Pieces(Protocol):
-    """Numbered things of known sizes, any of which can be laid into a batch."""
+class Chunks(Protocol):
+    """Numbered sequences of known sizes, which `batch` collates."""
 
     @property
     def sizes(self) -> NDArray[np.int32] | int:
-        """Tokens of each piece; one number where all are alike."""
+        """Tokens of each chunk; one number if all are equal."""
         ...
 
     def __len__(self) -> int: ...
@@ -27,22 +27,27 @@ class Pieces(Protocol):
     def batch(self, numbers: Sequence[int]) -> Batch: ...
 
 
-class Documents:
-    """Documents cut to pieces of at most `length` tokens; what is left over is a shorter piece.
+class DocumentChunks:
+    """Documents cut into chunks of at most `length` tokens; the last one may be shorter.
 
-    `opening` and `closing` are put around every piece and count for its length, as [CLS] and [SEP]
-    do for BERT. A causal model needs neither: the store ends its documents itself.
+    `opening` and `closing` are the tokens around every chunk, such as [CLS] and [SEP] for BERT, and
+    count towards its length. A causal model needs neither: the store has end-of-sequence tokens.
     """
 
     def __init__(
-        self, store: Store, *, length: int, opening: int | None = None, closing: int | None = None
+        self,
+        store: TokenStore,
+        *,
+        length: int,
+        opening: int | None = None,
+        closing: int | None = None,
     ) -> None:
         self.store, self.length = store, length
         self.opening, self.closing = opening, closing
         frame = (opening is not None) + (closing is not None)
         if length <= frame:
             raise ConfigError(
-                f"length={length} leaves no room for text", f"use {frame + 1} or more"
+                f"length={length} leaves no space for text", f"use {frame + 1} or more"
             )
         self._starts, self._tokens = _cut(store.bounds, length - frame)
         self.sizes: NDArray[np.int32] = self._tokens + np.int32(frame)
@@ -53,8 +58,8 @@ class Documents:
     def batch(self, numbers: Sequence[int]) -> Batch:
         lengths = Lengths.of(self.sizes[numbers].tolist())
         values = np.empty(lengths.total, dtype=np.int64)
-        for number, place in zip(numbers, lengths.slices(), strict=True):
-            start, stop = place.start, place.stop
+        for number, span in zip(numbers, lengths.slices(), strict=True):
+            start, stop = span.start, span.stop
             if self.opening is not None:
                 values[start] = self.opening
                 start += 1
@@ -66,22 +71,22 @@ class Documents:
         return Batch(texts=Ragged(torch.from_numpy(values), lengths))
 
 
-class Fixed:
-    """All documents end to end, a piece of `length` tokens every `stride`; 0 means side by side.
+class FixedChunks:
+    """All documents concatenated, and a chunk of `length` tokens every `stride` tokens.
 
-    A smaller stride makes pieces overlap: an epoch is then several passes over the text, each cut
-    elsewhere. What is left at the end is not used.
+    A stride of 0 is `length`; with a smaller one chunks overlap, and an epoch is several passes
+    over the text. An incomplete chunk at the end is not used.
     """
 
-    def __init__(self, store: Store, *, length: int, stride: int = 0) -> None:
+    def __init__(self, store: TokenStore, *, length: int, stride: int = 0) -> None:
         if length < 1:
-            raise ConfigError(f"length={length} holds no token", "use 1 or more")
+            raise ConfigError(f"length must be at least 1, got {length}", "use 1 or more")
         if not 0 <= stride <= length:
-            raise ConfigError(f"stride={stride} leaves tokens out", f"use 1 to length={length}")
+            raise ConfigError(f"stride={stride} would skip tokens", f"use 1 to length={length}")
         if store.size < length:
             raise ConfigError(
                 f"{store.size} tokens are fewer than length={length}",
-                "give more text, or a smaller length",
+                "use more text, or a smaller length",
             )
         self.store, self.length, self.stride = store, length, stride or length
 
@@ -101,7 +106,7 @@ class Fixed:
 
 
 def _cut(bounds: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Where each piece starts and how many tokens it has.
+    """The start of each chunk and its number of tokens.
 
     >>> starts, sizes = _cut(np.array([0, 7, 7, 9]), 3)
     >>> starts.tolist(), sizes.tolist()
@@ -109,7 +114,7 @@ def _cut(bounds: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArr
     """
     counts = -(-np.diff(bounds) // most)
     firsts = np.cumsum(counts) - counts
-    place = np.arange(counts.sum()) - np.repeat(firsts, counts)
-    starts = np.repeat(bounds[:-1], counts) + place * most
+    index = np.arange(counts.sum()) - np.repeat(firsts, counts)
+    starts = np.repeat(bounds[:-1], counts) + index * most
     stops = np.minimum(starts + most, np.repeat(bounds[1:], counts))
     return starts, (stops - starts).astype(np.int32)

@@ -1,4 +1,4 @@
-"""One process at a time: a file that is held, and let go even by one that was killed."""
+"""A lock file for one process at a time, released even when the process is killed."""
 
 import errno
 from collections.abc import Callable, Iterator
@@ -7,21 +7,21 @@ from pathlib import Path
 
 
 @contextmanager
-def held(file: Path, busy: Callable[[], None]) -> Iterator[None]:
-    """Hold the file; where another process does, `busy` may refuse or say so, and then we wait.
+def exclusive_lock(file: Path, on_busy: Callable[[], None]) -> Iterator[None]:
+    """Lock the file. If another process has it, call `on_busy`, which may raise, and then wait.
 
-    Systems and disks that know no such thing let everybody in.
+    Where the system or the disk does not support locks, nothing is locked.
     """
     try:
         import fcntl
     except ImportError:
         yield
         return
-    with file.open("w") as opened:
+    with file.open("w") as open_file:
         try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(open_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                busy()
-                fcntl.flock(opened, fcntl.LOCK_EX)
+                on_busy()
+                fcntl.flock(open_file, fcntl.LOCK_EX)
         yield

@@ -1,7 +1,7 @@
-"""Texts tokenised once, part by part: a kill costs one part at most, and leaves no trace.
+"""Tokenise texts into a store, part by part: a killed process loses one part at most.
 
-A part is appended to the files of the store and then entered in its index, which is replaced as a
-whole. What lies behind the last part of the index is cut off when the work is taken up again.
+A part is appended to the files of the store and then entered in its index, which is replaced
+atomically. Bytes after the last part of the index are cut off when tokenising is resumed.
 """
 
 import os
@@ -17,17 +17,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.data.eos import END
-from manyheads.data.file_lock import held
+from manyheads.data.eos import EOS
+from manyheads.data.file_lock import exclusive_lock
 from manyheads.data.sources.texts import Passage, TextSource
-from manyheads.data.store import FORMAT, INDEX, Index, Part, Store, checksum_of, open_store
+from manyheads.data.store import (
+    FORMAT,
+    INDEX,
+    StoreIndex,
+    StorePart,
+    TokenStore,
+    open_store,
+    tokenizer_checksum,
+)
 from manyheads.errors import InputError
 from manyheads.progress import Progress
 from manyheads.tokenizing import plain_copy
 
 LOCK = "lock"
 UNMOVED = f"{INDEX}.new"
-# Characters of a part, and of what is handed to the threads of the tokenizer at a time.
+# Characters per part, and per call of the tokenizer.
 PART = 2**25
 AT_A_TIME = 2**21
 MEGABYTE = 1_000_000
@@ -38,86 +46,86 @@ def write_store(
     tokenizer: Any,
     folder: str | Path,
     *,
-    end: str | None = END,
-    part: int = PART,
-    shown: bool = True,
-) -> Store:
-    """Tokenise texts into a folder, or go on where that was broken off, or open what is finished.
+    end: str | None = EOS,
+    part_size: int = PART,
+    progress: bool = True,
+) -> TokenStore:
+    """Tokenise texts into a folder, or resume it, or open it if it is complete.
 
-    `end` is the token put behind every document; None puts none, as for models that read whole
-    pieces between tokens of their own. Special tokens written out in a text are plain text.
+    `end` is the token appended to every document; None appends none, as for models whose chunks
+    have tokens around them. Special tokens that occur in a text are treated as plain text.
     """
     folder = Path(folder)
-    asked = _asked(source, tokenizer, end)
+    expected = _expected_index(source, tokenizer, end)
     folder.mkdir(parents=True, exist_ok=True)
-    # Two writers of one store would spoil it.
-    with held(folder / LOCK, lambda: _tell_wait(folder)):
-        index = _known(folder, asked)
+    # Two processes must not write the same store.
+    with exclusive_lock(folder / LOCK, lambda: _report_waiting(folder)):
+        index = _read_or_create_index(folder, expected)
         if not index.finished:
-            _write(source, _plain(tokenizer), folder, index, part, shown)
+            _write(source, _plain(tokenizer), folder, index, part_size, progress)
     return open_store(folder, tokenizer)
 
 
-def made_otherwise(
-    source: TextSource, tokenizer: Any, folder: str | Path, *, end: str | None = END
+def store_mismatch(
+    source: TextSource, tokenizer: Any, folder: str | Path, *, end: str | None = EOS
 ) -> str:
-    """How what a folder holds differs from what is asked for; nothing where it does not."""
+    """How a store differs from the requested one; empty if it does not."""
     folder = Path(folder)
     if not (folder / INDEX).is_file():
         return ""
-    return _otherwise(Index.read(folder), _asked(source, tokenizer, end))
+    return _mismatch(StoreIndex.read(folder), _expected_index(source, tokenizer, end))
 
 
-def _asked(source: TextSource, tokenizer: Any, end: str | None) -> Index:
-    """The index of a store in which nothing is written yet."""
+def _expected_index(source: TextSource, tokenizer: Any, end: str | None) -> StoreIndex:
+    """The index of an empty store."""
     number = None if end is None else tokenizer.token_to_id(end)
     if end is not None and number is None:
         raise InputError(
             f"the tokenizer has no token {end!r}",
-            "name the token that ends a document of its own, or give end=None",
+            "set end to its end-of-sequence token, or to None",
         )
     vocabulary = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-    return Index(
+    return StoreIndex(
         format=FORMAT,
         finished=False,
         dtype="<u2" if vocabulary <= 2**16 else "<u4",
         vocabulary=vocabulary,
         end=number,
-        tokenizer=checksum_of(tokenizer),
+        tokenizer=tokenizer_checksum(tokenizer),
         source=source.identity(),
         parts=(),
     )
 
 
-def _known(folder: Path, asked: Index) -> Index:
-    """What is written already, if it was asked for in the same words."""
+def _read_or_create_index(folder: Path, expected: StoreIndex) -> StoreIndex:
+    """The index of the folder; an error if it was made from other texts or settings."""
     others = [file.name for file in folder.iterdir() if file.name not in (LOCK, UNMOVED)]
     if not (folder / INDEX).is_file():
         if others:
             raise InputError(
-                f"{folder} holds {sorted(others)[0]} and no {INDEX}", "name a folder of its own"
+                f"{folder} has {sorted(others)[0]} and no {INDEX}", "use an empty folder"
             )
-        _write_index(folder, asked)
-        return asked
-    known = Index.read(folder)
-    otherwise = _otherwise(known, asked)
-    if otherwise:
-        raise InputError(f"{folder} was made {otherwise}", "remove it, or name another folder")
+        _write_index(folder, expected)
+        return expected
+    known = StoreIndex.read(folder)
+    mismatch = _mismatch(known, expected)
+    if mismatch:
+        raise InputError(f"{folder} was made {mismatch}", "remove it, or use another folder")
     return known
 
 
-def _otherwise(known: Index, asked: Index) -> str:
+def _mismatch(known: StoreIndex, expected: StoreIndex) -> str:
     for what, which in (("tokenizer", "another tokenizer"), ("end", "another end token")):
-        if getattr(known, what) != getattr(asked, what):
+        if getattr(known, what) != getattr(expected, what):
             return f"with {which}"
-    if known.source != asked.source:
-        return f"from other texts ({_difference(known.source, asked.source)})"
+    if known.source != expected.source:
+        return f"from other texts ({_difference(known.source, expected.source)})"
     return ""
 
 
-def _difference(known: dict[str, Any], asked: dict[str, Any]) -> str:
-    for key in asked:
-        then, now = known.get(key), asked[key]
+def _difference(known: dict[str, Any], expected: dict[str, Any]) -> str:
+    for key in expected:
+        then, now = known.get(key), expected[key]
         if key == "files" and then is not None:
             changed = [name for name, looks in now if [name, looks] not in then]
             gone = [name for name, looks in then if [name, looks] not in now]
@@ -125,19 +133,19 @@ def _difference(known: dict[str, Any], asked: dict[str, Any]) -> str:
                 return f"{(changed or gone)[0]} was not there or has changed"
         if then != now:
             return f"{key} was {then!r} and is {now!r}"
-    return "it says less of them"
+    return "other settings"
 
 
 def _plain(tokenizer: Any) -> Any:
-    """A copy that pads and cuts nothing, and takes no text for a special token."""
+    """A copy without padding and truncation, which treats special tokens in texts as plain text."""
     copy = plain_copy(tokenizer)
     copy.encode_special_tokens = True
     return copy
 
 
 @dataclass(slots=True)
-class _Growing:
-    """One part while it is filled; totals go on from the parts before."""
+class _PartBuffer:
+    """The part that is being filled; totals include the parts before."""
 
     tokens: int
     bytes: int
@@ -160,40 +168,45 @@ class _Growing:
 
 
 def _write(
-    source: TextSource, tokenizer: Any, folder: Path, index: Index, part: int, shown: bool
+    source: TextSource,
+    tokenizer: Any,
+    folder: Path,
+    index: StoreIndex,
+    part_size: int,
+    progress: bool,
 ) -> None:
-    growing = _resumed(folder, index)
-    expected = source.expected_bytes()
-    left = None if expected is None else max(expected - growing.bytes, 0)
+    buffer = _resumed(folder, index)
+    total_bytes = source.expected_bytes()
+    left = None if total_bytes is None else max(total_bytes - buffer.bytes, 0)
     first = True
-    passages = islice(source.read(growing.next_file), growing.next_passage, None)
+    passages = islice(source.read(buffer.next_file), buffer.next_passage, None)
     total = None if left is None else left / MEGABYTE
-    with Progress("tokenising", total=total, unit="MB", shown=shown) as bar:
-        for chunk in _chunks(passages, part):
-            before = growing.tokens, growing.bytes
-            _tokenise(tokenizer, chunk, growing, index)
-            read = growing.bytes - before[1]
+    with Progress("tokenising", total=total, unit="MB", shown=progress) as bar:
+        for chunk in _chunks(passages, part_size):
+            before = buffer.tokens, buffer.bytes
+            _tokenise(tokenizer, chunk, buffer, index)
+            read = buffer.bytes - before[1]
             if first and left is not None and read:
-                needed = (growing.tokens - before[0]) * np.dtype(index.dtype).itemsize / read * left
-                _check_room(folder, needed)
+                needed = (buffer.tokens - before[0]) * np.dtype(index.dtype).itemsize / read * left
+                _check_disk_space(folder, needed)
             first = False
-            # Killed between its last part and its end, a store must not get an empty one.
-            if chunk[-1] is None and growing.passages:
-                index = _write_part(folder, index, growing)
-                growing = replace(growing, ids=[], documents=[], passages=[])
+            # A store that was killed just before its end must not get an empty part.
+            if chunk[-1] is None and buffer.passages:
+                index = _write_part(folder, index, buffer)
+                buffer = replace(buffer, ids=[], documents=[], passages=[])
             bar.advance(read / MEGABYTE)
     _write_index(folder, replace(index, finished=True))
 
 
-def _chunks(passages: Iterator[Passage], part: int) -> Iterator[list[Passage | None]]:
-    """Passages to be tokenised together; None comes last where a part ends with them."""
+def _chunks(passages: Iterator[Passage], part_size: int) -> Iterator[list[Passage | None]]:
+    """Passages to tokenise together; the last entry is None at the end of a part."""
     chunk: list[Passage | None] = []
     in_chunk = in_part = 0
     for passage in passages:
         chunk.append(passage)
         in_chunk += len(passage.text)
         in_part += len(passage.text)
-        if in_part >= part:
+        if in_part >= part_size:
             yield [*chunk, None]
             chunk, in_chunk, in_part = [], 0, 0
         elif in_chunk >= AT_A_TIME:
@@ -202,7 +215,9 @@ def _chunks(passages: Iterator[Passage], part: int) -> Iterator[list[Passage | N
     yield [*chunk, None]
 
 
-def _tokenise(tokenizer: Any, chunk: list[Passage | None], growing: _Growing, index: Index) -> None:
+def _tokenise(
+    tokenizer: Any, chunk: list[Passage | None], buffer: _PartBuffer, index: StoreIndex
+) -> None:
     passages = [passage for passage in chunk if passage is not None]
     texts = [passage.text for passage in passages]
     found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -210,13 +225,13 @@ def _tokenise(tokenizer: Any, chunk: list[Passage | None], growing: _Growing, in
         ids = encoding.ids
         if passage.ends and index.end is not None:
             ids = [*ids, index.end]
-        growing.add(passage, np.array(ids, dtype=index.dtype))
+        buffer.add(passage, np.array(ids, dtype=index.dtype))
 
 
-def _write_part(folder: Path, index: Index, growing: _Growing) -> Index:
-    """Append what has been gathered, and only then say that it is there."""
-    tables = [np.array(rows, dtype="<i8") for rows in (growing.documents, growing.passages)]
-    ids = np.concatenate([*growing.ids, np.zeros(0, dtype=index.dtype)])
+def _write_part(folder: Path, index: StoreIndex, buffer: _PartBuffer) -> StoreIndex:
+    """Append the part to the files, and then enter it in the index."""
+    tables = [np.array(rows, dtype="<i8") for rows in (buffer.documents, buffer.passages)]
+    ids = np.concatenate([*buffer.ids, np.zeros(0, dtype=index.dtype)])
     checksums = []
     for name, array in zip(index.sizes, (ids, *tables), strict=True):
         data = array.tobytes()
@@ -225,20 +240,20 @@ def _write_part(folder: Path, index: Index, growing: _Growing) -> Index:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    part = Part(
+    part = StorePart(
         tokens=len(ids),
-        documents=len(growing.documents),
-        passages=len(growing.passages),
+        documents=len(buffer.documents),
+        passages=len(buffer.passages),
         checksums=(checksums[0], checksums[1], checksums[2]),
-        next_file=growing.next_file,
-        next_passage=growing.next_passage,
+        next_file=buffer.next_file,
+        next_passage=buffer.next_passage,
     )
     index = replace(index, parts=(*index.parts, part))
     _write_index(folder, index)
     return index
 
 
-def _write_index(folder: Path, index: Index) -> None:
+def _write_index(folder: Path, index: StoreIndex) -> None:
     beside = folder / UNMOVED
     with beside.open("w", encoding="utf-8") as file:
         file.write(index.to_json())
@@ -247,21 +262,21 @@ def _write_index(folder: Path, index: Index) -> None:
     beside.replace(folder / INDEX)
 
 
-def _resumed(folder: Path, index: Index) -> _Growing:
-    """Cut off what was written after the last part, and go on behind it."""
+def _resumed(folder: Path, index: StoreIndex) -> _PartBuffer:
+    """Cut off what was written after the last part, and continue after it."""
     for name, size in index.sizes.items():
         with (folder / name).open("ab") as file:
             there = file.tell()
             if there < size:
                 raise InputError(
-                    f"{folder / name} has {there} bytes, and {INDEX} asks for {size}",
+                    f"{folder / name} has {there} bytes, and {INDEX} says {size}",
                     "remove the folder and tokenise again",
                 )
             file.truncate(size)
     if not index.parts:
-        return _Growing(tokens=0, bytes=0)
+        return _PartBuffer(tokens=0, bytes=0)
     last = np.fromfile(folder / "passages.bin", dtype="<i8")[-2:]
-    return _Growing(
+    return _PartBuffer(
         tokens=index.tokens,
         bytes=int(last[1]) if len(last) else 0,
         next_file=index.parts[-1].next_file,
@@ -269,14 +284,14 @@ def _resumed(folder: Path, index: Index) -> _Growing:
     )
 
 
-def _check_room(folder: Path, needed: float) -> None:
+def _check_disk_space(folder: Path, needed: float) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise InputError(
             f"{folder} will need about {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free",
-            "make room, or name a folder on another disk",
+            "free some space, or use a folder on another disk",
         )
 
 
-def _tell_wait(folder: Path) -> None:
-    print(f"another process is writing {folder}: waiting for it", file=sys.stderr, flush=True)
+def _report_waiting(folder: Path) -> None:
+    print(f"waiting for another process that is writing {folder}", file=sys.stderr, flush=True)

@@ -1,14 +1,14 @@
-"""Tokenizers of one's own: byte-level pairs, or WordPiece as BERT has it."""
+"""Training of tokenizers: byte-level BPE, or WordPiece as for BERT."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from manyheads.data.eos import END
+from manyheads.data.eos import EOS
 from manyheads.data.sources.texts import TextSource
 from manyheads.errors import ConfigError, InputError, MissingExtraError
 from manyheads.progress import Progress
 
-Kind = Literal["bytes", "wordpiece"]
+TokenizerKind = Literal["bytes", "wordpiece"]
 
 BYTES = 256
 BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -18,21 +18,20 @@ MEGABYTE = 1_000_000
 def train_tokenizer(
     source: TextSource,
     size: int = 4096,
-    kind: Kind = "bytes",
+    kind: TokenizerKind = "bytes",
     *,
     lowercase: bool = True,
     least: int = 2,
     specials: Sequence[str] = (),
-    shown: bool = True,
+    progress: bool = True,
 ) -> Any:
-    """A `tokenizers.Tokenizer` of at most `size` entries, learnt from texts.
+    """Train a `tokenizers.Tokenizer` of at most `size` entries.
 
-    "bytes" is byte-level BPE: it can write any text, gives every byte back, and ends documents with
-    <|end|>. "wordpiece" has BERT's special tokens and puts [CLS] and [SEP] around a text;
-    `lowercase` is for it alone, and the library breaks ties between its rare entries by chance, so
-    that learning twice may give two of them; "bytes" are always the same. `specials` come after
-    those that a kind has, such as a [MASK] for bytes. A pair must occur `least` times to become an
-    entry.
+    "bytes" is byte-level BPE: it encodes any text without loss, and has <|end|> to end documents.
+    "wordpiece" has BERT's special tokens and adds [CLS] and [SEP] around a text; `lowercase` is for
+    it only. Training "wordpiece" twice may give different rare entries, since the library breaks
+    ties at random; "bytes" is deterministic. `specials` are further special tokens, such as [MASK]
+    for "bytes". A pair must occur `least` times to become an entry.
     """
     _check_specials(kind, specials)
     _check_size(size, kind, len(specials))
@@ -46,51 +45,49 @@ def train_tokenizer(
         tokenizer, trainer = _bytes(size, least, specials)
     else:
         tokenizer, trainer = _wordpiece(size, least, lowercase, specials)
-    read = _Read(source, shown)
+    read = _Read(source, progress)
     tokenizer.train_from_iterator(read, trainer=trainer)
     if read.error is not None:
         raise read.error
     if not read.passages:
-        raise InputError("there is no text to learn from", "give a source with text in it")
+        raise InputError("there is no text to train on", "use a source that has text")
     if kind == "wordpiece":
         _frame(tokenizer)
     return tokenizer
 
 
-def _check_specials(kind: Kind, specials: Sequence[str]) -> None:
-    own = (END,) if kind == "bytes" else BERT
+def _check_specials(kind: TokenizerKind, specials: Sequence[str]) -> None:
+    own = (EOS,) if kind == "bytes" else BERT
     for place, name in enumerate(specials):
         if not name.strip():
-            raise ConfigError(
-                f"special token {place} is {name!r}", "give it a name, such as [MASK]"
-            )
+            raise ConfigError(f"special token {place} is {name!r}", "use a name such as [MASK]")
         if name in own or name in specials[:place]:
-            raise ConfigError(f"the special token {name!r} is there already", "name it once")
+            raise ConfigError(f"the special token {name!r} occurs twice", "remove one")
 
 
-def _check_size(size: int, kind: Kind, specials: int) -> None:
+def _check_size(size: int, kind: TokenizerKind, specials: int) -> None:
     least = specials + (BYTES + 1 if kind == "bytes" else len(BERT) + 1)
     if size < least:
         what = (
-            f"{BYTES} bytes and {END}"
+            f"{BYTES} bytes and {EOS}"
             if kind == "bytes"
             else f"{len(BERT) + specials} special tokens"
         )
-        raise ConfigError(f"size={size} has no room beside {what}", f"use {least} or more")
+        raise ConfigError(f"size={size} is too small for {what}", f"use {least} or more")
 
 
 class _Read:
-    """The texts of a source, counted; an error is kept, since the trainer would swallow it."""
+    """The texts of a source, counted; an error is kept, since the trainer swallows it."""
 
-    def __init__(self, source: TextSource, shown: bool) -> None:
-        self._source, self._shown = source, shown
+    def __init__(self, source: TextSource, progress: bool) -> None:
+        self._source, self._progress = source, progress
         self.passages = 0
         self.error: Exception | None = None
 
     def __iter__(self) -> Iterator[str]:
         expected = self._source.expected_bytes()
         total = None if expected is None else expected / MEGABYTE
-        with Progress("reading", total=total, unit="MB", shown=self._shown) as bar:
+        with Progress("reading", total=total, unit="MB", shown=self._progress) as bar:
             try:
                 for passage in self._source.read():
                     self.passages += 1
@@ -110,7 +107,7 @@ def _bytes(size: int, least: int, specials: Sequence[str]) -> tuple[Any, Any]:
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         min_frequency=least,
-        special_tokens=[END, *specials],
+        special_tokens=[EOS, *specials],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -134,7 +131,7 @@ def _wordpiece(size: int, least: int, lowercase: bool, specials: Sequence[str]) 
 
 
 def _frame(tokenizer: Any) -> None:
-    """[CLS] and [SEP] around a text, and [SEP] behind the second of a pair."""
+    """Add [CLS] and [SEP] around a text, and [SEP] after the second text of a pair."""
     from tokenizers import processors
 
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -15,8 +15,8 @@ from manyheads.surgery.peft_files import save_adapter
 from manyheads.surgery.peft_wholes import check_named
 from manyheads.surgery.quantised import quantise
 from manyheads.surgery.trainable import learn_all_but, learn_only
-from manyheads.train.loop.model_setup import dressed, tell_habits
-from manyheads.train.loop.session import Finished, Surgery, train
+from manyheads.train.loop.model_setup import model_with_weights, record_inference_settings
+from manyheads.train.loop.session import ModelHooks, TrainResult, train
 from manyheads.train.regularisers import L0Gates, L1Scales, Regulariser, final_gates
 from manyheads.train.run_file.run_config import Run, run_of
 from manyheads.train.run_file.toml_config import changed, read_table, read_toml
@@ -137,7 +137,7 @@ class LearnTable:
 def _saved_whole(model: Model, place: Path) -> Saved:
     """With the gates that a regulariser may have trained along in its weights."""
     weights = {name: each.detach().cpu() for name, each in model.state_dict().items()}
-    return save(dressed(cast(ModelConfig, model.config), weights, model), place / MODEL)
+    return save(model_with_weights(cast(ModelConfig, model.config), weights, model), place / MODEL)
 
 
 Change = AdapterTable | LearnTable
@@ -186,7 +186,7 @@ def _change(tables: dict[str, Any]) -> Change:
 
 def train_adapter(
     asked: Adapting, *, since: str = "", fresh: bool = False, shown: bool = True
-) -> Finished:
+) -> TrainResult:
     """Train what is asked alone.
 
     The files of an adapter are in the folder `adapter` of the run, a whole model in `model`.
@@ -196,8 +196,8 @@ def train_adapter(
         return asked.change.open(model, asked.run.run.seed)
 
     def closed(model: Model, place: Path) -> Saved:
-        tell_habits(model, asked.run.objective, asked.run.data[-1])
+        record_inference_settings(model, asked.run.objective, asked.run.data[-1])
         return asked.change.close(model, place)
 
-    surgery = Surgery(open=opened, close=closed)
-    return train(asked.run, since=since, fresh=fresh, shown=shown, surgery=surgery)
+    hooks = ModelHooks(prepare=opened, save=closed)
+    return train(asked.run, resume_from=since, fresh=fresh, progress=shown, hooks=hooks)

@@ -20,7 +20,7 @@ from manyheads.surgery.rebuilding import rebuild
 from manyheads.surgery.tuning import objective_for, tune
 from manyheads.surgery.wishes import What
 from manyheads.taps import Patterns, Site
-from manyheads.train.hard_concrete import Gated, HardConcrete, HeadGates
+from manyheads.train.hard_concrete import GatedSite, HardConcrete, HeadGates
 from manyheads.train.optim.optimisers import AdamW
 from manyheads.train.optim.schedules import Stable
 from manyheads.train.regularisers import GATES, L0Gates, Regularised
@@ -65,7 +65,7 @@ class NeuronGates(HardConcrete):
         for layer, config in enumerate(stack.config.layers):
             neurons = len(Kept.all_of(layer, config).neurons)
             if neurons:
-                found.append(Gated(neuron_site(stack, layer), neurons, _device(stack)))
+                found.append(GatedSite(neuron_site(stack, layer), neurons, _device(stack)))
         super().__init__(found, start)
 
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged:
@@ -82,7 +82,7 @@ class LayerGates(HardConcrete):
     def __init__(self, stack: Stack, start: float = 0.9) -> None:
         every = (passage(stack, layer) for layer in range(len(stack.config.layers)))
         passages = [each for each in every if each is not None]
-        super().__init__([Gated(left, 1, _device(stack)) for _, left in passages], start)
+        super().__init__([GatedSite(left, 1, _device(stack)) for _, left in passages], start)
         self._leaves = dict(passages)
         self._enters = {left: entered for entered, left in passages}
         self._entered: dict[Site, Tensor] = {}

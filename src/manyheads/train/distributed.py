@@ -4,7 +4,7 @@ One machine, a process for each of 8 GPUs:
 
     torchrun --nproc-per-node 8 -m manyheads train run.toml
 
-Several machines, the same command on each; HOST is the first of them, and all see one disk:
+Several machines, the same command on each; HOST is the first of them, and all share a disk:
 
     torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
         -m manyheads train run.toml
@@ -27,56 +27,56 @@ Distributed = Literal["none", "ddp", "fsdp"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
-    """Who this process is among those of the run, and how they tell each other things.
+class ProcessGroup:
+    """The rank of this process, the number of processes, and collective operations.
 
-    Checkpoints are written while training goes on, so they have a group of their own: two threads
-    that talk in one would take each other's words.
+    Checkpoints are written in a thread while training continues, so they have a process group of
+    their own: collectives of two threads in one group could be mixed up.
     """
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     device: torch.device = torch.device("cpu")
-    saving: Any = None
+    checkpoint_group: Any = None
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
     @property
-    def alone(self) -> bool:
-        return self.world == 1
+    def is_single(self) -> bool:
+        return self.world_size == 1
 
-    def sum(self, numbers: Tensor) -> Tensor:
-        """The sum over all processes, which each of them gets."""
-        if not self.alone:
+    def all_reduce(self, numbers: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if not self.is_single:
             dist.all_reduce(numbers)
         return numbers
 
-    def agree(self, value: Any) -> Any:
-        """What the first process says."""
-        if self.alone:
+    def broadcast(self, value: Any) -> Any:
+        """The value of the first process."""
+        if self.is_single:
             return value
-        told = [value]
-        dist.broadcast_object_list(told, src=0, device=self.device)
-        return told[0]
+        values = [value]
+        dist.broadcast_object_list(values, src=0, device=self.device)
+        return values[0]
 
-    def meet(self) -> None:
-        """Wait until all are here."""
-        if not self.alone:
-            self.sum(torch.zeros(1, device=self.device))
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        if not self.is_single:
+            self.all_reduce(torch.zeros(1, device=self.device))
 
 
 @contextmanager
-def crew(distributed: Distributed, device: str) -> Iterator[Crew]:
-    """Join the processes that torchrun started; without it this one is alone."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world == 1:
-        yield Crew(device=torch.device(device))
+def join_processes(distributed: Distributed, device: str) -> Iterator[ProcessGroup]:
+    """Join the processes that torchrun started, or run in this one alone."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size == 1:
+        yield ProcessGroup(device=torch.device(device))
         return
     if distributed == "none":
         raise ConfigError(
-            f'run.distributed is "none" and torchrun started {world} processes',
+            f'run.distributed is "none" and torchrun started {world_size} processes',
             'set it to "ddp" or "fsdp"',
         )
     local = int(os.environ["LOCAL_RANK"])
@@ -90,9 +90,14 @@ def crew(distributed: Distributed, device: str) -> Iterator[Crew]:
         backend = "cuda:nccl,cpu:gloo" if here.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(hours=2))
     try:
-        saving = dist.new_group(backend="gloo")
-        yield Crew(rank=dist.get_rank(), world=world, device=here, saving=saving)
+        checkpoint_group = dist.new_group(backend="gloo")
+        yield ProcessGroup(
+            rank=dist.get_rank(),
+            world_size=world_size,
+            device=here,
+            checkpoint_group=checkpoint_group,
+        )
     finally:
-        # A group that somebody else has made is not ours to end.
+        # A group that was initialised elsewhere is not ours to destroy.
         if not joined:
             dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Ctrl-C and its kin: asked to stop, a run ends its step, saves, and says how to go on."""
+"""Ctrl-C and SIGTERM: a run finishes its step, saves a checkpoint, and tells how to resume."""
 
 import signal
 import threading
@@ -10,35 +10,35 @@ from typing import Any, ClassVar
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Stopped(KeyboardInterrupt):
-    """Work that was asked to stop has stopped, in the midst of what it was `doing`.
+class Interrupted(KeyboardInterrupt):
+    """Raised when a signal ended an activity that may be interrupted anywhere.
 
-    `code` is what a shell expects of a program that a signal ended.
+    `exit_code` is what a shell expects of a program that a signal ended.
     """
 
-    def __init__(self, doing: str, code: int) -> None:
-        super().__init__(f"stopped while {doing}")
-        self.code = code
+    def __init__(self, activity: str, exit_code: int) -> None:
+        super().__init__(f"interrupted while {activity}")
+        self.exit_code = exit_code
 
 
-class Stop:
-    """Whether somebody asked the run to stop; asked twice, it stops at once."""
+class InterruptHandler:
+    """Remembers the first interrupt signal; a second one raises KeyboardInterrupt."""
 
-    # Signals come to a process as a whole, and so there is one who is asked.
-    current: ClassVar["Stop | None"] = None
+    # Signals go to the process, so there is one handler at a time.
+    current: ClassVar["InterruptHandler | None"] = None
 
     def __init__(self) -> None:
         self.signal = 0
-        self.doing = ""
+        self.activity = ""
         self._before: dict[int, Any] = {}
-        self._outer: Stop | None = None
+        self._outer: InterruptHandler | None = None
 
-    def __enter__(self) -> "Stop":
-        # Only the main thread may be asked.
+    def __enter__(self) -> "InterruptHandler":
+        # Only the main thread can handle signals.
         if threading.current_thread() is threading.main_thread():
-            self._outer, Stop.current = Stop.current, self
+            self._outer, InterruptHandler.current = InterruptHandler.current, self
             for each in SIGNALS:
-                self._before[each] = signal.signal(each, self._ask)
+                self._before[each] = signal.signal(each, self._handle)
         return self
 
     def __exit__(
@@ -49,45 +49,45 @@ class Stop:
     ) -> None:
         for each, before in self._before.items():
             signal.signal(each, before)
-        if Stop.current is self:
-            Stop.current = self._outer
+        if InterruptHandler.current is self:
+            InterruptHandler.current = self._outer
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         return self.signal != 0
 
     @property
-    def code(self) -> int:
+    def exit_code(self) -> int:
         """What a shell expects of a program that a signal ended."""
         return 128 + (self.signal or signal.SIGINT)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if self.asked:
+    def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if self.requested:
             raise KeyboardInterrupt
         self.signal = number
-        self.end_here()
+        self.raise_if_requested()
 
-    def end_here(self) -> None:
-        """Stop now if that was asked and what is done may be broken off."""
-        if self.asked and self.doing:
-            raise Stopped(self.doing, self.code)
+    def raise_if_requested(self) -> None:
+        """Raise `Interrupted` if a signal came and the current activity may be interrupted."""
+        if self.requested and self.activity:
+            raise Interrupted(self.activity, self.exit_code)
 
 
-def stop_asked() -> bool:
-    """Whether the run of this process, if there is one, was asked to stop."""
-    return Stop.current is not None and Stop.current.asked
+def interrupt_requested() -> bool:
+    """Whether the run of this process, if there is one, received an interrupt."""
+    return InterruptHandler.current is not None and InterruptHandler.current.requested
 
 
 @contextmanager
-def at_once(doing: str) -> Iterator[None]:
-    """What is done here may be broken off anywhere: asked to stop, a run does not wait for it."""
-    stop = Stop.current
+def interruptible(activity: str) -> Iterator[None]:
+    """A context in which an interrupt raises `Interrupted` at once."""
+    stop = InterruptHandler.current
     if stop is None:
         yield
         return
-    before, stop.doing = stop.doing, doing
+    before, stop.activity = stop.activity, activity
     try:
-        stop.end_here()
+        stop.raise_if_requested()
         yield
     finally:
-        stop.doing = before
+        stop.activity = before

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.data.sources.files import find_files, opened
+from manyheads.data.sources.files import find_files, open_file
 from manyheads.errors import InputError, MissingExtraError
 from tests.messages import refuses
 
@@ -76,7 +76,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 def test_bytes_come_out_unpacked(suffix: str, tmp_path: Path) -> None:
     file = tmp_path / f"a.txt{suffix}"
     file.write_bytes(PACKERS[suffix](b"words " * 1000))
-    with opened(file) as unpacked:
+    with open_file(file) as unpacked:
         assert unpacked.read() == b"words " * 1000
 
 
@@ -87,7 +87,7 @@ def test_broken_packing_is_named(suffix: str, tmp_path: Path) -> None:
     for data in (packed[: len(packed) // 2], b"not packed at all, only named so"):
         file.write_bytes(data)
         problem = rf"a\.txt\{suffix} is no whole \{suffix} file \("
-        with pytest.raises(InputError, match=problem), opened(file) as unpacked:
+        with pytest.raises(InputError, match=problem), open_file(file) as unpacked:
             unpacked.read()
 
 
@@ -96,20 +96,20 @@ def test_zstandard_is_asked_for_by_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     missing = f"{tmp_path}/a.zst needs the package zstandard: pip install 'manyheads[zstd]'."
-    with refuses(MissingExtraError, missing), opened(tmp_path / "a.zst"):
+    with refuses(MissingExtraError, missing), open_file(tmp_path / "a.zst"):
         pass
 
 
 def test_zstandard_is_read_where_it_is(tmp_path: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
     (tmp_path / "a.zst").write_bytes(zstandard.compress(b"words " * 9))
-    with opened(tmp_path / "a.zst") as unpacked:
+    with open_file(tmp_path / "a.zst") as unpacked:
         assert unpacked.read() == b"words " * 9
     packed = zstandard.compress(bytes(range(256)) * 1000)
     problem = r"is no whole \.zst file \("
     for data in (packed[: len(packed) // 2], packed + packed[:9], b"no such thing"):
         (tmp_path / "a.zst").write_bytes(data)
-        with pytest.raises(InputError, match=problem), opened(tmp_path / "a.zst") as unpacked:
+        with pytest.raises(InputError, match=problem), open_file(tmp_path / "a.zst") as unpacked:
             unpacked.read()
 
 
@@ -119,5 +119,5 @@ def test_zstandard_has_lines_through_all_its_frames(tmp_path: Path) -> None:
     half = len(lines) // 2
     frames = [zstandard.compress(b"".join(some)) for some in (lines[:half], [], lines[half:])]
     (tmp_path / "a.jsonl.zst").write_bytes(b"".join(frames))
-    with opened(tmp_path / "a.jsonl.zst") as unpacked:
+    with open_file(tmp_path / "a.jsonl.zst") as unpacked:
         assert list(unpacked) == lines

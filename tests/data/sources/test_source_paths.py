@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.data.sources.rows import FileRows, HubRows, rows_of
-from manyheads.data.sources.texts import RowTexts, TextFiles, texts_of
+from manyheads.data.sources.rows import FileRows, HubRows, row_source
+from manyheads.data.sources.texts import RowTexts, TextFiles, text_source
 from manyheads.errors import InputError
 from tests.messages import refuses
 
 
 def test_a_name_of_the_hub_is_a_dataset_and_all_else_are_files() -> None:
-    assert rows_of(["a.jsonl", "b.jsonl"]) == FileRows(("a.jsonl", "b.jsonl"))
+    assert row_source(["a.jsonl", "b.jsonl"]) == FileRows(("a.jsonl", "b.jsonl"))
     asked = HubRows("org/name", subset="en", split="dev", revision="v1")
-    assert rows_of(["hub:org/name?subset=en&split=dev&revision=v1"]) == asked
-    assert texts_of(["hub:org/name"], field="body") == RowTexts(HubRows("org/name"), "body")
-    found = texts_of(["a.txt"], separator=";", errors="replace")
+    assert row_source(["hub:org/name?subset=en&split=dev&revision=v1"]) == asked
+    assert text_source(["hub:org/name"], field="body") == RowTexts(HubRows("org/name"), "body")
+    found = text_source(["a.txt"], separator=";", errors="replace")
     assert found == TextFiles(("a.txt",), separator=";", errors="replace")
 
 
@@ -30,17 +30,17 @@ def test_a_name_of_the_hub_is_a_dataset_and_all_else_are_files() -> None:
 )
 def test_a_name_that_cannot_be_read_is_told(paths: list[str], problem: str) -> None:
     with pytest.raises(InputError) as error:
-        rows_of(paths)
+        row_source(paths)
     assert str(error.value).startswith(problem)
 
 
 def test_what_is_not_there_is_known_before_it_is_read(tmp_path: Path) -> None:
     with refuses(InputError, "there is no file no.txt: check the name."):
-        texts_of(["no.txt"]).check()
+        text_source(["no.txt"]).check()
     with refuses(InputError, "there is no file no.jsonl: check the name."):
-        rows_of(["no.jsonl"]).check()
+        row_source(["no.jsonl"]).check()
     pytest.importorskip("datasets")
     (tmp_path / "train.jsonl").write_text(json.dumps({"text": "one"}) + "\n")
-    source = texts_of([f"hub:{tmp_path}?split=train"])
+    source = text_source([f"hub:{tmp_path}?split=train"])
     source.check()
     assert [passage.text for passage in source.read()] == ["one"]

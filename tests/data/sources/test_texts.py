@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from manyheads.data.sources import texts
 from manyheads.data.sources.rows import FileRows
-from manyheads.data.sources.texts import GivenTexts, RowTexts, TextFiles, TextSource, _cut
+from manyheads.data.sources.texts import InMemoryTexts, RowTexts, TextFiles, TextSource, _cut
 from manyheads.errors import InputError
 from tests.messages import refuses
 
@@ -72,7 +72,7 @@ def test_rows_are_documents_wherever_they_come_from(tmp_path: Path) -> None:
     assert documents(RowTexts(FileRows(tmp_path / "a.jsonl"), field="body")) == expected
     (tmp_path / "a.jsonl").rename(tmp_path / "a.data")
     assert documents(TextFiles(tmp_path / "a.data", field="body", format="jsonl")) == expected
-    assert documents(GivenTexts(tuple(row["body"] for row in rows))) == expected
+    assert documents(InMemoryTexts(tuple(row["body"] for row in rows))) == expected
 
 
 def test_reading_may_begin_at_any_file(tmp_path: Path) -> None:

@@ -43,9 +43,9 @@ def test_a_full_disk_is_told_with_where_to_go_on(
             f"{tmp_path}/out/checkpoints took no checkpoint (No space left on device): "
             "make room there, or mend it; the same command goes on from step-3, which is whole.",
         ):
-            train(tiny(tmp_path), shown=False)
+            train(tiny(tmp_path), progress=False)
     assert [place.name for place in (tmp_path / "out/checkpoints").iterdir()] == ["step-3"]
-    assert train(tiny(tmp_path), shown=False).standing.step == 8
+    assert train(tiny(tmp_path), progress=False).state.step == 8
 
 
 def _cut(checkpoint: Path) -> None:
@@ -66,15 +66,15 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_there(
     tmp_path: Path, damage: Callable[[Path], Any], told: str
 ) -> None:
     write_corpus(tmp_path)
-    train(tiny(tmp_path, steps=4, checkpoint_every=2), shown=False)
+    train(tiny(tmp_path, steps=4, checkpoint_every=2), progress=False)
     newest = tmp_path / "out/checkpoints/step-4"
     damage(newest)
     with pytest.raises(InputError) as refused:
-        train(tiny(tmp_path, steps=6), shown=False)
+        train(tiny(tmp_path, steps=6), progress=False)
     assert str(refused.value).startswith(str(newest))
     assert told in str(refused.value)
     assert str(refused.value).endswith(
         "remove it to go on from the one before, or name another with --from."
     )
     shutil.rmtree(newest)
-    assert train(tiny(tmp_path, steps=6), shown=False).standing.step == 6
+    assert train(tiny(tmp_path, steps=6), progress=False).state.step == 6

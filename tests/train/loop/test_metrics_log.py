@@ -5,28 +5,28 @@ from pathlib import Path
 import pytest
 
 from manyheads.errors import MissingExtraError
-from manyheads.train.loop.metrics_log import Board, Journal
+from manyheads.train.loop.metrics_log import MetricsLog, TensorBoardWriter
 from tests.messages import refuses
 
 
 def test_going_back_forgets_later_lines_and_half_a_line(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "metrics.jsonl")
+    log = MetricsLog(tmp_path / "metrics.jsonl")
     for step in range(1, 5):
-        journal.write({"step": step, "loss": step / 3})
-    with journal.file.open("a") as file:
+        log.write({"step": step, "loss": step / 3})
+    with log.file.open("a") as file:
         file.write('{"step": 2, "lo')
-    journal.back_to(2)
-    assert journal.read() == [{"step": 1, "loss": 1 / 3}, {"step": 2, "loss": 2 / 3}]
+    log.truncate_after(2)
+    assert log.read() == [{"step": 1, "loss": 1 / 3}, {"step": 2, "loss": 2 / 3}]
 
 
 def test_what_is_no_number_is_null(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "metrics.jsonl")
-    journal.write({"step": 1, "loss": float("nan"), "parts": {"z": float("inf")}})
-    assert journal.read() == [{"step": 1, "loss": None, "parts": {"z": None}}]
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.write({"step": 1, "loss": float("nan"), "parts": {"z": float("inf")}})
+    assert log.read() == [{"step": 1, "loss": None, "parts": {"z": None}}]
 
 
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
-    Journal(tmp_path / "metrics.jsonl", writes=False).write({"step": 1})
+    MetricsLog(tmp_path / "metrics.jsonl", enabled=False).write({"step": 1})
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
@@ -34,13 +34,13 @@ def test_tensorboard_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     message = "run.tensorboard needs the package tensorboard: pip install 'manyheads[tensorboard]'."
     with refuses(MissingExtraError, message):
-        Board(tmp_path)
+        TensorBoardWriter(tmp_path)
 
 
 def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    board = Board(tmp_path)
+    board = TensorBoardWriter(tmp_path)
     for step in (1, 2):
         line = {"step": step, "loss": 4.0 / step, "parts": {"z": 0.5 * step}, "validation": None}
         board.write(line)

@@ -17,7 +17,7 @@ from tests.train.tiny import tables, tiny, write_corpus
 
 def test_a_language_model_knows_its_last_word(tmp_path: Path) -> None:
     write_corpus(tmp_path, documents=20)
-    train(tiny(tmp_path, steps=1), shown=False)
+    train(tiny(tmp_path, steps=1), progress=False)
     model = load(tmp_path / "out/model")
     assert Habits.of(model).stop_ids == (model.tokenizer.token_to_id("<|end|>"),)
 
@@ -26,7 +26,7 @@ def translating(folder: Path, kind: Any, start: str, **data: Any) -> Any:
     rows = [{"first": f"the cat {number}", "second": f"a dog {number}"} for number in range(40)]
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     source = TextFiles(str(folder / "pairs.jsonl"), field="second")
-    train_tokenizer(source, 300, kind, shown=False).save(str(folder / "tokenizer.json"))
+    train_tokenizer(source, 300, kind, progress=False).save(str(folder / "tokenizer.json"))
     asked = tables(folder, steps=1)
     shape = {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "vocabulary": 300}
     asked["model"] = {"size": "transformer-base", "change": shape}
@@ -49,12 +49,12 @@ def test_a_translator_knows_where_to_start_and_when_to_end(
     tmp_path: Path, kind: str, start: str, end: str
 ) -> None:
     asked = translating(tmp_path, kind, start)
-    train(run_of(asked), shown=False)
+    train(run_of(asked), progress=False)
     model = load(tmp_path / "out/model")
     token = model.tokenizer.token_to_id
     found = Habits.of(model)
     assert (found.start_id, found.stop_ids) == (token(start), (token(end),))
-    pieces = run_of(asked).data[0].feed(model.tokenizer, tmp_path).training
+    pieces = run_of(asked).data[0].load(model.tokenizer, tmp_path).training
     batch = pieces.batch([0, 1, 2])
     for texts in (batch.texts, batch.others):
         assert texts is not None
@@ -68,7 +68,7 @@ def test_a_model_of_vectors_says_how_they_are_pooled(tmp_path: Path) -> None:
         "change": {"layers": 1, "width": 16, "heads": 2, "hidden": 32, "vocabulary": 300},
     }
     asked["objective"] = {"kind": "Contrastive", "pooling": "cls"}
-    train(run_of(asked), shown=False)
+    train(run_of(asked), progress=False)
     sentence = load(tmp_path / "out/model").sentence
     assert sentence is not None
     assert sentence.pooling == "cls"

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from manyheads.data.chunks import Fixed
+from manyheads.data.chunks import FixedChunks
 from manyheads.data.store import open_store
 from manyheads.data.stream import Stream
-from manyheads.train.loop.metrics_log import Journal
+from manyheads.train.loop.metrics_log import MetricsLog
 from manyheads.train.loop.session import train
 from manyheads.train.run_file.run_config import run_of
 from tests.train.tiny import tables, write_corpus
@@ -96,10 +96,12 @@ def test_the_first_twenty_steps_are_those_of_a_plain_loop(
     asked["data"] |= {"layout": "fixed", "store": str(tmp_path / "store")}
     asked["optimiser"] = {"rate": RATE, "decay": 0.1}
     asked["schedule"] = {"kind": "Stable", "warmup": 5}
-    train(run_of(asked), shown=False)
-    ours = [(line["loss"], line["norm"]) for line in Journal(tmp_path / "out/metrics.jsonl").read()]
+    train(run_of(asked), progress=False)
+    ours = [
+        (line["loss"], line["norm"]) for line in MetricsLog(tmp_path / "out/metrics.jsonl").read()
+    ]
     (place,) = (tmp_path / "store").iterdir()
-    stream = Stream(Fixed(open_store(place), length=16), batch_tokens=64, micro_batches=2)
+    stream = Stream(FixedChunks(open_store(place), length=16), batch_tokens=64, micro_batches=2)
     steps = [
         torch.cat([batch.texts.to_padded() for batch in step.batches if batch.texts is not None])
         for step in islice(stream.steps(), STEPS)

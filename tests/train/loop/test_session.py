@@ -12,7 +12,7 @@ import torch
 from manyheads import load
 from manyheads.errors import ConfigError, InputError, TrainingError
 from manyheads.train.loop import session
-from manyheads.train.loop.metrics_log import Journal
+from manyheads.train.loop.metrics_log import MetricsLog
 from manyheads.train.loop.session import train
 from manyheads.train.loop.train_step import Updater
 from manyheads.train.objectives import CausalLM
@@ -40,12 +40,12 @@ def place(corpus: Path, tmp_path: Path) -> Path:
 def pace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many steps the host is ahead of its device: none as on the CPU, or one as on CUDA."""
     steps: int = request.param
-    monkeypatch.setattr(session, "goes_ahead", lambda _: steps > 0)
+    monkeypatch.setattr(session, "can_run_ahead", lambda _: steps > 0)
     return steps
 
 
 def losses(folder: Path) -> dict[int, float]:
-    lines = Journal(folder / "out/metrics.jsonl").read()
+    lines = MetricsLog(folder / "out/metrics.jsonl").read()
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
 
 
@@ -59,7 +59,7 @@ def test_a_run_learns_and_leaves_a_model_that_others_open(place: Path) -> None:
 
     asked = tables(place, steps=8, validate_every=4, telemetry_every=4)
     asked["data"]["validation"] = 0.1
-    finished = train(run_of(asked), shown=False)
+    finished = train(run_of(asked), progress=False)
     found = losses(place)
     assert list(found) == list(range(1, 9))
     assert found[8] < found[1] - 0.5
@@ -70,24 +70,24 @@ def test_a_run_learns_and_leaves_a_model_that_others_open(place: Path) -> None:
     theirs = AutoModelForCausalLM.from_pretrained(place / "out/model").eval()
     with torch.no_grad():
         torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, atol=1e-5, rtol=1e-5)
-    lines = Journal(place / "out/metrics.jsonl").read()
+    lines = MetricsLog(place / "out/metrics.jsonl").read()
     held = [line["validation"] for line in lines if "validation" in line]
     assert len(held) == 2
     assert held[1]["loss"] < held[0]["loss"]
-    assert set(held[0]) == {"loss", "perplexity", "bits_a_byte"}
-    assert len(Journal(place / "out/telemetry.jsonl").read()) == 2
+    assert set(held[0]) == {"loss", "perplexity", "bits_per_byte"}
+    assert len(MetricsLog(place / "out/telemetry.jsonl").read()) == 2
 
 
 def test_the_last_checkpoints_and_the_marked_ones_stay(place: Path) -> None:
     asked = tables(place, steps=9, checkpoint_every=2, keep=1, keep_every=4)
     asked["schedule"] = {"kind": "WarmupStableDecay", "decay": 4}
-    train(run_of(asked), shown=False)
+    train(run_of(asked), progress=False)
     # 6 is the last at the full rate, 9 the end, 4 and 8 are asked for; 2 was in passing.
     assert steps_saved(place) == {"step-4", "step-6", "step-8", "step-9"}
 
 
 def test_nothing_that_is_written_is_a_pickle(place: Path) -> None:
-    train(tiny(place, steps=3), shown=False)
+    train(tiny(place, steps=3), progress=False)
     files = {file.name for file in (place / "out").rglob("*") if file.is_file()}
     kinds = {Path(name).suffix for name in files}
     assert kinds <= {".safetensors", ".json", ".jsonl", ".bin", ""}, files
@@ -105,17 +105,17 @@ def test_asked_to_stop_it_saves_and_goes_on_later(
             os.kill(os.getpid(), signal.SIGINT)
         return update(self, asked, **more)
 
-    train(tiny(place), shown=False)
+    train(tiny(place), progress=False)
     whole = losses(place)
     (place / "out").rename(tmp_path / "whole")
     with monkeypatch.context() as patched:
         patched.setattr(Updater, "begin", interrupted)
-        finished = train(tiny(place), shown=False)
-    assert (finished.code, finished.saved) == (130, None)
+        finished = train(tiny(place), progress=False)
+    assert (finished.exit_code, finished.saved) == (130, None)
     # The fourth step is under way when the signal comes, so that the fifth is the first to say it.
-    assert finished.standing.step == 5 + pace
-    assert f"step-{finished.standing.step}" in steps_saved(place)
-    again = train(tiny(place), shown=False)
+    assert finished.state.step == 5 + pace
+    assert f"step-{finished.state.step}" in steps_saved(place)
+    again = train(tiny(place), progress=False)
     assert again.saved is not None
     assert losses(place) == whole
 
@@ -149,12 +149,12 @@ def test_a_loss_that_is_no_number_is_skipped_counted_and_named(
 ) -> None:
     spoiled({2: 1, 5: 0}, monkeypatch)
     finished = train(tiny(place, steps=7))
-    assert [str(each) for each in finished.standing.skipped] == [
+    assert [str(each) for each in finished.state.skipped] == [
         "step 3 (micro-batch 1)",
         "step 6 (micro-batch 0)",
     ]
     assert "no number at step 3 (micro-batch 1): nothing learnt from it" in capsys.readouterr().err
-    lines = {line["step"]: line for line in Journal(place / "out/metrics.jsonl").read()}
+    lines = {line["step"]: line for line in MetricsLog(place / "out/metrics.jsonl").read()}
     assert (lines[3]["loss"], lines[3]["skipped"]) == (None, [1])
     assert lines[7]["loss"] is not None
     assert all(weight.isfinite().all() for weight in load(place / "out/model").parameters())
@@ -171,32 +171,32 @@ def test_three_in_a_row_end_the_run_with_a_good_checkpoint(
         "--from step-6, which is whole."
     )
     with refuses(TrainingError, message):
-        train(tiny(place), shown=False)
+        train(tiny(place), progress=False)
     state = json.loads((place / "out/checkpoints/step-6/state.json").read_text())
-    assert state["in_a_row"] == 2
+    assert state["consecutive_skips"] == 2
     monkeypatch.undo()
-    assert train(tiny(place), since="step-3", shown=False).standing.step == 8
+    assert train(tiny(place), resume_from="step-3", progress=False).state.step == 8
 
 
 def test_it_goes_on_from_before_the_decay_on_other_data(place: Path, tmp_path: Path) -> None:
     asked = tables(place, steps=8)
     asked["schedule"] = {"kind": "WarmupStableDecay", "decay": 4}
-    train(run_of(asked), shown=False)
+    train(run_of(asked), progress=False)
     kept = place / "out/checkpoints/step-5"
     first = losses(place)
     (tmp_path / "other.txt").write_text("low sun was over a hill\n\n" * 60)
     asked["data"] |= {"train": str(tmp_path / "other.txt")}
     asked["run"]["folder"] = str(tmp_path / "other")
-    finished = train(run_of(asked), since=str(kept), shown=False)
-    lines = Journal(tmp_path / "other/metrics.jsonl").read()
+    finished = train(run_of(asked), resume_from=str(kept), progress=False)
+    lines = MetricsLog(tmp_path / "other/metrics.jsonl").read()
     assert [line["step"] for line in lines] == [6, 7, 8]
     assert (tmp_path / "other/checkpoints/step-5").is_dir(), "it could not go on after a kill"
-    assert finished.standing.step == 8
+    assert finished.state.step == 8
     assert lines[0]["loss"] != first[6]
 
 
 def test_nothing_is_set_aside_for_a_start_that_cannot_be(place: Path) -> None:
-    train(tiny(place, keep=3), shown=False)
+    train(tiny(place, keep=3), progress=False)
     saved, written = steps_saved(place), losses(place)
     there = place / "out/checkpoints/step-3"
     asked = tables(place)
@@ -206,7 +206,7 @@ def test_nothing_is_set_aside_for_a_start_that_cannot_be(place: Path) -> None:
         "on with the model and the regularisers that the run was started with."
     )
     with refuses(InputError, told):
-        train(run_of(asked), since="step-3", shown=False)
+        train(run_of(asked), resume_from="step-3", progress=False)
     asked = tables(place)
     asked["optimiser"] = {"kind": "Muon"}
     told = (
@@ -214,20 +214,20 @@ def test_nothing_is_set_aside_for_a_start_that_cannot_be(place: Path) -> None:
         'optimiser.kind="AdamW", or begin a run with the saved model as model.folder.'
     )
     with refuses(InputError, told):
-        train(run_of(asked), since="step-3", shown=False)
+        train(run_of(asked), resume_from="step-3", progress=False)
     assert (steps_saved(place), losses(place)) == (saved, written)
     assert not (place / "out/before-1").exists()
 
 
 def test_a_run_that_ends_before_its_checkpoint_is_refused(place: Path) -> None:
-    train(tiny(place, steps=4), shown=False)
+    train(tiny(place, steps=4), progress=False)
     newest = place / "out/checkpoints/step-4"
     told = (
         f"the run file ends at step 2 and {newest} is at step 4: "
         "ask for more steps, or begin anew with --fresh."
     )
     with refuses(ConfigError, told):
-        train(tiny(place, steps=2), shown=False)
+        train(tiny(place, steps=2), progress=False)
 
 
 def test_a_second_run_in_the_same_folder_is_refused_while_the_first_works(
@@ -244,41 +244,41 @@ def test_a_second_run_in_the_same_folder_is_refused_while_the_first_works(
                 f"another run is at work in {place / 'out'}: "
                 "wait for it, stop it, or name another run.folder.",
             ):
-                train(tiny(place, steps=2), shown=False)
+                train(tiny(place, steps=2), progress=False)
         return begin(self, asked, **more)
 
     monkeypatch.setattr(Updater, "begin", another)
-    assert train(tiny(place, steps=2), shown=False).standing.step == 2
+    assert train(tiny(place, steps=2), progress=False).state.step == 2
     assert met
-    assert train(tiny(place, steps=4), shown=False).standing.step == 4, "the lock was left behind"
+    assert train(tiny(place, steps=4), progress=False).state.step == 4, "the lock was left behind"
 
 
 def test_what_is_in_the_way_of_an_earlier_start_is_set_aside(place: Path) -> None:
-    train(tiny(place, keep=3), shown=False)
+    train(tiny(place, keep=3), progress=False)
     whole = losses(place)
-    train(tiny(place), since="step-3", shown=False)
+    train(tiny(place), resume_from="step-3", progress=False)
     assert losses(place) == whole
     aside = place / "out/before-1"
     assert {each.name for each in (aside / "checkpoints").iterdir()} == {"step-6", "step-8"}
-    train(tiny(place, steps=2), fresh=True, shown=False)
+    train(tiny(place, steps=2), fresh=True, progress=False)
     assert (place / "out/before-2/metrics.jsonl").exists()
     assert list(losses(place)) == [1, 2]
     assert steps_saved(place) == {"step-2"}
 
 
 def test_a_run_file_that_asks_for_another_run_is_refused(place: Path) -> None:
-    train(tiny(place, steps=2), shown=False)
+    train(tiny(place, steps=2), progress=False)
     message = (
         "run.seed changed since this run was started (run.seed was None and is 5): "
         "change it back, go on from a checkpoint with --from step-2, or begin anew with --fresh."
     )
     with refuses(ConfigError, message):
-        train(tiny(place, steps=4, seed=5), shown=False)
+        train(tiny(place, steps=4, seed=5), progress=False)
     asked = tables(place, steps=4)
     asked["model"]["change"]["layers"] = 1
     with pytest.raises(ConfigError, match=r"model\.change\.layers was 2 and is 1"):
-        train(run_of(asked), shown=False)
-    assert train(tiny(place, steps=4), shown=False).standing.step == 4
+        train(run_of(asked), progress=False)
+    assert train(tiny(place, steps=4), progress=False).state.step == 4
 
 
 def test_a_run_made_longer_after_its_decay_says_that_its_rate_goes_up(
@@ -316,8 +316,8 @@ def test_phases_follow_one_another_with_their_own_data_and_rotary_base(place: Pa
         },
     ]
     (place / "other.txt").write_text("low sun was over a hill\n\n" * 60)
-    train(run_of(asked), shown=False)
-    lines = Journal(place / "out/metrics.jsonl").read()
+    train(run_of(asked), progress=False)
+    lines = MetricsLog(place / "out/metrics.jsonl").read()
     assert [round(line["rate"], 5) for line in lines] == [0.01] * 5 + [0.00423, 0.00184]
     assert {"step-4", "step-7"} <= steps_saved(place)
     attention = load(place / "out/model").config.stack.layers[0].attention
@@ -331,12 +331,12 @@ def test_what_is_wrong_with_a_later_phase_is_told_before_the_first(place: Path) 
     del asked["run"]["steps"]
     asked["phase"] = [{"steps": 4}, {"steps": 3, "rotary": 5000.0}]
     with pytest.raises(ConfigError, match="no layer with rotary positions sees the whole text"):
-        train(run_of(asked), shown=False)
+        train(run_of(asked), progress=False)
     (place / "rows.jsonl").write_text('{"content": "low sun"}\n')
     asked["phase"] = [{"steps": 4}, {"steps": 3, "data": {"train": str(place / "rows.jsonl")}}]
     told = f"{place / 'rows.jsonl'}, line 1 has no field 'text': use one of: content."
     with refuses(InputError, told):
-        train(run_of(asked), shown=False)
+        train(run_of(asked), progress=False)
     assert not (place / "out").exists()
 
 
@@ -347,19 +347,19 @@ def test_every_optimiser_goes_on_as_if_it_had_not_stopped(place: Path, kind: str
     single = {"precision": "single"} if kind == "Muon" else {}
     asked["optimiser"] = {"kind": kind, "rate": 1e-2, **single}
     asked["data"]["batch"] = 64
-    train(run_of(asked), shown=False)
+    train(run_of(asked), progress=False)
     asked["run"]["steps"] = 4
-    train(run_of(asked), shown=False)
+    train(run_of(asked), progress=False)
     stopped = losses(place)
-    train(run_of(asked), fresh=True, shown=False)
+    train(run_of(asked), fresh=True, progress=False)
     assert losses(place) == stopped
 
 
 def test_an_unknown_checkpoint_is_refused_with_those_that_are_there(place: Path) -> None:
-    train(tiny(place, steps=2), shown=False)
+    train(tiny(place, steps=2), progress=False)
     there = place / "out/checkpoints"
     with refuses(InputError, f"there is no checkpoint step-9: use one of {there}: step-2."):
-        train(tiny(place), since="step-9", shown=False)
+        train(tiny(place), resume_from="step-9", progress=False)
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -372,7 +372,7 @@ def test_a_compiled_run_learns_what_another_does(
     # Of one shape, so that it is traced once.
     asked["data"]["layout"] = "fixed"
     asked["model"]["change"]["layers"] = 1
-    train(run_of(asked), shown=False)
+    train(run_of(asked), progress=False)
     expected = losses(place)
     compiled = []
 
@@ -384,7 +384,7 @@ def test_a_compiled_run_learns_what_another_does(
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", traced)
     asked["run"]["compile"] = True
-    train(run_of(asked), fresh=True, shown=False)
+    train(run_of(asked), fresh=True, progress=False)
     assert len(compiled) == 1
     assert losses(place) == pytest.approx(expected, abs=1e-4)
 
@@ -392,7 +392,7 @@ def test_a_compiled_run_learns_what_another_does(
 def test_a_run_writes_for_tensorboard_where_asked(place: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    train(tiny(place, steps=3, tensorboard=True), shown=False)
+    train(tiny(place, steps=3, tensorboard=True), progress=False)
     found = EventAccumulator(str(place / "out/tensorboard")).Reload().Scalars("loss")
     expected = losses(place)
     assert {each.step: each.value for each in found} == pytest.approx(expected, rel=1e-6)

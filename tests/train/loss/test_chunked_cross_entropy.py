@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.train.loss.chunked_cross_entropy import word_losses
+from manyheads.train.loss.chunked_cross_entropy import cross_entropy_sums
 
 TOKENS, WIDTH, WORDS = 37, 16, 53
 # torch's own, met when dynamo traces any autograd.Function.
@@ -43,7 +43,7 @@ def assert_same(
     given: Inputs, smoothing: float, squares: bool, room: int, tolerance: float = 1e-10
 ) -> None:
     weights = (0.7, 0.3 if squares else 0.0)
-    found = word_losses(*given, smoothing=smoothing, squares=squares, room=room)
+    found = cross_entropy_sums(*given, smoothing=smoothing, squares=squares, max_logits=room)
     expected = plainly(given, smoothing)
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     pairs = zip(gradients(found, given, weights), gradients(expected, given, weights), strict=True)
@@ -62,7 +62,7 @@ def test_chunks_give_the_whole_loss_and_gradient(
 
 
 def test_single_precision_is_summed_in_single_precision() -> None:
-    found = word_losses(*inputs(dtype=torch.bfloat16), room=5 * WORDS)
+    found = cross_entropy_sums(*inputs(dtype=torch.bfloat16), max_logits=5 * WORDS)
     assert found.dtype == torch.float32
     assert_same(inputs(dtype=torch.float32), 0.1, True, 5 * WORDS, tolerance=1e-4)
 
@@ -70,7 +70,7 @@ def test_single_precision_is_summed_in_single_precision() -> None:
 @pytest.mark.parametrize("squares", [True, False])
 def test_no_token_gives_zero_and_zero_gradients(squares: bool) -> None:
     given = inputs(tokens=0)
-    sums = word_losses(*given, squares=squares)
+    sums = cross_entropy_sums(*given, squares=squares)
     assert sums.tolist() == [0, 0]
     for gradient in gradients(sums, given, (1.0, 1.0)):
         assert (gradient == 0).all()
@@ -84,7 +84,7 @@ def test_a_score_beyond_the_range_of_exp_is_no_infinity() -> None:
 def test_without_gradients_there_is_only_the_loss() -> None:
     given = inputs()
     with torch.no_grad():
-        sums = word_losses(*given, room=WORDS)
+        sums = cross_entropy_sums(*given, max_logits=WORDS)
     assert not sums.requires_grad
     torch.testing.assert_close(sums, plainly(given, 0.0))
 
@@ -92,7 +92,7 @@ def test_without_gradients_there_is_only_the_loss() -> None:
 def test_frozen_vectors_pass_the_gradient_on() -> None:
     x, vectors, bias, answers = inputs()
     frozen = vectors.detach()
-    word_losses(x, frozen, bias, answers)[0].backward()
+    cross_entropy_sums(x, frozen, bias, answers)[0].backward()
     assert x.grad is not None
     expected = gradients(
         plainly((x, vectors, bias, answers), 0.0), (x, vectors, bias, answers), (1.0, 0.0)
@@ -103,7 +103,7 @@ def test_frozen_vectors_pass_the_gradient_on() -> None:
 def test_autocast_takes_products_in_half_precision_and_sums_in_single() -> None:
     given = inputs(dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        found = word_losses(*given, squares=True, room=5 * WORDS)
+        found = cross_entropy_sums(*given, squares=True, max_logits=5 * WORDS)
         expected = plainly(given, 0.0)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected.float(), rtol=1e-2, atol=0)
@@ -121,7 +121,7 @@ def test_a_compiled_step_may_hold_it_with_any_number_of_tokens() -> None:
         torch._dynamo.reset()
 
         def losses(*given: Any, squares: bool = squares) -> Tensor:
-            return word_losses(*given, smoothing=0.1, squares=squares, room=20 * WORDS)
+            return cross_entropy_sums(*given, smoothing=0.1, squares=squares, max_logits=20 * WORDS)
 
         compiled = torch.compile(losses, dynamic=True, backend="aot_eager")
         weights = (1.0, 0.1 if squares else 0.0)

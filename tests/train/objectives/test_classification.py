@@ -64,9 +64,9 @@ def test_the_loss_is_torchs_where_there_is_a_label(kind: str, smoothing: float) 
 def test_right_answers_are_counted_where_nothing_is_learnt(kind: str) -> None:
     objective, name, batch = case(kind)
     model = model_of(name)
-    assert objective.loss(model, batch, NOBODY).right is None
+    assert objective.loss(model, batch, NOBODY).correct is None
     with torch.no_grad():
-        right = objective.loss(model, batch, NOBODY).right
+        right = objective.loss(model, batch, NOBODY).correct
         expected = logits_of(model, batch).argmax(1) == batch.labels
     assert right is not None
     assert int(right) == int(expected.sum())
@@ -78,8 +78,8 @@ def test_no_label_gives_zero_and_zero_gradients(kind: str) -> None:
     model = model_of(name)
     none = Batch(texts=batch.texts, images=batch.images, labels=torch.full_like(batch.labels, -100))
     loss = objective.loss(model, none, NOBODY)
-    assert (loss.targets, loss.whole.item()) == (0, 0)
-    loss.whole.backward()
+    assert (loss.targets, loss.combined.item()) == (0, 0)
+    loss.combined.backward()
     assert all(each.grad is None or (each.grad == 0).all() for each in model.parameters())
 
 

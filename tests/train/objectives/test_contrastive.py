@@ -58,7 +58,7 @@ def test_a_models_folder_says_how_it_pools(model: Any) -> None:
 def test_a_decoder_learns_from_its_last_tokens() -> None:
     model = build(DECODERS["llama"], seed=0)
     loss = Contrastive(pooling="last").loss(model, PAIRS, NOBODY)
-    loss.whole.backward()
+    loss.combined.backward()
     assert model.embedding.tokens.weight.grad.abs().sum() > 0
 
 

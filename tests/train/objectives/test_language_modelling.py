@@ -27,7 +27,7 @@ WORDS = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}
 MASKED = MaskedLM(mask=1, specials=(0, 2))
 
 
-def draw(seed: int = 0) -> torch.Generator:
+def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
@@ -51,7 +51,7 @@ def test_causal_loss_is_that_of_transformers() -> None:
         if len(text) > 1:
             one = theirs(text[None], labels=text[None]).loss
             expected = expected + one * (len(text) - 1)
-    loss = CausalLM().loss(ours, Batch(texts=Ragged.from_list(texts())), draw())
+    loss = CausalLM().loss(ours, Batch(texts=Ragged.from_list(texts())), generator())
     assert loss.targets == sum(max(len(text) - 1, 0) for text in texts())
     torch.testing.assert_close(loss.total, expected, rtol=1e-5, atol=1e-5)
     expected.backward()
@@ -78,16 +78,16 @@ def test_masked_loss_is_that_of_transformers() -> None:
     ours = build(modernbert(**shape, vocabulary=VOCABULARY))
     copying.modernbert(theirs, ours)
     batch = Batch(texts=Ragged.from_list(texts((23, 9, 31))))
-    task = MASKED.prepare(ours, batch, draw())
+    prepared = MASKED.prepare(ours, batch, generator())
     labels = torch.full_like(batch.texts.values, -100)
-    labels[task.places] = task.answers
+    labels[prepared.positions] = prepared.labels
     expected = torch.zeros(())
     for text, asked in zip(
-        task.batch.texts.to_list(), batch.texts.with_values(labels).to_list(), strict=True
+        prepared.batch.texts.to_list(), batch.texts.with_values(labels).to_list(), strict=True
     ):
         count = int((asked >= 0).sum())
         expected = expected + theirs(text[None], labels=asked[None]).loss * count
-    loss = MASKED.loss(ours, batch, draw())
+    loss = MASKED.loss(ours, batch, generator())
     assert loss.targets == int((labels >= 0).sum()) > 10
     torch.testing.assert_close(loss.total, expected, rtol=1e-5, atol=1e-5)
 
@@ -96,7 +96,7 @@ def test_masked_loss_is_that_of_transformers() -> None:
 def test_seq2seq_loss_is_torchs_with_the_words_shifted_by_hand(smoothing: float) -> None:
     model = fresh(SEQ2SEQS["2017"])
     batch = Batch(texts=ids(), others=ids(TARGETS, seed=1))
-    loss = Seq2SeqLM(label_smoothing=smoothing, start=7).loss(model, batch, draw())
+    loss = Seq2SeqLM(label_smoothing=smoothing, start=7).loss(model, batch, generator())
     shifted = [torch.cat((torch.tensor([7]), text))[: len(text)] for text in batch.others.to_list()]
     logits = model(batch.texts, Ragged.from_list(shifted)).logits.values
     expected = F.cross_entropy(
@@ -120,7 +120,7 @@ HEADS = {
 def test_every_head_learns_as_from_its_logits(head: str) -> None:
     model = fresh(replace(DECODERS["llama"], readout=HEADS[head]))
     texts = ids()
-    loss = CausalLM().loss(model, Batch(texts=texts), draw())
+    loss = CausalLM().loss(model, Batch(texts=texts), generator())
     expected = torch.zeros(())
     for logits, text in zip(model(texts).logits.to_list(), texts.to_list(), strict=True):
         expected = expected + F.cross_entropy(logits[:-1], text[1:], reduction="sum")
@@ -131,27 +131,27 @@ def test_every_head_learns_as_from_its_logits(head: str) -> None:
 
 def test_z_loss_stands_apart_and_counts() -> None:
     model, batch = fresh(DECODERS["llama"]), Batch(texts=ids())
-    plain = CausalLM().loss(model, batch, draw())
-    loss = CausalLM(z_loss=0.1).loss(model, batch, draw())
+    plain = CausalLM().loss(model, batch, generator())
+    loss = CausalLM(z_loss=0.1).loss(model, batch, generator())
     torch.testing.assert_close(loss.total, plain.total)
     logits = [each[:-1] for each in model(batch.texts).logits.to_list()]
     expected = 0.1 * torch.cat(logits).logsumexp(1).square().sum()
     torch.testing.assert_close(loss.parts["z"], expected)
     for one, other in zip(
-        gradients(loss.whole, model), gradients(plain.total + expected, model), strict=True
+        gradients(loss.combined, model), gradients(plain.total + expected, model), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
 
 
 def test_router_losses_are_weighted_sums_over_layers_times_the_targets() -> None:
     model, batch = fresh(DECODERS["experts"]), Batch(texts=ids())
-    loss = CausalLM(routing=Routing(balance=0.5, z=0.25)).loss(model, batch, draw())
+    loss = CausalLM(routing=Routing(balance=0.5, z=0.25)).loss(model, batch, generator())
     router = model(batch.texts).router
     balance = sum(each.balance for each in router) * 0.5 * loss.targets
     torch.testing.assert_close(loss.parts["router balance"], balance)
     z = sum(each.z for each in router) * 0.25 * loss.targets
     torch.testing.assert_close(loss.parts["router z"], z)
-    silent = CausalLM(routing=Routing(balance=0.0, z=0.0)).loss(model, batch, draw())
+    silent = CausalLM(routing=Routing(balance=0.0, z=0.0)).loss(model, batch, generator())
     assert not silent.parts
 
 
@@ -166,16 +166,17 @@ def test_experts_of_both_stacks_are_balanced() -> None:
     model = fresh(config)
     texts, others = ids((5, 3)), ids((2, 4), seed=1)
     assert len(model(texts, others).router) == 2
-    loss = Seq2SeqLM(start=0).loss(model, Batch(texts=texts, others=others), draw())
+    loss = Seq2SeqLM(start=0).loss(model, Batch(texts=texts, others=others), generator())
     loss.parts["router balance"].backward()
     assert model.encoder.layers[0].feedforward.router.weight.grad.abs().sum() > 0
 
 
 def test_micro_batches_add_up_to_the_batch() -> None:
     model, texts = fresh(DECODERS["gpt2"]), ids()
-    whole = CausalLM(z_loss=0.01).loss(model, Batch(texts=texts), draw())
+    whole = CausalLM(z_loss=0.01).loss(model, Batch(texts=texts), generator())
     parts = [
-        CausalLM(z_loss=0.01).loss(model, Batch(texts=one), draw()) for one in texts.split((2, 3))
+        CausalLM(z_loss=0.01).loss(model, Batch(texts=one), generator())
+        for one in texts.split((2, 3))
     ]
     assert sum(part.targets for part in parts) == whole.targets
     torch.testing.assert_close(sum(part.whole for part in parts), whole.whole)
@@ -186,17 +187,17 @@ def test_nothing_to_guess_gives_zero_and_zero_gradients(objective: Any) -> None:
     causal = isinstance(objective, CausalLM)
     model = fresh(DECODERS["experts"] if causal else ENCODERS["modernbert"])
     alone = Ragged.from_list([torch.tensor([0]), torch.tensor([2])])
-    loss = objective.loss(model, Batch(texts=alone), draw())
+    loss = objective.loss(model, Batch(texts=alone), generator())
     assert loss.targets == 0
-    assert loss.whole.item() == 0
-    loss.whole.backward()
+    assert loss.combined.item() == 0
+    loss.combined.backward()
     for parameter in model.parameters():
         assert parameter.grad is None or (parameter.grad == 0).all()
 
 
 def test_masked_loss_follows_the_generator_alone() -> None:
     model, batch = fresh(ENCODERS["modernbert"]), Batch(texts=ids())
-    losses = [MASKED.loss(model, batch, draw(seed)).total.item() for seed in (1, 1, 2)]
+    losses = [MASKED.loss(model, batch, generator(seed)).total.item() for seed in (1, 1, 2)]
     assert losses[0] == losses[1] != losses[2]
 
 
@@ -253,17 +254,17 @@ def test_models_that_do_not_fit_are_refused() -> None:
     with refuses(ConfigError, "label_smoothing=1 is no share: use 0 <= share < 1."):
         Seq2SeqLM(label_smoothing=1.0)
     with refuses(InputError, "CausalLM wants texts: give a batch of texts."):
-        CausalLM().loss(fresh(DECODERS["gpt2"]), Batch(), draw())
+        CausalLM().loss(fresh(DECODERS["gpt2"]), Batch(), generator())
     with refuses(InputError, "Seq2SeqLM wants pairs of texts: give texts and others."):
-        Seq2SeqLM(start=0).loss(fresh(SEQ2SEQS["2017"]), Batch(texts=ids()), draw())
+        Seq2SeqLM(start=0).loss(fresh(SEQ2SEQS["2017"]), Batch(texts=ids()), generator())
 
 
 @pytest.mark.parametrize("name", ["llama", "experts"])
 def test_autocast_stays_near_single_precision(name: str) -> None:
     model, batch = fresh(DECODERS[name]), Batch(texts=ids())
-    expected = CausalLM(z_loss=0.1).loss(model, batch, draw())
+    expected = CausalLM(z_loss=0.1).loss(model, batch, generator())
     with torch.autocast("cpu", torch.bfloat16):
-        found = CausalLM(z_loss=0.1).loss(model, batch, draw())
+        found = CausalLM(z_loss=0.1).loss(model, batch, generator())
     assert found.total.dtype == torch.float32
     torch.testing.assert_close(found.whole, expected.whole, rtol=0.05, atol=0.0)
 
@@ -275,8 +276,8 @@ def test_a_step_compiles_with_its_loss_apart() -> None:
     model = fresh(DECODERS["llama"])
     objective = CausalLM()
     compiled = torch.compile(objective.score, dynamic=True, backend="aot_eager")
-    task = objective.prepare(model, Batch(texts=ids((5, 7, 3))), draw())
-    found, expected = compiled(model, task), objective.score(model, task)
+    prepared = objective.prepare(model, Batch(texts=ids((5, 7, 3))), generator())
+    found, expected = compiled(model, prepared), objective.score(model, prepared)
     assert found.targets == expected.targets
     torch.testing.assert_close(found.total, expected.total)
     for one, other in zip(

@@ -13,8 +13,13 @@ from manyheads.errors import ConfigError
 from manyheads.models.build import build
 from manyheads.models.recipes import ModelConfig
 from manyheads.train.optim.optimisers import AdamW, Muon, OptimiserConfig, StableAdamW
-from manyheads.train.optim.param_groups import Rate, groups_of, set_rate, weights_of
-from manyheads.train.optim.update_rules import Ruled, ScaledAdamW, orthogonalised
+from manyheads.train.optim.param_groups import (
+    RateFactor,
+    build_param_groups,
+    describe_parameters,
+    set_learning_rate,
+)
+from manyheads.train.optim.update_rules import RuleOptimizer, ScaledAdamW, orthogonalise
 from tests.messages import refuses
 from tests.models.zoo import DECODERS, ENCODERS, MODELS, SEQ2SEQS, VISIONS
 
@@ -24,7 +29,7 @@ OPTIMISERS: dict[str, OptimiserConfig] = {
     "stable": StableAdamW(decay=0.1),
     "muon": MUON,
 }
-ROWS = (Rate(pattern="*.query.*", factor=0.5), Rate(pattern="*.value.*", factor=2.0))
+ROWS = (RateFactor(pattern="*.query.*", factor=0.5), RateFactor(pattern="*.value.*", factor=2.0))
 
 
 def fresh(config: ModelConfig) -> Any:
@@ -131,7 +136,7 @@ class Apart(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.weights = weights_of(model)
+        self.weights = describe_parameters(model)
         self.each = nn.ParameterList(
             part.detach().clone()
             for weights in self.weights
@@ -197,7 +202,7 @@ def test_rows_of_a_joined_matrix_learn_as_if_they_were_apart(name: str, model: s
         keys = ("params", "lr", "weight_decay", "betas", "eps")
         separate = torch.optim.AdamW([{key: group[key] for key in keys} for group in groups])
     else:
-        separate = Ruled(groups)
+        separate = RuleOptimizer(groups)
     optimiser = config.build(joined)
     for step in range(4):
         pretend([weights.parameter for weights in apart.weights], step)
@@ -262,18 +267,18 @@ def test_orthogonalised_is_the_polynomial_of_the_singular_values() -> None:
     for _ in range(5):
         values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
     assert (values - 1).abs().max() < 0.35
-    found = orthogonalised(matrix, 5, "single")
+    found = orthogonalise(matrix, 5, "single")
     torch.testing.assert_close(found, left @ values.diag() @ right, rtol=1e-4, atol=1e-4)
     batch = torch.stack((matrix, 3 * matrix))
-    torch.testing.assert_close(orthogonalised(batch, 5, "single")[1], found, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(orthogonalise(batch, 5, "single")[1], found, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_a_schedule_takes_its_share_of_every_peak(name: str) -> None:
-    config = replace(OPTIMISERS[name], rates=(Rate(pattern="embedding.*", factor=0.1),))
+    config = replace(OPTIMISERS[name], rates=(RateFactor(pattern="embedding.*", factor=0.1),))
     optimiser = config.build(fresh(DECODERS["llama"]))
     peaks = [group["lr"] for group in optimiser.param_groups]
-    set_rate(optimiser, 0.25)
+    set_learning_rate(optimiser, 0.25)
     assert [group["lr"] for group in optimiser.param_groups] == [peak / 4 for peak in peaks]
     assert len({group["lr"] for group in optimiser.param_groups}) > 1
 
@@ -283,7 +288,7 @@ def test_a_rate_of_zero_moves_nothing() -> None:
         model = fresh(DECODERS["llama"])
         before = [parameter.detach().clone() for parameter in model.parameters()]
         optimiser = config.build(model)
-        set_rate(optimiser, 0.0)
+        set_learning_rate(optimiser, 0.0)
         pretend(list(model.parameters()), 0)
         optimiser.step()
         for one, other in zip(before, model.parameters(), strict=True):
@@ -325,7 +330,7 @@ def test_what_cannot_be_is_refused() -> None:
         "no parameter is called '*.querry.weight': use a pattern that fits "
         "stack.layers.1.attention.query.weight.",
     ):
-        AdamW(rates=(Rate(pattern="*.querry.weight", factor=0.5),)).build(model)
+        AdamW(rates=(RateFactor(pattern="*.querry.weight", factor=0.5),)).build(model)
     with refuses(ConfigError, "rate=0 learns nothing: use a number above 0."):
         AdamW(rate=0.0)
     with refuses(ConfigError, "decay=-1 lets weights grow: use 0 or more."):
@@ -339,13 +344,13 @@ def test_what_cannot_be_is_refused() -> None:
     with refuses(ConfigError, "rest.rates stand beside rates: give all of them to Muon itself."):
         Muon(rest=AdamW(rates=ROWS))
     with refuses(ConfigError, "factor=-1 would unlearn: use 0 or more."):
-        Rate(pattern="*", factor=-1.0)
+        RateFactor(pattern="*", factor=-1.0)
 
 
 def test_the_last_pattern_that_fits_counts() -> None:
     model = fresh(DECODERS["llama"])
-    rates = (Rate(pattern="*", factor=3.0), Rate(pattern="*.key.weight", factor=0.0))
-    groups = groups_of(weights_of(model), rate=1.0, decay=0.0, rates=rates)
+    rates = (RateFactor(pattern="*", factor=3.0), RateFactor(pattern="*.key.weight", factor=0.0))
+    groups = build_param_groups(describe_parameters(model), rate=1.0, decay=0.0, rates=rates)
     assert {group["peak"] for group in groups} == {3.0, 1.0}
     (joined,) = [group for group in groups if group["peak"] == 1.0]
     assert [factor for _, factor in joined["parts"]] == [3.0, 0.0, 3.0]

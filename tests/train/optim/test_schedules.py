@@ -35,19 +35,19 @@ SCHEDULES: list[Schedule] = [
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_shares_lie_above_zero_and_reach_one(schedule: Schedule) -> None:
-    shares = [schedule.share(step, 100) for step in range(100)]
+    shares = [schedule.factor(step, 100) for step in range(100)]
     assert all(0 < share <= 1 for share in shares)
     assert max(shares) == 1
 
 
 def test_warmup_stable_decay_joins_its_three_parts() -> None:
     schedule = WarmupStableDecay(warmup=4, decay=4, floor=0.2)
-    shares = [schedule.share(step, 12) for step in range(13)]
+    shares = [schedule.factor(step, 12) for step in range(13)]
     assert shares[:4] == [0.25, 0.5, 0.75, 1.0]
     assert shares[4:9] == [1.0] * 5
     expected = [0.2 + 0.8 * (1 - math.sqrt(step / 4)) for step in range(5)]
     assert shares[8:] == pytest.approx(expected)
-    assert schedule.ends_at(12) == pytest.approx(0.2)
+    assert schedule.final_factor(12) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("shape", ["sqrt", "linear", "cosine"])
@@ -67,17 +67,17 @@ def test_warmup_stable_decay_is_that_of_transformers(
     ours = WarmupStableDecay(warmup=5, decay=8, shape=shape, floor=0.1)
     # They warm up from nothing, we from the first of `warmup` equal stairs.
     expected = [rate(step) for step in range(5, 23)]
-    assert [ours.share(step, 23) for step in range(5, 23)] == pytest.approx(expected)
+    assert [ours.factor(step, 23) for step in range(5, 23)] == pytest.approx(expected)
     # The rate of the plateau once more where the fall begins, and above the floor to the last.
     assert expected[10] == 1 > expected[11]
     assert expected[-1] > 0.1
 
 
 def test_shapes_are_their_formulas_half_way() -> None:
-    assert Decay(shape="linear").share(50, 100) == 0.5
-    assert Decay(shape="cosine").share(25, 100) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
-    assert Decay(shape="sqrt").share(25, 100) == 0.5
-    assert Cosine(warmup=20, floor=0.1).share(60, 100) == pytest.approx(0.55)
+    assert Decay(shape="linear").factor(50, 100) == 0.5
+    assert Decay(shape="cosine").factor(25, 100) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+    assert Decay(shape="sqrt").factor(25, 100) == 0.5
+    assert Cosine(warmup=20, floor=0.1).factor(60, 100) == pytest.approx(0.55)
 
 
 def test_inverse_square_root_is_that_of_2017() -> None:
@@ -85,7 +85,7 @@ def test_inverse_square_root_is_that_of_2017() -> None:
     peak = (width * warmup) ** -0.5
     for step in (1, 1000, 4000, 100_000):
         expected = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
-        found = peak * InverseSqrt(warmup=warmup).share(step - 1, 200_000)
+        found = peak * InverseSqrt(warmup=warmup).factor(step - 1, 200_000)
         assert found == pytest.approx(expected)
 
 

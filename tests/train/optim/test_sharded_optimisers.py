@@ -10,10 +10,10 @@ import torch.multiprocessing as processes
 
 from manyheads.models.build import build
 from manyheads.train.optim.optimisers import AdamW, Muon, OptimiserConfig, StableAdamW
-from manyheads.train.optim.param_groups import Rate
+from manyheads.train.optim.param_groups import RateFactor
 from tests.models.zoo import DECODERS
 
-ROWS = (Rate(pattern="*.query.*", factor=0.5), Rate(pattern="*.value.*", factor=2.0))
+ROWS = (RateFactor(pattern="*.query.*", factor=0.5), RateFactor(pattern="*.value.*", factor=2.0))
 OPTIMISERS: list[OptimiserConfig] = [
     AdamW(rates=ROWS),
     StableAdamW(rates=ROWS),

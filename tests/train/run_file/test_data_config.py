@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from manyheads.data.sources.texts import GivenTexts
+from manyheads.data.sources.texts import InMemoryTexts
 from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.errors import ConfigError, InputError
 from manyheads.train.loop.session import train
@@ -16,7 +16,7 @@ from manyheads.train.run_file.run_config import run_of
 from tests.messages import refuses
 from tests.train.tiny import tables, tiny, write_corpus
 
-WORDS = GivenTexts(("the cat sat on the mat " * 20,))
+WORDS = InMemoryTexts(("the cat sat on the mat " * 20,))
 
 
 def texts(**more: Any) -> Texts:
@@ -24,14 +24,14 @@ def texts(**more: Any) -> Texts:
 
 
 def wordpiece(**more: Any) -> Tokenizer:
-    tokenizer: Tokenizer = train_tokenizer(WORDS, 60, "wordpiece", shown=False, **more)
+    tokenizer: Tokenizer = train_tokenizer(WORDS, 60, "wordpiece", progress=False, **more)
     return tokenizer
 
 
 def test_a_document_ends_as_the_tokenizer_has_it() -> None:
     assert texts()._end(wordpiece()) == "[SEP]"
     assert texts()._end(wordpiece(specials=("<|end|>",))) == "<|end|>"
-    assert texts()._end(train_tokenizer(WORDS, 300, shown=False)) == "<|end|>"
+    assert texts()._end(train_tokenizer(WORDS, 300, progress=False)) == "<|end|>"
     assert texts(end="[CLS]")._end(wordpiece()) == "[CLS]"
     assert texts(end="")._end(wordpiece()) is None
 
@@ -43,7 +43,7 @@ def test_a_token_that_is_not_there_is_refused_before_any_work(key: str, tmp_path
     asked["data"][key] = "[NO]"
     message = f"data.{key}: the tokenizer has no token '[NO]': name one that it has, or none."
     with refuses(ConfigError, message):
-        train(run_of(asked), shown=False)
+        train(run_of(asked), progress=False)
     assert not (tmp_path / "out").exists()
 
 
@@ -51,7 +51,7 @@ def test_a_tokenizer_without_any_end_says_what_to_write() -> None:
     from tokenizers import models
 
     with pytest.raises(ConfigError, match='or write end = "" for none'):
-        texts().check_words(Tokenizer(models.BPE()))
+        texts().check_tokens(Tokenizer(models.BPE()))
 
 
 def changed_corpus(folder: Path) -> Path:
@@ -65,7 +65,7 @@ def test_texts_that_change_under_a_run_are_refused_and_read_anew_by_a_fresh_one(
     tmp_path: Path,
 ) -> None:
     write_corpus(tmp_path, documents=40)
-    train(tiny(tmp_path, steps=2), shown=False)
+    train(tiny(tmp_path, steps=2), progress=False)
     corpus = changed_corpus(tmp_path)
     with refuses(
         ConfigError,
@@ -73,13 +73,13 @@ def test_texts_that_change_under_a_run_are_refused_and_read_anew_by_a_fresh_one(
         f"({corpus} was not there or has changed): "
         "put back what was there, or begin anew with --fresh.",
     ):
-        train(tiny(tmp_path, steps=4), shown=False)
-    train(tiny(tmp_path, steps=2), fresh=True, shown=False)
+        train(tiny(tmp_path, steps=4), progress=False)
+    train(tiny(tmp_path, steps=2), fresh=True, progress=False)
     stores = sorted(tmp_path.glob("out/data/*"))
     assert [store.name for store in stores] == [stores[0].name, f"{stores[0].name}.before-1"]
     one, other = ((store / "tokens.bin").read_bytes() for store in stores)
     assert one != other
-    train(tiny(tmp_path, steps=3), shown=False)
+    train(tiny(tmp_path, steps=3), progress=False)
 
 
 def test_a_corpus_without_text_is_named(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_corpus_without_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text(" \n")
     problem = f"{tmp_path / 'corpus.txt'}: there is no text in it: name other files."
     with refuses(InputError, problem):
-        train(tiny(tmp_path), shown=False)
+        train(tiny(tmp_path), progress=False)
 
 
 def test_bytes_that_are_no_utf8_may_be_replaced(tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ def test_bytes_that_are_no_utf8_may_be_replaced(tmp_path: Path) -> None:
     corpus.write_bytes(corpus.read_bytes() + b"\xff\xff")
     asked = tables(tmp_path, steps=1)
     with pytest.raises(InputError, match="is not UTF-8"):
-        train(run_of(asked), shown=False)
+        train(run_of(asked), progress=False)
     asked["data"]["errors"] = "replace"
-    assert train(run_of(asked), shown=False).standing.step == 1
+    assert train(run_of(asked), progress=False).state.step == 1
 
 
 def test_rows_of_the_hub_are_trained_on(tmp_path: Path) -> None:
@@ -111,10 +111,10 @@ def test_rows_of_the_hub_are_trained_on(tmp_path: Path) -> None:
     )
     (hub / "train.jsonl").write_text("\n".join(rows))
     asked = tables(tmp_path, steps=1)
-    train(run_of(asked), shown=False)
+    train(run_of(asked), progress=False)
     asked["run"]["folder"] = str(tmp_path / "from hub")
     asked["data"] |= {"train": f"hub:{hub}", "field": "body", "separator": ""}
-    train(run_of(asked), shown=False)
+    train(run_of(asked), progress=False)
     one, other = ((tmp_path / run / "metrics.jsonl").read_text() for run in ("out", "from hub"))
     assert json.loads(one)["loss"] == json.loads(other)["loss"]
 
@@ -139,7 +139,7 @@ def test_a_pair_that_no_batch_holds_is_told_by_the_key_of_the_run_file(tmp_path:
     pairs = Pairs(train=(str(file),), length=16, batch=24, end="")
     pairs.check()
     with refuses(ConfigError, "batch=24 cannot hold a row of 32 tokens: use 32 or more."):
-        pairs.feed(wordpiece(), tmp_path)
+        pairs.load(wordpiece(), tmp_path)
 
 
 @pytest.mark.parametrize("kind", [Labelled, Pairs, Tagged])

@@ -13,7 +13,7 @@ from manyheads.errors import ConfigError
 from manyheads.models.build import build
 from manyheads.ragged import Ragged
 from manyheads.train.loop.session import train
-from manyheads.train.run_file.head_config import Heads, without_drops
+from manyheads.train.run_file.head_config import HeadOptions, without_head_dropping
 from manyheads.train.run_file.run_config import run_of
 from tests.messages import refuses
 from tests.train.tiny import tables, write_corpus
@@ -22,17 +22,17 @@ from tests.train.tiny import tables, write_corpus
 def test_every_attention_is_changed_and_nothing_else() -> None:
     sizes = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocabulary": 40}
     config = build("transformer-base", **sizes).config
-    changed = Heads(drop=0.25, scale="learned", dropout=0.0).put_on(config)
+    changed = HeadOptions(drop=0.25, scale="learned", dropout=0.0).put_on(config)
     found = [each.config for each in build(changed).modules() if isinstance(each, Attention)]
     assert len(found) == 6
     assert {(each.drop_heads, each.head_scale) for each in found} == {(0.25, "learned")}
-    assert without_drops(Heads(drop=0.25).put_on(config)) == config
-    assert Heads().put_on(config) == config
+    assert without_head_dropping(HeadOptions(drop=0.25).put_on(config)) == config
+    assert HeadOptions().put_on(config) == config
 
 
 def test_a_model_keeps_its_weights_and_new_scales_change_nothing() -> None:
     model = build("gpt2", layers=1, width=16, heads=2, vocabulary=40, dropout=0.0, seed=0).eval()
-    scaled = Heads(scale="learned").given_to(model).eval()
+    scaled = HeadOptions(scale="learned").apply_to_model(model).eval()
     assert sum("head_scale" in name for name, _ in scaled.named_parameters()) == 1
     ids = Ragged.from_list([torch.arange(5), torch.arange(3)])
     torch.testing.assert_close(scaled(ids).logits.values, model(ids).logits.values)
@@ -41,7 +41,7 @@ def test_a_model_keeps_its_weights_and_new_scales_change_nothing() -> None:
 @pytest.mark.parametrize("given", [{"drop": 1.0}, {"dropout": -0.5}])
 def test_a_share_that_is_none_is_refused(given: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="is no share: use 0 <= share < 1"):
-        Heads(**given)  # type: ignore[arg-type]
+        HeadOptions(**given)  # type: ignore[arg-type]
 
 
 def regularised(folder: Path, start: dict[str, Any], heads: dict[str, Any], out: str) -> Any:
@@ -56,12 +56,14 @@ def test_heads_are_dropped_in_training_and_the_model_stays_one_of_its_family(
 ) -> None:
     write_corpus(tmp_path, documents=40)
     size = tables(tmp_path)["model"]
-    train(run_of(regularised(tmp_path, size, {}, "plain")), shown=False)
-    saved = train(run_of(regularised(tmp_path, size, {"drop": 0.5}, "dropped")), shown=False).saved
+    train(run_of(regularised(tmp_path, size, {}, "plain")), progress=False)
+    saved = train(
+        run_of(regularised(tmp_path, size, {"drop": 0.5}, "dropped")), progress=False
+    ).saved
     assert saved is not None
     assert saved.family == "gpt2"
     still = regularised(tmp_path, size, {"dropout": 0.25}, "still")
-    assert "gpt2" in str(train(run_of(still), shown=False).saved)
+    assert "gpt2" in str(train(run_of(still), progress=False).saved)
     one, other = ((tmp_path / run / "metrics.jsonl").read_text() for run in ("plain", "dropped"))
     assert json.loads(one.splitlines()[0])["loss"] != json.loads(other.splitlines()[0])["loss"]
     # And from a folder, with scales to be thinned out.
@@ -69,7 +71,7 @@ def test_heads_are_dropped_in_training_and_the_model_stays_one_of_its_family(
         tmp_path, {"folder": str(tmp_path / "plain/model")}, {"scale": "learned"}, "scaled"
     )
     asked["regulariser"] = [{"kind": "L1Scales", "weight": 0.1}]
-    train(run_of(asked), shown=False)
+    train(run_of(asked), progress=False)
     first = json.loads((tmp_path / "scaled/metrics.jsonl").read_text().splitlines()[0])
     assert first["parts"]["head scales"] == pytest.approx(0.4)
     scales = [

@@ -6,19 +6,21 @@ import pytest
 
 from manyheads.errors import ConfigError
 from manyheads.train.optim.schedules import BatchGrowth, Decay, Stable, WarmupStableDecay
-from manyheads.train.run_file.phases import Phase, Phases, Steps, Tokens
+from manyheads.train.run_file.phases import Phase, Phases, StepCount, TokenCount
 from tests.messages import refuses
 
 SHORT = Phase(
     name="short",
     length=1024,
     batch=BatchGrowth(first=2048, last=8192, by=2048, over=24_576),
-    lasts=Tokens(81_920),
+    duration=TokenCount(81_920),
     data="web",
     schedule=Stable(warmup=3),
 )
-LONG = Phase(name="long", length=8192, batch=8192, lasts=Tokens(40_000), rotary=160_000.0)
-LAST = Phase(name="last", length=8192, batch=8192, lasts=Steps(4), data="books", schedule=Decay())
+LONG = Phase(name="long", length=8192, batch=8192, duration=TokenCount(40_000), rotary=160_000.0)
+LAST = Phase(
+    name="last", length=8192, batch=8192, duration=StepCount(4), data="books", schedule=Decay()
+)
 RUN = Phases((SHORT, LONG, LAST))
 
 
@@ -41,7 +43,7 @@ def test_tokens_are_counted_over_phases() -> None:
 
 
 def test_the_rate_warms_up_once_and_falls_at_the_end() -> None:
-    shares = [RUN.at(step).share for step in range(RUN.steps)]
+    shares = [RUN.at(step).rate_factor for step in range(RUN.steps)]
     assert shares[:3] == pytest.approx([1 / 3, 2 / 3, 1])
     assert set(shares[3:19]) == {1.0}
     assert shares[19:] == sorted(shares[19:], reverse=True)
@@ -68,7 +70,7 @@ def test_contradictions_are_refused() -> None:
         ConfigError,
         "phase 'long' has length=8192 and lasts Steps(count=0): use 1 or more of each.",
     ):
-        replace(LONG, lasts=Steps(0))
+        replace(LONG, duration=StepCount(0))
     with refuses(ConfigError, "phase 'long' has rotary=0: use a base above 1, or \"kept\"."):
         replace(LONG, rotary=0.0)
     with refuses(ConfigError, "a run without phases has nothing to do: give one phase."):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from manyheads.errors import ConfigError, InputError
-from manyheads.train.loop.run_folder import RunFolder, check_space
+from manyheads.train.loop.run_folder import RunFolder, check_disk_space
 from manyheads.train.loop.session import train
 from manyheads.train.objectives import CausalLM, MaskedLM
 from manyheads.train.optim.optimisers import Muon
@@ -234,7 +234,7 @@ def test_a_file_that_is_not_there_or_no_toml_is_one_line(tmp_path: Path) -> None
 
 def refused(error: type, message: str, tables: dict[str, Any]) -> None:
     with refuses(error, message):
-        train(run_of(tables), shown=False)
+        train(run_of(tables), progress=False)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_what_the_run_lacks_is_found_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "words.json").write_text("no words")
     made["data"]["tokenizer"] = str(tmp_path / "words.json")
     with pytest.raises(InputError, match=r"^data.tokenizer: \S*/words.json is no tokenizer \("):
-        train(run_of(made), shown=False)
+        train(run_of(made), progress=False)
     made = tables(tmp_path)
     made["model"]["change"]["vocabulary"] = 100
     refused(
@@ -284,7 +284,7 @@ def test_what_the_run_lacks_is_found_before_any_work(tmp_path: Path) -> None:
     made = tables(tmp_path)
     made["optimiser"]["rates"] = [{"pattern": "*.querry.*", "factor": 2.0}]
     with pytest.raises(ConfigError, match=r"^no parameter is called '\*\.querry\.\*': use a "):
-        train(run_of(made), shown=False)
+        train(run_of(made), progress=False)
     made = tables(tmp_path)
     made["run"]["folder"] = str(tmp_path / "corpus.txt")
     problem = f"run.folder={tmp_path}/corpus.txt: {tmp_path}/corpus.txt is a file: name a folder."
@@ -294,13 +294,13 @@ def test_what_the_run_lacks_is_found_before_any_work(tmp_path: Path) -> None:
 
 def test_a_disk_too_small_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^the checkpoints take about 1000000.0 GB and .* free"):
-        check_space(tmp_path / "out", 10**15)
+        check_disk_space(tmp_path / "out", 10**15)
     # What is kept already takes no more room.
     kept = RunFolder(tmp_path / "out").checkpoints
     kept.mkdir(parents=True)
     with (kept / "large").open("wb") as file:
         file.truncate(10**12)
-    check_space(tmp_path / "out", 10**12)
+    check_disk_space(tmp_path / "out", 10**12)
 
 
 @pytest.mark.parametrize(

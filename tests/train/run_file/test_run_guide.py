@@ -12,7 +12,7 @@ from manyheads.train.loop.run_folder import RunFolder
 from manyheads.train.optim.optimisers import OptimiserConfig
 from manyheads.train.optim.schedules import BatchGrowth, Schedule
 from manyheads.train.run_file.data_config import Data
-from manyheads.train.run_file.head_config import Heads
+from manyheads.train.run_file.head_config import HeadOptions
 from manyheads.train.run_file.run_config import (
     SECTIONS,
     AnyObjective,
@@ -26,7 +26,7 @@ from manyheads.train.run_file.run_config import (
 GUIDE = (Path(__file__).parents[3] / "docs/guides/run-file.md").read_text()
 PARTS = dict(re.findall(r"(?ms)^## ([^\n]+)\n(.*?)(?=^## |\Z)", GUIDE))
 TABLES = {
-    "model": (Start, Heads),
+    "model": (Start, HeadOptions),
     "data": (*get_args(Data), BatchGrowth),
     "objective": get_args(AnyObjective),
     "regulariser": get_args(AnyRegulariser),

@@ -1,4 +1,4 @@
-"""Rows with named fields: of .jsonl and .parquet files, or of the Hugging Face hub."""
+"""Rows with named fields, of .jsonl and .parquet files or of a dataset of the hub."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import parse_qsl
 
-from manyheads.data.sources.files import Paths, find_files, opened, suffix_of
+from manyheads.data.sources.files import Paths, find_files, open_file, suffix_of
 from manyheads.errors import InputError, MissingExtraError
 
 HUB = "hub:"
 FORM = f"write {HUB}org/name, or {HUB}org/name?subset=en&split=train&revision=main"
-# Rows of a Parquet file turned into Python values at a time.
+# Rows of a Parquet file converted to Python values at a time.
 ROWS_AT_A_TIME = 256
 
 
 class Row(NamedTuple):
-    """Fields by name, and where they stood."""
+    """Fields by name, and the location of the row for error messages."""
 
     fields: Mapping[str, Any]
     file: str
@@ -25,40 +25,40 @@ class Row(NamedTuple):
     unit: str = "line"
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{self.file}, {self.unit} {self.number}"
 
     def get(self, field: str) -> Any:
         if field not in self.fields:
             there = ", ".join(map(str, self.fields)) or "none"
-            raise InputError(f"{self.place} has no field {field!r}", f"use one of: {there}")
+            raise InputError(f"{self.location} has no field {field!r}", f"use one of: {there}")
         return self.fields[field]
 
     def text(self, field: str) -> str:
         value = self.get(field)
         if not isinstance(value, str):
             raise InputError(
-                f"{self.place}: field {field!r} is a {type(value).__name__}", "give a text"
+                f"{self.location}: field {field!r} is a {type(value).__name__}, not a string",
+                "use a field of texts",
             )
         try:
             value.encode()
         except UnicodeEncodeError as error:
             raise InputError(
-                f"{self.place}: field {field!r} holds half a character at {error.start}, "
-                "a lone surrogate",
-                "write it anew, for example with errors='replace'",
+                f"{self.location}: field {field!r} has a lone surrogate at character {error.start}",
+                "write the file again, for example with errors='replace'",
             ) from None
         return value
 
 
 @runtime_checkable
-class Rows(Protocol):
-    """Where rows come from; reading begins anew with each iteration."""
+class RowSource(Protocol):
+    """A source of rows; each iteration starts from the beginning."""
 
     def __iter__(self) -> Iterator[Row]: ...
 
     def check(self) -> None:
-        """Refuse what can be known not to be there before any of it is read."""
+        """Raise if the source is known to be missing, without reading it."""
         ...
 
 
@@ -81,7 +81,7 @@ class FileRows:
 
 @dataclass(frozen=True, slots=True)
 class HubRows:
-    """The rows of a dataset of the Hugging Face hub, streamed: nothing is kept on the disk."""
+    """The rows of a dataset of the Hugging Face hub, streamed without storing it."""
 
     name: str
     subset: str | None = None
@@ -116,13 +116,13 @@ class HubRows:
         except (OSError, ValueError) as error:
             first = str(error).partition("\n")[0]
             raise InputError(
-                f"the hub did not give {self.name}, split {self.split!r} "
+                f"cannot load {self.name}, split {self.split!r}, from the hub "
                 f"({type(error).__name__}: {first})",
-                "check name, subset and split, and that the hub can be reached",
+                "check name, subset and split, and the connection to the hub",
             ) from error
 
 
-def rows_of(paths: Sequence[str]) -> Rows:
+def row_source(paths: Sequence[str]) -> RowSource:
     """The rows of .jsonl and .parquet files, or of one dataset of the Hugging Face hub."""
     return hub_rows(paths) or FileRows(tuple(paths))
 
@@ -132,20 +132,20 @@ def hub_rows(paths: Sequence[str]) -> HubRows | None:
         return None
     if len(paths) > 1:
         raise InputError(
-            f"{', '.join(paths)} are several sources with one of the hub", "name that one alone"
+            f"{', '.join(paths)} mix a dataset of the hub with other sources", "give it alone"
         )
     name, _, rest = paths[0].removeprefix(HUB).partition("?")
     known = [field.name for field in fields(HubRows) if field.name != "name"]
     chosen = dict(parse_qsl(rest, keep_blank_values=True))
     wrong = [key for key in chosen if key not in known]
     if not name or wrong:
-        said = f"does not know {wrong[0]}" if wrong else "names no dataset"
-        raise InputError(f"{paths[0]} {said}", FORM)
+        problem = f"has an unknown option {wrong[0]}" if wrong else "lacks a dataset"
+        raise InputError(f"{paths[0]} {problem}", FORM)
     return HubRows(name, **chosen)
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
-    with opened(path) as file:
+    with open_file(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -153,11 +153,11 @@ def _json_lines(path: Path) -> Iterator[Row]:
                 fields = json.loads(line)
             except ValueError as error:
                 raise InputError(
-                    f"{path}, line {number} is no JSON ({error})", "mend or remove it"
+                    f"{path}, line {number} is not valid JSON ({error})", "correct or remove it"
                 ) from None
             if not isinstance(fields, dict):
                 raise InputError(
-                    f"{path}, line {number} is no object", 'write {"text": "..."}, one a line'
+                    f"{path}, line {number} is not an object", 'write {"text": "..."}, one per line'
                 )
             yield Row(fields, str(path), number)
 
@@ -172,14 +172,16 @@ def _parquet(path: Path) -> Iterator[Row]:
         ) from None
     number = 0
     try:
-        # Row groups are read one by one, each in small batches.
+        # Row groups are read one by one, in small batches.
         with ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=ROWS_AT_A_TIME):
                 for fields in batch.to_pylist():
                     number += 1
                     yield Row(fields, str(path), number, "row")
     except ArrowException as error:
-        raise InputError(f"{path} cannot be read as Parquet ({error})", "fetch it again") from None
+        raise InputError(
+            f"{path} cannot be read as Parquet ({error})", "download it again"
+        ) from None
 
 
 ROW_FORMATS: dict[str, Callable[[Path], Iterator[Row]]] = {

@@ -1,8 +1,8 @@
-"""Texts of any size, read in passages: memory does not grow with the corpus or a document.
+"""Texts of any size, read in passages, so that memory does not grow with the corpus.
 
-A plain text file is one document, or as many as `separator` makes of it; a row of .jsonl or
-.parquet is one. A document longer than a passage comes in several, cut at the end of a line, or
-else before a space. Documents of white space alone are left out.
+A plain text file is one document, or several with a `separator`; a row of .jsonl or .parquet is
+one. A document longer than a passage is cut into several, at the end of a line or else before a
+space. Documents that are only white space are skipped.
 """
 
 import codecs
@@ -17,13 +17,13 @@ from manyheads.data.sources.files import (
     Paths,
     find_files,
     fingerprint,
-    opened,
+    open_file,
     suffix_of,
 )
 from manyheads.data.sources.rows import ROW_FORMATS, FileRows, HubRows, Row, hub_rows
 from manyheads.errors import InputError
 
-# Characters of a passage: few, since what is held out of a text is cut off between two of them.
+# Characters per passage: few, since a validation split is cut between two passages.
 PASSAGE = 2**12
 # Characters read at a time.
 READ = 2**16
@@ -33,7 +33,7 @@ TEXT_SUFFIXES = (
     *(".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".java", ".js", ".ts", ".go", ".rs"),
     *(".rb", ".sh", ".sql", ".r", ".jl", ".hs", ".ml", ".lean", ".toml", ".yaml", ".yml"),
 )
-# A name without a suffix is a text too, as enwik8 is.
+# Files without a suffix are texts too, such as enwik8.
 KNOWN = (".txt", *ROW_FORMATS, *TEXT_SUFFIXES[1:], "")
 
 Format = Literal["as named", "text", "jsonl", "parquet"]
@@ -41,7 +41,7 @@ Errors = Literal["strict", "replace"]
 
 
 class Passage(NamedTuple):
-    """Some text of a document, whether the document `ends` with it, and the number of its file."""
+    """Some text of a document, whether the document `ends` with it, and the index of its file."""
 
     text: str
     ends: bool
@@ -50,22 +50,22 @@ class Passage(NamedTuple):
 
 @runtime_checkable
 class TextSource(Protocol):
-    """Where texts come from, as a value; reading begins anew with each call."""
+    """A source of texts; each call of `read` starts from the beginning."""
 
     def read(self, first: int = 0) -> Iterator[Passage]:
-        """The passages from file number `first` on."""
+        """The passages, starting with file number `first`."""
         ...
 
     def identity(self) -> dict[str, Any]:
-        """What decides the texts, in values that JSON can hold."""
+        """What determines the texts, in values that JSON can hold."""
         ...
 
     def expected_bytes(self) -> int | None:
-        """About how much text there is, if that can be told without reading it."""
+        """The approximate size of the texts, if known without reading them."""
         ...
 
     def check(self) -> None:
-        """Refuse what can be known not to be there before any of it is read."""
+        """Raise if the source is known to be missing, without reading it."""
         ...
 
 
@@ -73,8 +73,8 @@ class TextSource(Protocol):
 class TextFiles:
     """The texts of files, folders and globs: plain, .jsonl or .parquet, compressed or not.
 
-    `field` names the text of a row; `separator` parts the documents of a plain file, such as a
-    blank line; `errors="replace"` reads bytes that are no UTF-8 as question marks.
+    `field` is the field of a row with the text; `separator` separates the documents of a plain
+    file, such as a blank line; `errors="replace"` replaces bytes that are not UTF-8 by question marks.
     """
 
     paths: Paths
@@ -86,7 +86,7 @@ class TextFiles:
     def __post_init__(self) -> None:
         if self.separator is not None and not 0 < len(self.separator) < PASSAGE:
             raise InputError(
-                f"separator={self.separator!r} parts no documents", r"use '\n\n', or None"
+                f"separator={self.separator!r} is empty or too long", r"use '\n\n', or None"
             )
 
     def read(self, first: int = 0) -> Iterator[Passage]:
@@ -127,7 +127,7 @@ class TextFiles:
 
 @dataclass(frozen=True, slots=True)
 class RowTexts:
-    """One field of rows that come from anywhere, as in `RowTexts(HubRows("org/name"))`."""
+    """One field of the rows of a source, as in `RowTexts(HubRows("org/name"))`."""
 
     rows: FileRows | HubRows
     field: str = "text"
@@ -147,10 +147,10 @@ class RowTexts:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenTexts:
-    """Texts that are at hand, one a document.
+class InMemoryTexts:
+    """Texts in memory, one per document.
 
-    >>> [passage.text for passage in GivenTexts(("one", " ", "two")).read()]
+    >>> [passage.text for passage in InMemoryTexts(("one", " ", "two")).read()]
     ['one', 'two']
     """
 
@@ -171,7 +171,7 @@ class GivenTexts:
         return sum(len(text.encode(errors="surrogatepass")) for text in self.texts)
 
     def check(self) -> None:
-        """They are at hand."""
+        """Nothing can be missing."""
 
 
 def _of_rows(rows: Iterable[Row], field: str) -> Iterator[tuple[str, bool]]:
@@ -182,10 +182,10 @@ def _of_rows(rows: Iterable[Row], field: str) -> Iterator[tuple[str, bool]]:
 def _decoded(path: Path, errors: str) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
     before = 0
-    with opened(path) as file:
+    with open_file(path) as file:
         while True:
             read = file.read(READ)
-            # Bytes of a character that began in what was read last.
+            # Bytes of a character whose first bytes were in the previous block.
             begun = len(decoder.getstate()[0])
             try:
                 yield decoder.decode(read, final=not read)
@@ -200,7 +200,7 @@ def _decoded(path: Path, errors: str) -> Iterator[str]:
 
 
 def _cut(chunks: Iterable[str], separator: str | None) -> Iterator[tuple[str, bool]]:
-    """Passages of the documents that lie end to end in chunks, each with whether it ends one.
+    """The passages of the concatenated chunks, each with whether it ends a document.
 
     >>> list(_cut(["a;", "b", "c", ";;d"], ";"))
     [('a', True), ('bc', True), ('d', True)]
@@ -213,7 +213,7 @@ def _cut(chunks: Iterable[str], separator: str | None) -> Iterator[tuple[str, bo
             for text in whole:
                 yield from _document(text, begun)
                 begun = False
-        # A separator that is half read lies at the very end, and is not cut through.
+        # A separator that is only partly read is at the very end, and is not cut.
         start = 0
         while len(waiting) - start > 2 * PASSAGE:
             stop = _end(waiting, start)
@@ -235,13 +235,13 @@ def _document(text: str, begun: bool) -> Iterator[tuple[str, bool]]:
 
 
 def _end(text: str, start: int) -> int:
-    """Where the passage from here on ends: with a line, or a word, or anywhere."""
+    """The end of the passage from `start`: after a line, or before a space, or anywhere."""
     most = start + PASSAGE
     line, word = text.rfind("\n", start, most) + 1, text.rfind(" ", start, most)
     return line if line > start else word if word > start else most
 
 
-def texts_of(
+def text_source(
     paths: Sequence[str],
     *,
     field: str = "text",
@@ -249,9 +249,9 @@ def texts_of(
     format: Format = "as named",
     errors: Errors = "strict",
 ) -> TextSource:
-    """The texts of files, or of one dataset of the Hugging Face hub, of which `field` counts.
+    """The texts of files, or of the field `field` of one dataset of the Hugging Face hub.
 
-    >>> texts_of(["hub:org/name?split=test"])
+    >>> text_source(["hub:org/name?split=test"])
     RowTexts(rows=HubRows(name='org/name', subset=None, split='test', revision=None), field='text')
     """
     hub = hub_rows(paths)

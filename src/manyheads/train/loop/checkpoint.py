@@ -1,8 +1,8 @@
-"""The whole state of a run in safetensors and JSON, written beside the work, whole or not at all.
+"""Checkpoints of a run in safetensors and JSON, written atomically while training continues.
 
 torch.distributed.checkpoint writes and reads the tensors, each process its own shards, so that
-another number of processes can read them again. Its own file format keeps a pickle in .metadata;
-its safetensors storage keeps none and is the one used here. All else is in state.json.
+another number of processes can read them again. Its own file format has a pickle in .metadata; its
+safetensors storage has none and is the one used here. Everything else is in state.json.
 """
 
 import json
@@ -30,16 +30,16 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 from torch.optim import Optimizer
 
 from manyheads.errors import InputError, TrainingError
-from manyheads.train.distributed import Crew
+from manyheads.train.distributed import ProcessGroup
 
 STATE = "state.json"
 PART = ".part"
-ANOTHER = "remove it to go on from the one before, or name another with --from"
+REMEDY = "remove it to resume from the one before, or choose another with --from"
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
-    """A step whose loss or gradient was no number, and where the loss was none."""
+class SkippedStep:
+    """A step with a loss or gradient that is not finite, and the micro-batches with such a loss."""
 
     step: int
     micro_batches: tuple[int, ...]
@@ -52,40 +52,43 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """How far a run has come: all of its state that is no tensor.
+class TrainingState:
+    """The progress of a run: all of its state besides tensors.
 
-    Random numbers are drawn from the seed, the step and the micro-batch, so there is no random
-    state to keep. `place` is the place in the data that `data` describes, and `run` is the run
-    file that it was made by.
+    Random numbers depend on the seed, the step and the micro-batch, so there is no random state to
+    save. `position` is the position in the data that `data` describes, and `run` is the run file.
     """
 
     step: int = 0
     tokens: int = 0
-    skipped: tuple[Skipped, ...] = ()
-    in_a_row: int = 0
+    skipped: tuple[SkippedStep, ...] = ()
+    consecutive_skips: int = 0
     kept: bool = False
-    place: Mapping[str, int] = field(default_factory=dict)
+    position: Mapping[str, int] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
     numbers: Mapping[str, float | int] = field(default_factory=dict)
 
 
-def read_standing(checkpoint: Path) -> Standing:
-    """What a checkpoint says of itself."""
+def read_state(checkpoint: Path) -> TrainingState:
+    """The state of a checkpoint, without its tensors."""
     try:
         said = json.loads((checkpoint / STATE).read_text("utf-8"))
-        skipped = [Skipped(each["step"], tuple(each["micro_batches"])) for each in said["skipped"]]
-        return Standing(**(said | {"skipped": tuple(skipped)}))
+        skipped = [
+            SkippedStep(each["step"], tuple(each["micro_batches"])) for each in said["skipped"]
+        ]
+        return TrainingState(**(said | {"skipped": tuple(skipped)}))
     except (OSError, ValueError) as error:
         why = str(error)
     except (KeyError, TypeError):
-        why = f"{STATE} does not say where it stands"
-    raise InputError(f"{checkpoint} is no checkpoint of a run ({why})", ANOTHER)
+        why = f"{STATE} lacks the state of the run"
+    raise InputError(f"{checkpoint} is not a checkpoint of a run ({why})", REMEDY)
 
 
-def tensors_of(model: nn.Module, optimiser: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Every tensor of the state by name, and the numbers that the optimiser keeps as such."""
+def state_tensors(
+    model: nn.Module, optimiser: Optimizer
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Every tensor of model and optimiser by name, and the optimiser's plain numbers."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     numbers: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
@@ -95,69 +98,74 @@ def tensors_of(model: nn.Module, optimiser: Optimizer) -> tuple[dict[str, Tensor
     return tensors, numbers
 
 
-def check_stored(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
-    """What the checkpoint has by name, if its weights are those of the model, each and all."""
+def check_weights(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
+    """The stored entries by name; an error if the weights do not match the model's."""
     try:
         stored = HuggingFaceStorageReader(str(checkpoint)).read_metadata().state_dict_metadata
     except SafetensorError as error:
-        raise InputError(f"{checkpoint} is damaged ({error})", ANOTHER) from None
+        raise InputError(f"{checkpoint} is damaged ({error})", REMEDY) from None
     if not stored:
-        raise InputError(f"{checkpoint} holds no weights", ANOTHER)
-    same = "go on with the model and the regularisers that the run was started with"
+        raise InputError(f"{checkpoint} has no weights", REMEDY)
+    same = "resume with the model and the regularisers that the run was started with"
     state = model.state_dict()
     for name, tensor in state.items():
         found = getattr(stored.get(f"model.{name}"), "size", None)
         if found is None or tuple(found) != tuple(tensor.shape):
             has = "nothing" if found is None else str(tuple(found))
             raise InputError(
-                f"{checkpoint} has {has} for {name} and the model asks for {tuple(tensor.shape)}",
+                f"{checkpoint} has {has} for {name}, and the model needs {tuple(tensor.shape)}",
                 same,
             )
     for name in (name.removeprefix("model.") for name in stored if name.startswith("model.")):
         if name not in state:
-            raise InputError(f"{checkpoint} has {name}, for which the model has no place", same)
+            raise InputError(f"{checkpoint} has {name}, and the model has no such parameter", same)
     return dict(stored)
 
 
 def restore(
-    checkpoint: Path, model: nn.Module, optimiser: Optimizer | None, crew: Crew
-) -> Standing:
-    """Bring model and optimiser to where the checkpoint found them, in place."""
-    standing = read_standing(checkpoint)
-    stored = check_stored(checkpoint, model)
+    checkpoint: Path, model: nn.Module, optimiser: Optimizer | None, processes: ProcessGroup
+) -> TrainingState:
+    """Load the tensors of a checkpoint into model and optimiser, in place."""
+    state = read_state(checkpoint)
+    stored = check_weights(checkpoint, model)
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    entries = {} if optimiser is None else _room_for_entries(model, optimiser, stored)
+    entries = {} if optimiser is None else _empty_optimiser_state(model, optimiser, stored)
     tensors |= {name: tensor for name, (_, _, tensor) in entries.items()}
-    _silence()
+    _ignore_single_process_warning()
     reader = HuggingFaceStorageReader(str(checkpoint))
-    load_sharded(tensors, storage_reader=reader, process_group=crew.saving, no_dist=crew.alone)
+    load_sharded(
+        tensors,
+        storage_reader=reader,
+        process_group=processes.checkpoint_group,
+        no_dist=processes.is_single,
+    )
     for parameter, entry, tensor in entries.values():
         assert optimiser is not None
         optimiser.state[parameter][entry] = tensor
     if optimiser is not None:
-        _restore_numbers(model, optimiser, standing.numbers)
-    return standing
+        _restore_numbers(model, optimiser, state.numbers)
+    return state
 
 
-def _room_for_entries(
+def _empty_optimiser_state(
     model: nn.Module, optimiser: Optimizer, stored: Mapping[str, Any]
 ) -> dict[str, tuple[nn.Parameter, str, Tensor]]:
-    """Empty tensors for what the optimiser kept of each parameter, where it would keep them."""
+    """Empty tensors for the optimiser state of each parameter, on the device where it lives."""
     groups = {each: group for group in optimiser.param_groups for each in group["params"]}
-    rooms = {}
+    entries = {}
     for name, parameter in model.named_parameters():
         prefix = f"optimiser.{name}."
         for key in (key for key in stored if key.startswith(prefix)):
             size, dtype = stored[key].size, stored[key].properties.dtype
             if tuple(size) == tuple(parameter.shape):
-                room = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+                tensor = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
             else:
-                # As torch's own: the count of steps is on the host unless the kernel reads it.
+                # As in torch: the step count is on the host unless a fused kernel reads it.
                 group = groups[parameter]
                 here = group.get("fused") or group.get("capturable")
-                room = torch.empty(size, dtype=dtype, device=parameter.device if here else "cpu")
-            rooms[key] = (parameter, key.removeprefix(prefix), room)
-    return rooms
+                tensor = torch.empty(size, dtype=dtype, device=parameter.device if here else "cpu")
+            entries[key] = (parameter, key.removeprefix(prefix), tensor)
+    return entries
 
 
 def _restore_numbers(model: nn.Module, optimiser: Optimizer, numbers: Mapping[str, Any]) -> None:
@@ -171,25 +179,25 @@ def _restore_numbers(model: nn.Module, optimiser: Optimizer, numbers: Mapping[st
 class Checkpoints:
     """The checkpoints of a run: the last `keep`, and those marked to be kept.
 
-    Saving takes a snapshot and writes it in a thread, to a folder that gets its name when whole.
+    Saving takes a snapshot and writes it in a thread, to a folder that is renamed when complete.
     """
 
-    def __init__(self, folder: Path, crew: Crew, keep: int) -> None:
+    def __init__(self, folder: Path, processes: ProcessGroup, keep: int) -> None:
         self.folder = folder
-        self.crew = crew
+        self.processes = processes
         self.keep = keep
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def clean(self) -> None:
-        """Drop what a killed run left half written."""
-        if self.crew.leads and self.folder.exists():
+        """Remove incomplete checkpoints of a killed run."""
+        if self.processes.is_main and self.folder.exists():
             for half in self.folder.glob(f"*{PART}"):
                 shutil.rmtree(half)
-        self.crew.meet()
+        self.processes.barrier()
 
     def all(self) -> dict[int, Path]:
-        """Whole checkpoints by step, oldest first."""
+        """Complete checkpoints by step, oldest first."""
         found = {}
         for place in self.folder.glob("step-*"):
             match = re.fullmatch(r"step-(\d+)", place.name)
@@ -199,83 +207,85 @@ class Checkpoints:
 
     def newest(self) -> Path | None:
         every = list(self.all().values())
-        found: Path | None = self.crew.agree(every[-1] if every else None)
+        found: Path | None = self.processes.broadcast(every[-1] if every else None)
         return found
 
-    def save(self, tensors: Mapping[str, Tensor], standing: Standing) -> None:
-        """Take a snapshot now, write it while the work goes on."""
+    def save(self, tensors: Mapping[str, Tensor], state: TrainingState) -> None:
+        """Take a snapshot now and write it in the background."""
         self.wait()
-        if self.crew.agree(standing.step in self.all()):
+        if self.processes.broadcast(state.step in self.all()):
             return
         snapshot = BlockingAsyncStager().stage(dict(tensors))
-        part = self.folder / f"step-{standing.step}{PART}"
-        if self.crew.leads:
+        part = self.folder / f"step-{state.step}{PART}"
+        if self.processes.is_main:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
-        self.crew.meet()
-        _silence()
+        self.processes.barrier()
+        _ignore_single_process_warning()
         self._thread = threading.Thread(
-            target=self._write, args=(snapshot, standing, part), name="checkpoint"
+            target=self._write, args=(snapshot, state, part), name="checkpoint"
         )
         self._thread.start()
 
     def wait(self) -> None:
-        """Until the last snapshot is on disk."""
+        """Wait until the last snapshot is on disk."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         if self._error is not None:
             error, self._error = self._error, None
-            raise self._told(error) from error
+            raise self._explain(error) from error
 
-    def _write(self, snapshot: dict[str, Any], standing: Standing, part: Path) -> None:
+    def _write(self, snapshot: dict[str, Any], state: TrainingState, part: Path) -> None:
         try:
             writer = HuggingFaceStorageWriter(str(part), save_distributed=True)
             save_sharded(
                 snapshot,
                 storage_writer=writer,
-                process_group=self.crew.saving,
-                no_dist=self.crew.alone,
+                process_group=self.processes.checkpoint_group,
+                no_dist=self.processes.is_single,
             )
-            if self.crew.leads:
-                _finish(part, standing)
+            if self.processes.is_main:
+                _finish(part, state)
                 self._drop_old()
-        # Whatever it is, it belongs to the thread that waits.
+        # Any error is raised in the thread that waits.
         except BaseException as error:
             self._error = error
-            if self.crew.leads:
+            if self.processes.is_main:
                 shutil.rmtree(part, ignore_errors=True)
 
-    def _told(self, error: BaseException) -> BaseException:
-        """A disk that is full, or will not take a file, is no mistake of ours."""
-        why = _first_of_the_system(error)
+    def _explain(self, error: BaseException) -> BaseException:
+        """An error of the file system, such as a full disk, becomes a TrainingError."""
+        why = _find_os_error(error)
         if why is None:
             return error
         whole = list(self.all().values())
-        remedy = "make room there, or mend it"
+        remedy = "free some space, or repair the disk"
         if whole:
-            remedy += f"; the same command goes on from {whole[-1].name}, which is whole"
-        return TrainingError(f"{self.folder} took no checkpoint ({why.strerror or why})", remedy)
+            remedy += f"; the same command resumes from {whole[-1].name}, which is complete"
+        return TrainingError(
+            f"no checkpoint could be written to {self.folder} ({why.strerror or why})", remedy
+        )
 
     def _drop_old(self) -> None:
         for old in list(self.all().values())[: -self.keep]:
-            if not read_standing(old).kept:
-                # Renamed first: half a checkpoint must not look like a whole one.
+            if not read_state(old).kept:
+                # Renamed first: a half removed checkpoint must not look complete.
                 shutil.rmtree(old.rename(old.with_name(old.name + PART)))
 
 
-def _first_of_the_system(error: BaseException) -> OSError | None:
-    """What the system refused; torch tells it by the process that met it."""
+def _find_os_error(error: BaseException) -> OSError | None:
+    """The first OSError among the errors of all processes."""
     if isinstance(error, CheckpointException):
-        found = (_first_of_the_system(each) for each, _ in error.failures.values())
+        found = (_find_os_error(each) for each, _ in error.failures.values())
         return next(filter(None, found), None)
     return error if isinstance(error, OSError) else None
 
 
-def _finish(part: Path, standing: Standing) -> None:
-    """All shards are there: say what they are, and give the folder its name."""
+def _finish(part: Path, state: TrainingState) -> None:
+    """Write the state once all shards are there, and rename the folder."""
     with (part / STATE).open("w", encoding="utf-8") as file:
-        json.dump(asdict(standing), file, indent=1)
+        json.dump(asdict(state), file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     part.rename(part.with_name(part.name.removesuffix(PART)))
@@ -286,6 +296,6 @@ def _finish(part: Path, standing: Standing) -> None:
         os.close(opened)
 
 
-def _silence() -> None:
-    """Being alone is no mistake, and torch warns of it at every save and load."""
+def _ignore_single_process_warning() -> None:
+    """torch warns at every save and load that there is only one process."""
     warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")

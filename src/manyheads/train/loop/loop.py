@@ -1,4 +1,4 @@
-"""The steps of one phase: update, tell, validate, look at the heads, save."""
+"""The steps of one phase: update, log, validate, record telemetry, save checkpoints."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -7,25 +7,25 @@ from typing import Any
 
 from torch import Tensor
 
-from manyheads.data.stream import Step
+from manyheads.data.stream import StreamStep
 from manyheads.errors import TrainingError
 from manyheads.models.build import Model
-from manyheads.train.distributed import Crew
-from manyheads.train.interrupt import Stop
-from manyheads.train.loop.checkpoint import Checkpoints, Skipped, Standing, tensors_of
-from manyheads.train.loop.metrics_log import Board, Journal
+from manyheads.train.distributed import ProcessGroup
+from manyheads.train.interrupt import InterruptHandler
+from manyheads.train.loop.checkpoint import Checkpoints, SkippedStep, TrainingState, state_tensors
+from manyheads.train.loop.metrics_log import MetricsLog, TensorBoardWriter
 from manyheads.train.loop.telemetry import HeadWatcher, Probe
-from manyheads.train.loop.train_step import Asked, Outcome, Underway, Updater
+from manyheads.train.loop.train_step import PendingOutcome, PreparedStep, StepOutcome, Updater
 from manyheads.train.loop.training_report import Display, Speed
 from manyheads.train.loop.validation import Validation
 
-# So many steps in a row without a number for a loss end a run.
+# This many consecutive steps with a loss that is not finite end a run.
 MOST_SKIPPED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Habits:
-    """What is done every so many steps; 0 means never."""
+class Intervals:
+    """Numbers of steps between two checkpoints, validations and so on; 0 means never."""
 
     checkpoint_every: int = 0
     keep_every: int = 0
@@ -39,119 +39,127 @@ class Habits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
-    """A step that was begun, and the learning rate it has."""
+class _PendingStep:
+    """A step that was started, and its learning rate."""
 
-    step: Step
+    step: StreamStep
     rate: float
-    underway: Underway
+    pending: PendingOutcome
 
 
 @dataclass(slots=True, kw_only=True)
 class Loop:
-    """One phase of a run, from where it stands to its last step.
+    """One phase of a run, from its current step to its last.
 
-    `rate` sets the learning rates of a step and gives the one to report. `marked` are steps whose
-    checkpoints are kept for good: the end of the phase, and the last step at the full rate.
-    `stopped` is set once somebody asked to stop.
+    `rate` sets the learning rates of a step and returns the one to log. `milestones` are steps
+    whose checkpoints are always kept: the end of the phase, and the last step at the full rate.
+    `stopped` is true after an interrupt.
     """
 
     updater: Updater
     rate: Callable[[int], float]
     checkpoints: Checkpoints
-    metrics: Journal
-    telemetry: Journal
-    board: Board | None
+    metrics: MetricsLog
+    telemetry: MetricsLog
+    board: TensorBoardWriter | None
     display: Display
     validation: Validation | None
     probe: Probe | None
-    habits: Habits
-    marked: frozenset[int]
-    stop: Stop
-    crew: Crew
-    operations: float
-    peak: float
+    intervals: Intervals
+    milestones: frozenset[int]
+    stop: InterruptHandler
+    processes: ProcessGroup
+    flops_per_token: float
+    peak_flops: float
     stopped: bool = False
 
-    def run(self, steps: Iterator[Asked], standing: Standing, end: int) -> Standing:
-        """Train up to step `end`, or until somebody asks to stop, and leave a checkpoint."""
+    def run(self, steps: Iterator[PreparedStep], state: TrainingState, end: int) -> TrainingState:
+        """Train up to step `end` or an interrupt, and save a checkpoint."""
         speed = Speed()
         speed.add(0)
-        self.updater.entrance.model.train()
-        begun: deque[_Begun] = deque()
-        self._catch_up(standing.step, end)
-        while standing.step + len(begun) < end and not self.stopped:
-            number = standing.step + len(begun) + 1
-            asked, rate = next(steps), self.rate(number - 1)
-            underway = self.updater.begin(asked, stop=self.stop.asked)
-            begun.append(_Begun(asked.step, rate, underway))
-            # The host reads what a step came to while the device is at the next, unless there is
-            # something to do with the weights between them.
+        self.updater.wrapper.model.train()
+        pending: deque[_PendingStep] = deque()
+        self._catch_up(state.step, end)
+        while state.step + len(pending) < end and not self.stopped:
+            number = state.step + len(pending) + 1
+            prepared, rate = next(steps), self.rate(number - 1)
+            outcome_of = self.updater.begin(prepared, stop=self.stop.requested)
+            pending.append(_PendingStep(prepared.step, rate, outcome_of))
+            # The host reads the outcome of a step while the device computes the next one, unless
+            # the weights are needed in between.
             left = 1 if self.updater.ahead and not self._pauses(number, end) else 0
-            while len(begun) > left:
-                standing, ends = self._settle(begun.popleft(), standing, speed)
+            while len(pending) > left:
+                state, ends = self._finish_step(pending.popleft(), state, speed)
                 if ends:
                     self.stopped, left = True, 0
-            if begun:
+            if pending:
                 continue
-            self._look(standing.step, end)
-            if self.stopped or standing.step == end or self._saves(standing.step):
-                self.save(standing)
+            self._evaluate(state.step, end)
+            if self.stopped or state.step == end or self._saves(state.step):
+                self.save(state)
         self.checkpoints.wait()
         if self.board is not None:
             self.board.close()
-        return standing
+        return state
 
-    def _settle(self, one: _Begun, standing: Standing, speed: Speed) -> tuple[Standing, bool]:
-        """Where the run stands after a step, once its outcome is known, and whether to stop."""
-        outcome = one.underway.outcome()
-        standing = _after(standing, one.step, outcome)
+    def _finish_step(
+        self, one: _PendingStep, state: TrainingState, speed: Speed
+    ) -> tuple[TrainingState, bool]:
+        """Log a step once its outcome is known; returns the new state and whether to stop."""
+        outcome = one.pending.outcome()
+        state = _after(state, one.step, outcome)
         speed.add(one.step.tokens)
-        self._tell(standing, outcome, one.rate, speed)
-        self._check(standing)
-        return standing, outcome.stop
+        self._report(state, outcome, one.rate, speed)
+        self._check(state)
+        return state, outcome.stop
 
-    def save(self, standing: Standing) -> None:
-        """A snapshot of everything, written while the work goes on."""
+    def save(self, state: TrainingState) -> None:
+        """Save a checkpoint in the background."""
         tensors, numbers = self._state()
-        kept = standing.step in self.marked or Habits.due(self.habits.keep_every, standing.step)
-        self.checkpoints.save(tensors, replace(standing, kept=kept, numbers=numbers))
+        kept = state.step in self.milestones or Intervals.due(self.intervals.keep_every, state.step)
+        self.checkpoints.save(tensors, replace(state, kept=kept, numbers=numbers))
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return tensors_of(self.updater.entrance.model, self.updater.optimiser)
+        return state_tensors(self.updater.wrapper.model, self.updater.optimiser)
 
     def _saves(self, step: int) -> bool:
-        habits = self.habits
-        every = (habits.checkpoint_every, habits.keep_every)
-        return step in self.marked or any(Habits.due(each, step) for each in every)
+        intervals = self.intervals
+        every = (intervals.checkpoint_every, intervals.keep_every)
+        return step in self.milestones or any(Intervals.due(each, step) for each in every)
 
     def _pauses(self, step: int, end: int) -> bool:
-        """Whether the weights after this step are looked at or kept."""
-        habits = self.habits
-        every = (habits.validate_every, habits.telemetry_every)
-        return step == end or self._saves(step) or any(Habits.due(each, step) for each in every)
+        """Whether the weights after this step are evaluated or saved."""
+        intervals = self.intervals
+        every = (intervals.validate_every, intervals.telemetry_every)
+        return step == end or self._saves(step) or any(Intervals.due(each, step) for each in every)
 
-    def _tell(self, standing: Standing, outcome: Outcome, rate: float, speed: Speed) -> None:
-        share = 0.0
-        if self.peak:
-            share = speed.tokens * self.operations / (self.peak * self.crew.world)
-        self.display.step(standing.step, outcome.loss, speed, share)
-        if not outcome.sound:
-            self.display.say(f"no number at {standing.skipped[-1]}: nothing learnt from it")
-        if not outcome.sound or Habits.due(self.habits.log_every, standing.step):
+    def _report(
+        self, state: TrainingState, outcome: StepOutcome, rate: float, speed: Speed
+    ) -> None:
+        utilisation = 0.0
+        if self.peak_flops:
+            utilisation = (
+                speed.tokens * self.flops_per_token / (self.peak_flops * self.processes.world_size)
+            )
+        self.display.step(state.step, outcome.loss, speed, utilisation)
+        if not outcome.finite:
+            self.display.message(
+                f"loss or gradient not finite at {state.skipped[-1]}: the step is skipped"
+            )
+        if not outcome.finite or Intervals.due(self.intervals.log_every, state.step):
             line = {
-                "step": standing.step,
-                "tokens": standing.tokens,
+                "step": state.step,
+                "tokens": state.tokens,
                 "loss": outcome.loss,
                 "parts": dict(outcome.parts),
                 "rate": rate,
                 "norm": outcome.norm,
                 "tokens_per_second": round(speed.tokens, 1),
             }
-            if share:
-                line["share_of_peak"] = round(share, 4)
-            if not outcome.sound:
-                line["skipped"] = list(outcome.broken)
+            if utilisation:
+                line["fraction_of_peak"] = round(utilisation, 4)
+            if not outcome.finite:
+                line["skipped"] = list(outcome.nonfinite)
             self._write(line)
 
     def _write(self, line: Mapping[str, Any]) -> None:
@@ -159,53 +167,55 @@ class Loop:
         if self.board is not None:
             self.board.write(line)
 
-    def _check(self, standing: Standing) -> None:
-        if standing.in_a_row < MOST_SKIPPED:
+    def _check(self, state: TrainingState) -> None:
+        if state.consecutive_skips < MOST_SKIPPED:
             return
         self.checkpoints.wait()
-        last = ", ".join(map(str, standing.skipped[-MOST_SKIPPED:]))
+        last = ", ".join(map(str, state.skipped[-MOST_SKIPPED:]))
         good = self.checkpoints.newest()
-        remedy = "lower the rate, or look at the data there"
+        remedy = "lower the learning rate, or check the data there"
         if good is not None:
-            remedy += f", and go on with --from {good.name}, which is whole"
-        raise TrainingError(f"{MOST_SKIPPED} steps in a row gave no number: {last}", remedy)
+            remedy += f", and resume with --from {good.name}, which is complete"
+        raise TrainingError(
+            f"loss or gradient not finite in {MOST_SKIPPED} consecutive steps: {last}", remedy
+        )
 
     def _catch_up(self, step: int, end: int) -> None:
-        """Look at what a run that was stopped had no time for, so that nothing is missing."""
+        """Evaluate what an interrupted run had no time for, so that nothing is missing."""
         if not step:
             return
-        validated, watched = self.crew.agree(
-            (self.metrics.tells(step, "validation"), self.telemetry.tells(step))
+        validated, watched = self.processes.broadcast(
+            (self.metrics.has_entry(step, "validation"), self.telemetry.has_entry(step))
         )
         if self._validates(step, end) and not validated:
             self._validate(step)
         if self._watches(step) and not watched and not self.stopped:
             self._watch(step)
 
-    def _look(self, step: int, end: int) -> None:
-        """Validate and watch the heads where it is time to, unless somebody asked to stop."""
+    def _evaluate(self, step: int, end: int) -> None:
+        """Validate and record telemetry when due, unless interrupted."""
         if self._validates(step, end) and not self.stopped:
             self._validate(step)
         if self._watches(step) and not self.stopped:
             self._watch(step)
 
     def _validates(self, step: int, end: int) -> bool:
-        asked = Habits.due(self.habits.validate_every, step) or step == end
-        return self.validation is not None and asked
+        due = Intervals.due(self.intervals.validate_every, step) or step == end
+        return self.validation is not None and due
 
     def _watches(self, step: int) -> bool:
-        return self.probe is not None and Habits.due(self.habits.telemetry_every, step)
+        return self.probe is not None and Intervals.due(self.intervals.telemetry_every, step)
 
     def _validate(self, step: int) -> None:
         assert self.validation is not None
-        found = self.validation.run(self.updater.entrance)
-        if "share" in found:
-            # Of some of the texts it would be another number, so all are seen when the run goes on.
+        found = self.validation.run(self.updater.wrapper)
+        if "fraction" in found:
+            # Only a part was validated: a resumed run validates all of it.
             self.stopped = True
             return
         self._write({"step": step, "validation": found})
-        said = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in found.items())
-        self.display.say(f"step {step:,}, validation {said}")
+        listed = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in found.items())
+        self.display.message(f"step {step:,}, validation {listed}")
 
     def _watch(self, step: int) -> None:
         assert self.probe is not None
@@ -214,20 +224,22 @@ class Loop:
         def work(model: Model) -> None:
             probe.run(model, watcher)
 
-        self.updater.entrance.look(work)
+        self.updater.wrapper.evaluate(work)
         for line in watcher.lines():
             self.telemetry.write({"step": step, **line})
 
 
-def _after(standing: Standing, step: Step, outcome: Outcome) -> Standing:
-    """Where the run stands when a step is done, or skipped."""
+def _after(state: TrainingState, step: StreamStep, outcome: StepOutcome) -> TrainingState:
+    """The state after a step, taken or skipped."""
     moved = replace(
-        standing,
-        step=standing.step + 1,
-        tokens=standing.tokens + step.tokens,
-        place=asdict(step.after),
+        state,
+        step=state.step + 1,
+        tokens=state.tokens + step.tokens,
+        position=asdict(step.after),
     )
-    if outcome.sound:
-        return replace(moved, in_a_row=0)
-    skipped = Skipped(moved.step, outcome.broken)
-    return replace(moved, skipped=(*moved.skipped, skipped), in_a_row=moved.in_a_row + 1)
+    if outcome.finite:
+        return replace(moved, consecutive_skips=0)
+    skipped = SkippedStep(moved.step, outcome.nonfinite)
+    return replace(
+        moved, skipped=(*moved.skipped, skipped), consecutive_skips=moved.consecutive_skips + 1
+    )

@@ -1,4 +1,4 @@
-"""Lines of JSON that grow with a run, and go back with it when it starts again earlier."""
+"""metrics.jsonl and telemetry.jsonl: one JSON object per line, and TensorBoard."""
 
 import json
 import math
@@ -11,55 +11,55 @@ from manyheads.errors import MissingExtraError
 from manyheads.whole import whole
 
 
-class Journal:
-    """One JSON object a line, each with its step; whole lines only, whatever kills the run."""
+class MetricsLog:
+    """A JSON Lines file with one object per step; lines are complete even if a run is killed."""
 
-    def __init__(self, file: Path, *, writes: bool = True) -> None:
+    def __init__(self, file: Path, *, enabled: bool = True) -> None:
         self.file = file
-        self._writes = writes
+        self._enabled = enabled
 
-    def back_to(self, step: int) -> None:
-        """Forget the lines after a step: they are about to be written again."""
-        if not self._writes or not self.file.exists():
+    def truncate_after(self, step: int) -> None:
+        """Remove the lines after a step, before a resumed run writes them again."""
+        if not self._enabled or not self.file.exists():
             return
-        kept = [line for line in _whole_lines(self.file) if json.loads(line)["step"] <= step]
+        kept = [line for line in _complete_lines(self.file) if json.loads(line)["step"] <= step]
         with whole(self.file) as fresh:
             fresh.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def write(self, line: Mapping[str, Any]) -> None:
-        if not self._writes:
+        if not self._enabled:
             return
         try:
             with self.file.open("a", encoding="utf-8") as file:
-                # In one call, and where the system keeps it: a killed run loses none.
-                file.write(json.dumps(_sayable(line)) + "\n")
+                # In one call, so that a killed run leaves no half line.
+                file.write(json.dumps(_json_safe(line)) + "\n")
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.file)) from error
 
-    def tells(self, step: int, name: str = "step") -> bool:
-        """Whether a line of this step has this entry."""
+    def has_entry(self, step: int, name: str = "step") -> bool:
+        """Whether a line of this step has this key."""
         if not self.file.exists():
             return False
         return any(line["step"] == step and name in line for line in self.read())
 
     def read(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in _whole_lines(self.file)]
+        return [json.loads(line) for line in _complete_lines(self.file)]
 
 
-def _whole_lines(file: Path) -> list[str]:
+def _complete_lines(file: Path) -> list[str]:
     *lines, _ = file.read_text(encoding="utf-8").split("\n")
     return lines
 
 
-def _sayable(value: Any) -> Any:
-    """JSON has no name for what is no number."""
+def _json_safe(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
     if isinstance(value, Mapping):
-        return {key: _sayable(each) for key, each in value.items()}
+        return {key: _json_safe(each) for key, each in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class Board:
-    """The same numbers for TensorBoard, where it is asked for."""
+class TensorBoardWriter:
+    """Writes the same numbers for TensorBoard."""
 
     def __init__(self, folder: Path) -> None:
         try:

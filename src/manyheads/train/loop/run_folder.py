@@ -1,4 +1,4 @@
-"""The folder of a run: what is in it, where to go on from, and what is set aside."""
+"""The folder of a run: its files, where to resume, what may change when resuming."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manyheads.data.file_lock import held
+from manyheads.data.file_lock import exclusive_lock
 from manyheads.errors import ConfigError, InputError
-from manyheads.train.distributed import Crew
-from manyheads.train.loop.checkpoint import Checkpoints, Standing
+from manyheads.train.distributed import ProcessGroup
+from manyheads.train.loop.checkpoint import Checkpoints, TrainingState
 
-# What may change between two starts of a run without changing what it learns next.
-FREE = {
+# Settings that may change when a run is resumed, since they do not change what it learns.
+CHANGEABLE = {
     *("run.folder", "run.steps", "run.tokens", "run.device", "run.distributed", "run.compile"),
     *("run.recompute", "run.checkpoint_every", "run.keep", "run.keep_every", "run.log_every"),
     *("run.validate_every", "run.telemetry_every", "run.tensorboard", "data.store"),
@@ -22,53 +22,57 @@ FREE = {
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where a run keeps its checkpoints, metrics, telemetry and tokens, and leaves its model."""
+    """The paths of checkpoints, metrics, telemetry, tokens and the final model of a run."""
 
-    place: Path
+    path: Path
 
     @property
     def checkpoints(self) -> Path:
-        return self.place / "checkpoints"
+        return self.path / "checkpoints"
 
     @property
     def metrics(self) -> Path:
-        return self.place / "metrics.jsonl"
+        return self.path / "metrics.jsonl"
 
     @property
     def telemetry(self) -> Path:
-        return self.place / "telemetry.jsonl"
+        return self.path / "telemetry.jsonl"
 
     @property
-    def board(self) -> Path:
-        return self.place / "tensorboard"
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
 
     @property
     def data(self) -> Path:
-        return self.place / "data"
+        return self.path / "data"
 
     @property
     def model(self) -> Path:
-        return self.place / "model"
+        return self.path / "model"
 
-    def origin(self, since: str, checkpoints: Checkpoints, *, fresh: bool) -> Path | None:
-        """The checkpoint to go on from: the one asked for, or the newest, or none."""
+    def checkpoint_to_resume(
+        self, resume_from: str, checkpoints: Checkpoints, *, fresh: bool
+    ) -> Path | None:
+        """The checkpoint to resume from: the requested one, or the newest, or none."""
         if fresh:
-            if since:
-                raise ConfigError("--fresh begins anew and --from does not", "give one of both")
+            if resume_from:
+                raise ConfigError(
+                    "--fresh starts again and --from resumes", "give only one of them"
+                )
             return None
-        if not since:
+        if not resume_from:
             return checkpoints.newest()
-        for place in (self.checkpoints / since, Path(since)):
+        for place in (self.checkpoints / resume_from, Path(resume_from)):
             if (place / "state.json").is_file():
                 return place
         there = ", ".join(f"step-{step}" for step in checkpoints.all()) or "none yet"
         raise InputError(
-            f"there is no checkpoint {since}", f"use one of {self.checkpoints}: {there}"
+            f"there is no checkpoint {resume_from}", f"use one of {self.checkpoints}: {there}"
         )
 
-    def set_aside(self, checkpoints: Checkpoints, after: int, crew: Crew) -> None:
-        """Move what lies after a step out of the way of the new steps; nothing is lost."""
-        if crew.leads:
+    def set_aside(self, checkpoints: Checkpoints, after: int, processes: ProcessGroup) -> None:
+        """Move what was written after a step to a folder before-N; nothing is deleted."""
+        if processes.is_main:
             later = [place for step, place in checkpoints.all().items() if step > after]
             if later or (after < 0 and self.metrics.exists()):
                 aside = self._unused()
@@ -78,37 +82,37 @@ class RunFolder:
                         shutil.copy2(file, aside / file.name)
                 for each in later:
                     each.rename(aside / "checkpoints" / each.name)
-        crew.meet()
+        processes.barrier()
 
     @contextmanager
-    def owned(self, crew: Crew) -> Iterator[None]:
-        """Make the folder, and keep other runs out of it until this one ends."""
-        if not crew.leads:
+    def locked(self, processes: ProcessGroup) -> Iterator[None]:
+        """Create the folder, and lock it until this run ends."""
+        if not processes.is_main:
             yield
             return
-        self.place.mkdir(parents=True, exist_ok=True)
-        with held(self.place / "lock", self._refuse):
+        self.path.mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(self.path / "lock", self._refuse):
             yield
 
     def _refuse(self) -> None:
         raise InputError(
-            f"another run is at work in {self.place}",
-            "wait for it, stop it, or name another run.folder",
+            f"another run is using {self.path}",
+            "wait for it, stop it, or choose another run.folder",
         )
 
     def _unused(self) -> Path:
         number = 1
-        while (self.place / f"before-{number}").exists():
+        while (self.path / f"before-{number}").exists():
             number += 1
-        return self.place / f"before-{number}"
+        return self.path / f"before-{number}"
 
 
-def check_same(standing: Standing, tables: Mapping[str, Any], begun: int) -> None:
-    """Refuse to go on with a run file that asks for another run.
+def check_resumable(state: TrainingState, tables: Mapping[str, Any], begun: int) -> None:
+    """Raise if the run file changed in a way that would change the run.
 
-    Phases that are not `begun` may change, and so may what does not touch the weights.
+    Phases after the first `begun` ones may change, and so may settings in CHANGEABLE.
     """
-    before, now = dict(_flat(standing.run)), dict(_flat(tables))
+    before, now = dict(_flat(state.run)), dict(_flat(tables))
     changed = [
         key
         for key in sorted(before.keys() | now.keys())
@@ -119,13 +123,13 @@ def check_same(standing: Standing, tables: Mapping[str, Any], begun: int) -> Non
         raise ConfigError(
             f"{', '.join(changed)} changed since this run was started ({key} was "
             f"{before.get(key)!r} and is {now.get(key)!r})",
-            f"change it back, go on from a checkpoint with --from step-{standing.step}, "
-            "or begin anew with --fresh",
+            f"change it back, resume from a checkpoint with --from step-{state.step}, "
+            "or start again with --fresh",
         )
 
 
 def _free(key: str, begun: int) -> bool:
-    if key in FREE or key.endswith((".steps", ".tokens")):
+    if key in CHANGEABLE or key.endswith((".steps", ".tokens")):
         return True
     section, _, rest = key.partition(".")
     return section == "phase" and int(rest.partition(".")[0]) >= begun
@@ -142,20 +146,20 @@ def _flat(value: Any, before: str = "") -> Iterator[tuple[str, Any]]:
         yield before, value
 
 
-def check_space(folder: Path, needed: int) -> None:
-    """Refuse a run whose checkpoints the disk cannot hold, besides those that it has."""
+def check_disk_space(folder: Path, needed: int) -> None:
+    """Raise if the disk has no space for the checkpoints that are still to be written."""
     there = folder.absolute()
     while not there.exists():
         there = there.parent
     if not there.is_dir():
-        raise ConfigError(f"run.folder={folder}: {there} is a file", "name a folder")
+        raise ConfigError(f"run.folder={folder}: {there} is a file", "give the path of a folder")
     kept = RunFolder(folder).checkpoints.rglob("*")
     needed -= sum(file.stat().st_size for file in kept if file.is_file())
     free = shutil.disk_usage(there).free
     if free < needed:
         raise ConfigError(
             f"the checkpoints take about {_size(needed)} and {there} has {_size(free)} free",
-            "make room, name another run.folder, or keep fewer with run.keep",
+            "free some space, choose another run.folder, or lower run.keep",
         )
 
 

@@ -1,4 +1,4 @@
-"""A whole run: checked, started or taken up again, phase after phase, saved as a model."""
+"""A whole run: check it, start or resume it, train phase after phase, save the model."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,389 +10,412 @@ import torch
 from torch.optim import Optimizer
 
 from manyheads.checkpoints.folder import Saved
-from manyheads.data.prefetch import prefetched
-from manyheads.data.stream import Position, Stream
+from manyheads.data.prefetch import prefetch
+from manyheads.data.stream import Stream, StreamPosition
 from manyheads.devices import device_of
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model
-from manyheads.train.distributed import Crew, crew
-from manyheads.train.interrupt import Stop
+from manyheads.train.distributed import ProcessGroup, join_processes
+from manyheads.train.interrupt import InterruptHandler
 from manyheads.train.loop.checkpoint import (
     Checkpoints,
-    Standing,
-    check_stored,
-    read_standing,
+    TrainingState,
+    check_weights,
+    read_state,
     restore,
 )
-from manyheads.train.loop.loop import Habits, Loop
-from manyheads.train.loop.metrics_log import Board, Journal
+from manyheads.train.loop.loop import Intervals, Loop
+from manyheads.train.loop.metrics_log import MetricsLog, TensorBoardWriter
 from manyheads.train.loop.model_setup import (
     check_fits,
     export,
-    first_model,
-    name_as,
-    ranged,
-    tell_habits,
-    tokenizer_of,
+    initial_model,
+    record_inference_settings,
+    run_tokenizer,
+    set_class_names,
+    with_image_range,
 )
-from manyheads.train.loop.model_wrapper import Entrance, layers_of
-from manyheads.train.loop.run_folder import RunFolder, check_same, check_space
+from manyheads.train.loop.model_wrapper import ModelWrapper, model_layers
+from manyheads.train.loop.run_folder import RunFolder, check_disk_space, check_resumable
 from manyheads.train.loop.telemetry import SEQUENCES, Probe, make_probe
-from manyheads.train.loop.train_step import Updater, goes_ahead
-from manyheads.train.loop.train_step import asked as asked_of
-from manyheads.train.loop.training_report import Display, advice, operations, peak, quiet
+from manyheads.train.loop.train_step import Updater, can_run_ahead, prepare_steps
+from manyheads.train.loop.training_report import (
+    Display,
+    peak_flops,
+    performance_advice,
+    silence_mkldnn_warning,
+    training_flops,
+)
 from manyheads.train.loop.validation import Validation
 from manyheads.train.objectives import CausalLM, Contrastive, Objective
-from manyheads.train.optim.param_groups import set_rate
+from manyheads.train.optim.param_groups import set_learning_rate
 from manyheads.train.regularisers import Regularised
-from manyheads.train.run_file.data_config import Data, Fed, Texts, without_place
+from manyheads.train.run_file.data_config import Data, PhaseData, Texts, without_store
 from manyheads.train.run_file.phases import Phases
 from manyheads.train.run_file.run_config import Run, phases_of
-from manyheads.train.tiling import raise_rotary, with_rotary
+from manyheads.train.tiling import set_rotary_base, with_rotary_base
 
-# How many times as fast a run may learn again before it is told.
+# A resumed run warns if its learning rate grows by more than this factor.
 JUMP = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """How a run ended: at its last step with a model saved, or earlier because it was asked to.
+class TrainResult:
+    """How a run ended: at its last step with the model saved, or interrupted (`saved` is None).
 
-    Of several processes one `tells`.
+    `exit_code` is what a shell expects of an interrupted program. `is_main` is true in one process
+    of a distributed run: the one that should print the result.
     """
 
-    standing: Standing
+    state: TrainingState
     saved: Saved | None
-    code: int = 0
-    tells: bool = True
+    exit_code: int = 0
+    is_main: bool = True
     unit: str = "tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surgery:
-    """What is done to a model before it is trained, and how it is left instead of saved whole."""
+class ModelHooks:
+    """Functions that change the model before training and save it in place of a full export."""
 
-    open: Callable[[Model], Model]
-    close: Callable[[Model, Path], Saved]
+    prepare: Callable[[Model], Model]
+    save: Callable[[Model, Path], Saved]
 
 
 def train(
     run: Run,
     *,
-    since: str = "",
+    resume_from: str = "",
     fresh: bool = False,
-    shown: bool = True,
-    surgery: Surgery | None = None,
-) -> Finished:
-    """Start a run, or go on with it where its newest checkpoint is.
+    progress: bool = True,
+    hooks: ModelHooks | None = None,
+) -> TrainResult:
+    """Start a run, or resume it from its newest checkpoint.
 
-    `since` names another checkpoint to go on from, of this run or a path to one of another; `fresh`
-    begins anew. Whatever is in the way is set aside in the run's folder.
+    `resume_from` is another checkpoint: one of this run, or a path to one of another run. `fresh`
+    starts again from step 0. Files that would be overwritten are moved to a folder before-N.
     """
     device = str(device_of(run.run.device, "run.device"))
     for data in run.data:
         data.check()
-    quiet()
-    with crew(run.run.distributed, device) as members, Stop() as stop:
-        session = _Session(run, members, stop, shown and members.leads, surgery)
-        return session.run(since, fresh)
+    silence_mkldnn_warning()
+    with join_processes(run.run.distributed, device) as processes, InterruptHandler() as stop:
+        session = _Session(run, processes, stop, progress and processes.is_main, hooks)
+        return session.run(resume_from, fresh)
 
 
 class _Session:
     """What the phases of a run share."""
 
     def __init__(
-        self, run: Run, crew: Crew, stop: Stop, shown: bool, surgery: Surgery | None
+        self,
+        run: Run,
+        processes: ProcessGroup,
+        stop: InterruptHandler,
+        progress: bool,
+        hooks: ModelHooks | None,
     ) -> None:
-        self.asked, self.crew, self.stop, self.surgery = run, crew, stop, surgery
-        self.objective = run.whole_objective
+        self.config, self.processes, self.stop, self.hooks = run, processes, stop, hooks
+        self.objective = run.full_objective
         self.folder = RunFolder(run.run.folder)
-        self.checkpoints = Checkpoints(self.folder.checkpoints, crew, run.run.keep)
-        self.display = Display(run.ends[-1], shown, run.unit)
-        self.metrics = Journal(self.folder.metrics, writes=crew.leads)
-        self.telemetry = Journal(self.folder.telemetry, writes=crew.leads)
+        self.checkpoints = Checkpoints(self.folder.checkpoints, processes, run.run.keep)
+        self.display = Display(run.ends[-1], progress, run.unit)
+        self.metrics = MetricsLog(self.folder.metrics, enabled=processes.is_main)
+        self.telemetry = MetricsLog(self.folder.telemetry, enabled=processes.is_main)
 
-    def run(self, since: str, fresh: bool) -> Finished:
-        model = self._first_model()
+    def run(self, resume_from: str, fresh: bool) -> TrainResult:
+        model = self._initial_model()
         self._check(model)
-        origin = self.folder.origin(since, self.checkpoints, fresh=fresh)
-        standing = self._standing(origin, since, model)
-        with self.folder.owned(self.crew):
-            self._prepare(standing, fresh=fresh or bool(since))
-            return self._to_the_end(model, origin, standing)
+        origin = self.folder.checkpoint_to_resume(resume_from, self.checkpoints, fresh=fresh)
+        state = self._initial_state(origin, resume_from, model)
+        with self.folder.locked(self.processes):
+            self._prepare(state, fresh=fresh or bool(resume_from))
+            return self._to_the_end(model, origin, state)
 
-    def _to_the_end(self, model: Model, origin: Path | None, standing: Standing) -> Finished:
-        if self.surgery is None:
-            for line in advice(model, self.crew.device, half=self.asked.run.half):
-                self.display.say(line)
-        ends, first = self.asked.ends, self._first_phase(standing.step)
+    def _to_the_end(self, model: Model, origin: Path | None, state: TrainingState) -> TrainResult:
+        if self.hooks is None:
+            for line in performance_advice(model, self.processes.device, half=self.config.run.half):
+                self.display.message(line)
+        ends, first = self.config.ends, self._first_phase(state.step)
         for index in range(first, len(ends)):
             if index > first:
-                # What one phase ended with is what the next starts with.
-                model, origin = self._first_model(), self.checkpoints.newest()
-            entrance, standing, stopped = self._phase(index, model, origin, standing)
+                # The next phase starts from the last checkpoint of this one.
+                model, origin = self._initial_model(), self.checkpoints.newest()
+            wrapper, state, stopped = self._phase(index, model, origin, state)
             if stopped:
-                code, tells = self.stop.code, self.crew.leads
-                return Finished(standing=standing, saved=None, code=code, tells=tells)
-        saved = self._saved(entrance)
-        self.crew.meet()
-        return Finished(standing=standing, saved=saved, tells=self.crew.leads, unit=self.asked.unit)
+                exit_code, is_main = self.stop.exit_code, self.processes.is_main
+                return TrainResult(state=state, saved=None, exit_code=exit_code, is_main=is_main)
+        saved = self._saved(wrapper)
+        self.processes.barrier()
+        return TrainResult(
+            state=state, saved=saved, is_main=self.processes.is_main, unit=self.config.unit
+        )
 
     def _first_phase(self, step: int) -> int:
-        """The phase to go on with: also one that was stopped at its end, before validation."""
-        ends, data = self.asked.ends, self.asked.data
+        """The phase to resume: also one that was interrupted at its end, before validation."""
+        ends, data = self.config.ends, self.config.data
         done = sum(end <= step for end in ends)
         if done and ends[done - 1] == step and data[done - 1].validation:
-            done -= not self.crew.agree(self.metrics.tells(step, "validation"))
+            done -= not self.processes.broadcast(self.metrics.has_entry(step, "validation"))
         return min(done, len(ends) - 1)
 
-    def _first_model(self) -> Model:
-        asked = self.asked
-        model = first_model(asked.model, asked.run.seed, asked.objective.classified)
-        return model if self.surgery is None else self.surgery.open(model)
+    def _initial_model(self) -> Model:
+        config = self.config
+        model = initial_model(config.model, config.run.seed, config.objective.classified)
+        return model if self.hooks is None else self.hooks.prepare(model)
 
-    def _saved(self, entrance: Entrance) -> Saved | None:
-        if self.surgery is None:
-            tell_habits(entrance.model, self.asked.objective, self.asked.data[-1])
-            return export(entrance, self.folder.model)
-        return self.surgery.close(entrance.model, self.folder.place) if self.crew.leads else None
+    def _saved(self, wrapper: ModelWrapper) -> Saved | None:
+        if self.hooks is None:
+            record_inference_settings(wrapper.model, self.config.objective, self.config.data[-1])
+            return export(wrapper, self.folder.model)
+        return self.hooks.save(wrapper.model, self.folder.path) if self.processes.is_main else None
 
     def _check(self, model: Model) -> None:
-        """All that can be known to be wrong before any work."""
-        asked = self.asked
-        for data in asked.data:
-            tokenizer = tokenizer_of(data, model)
+        """Check everything that can be checked before training."""
+        config = self.config
+        for data in config.data:
+            tokenizer = run_tokenizer(data, model)
             check_fits(model, data, tokenizer)
-            _check_shares(data, self.crew.world)
-            # What an objective asks of a model may depend on its words.
+            _check_shares(data, self.processes.world_size)
+            # The checks of an objective may depend on the tokenizer.
             model.tokenizer = tokenizer
         attach(self.objective, model)
         self.objective.check(model)
-        # A pattern that fits no parameter is refused.
-        asked.optimiser.build(model)
-        for phase in asked.phases.each:
+        # This also checks the patterns of learning-rate factors.
+        config.optimiser.build(model)
+        for phase in config.phases.each:
             if phase.rotary != "kept":
-                with_rotary(cast(Any, model.config), phase.rotary)
-        _check_layers(asked, model)
+                with_rotary_base(cast(Any, model.config), phase.rotary)
+        _check_layers(config, model)
         state = 3 * sum(each.numel() * each.element_size() for each in model.parameters())
-        check_space(self.folder.place, state * (asked.run.keep + 1 + len(asked.data)))
+        check_disk_space(self.folder.path, state * (config.run.keep + 1 + len(config.data)))
 
-    def _standing(self, origin: Path | None, since: str, model: Model) -> Standing:
-        """Where the run stands; the weights themselves come with the phase."""
+    def _initial_state(self, origin: Path | None, resume_from: str, model: Model) -> TrainingState:
+        """The state to start from; the weights are loaded with the phase."""
         if origin is None:
-            return Standing(run=self.asked.tables)
-        standing = read_standing(origin)
-        self._check_end(origin, standing.step)
-        if since:
-            _check_rule(origin, standing.run, self.asked.tables)
+            return TrainingState(run=self.config.tables)
+        state = read_state(origin)
+        self._check_end(origin, state.step)
+        if resume_from:
+            _check_rule(origin, state.run, self.config.tables)
         else:
-            begun = sum(end <= standing.step for end in self.asked.ends) + 1
-            check_same(standing, self.asked.tables, begun)
-            self._tell_jump(standing)
-        # Before anything is set aside for it.
-        check_stored(origin, model)
-        return replace(standing, run=self.asked.tables)
+            begun = sum(end <= state.step for end in self.config.ends) + 1
+            check_resumable(state, self.config.tables, begun)
+            self._warn_of_rate_jump(state)
+        # Before any file is moved.
+        check_weights(origin, model)
+        return replace(state, run=self.config.tables)
 
     def _check_end(self, origin: Path, step: int) -> None:
-        end = self.asked.ends[-1]
+        end = self.config.ends[-1]
         if step > end:
             raise ConfigError(
                 f"the run file ends at step {end:,} and {origin} is at step {step:,}",
-                "ask for more steps, or begin anew with --fresh",
+                "set more steps, or start again with --fresh",
             )
 
-    def _tell_jump(self, standing: Standing) -> None:
-        """A run made longer after its decay began would learn fast again, which few mean."""
-        last = max(standing.step - 1, 0)
-        began, asks = (each.at(last).share for each in (phases_of(standing.run), self.asked.phases))
+    def _warn_of_rate_jump(self, state: TrainingState) -> None:
+        """Warn if a run was made longer after its decay began: its learning rate would jump up."""
+        last = max(state.step - 1, 0)
+        began, asks = (
+            each.at(last).rate_factor for each in (phases_of(state.run), self.config.phases)
+        )
         if asks > JUMP * began:
-            rate = self.asked.optimiser.rate
-            self.display.say(
-                f"the run is longer than it was: at step {standing.step:,} its rate goes from "
-                f"{rate * began:.2g} up to {rate * asks:.2g}; to go on from before its decay, "
-                "name an earlier checkpoint with --from"
+            rate = self.config.optimiser.rate
+            self.display.message(
+                f"the run is longer than before: at step {state.step:,} its rate rises from "
+                f"{rate * began:.2g} to {rate * asks:.2g}; to resume from before the decay, "
+                "choose an earlier checkpoint with --from"
             )
 
-    def _prepare(self, standing: Standing, *, fresh: bool) -> None:
-        # Also the others wait here until the folder is there.
+    def _prepare(self, state: TrainingState, *, fresh: bool) -> None:
+        # The other processes wait here until the folder exists.
         self.checkpoints.clean()
-        step = standing.step
+        step = state.step
         if fresh:
-            self.folder.set_aside(self.checkpoints, step if step else -1, self.crew)
-        for journal in (self.metrics, self.telemetry):
-            journal.back_to(step)
-        self.display.say(f"step {step:,} of {self.asked.ends[-1]:,}, in {self.folder.place}")
+            self.folder.set_aside(self.checkpoints, step if step else -1, self.processes)
+        for log in (self.metrics, self.telemetry):
+            log.truncate_after(step)
+        end, folder = self.config.ends[-1], self.folder.path
+        if step:
+            self.display.message(f"resuming at step {step:,} of {end:,} in {folder}")
+        else:
+            self.display.message(f"training for {end:,} steps in {folder}")
 
     def _phase(
-        self, index: int, model: Model, origin: Path | None, standing: Standing
-    ) -> tuple[Entrance, Standing, bool]:
-        """Set a phase up, put the state of the checkpoint into it, and train to its end."""
-        asked, data = self.asked, ranged(self.asked.data[index], model)
-        # Kept is what the last phase that changed it has left.
-        for phase in asked.phases.each[: index + 1]:
+        self, index: int, model: Model, origin: Path | None, state: TrainingState
+    ) -> tuple[ModelWrapper, TrainingState, bool]:
+        """Set up a phase, load the checkpoint, and train to the end of the phase."""
+        config, data = self.config, with_image_range(self.config.data[index], model)
+        # "kept" is the base of the last phase that changed it.
+        for phase in config.phases.each[: index + 1]:
             if phase.rotary != "kept":
-                raise_rotary(model, phase.rotary)
-        model.tokenizer = tokenizer_of(data, model)
-        described = json.loads(json.dumps(asdict(without_place(data))))
-        seen = standing.data == described
-        fed = self._fed(data, model, seen=seen)
+                set_rotary_base(model, phase.rotary)
+        model.tokenizer = run_tokenizer(data, model)
+        described = json.loads(json.dumps(asdict(without_store(data))))
+        seen = state.data == described
+        phase_data = self._load_data(data, model, seen=seen)
         attach(self.objective, model)
-        entrance = Entrance(
-            model.to(self.crew.device),
-            self.crew,
-            distributed=asked.run.distributed,
-            half=asked.run.half,
-            recompute=asked.run.recompute,
-            # Vectors of texts are made without the readout.
-            partly=isinstance(asked.objective, Contrastive),
+        wrapper = ModelWrapper(
+            model.to(self.processes.device),
+            self.processes,
+            distributed=config.run.distributed,
+            half=config.run.half,
+            recompute=config.run.recompute,
+            # Sentence embeddings do not use the readout.
+            find_unused=isinstance(config.objective, Contrastive),
         )
-        optimiser = asked.optimiser.build(model)
+        optimiser = config.optimiser.build(model)
         if origin is not None:
-            restore(origin, model, optimiser, self.crew)
+            restore(origin, model, optimiser, self.processes)
         stream = Stream(
-            fed.training,
-            batch_tokens=data.room,
+            phase_data.training,
+            batch_tokens=data.micro_batch_size,
             micro_batches=data.micro_batches,
-            seed=asked.run.seed,
+            seed=config.run.seed,
         )
-        place = Position(**standing.place) if seen else Position()
-        standing = replace(standing, data=described, place=asdict(place))
-        pin = self.crew.device.type == "cuda"
-        steps = asked_of(
-            stream.steps(place, rank=self.crew.rank, world=self.crew.world),
+        position = StreamPosition(**state.position) if seen else StreamPosition()
+        state = replace(state, data=described, position=asdict(position))
+        pin = self.processes.device.type == "cuda"
+        steps = prepare_steps(
+            stream.steps(position, rank=self.processes.rank, world_size=self.processes.world_size),
             self.objective,
             model,
-            seed=asked.run.seed,
-            first=standing.step,
+            seed=config.run.seed,
+            first=state.step,
         )
-        loop = self._loop(index, entrance, optimiser, fed)
+        loop = self._loop(index, wrapper, optimiser, phase_data)
         if origin is not None and origin.parent != self.folder.checkpoints:
-            # Killed before its first checkpoint, the run must not begin from nothing.
-            loop.save(standing)
-        standing = loop.run(prefetched(steps, pin=pin), standing, asked.ends[index])
-        return entrance, standing, loop.stopped
+            # If the run is killed before its next checkpoint, it must not start from scratch.
+            loop.save(state)
+        state = loop.run(prefetch(steps, pin=pin), state, config.ends[index])
+        return wrapper, state, loop.stopped
 
-    def _fed(self, data: Data, model: Model, *, seen: bool) -> Fed:
-        """The first process tokenises, then all open what it wrote.
+    def _load_data(self, data: Data, model: Model, *, seen: bool) -> PhaseData:
+        """The main process tokenises, then all processes open the result.
 
-        Texts of which nothing was seen yet may have changed since they were tokenised.
+        Texts that were not trained on yet may have changed since they were tokenised.
         """
-        if self.crew.leads:
+        if self.processes.is_main:
             if isinstance(data, Texts) and not seen:
-                data.renew(model.tokenizer, self.folder.data)
-            fed = data.feed(model.tokenizer, self.folder.data, model.class_names)
-        self.crew.meet()
-        if not self.crew.leads:
-            fed = data.feed(model.tokenizer, self.folder.data, model.class_names)
-        name_as(model, fed.names)
-        return fed
+                data.set_aside_stale(model.tokenizer, self.folder.data)
+            phase_data = data.load(model.tokenizer, self.folder.data, model.class_names)
+        self.processes.barrier()
+        if not self.processes.is_main:
+            phase_data = data.load(model.tokenizer, self.folder.data, model.class_names)
+        set_class_names(model, phase_data.names)
+        return phase_data
 
-    def _loop(self, index: int, entrance: Entrance, optimiser: Optimizer, fed: Fed) -> Loop:
-        asked, settings = self.asked, self.asked.run
+    def _loop(
+        self, index: int, wrapper: ModelWrapper, optimiser: Optimizer, phase_data: PhaseData
+    ) -> Loop:
+        config, settings = self.config, self.config.run
         score = self.objective.score
 
         def rate(step: int) -> float:
-            share = asked.phases.at(step).share
-            set_rate(optimiser, share)
-            return asked.optimiser.rate * share
+            share = config.phases.at(step).rate_factor
+            set_learning_rate(optimiser, share)
+            return config.optimiser.rate * share
 
         return Loop(
             updater=Updater(
-                entrance=entrance,
+                wrapper=wrapper,
                 optimiser=optimiser,
                 score=torch.compile(score) if settings.compile else score,
-                crew=self.crew,
+                processes=self.processes,
                 seed=settings.seed,
                 half=settings.half,
                 clip=settings.clip,
-                ahead=goes_ahead(optimiser),
+                ahead=can_run_ahead(optimiser),
             ),
             rate=rate,
             checkpoints=self.checkpoints,
             metrics=self.metrics,
             telemetry=self.telemetry,
-            board=Board(self.folder.board) if settings.tensorboard and self.crew.leads else None,
+            board=TensorBoardWriter(self.folder.tensorboard)
+            if settings.tensorboard and self.processes.is_main
+            else None,
             display=self.display,
-            validation=self._validation(asked.data[index], fed),
-            probe=self._probe(entrance.model, fed),
-            habits=Habits(
+            validation=self._validation(config.data[index], phase_data),
+            probe=self._probe(wrapper.model, phase_data),
+            intervals=Intervals(
                 checkpoint_every=settings.checkpoint_every,
                 keep_every=settings.keep_every,
                 validate_every=settings.validate_every,
                 telemetry_every=settings.telemetry_every,
                 log_every=settings.log_every,
             ),
-            marked=frozenset({asked.ends[index], *_plateau_end(asked.phases, index)}),
+            milestones=frozenset({config.ends[index], *_plateau_end(config.phases, index)}),
             stop=self.stop,
-            crew=self.crew,
-            operations=operations(entrance.model, asked.data[index].length),
-            peak=peak(self.crew.device, half=settings.half),
+            processes=self.processes,
+            flops_per_token=training_flops(wrapper.model, config.data[index].length),
+            peak_flops=peak_flops(self.processes.device, half=settings.half),
         )
 
-    def _validation(self, data: Data, fed: Fed) -> Validation | None:
-        if fed.validation is None:
+    def _validation(self, data: Data, phase_data: PhaseData) -> Validation | None:
+        if phase_data.validation is None:
             return None
-        asks_all = isinstance(self.asked.objective, CausalLM)
+        asks_all = isinstance(self.config.objective, CausalLM)
         return Validation(
-            stream=Stream(fed.validation, batch_tokens=data.room, shuffle=False),
+            stream=Stream(phase_data.validation, batch_tokens=data.micro_batch_size, shuffle=False),
             objective=self.objective,
-            crew=self.crew,
-            seed=self.asked.run.seed,
-            half=self.asked.run.half,
-            bytes_a_token=fed.bytes_a_token if asks_all else 0.0,
+            processes=self.processes,
+            seed=self.config.run.seed,
+            half=self.config.run.half,
+            bytes_per_token=phase_data.bytes_per_token if asks_all else 0.0,
         )
 
-    def _probe(self, model: Model, fed: Fed) -> Probe | None:
-        if not self.asked.run.telemetry_every:
+    def _probe(self, model: Model, phase_data: PhaseData) -> Probe | None:
+        if not self.config.run.telemetry_every:
             return None
-        pieces = fed.training if fed.validation is None else fed.validation
-        batch = pieces.batch(list(range(min(SEQUENCES, len(pieces)))))
-        return make_probe(model, batch, self.asked.run.seed)
+        chunks = phase_data.training if phase_data.validation is None else phase_data.validation
+        batch = chunks.batch(list(range(min(SEQUENCES, len(chunks)))))
+        return make_probe(model, batch, self.config.run.seed)
 
 
 def attach(objective: Objective, model: Model) -> None:
-    """Give the model what regularisers train along with it."""
+    """Add the trainable modules of regularisers to the model."""
     if isinstance(objective, Regularised):
         objective.attach(model)
 
 
-def _check_shares(data: Data, world: int) -> None:
-    """Every process must have equally many micro-batches, since they wait for one another."""
+def _check_shares(data: Data, world_size: int) -> None:
+    """Every process must have the same number of micro-batches."""
     for size in data.sizes:
-        count = size // data.room
-        if count % world:
+        count = size // data.micro_batch_size
+        if count % world_size:
             raise ConfigError(
-                f"a batch of {count} micro-batches cannot be shared among {world} processes",
-                f"use a data.micro_batch that divides it by {world} or a multiple",
+                f"{count} micro-batches per step cannot be divided among {world_size} processes",
+                f"choose data.micro_batch so that their number is a multiple of {world_size}",
             )
 
 
 def _check_layers(run: Run, model: Model) -> None:
-    chosen, count = run.run.recompute, len(layers_of(model))
+    chosen, count = run.run.recompute, len(model_layers(model))
     wrong = [] if isinstance(chosen, str) else [each for each in chosen if not 0 <= each < count]
     if wrong:
-        raise ConfigError(f"run.recompute names layer {wrong[0]}", f"use 0 to {count - 1}")
+        raise ConfigError(f"run.recompute has layer {wrong[0]}", f"use 0 to {count - 1}")
     held_out = all(data.validation for data in run.data)
     if run.run.validate_every and not held_out:
         raise ConfigError(
-            f"run.validate_every={run.run.validate_every} and nothing is held out",
-            "add data.validation, files or a share",
+            f"run.validate_every={run.run.validate_every} needs validation data",
+            "set data.validation to files or a fraction",
         )
 
 
 def _plateau_end(phases: Phases, index: int) -> set[int]:
-    """The step after the last one at the full rate, if the rate stays there for a while."""
+    """The step after the last one at the full rate, if the rate stays there for several steps."""
     phase, start = phases.each[index], phases.starts[index]
-    rates = [phase.schedule.share(step, phase.steps) for step in range(phase.steps)]
+    rates = [phase.schedule.factor(step, phase.steps) for step in range(phase.steps)]
     full = [step for step, rate in enumerate(rates) if rate == max(rates)]
     return {start + full[-1] + 1} if len(full) > 1 else set()
 
 
-def _check_rule(origin: Path, began: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Muon keeps other numbers of a weight than the rest do."""
-    was, now = (each.get("optimiser", {}).get("kind", "AdamW") for each in (began, asked))
+def _check_rule(origin: Path, began: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Muon's optimiser state differs from that of the others."""
+    was, now = (each.get("optimiser", {}).get("kind", "AdamW") for each in (began, wanted))
     if was != now and "Muon" in (was, now):
         raise InputError(
-            f"{origin} has what {was} keeps of its weights, and {now} keeps something else",
-            f'use optimiser.kind="{was}", or begin a run with the saved model as model.folder',
+            f"{origin} has the optimiser state of {was}, which {now} cannot use",
+            f'use optimiser.kind="{was}", or start a run with the saved model as model.folder',
         )

@@ -1,6 +1,6 @@
-"""How the heads grow while a model trains: a watcher over one small probe batch.
+"""Telemetry: how attention heads develop during training, measured on a small probe batch.
 
-One forward of a few short sequences every so many steps; only that forward forms patterns.
+One forward pass of a few short sequences per measurement; only that pass forms patterns.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,9 +29,9 @@ TOKENS = 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
-    """Sequences to look at: some of the data, then as many of a random block said twice.
+    """Sequences of the data, then sequences of a random block repeated twice.
 
-    `natural` counts the former; `block` is the length of the latter's block, 0 where there is none.
+    `natural` is the number of the former; `block` is the length of the block, 0 without one.
     """
 
     texts: Ragged | None
@@ -40,7 +40,7 @@ class Probe:
     block: int
 
     def run(self, model: Model, watcher: "HeadWatcher") -> None:
-        """One forward, without gradients and without what only training does."""
+        """One forward pass in evaluation mode, without gradients."""
         training = model.training
         model.eval()
         # A compiled forward has no taps in it.
@@ -64,7 +64,7 @@ class Probe:
         for index in range(self.natural, len(self.texts.lengths)):
             scores, ids = logits.of(index)[:-1].float(), self.texts.of(index)[1:]
             losses.append(torch.nn.functional.cross_entropy(scores, ids, reduction="none"))
-        # The second copy's first token is no copy of what followed, so nobody could know it.
+        # The first token of the second copy cannot be predicted.
         each = torch.stack(losses)
         return torch.stack((each[:, : self.block - 1].mean(), each[:, self.block :].mean()))
 
@@ -76,7 +76,9 @@ def make_probe(model: Model, batch: Batch, seed: int) -> Probe:
         images = tuple(image.to(device) for image in batch.images[:SEQUENCES])
         return Probe(None, images, len(images), 0)
     if batch.texts is None:
-        raise ConfigError("telemetry looks at texts and the data have none", "set its every to 0")
+        raise ConfigError(
+            "telemetry needs texts, and the data have none", "set run.telemetry_every to 0"
+        )
     position = model.config.embedding.position
     most = min(TOKENS, position.longest if isinstance(position, Learned) else TOKENS)
     kept = [index for index, length in enumerate(batch.texts.lengths.each) if length][:SEQUENCES]
@@ -96,14 +98,14 @@ def _spans(texts: Ragged, kept: list[int]) -> list[slice]:
 
 @dataclass(slots=True)
 class HeadWatcher:
-    """Sees the probe pass and keeps a few numbers a head, never the patterns.
+    """Computes a few numbers per head during the probe pass; patterns are not kept.
 
     Definitions, each a mean over queries: entropy is -sum A ln A in nats; the first-token share is
     A[i, 0]; previous-token is A[i, i-1] from the second query on; induction (arXiv 2209.11895) is
-    A[i, i-L+1] in the second copy of a random block of L tokens. Then the mean of each gate by
-    head, and the largest |residual| a layer leaves. Induction is of the repeated block, the rest
-    of the data. Of a decoder also the loss on both copies of the block: where induction heads have
-    formed, the second is the lower.
+    A[i, i-L+1] in the second copy of a random block of L tokens. Then the mean of each gate per
+    head, and the largest |residual| after a layer. Induction is measured on the repeated block,
+    everything else on the data. For a decoder also the loss on both copies of the block: once
+    induction heads have formed, it is lower on the second.
     """
 
     probe: Probe
@@ -133,7 +135,7 @@ class HeadWatcher:
             self._keep(site, f"gate_{GATES[site.tap]}", by_head)
 
     def lines(self) -> list[dict[str, Any]]:
-        """One line a stack: each number as a list by layer, of lists by head."""
+        """One line per stack: each number as a list by layer, of lists by head."""
         stacks: dict[str, dict[str, Any]] = {}
         layers = {stack: 0 for stack, _, _ in self.found}
         for stack, _, layer in self.found:
@@ -148,7 +150,7 @@ class HeadWatcher:
         return list(stacks.values())
 
     def _keep(self, site: Site, name: str, value: Tensor) -> None:
-        # The feed-forward's residual comes after attention's and takes its place if larger.
+        # The larger of the residuals after attention and after the feed-forward.
         key = (site.stack, name, site.layer)
         if name == "largest_activation" and key in self.found:
             value = torch.maximum(value, self.found[key])
@@ -181,12 +183,12 @@ _SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def _mean(score: Callable[[Tensor], Tensor], patterns: tuple[Tensor, ...]) -> Tensor:
-    """The mean over sequences, as each weighs the same."""
+    """The mean over sequences, each with the same weight."""
     return torch.stack([score(pattern.float()) for pattern in patterns]).mean(0)
 
 
 def _rounded(value: Tensor) -> Any:
-    """Six digits: telemetry is read by people and drawn."""
+    """Six significant digits."""
     numbers = value.tolist()
     if isinstance(numbers, list):
         return [float(f"{number:.6g}") for number in numbers]

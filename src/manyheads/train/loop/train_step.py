@@ -1,4 +1,4 @@
-"""One update of the weights from the micro-batches of a step, or a reason to make none."""
+"""One optimiser step: gradients of all micro-batches, clipped, or skipped if not finite."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -9,76 +9,76 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from manyheads.data.permutation import mixed
-from manyheads.data.stream import Step
+from manyheads.data.permutation import mix_seed
+from manyheads.data.stream import StreamStep
 from manyheads.models.build import Model
-from manyheads.train.distributed import Crew
-from manyheads.train.loop.model_wrapper import Entrance
+from manyheads.train.distributed import ProcessGroup
+from manyheads.train.loop.model_wrapper import ModelWrapper
 from manyheads.train.objectives import Objective
-from manyheads.train.objectives.objective import Loss, Task
+from manyheads.train.objectives.objective import Loss, PreparedBatch
 
-Score = Callable[[Any, Task], Loss]
+Score = Callable[[Any, PreparedBatch], Loss]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a step came to: losses a target, the gradient's norm before clipping.
+class StepOutcome:
+    """The result of a step: losses per target, and the gradient norm before clipping.
 
-    `broken` are the micro-batches whose loss is no number. `stop` is set where any process was
-    asked to end.
+    `nonfinite` are the micro-batches whose loss is NaN or infinite. `stop` is true if any process
+    received an interrupt.
     """
 
     loss: float
     parts: Mapping[str, float]
     norm: float
     targets: int
-    broken: tuple[int, ...]
+    nonfinite: tuple[int, ...]
     stop: bool
 
     @property
-    def sound(self) -> bool:
-        return not self.broken and math.isfinite(self.norm)
+    def finite(self) -> bool:
+        return not self.nonfinite and math.isfinite(self.norm)
 
 
-def seeded(seed: int, step: int, place: int) -> torch.Generator:
-    """The random numbers of one micro-batch: the same whoever computes it when.
+def micro_batch_generator(seed: int, step: int, index: int) -> torch.Generator:
+    """The random generator of one micro-batch, which depends on nothing else.
 
-    So there is no random state to save, and none to share out anew among other processes.
+    So there is no random state to save, and the number of processes can change between runs.
     """
-    return torch.Generator().manual_seed(_number(seed, step, place))
+    return torch.Generator().manual_seed(_number(seed, step, index))
 
 
-def _number(seed: int, step: int, place: int) -> int:
-    return mixed(mixed(mixed(seed) + step) + place) >> 1
+def _number(seed: int, step: int, index: int) -> int:
+    return mix_seed(mix_seed(mix_seed(seed) + step) + index) >> 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """A step, which is `number` of the run, and what its micro-batches ask of the model."""
+class PreparedStep:
+    """Step `number` of the run, with its micro-batches prepared by the objective."""
 
-    step: Step
+    step: StreamStep
     number: int
-    tasks: tuple[Task, ...]
+    batches: tuple[PreparedBatch, ...]
 
-    def pinned(self) -> "Asked":
-        """The tasks are what goes to the device; the step's own batches have served."""
-        return replace(self, tasks=tuple(task.pinned() for task in self.tasks))
+    def pin_memory(self) -> "PreparedStep":
+        """Pin what goes to the device: the prepared batches, no longer those of `step`."""
+        return replace(self, batches=tuple(batch.pin_memory() for batch in self.batches))
 
 
-def asked(
-    steps: Iterator[Step], objective: Objective, model: Model, *, seed: int, first: int
-) -> Iterator[Asked]:
-    """What each step from number `first` of the run on asks, made ahead while a device computes."""
+def prepare_steps(
+    steps: Iterator[StreamStep], objective: Objective, model: Model, *, seed: int, first: int
+) -> Iterator[PreparedStep]:
+    """The steps from number `first` on, prepared on the host while the device computes."""
     for number, step in enumerate(steps, first):
-        tasks = (
-            objective.prepare(model, batch, seeded(seed, number, place))
-            for batch, place in zip(step.batches, step.places, strict=True)
+        batches = (
+            objective.prepare(model, batch, micro_batch_generator(seed, number, index))
+            for batch, index in zip(step.batches, step.indices, strict=True)
         )
-        yield Asked(step, number, tuple(tasks))
+        yield PreparedStep(step, number, tuple(batches))
 
 
-def goes_ahead(optimiser: Optimizer) -> bool:
-    """Whether it can learn from a device how far to go and whether at all: torch's fused AdamW."""
+def can_run_ahead(optimiser: Optimizer) -> bool:
+    """Whether clipping and skipping can be left to the optimiser: torch's fused AdamW on CUDA."""
     weights = [each for group in optimiser.param_groups for each in group["params"]]
     return (
         isinstance(optimiser, torch.optim.AdamW)
@@ -88,138 +88,148 @@ def goes_ahead(optimiser: Optimizer) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Underway:
-    """A step that a device may still be at; its numbers are on their way to the host.
+class PendingOutcome:
+    """A step that the device may still be computing; its numbers are being copied to the host.
 
-    They are the loss of every micro-batch of all processes, the targets, whether to stop, each
-    part of the loss, and the norm of the gradient before anything is divided.
+    They are the loss of every micro-batch of all processes, the number of targets, whether to stop,
+    each part of the loss, and the norm of the summed gradient.
     """
 
     numbers: Tensor
     ready: torch.cuda.Event | None
     batches: int
     names: tuple[str, ...]
-    share: float
+    gradient_scale: float
 
-    def outcome(self) -> Outcome:
-        """Wait for it: the only time that the host waits for the device."""
+    def outcome(self) -> StepOutcome:
+        """Wait for the numbers: the only time that the host waits for the device."""
         if self.ready is not None:
             self.ready.synchronize()
-        *told, raw = self.numbers.tolist()
-        totals, (found, stop, *parts) = told[: self.batches], told[self.batches :]
+        *numbers_out, raw = self.numbers.tolist()
+        totals, (found, stop, *parts) = numbers_out[: self.batches], numbers_out[self.batches :]
         targets = max(found, 1.0)
-        return Outcome(
+        return StepOutcome(
             loss=sum(totals) / targets,
             parts={name: part / targets for name, part in zip(self.names, parts, strict=True)},
-            norm=raw * self.share / targets,
+            norm=raw * self.gradient_scale / targets,
             targets=int(found),
-            broken=tuple(place for place, total in enumerate(totals) if not math.isfinite(total)),
+            nonfinite=tuple(
+                index for index, total in enumerate(totals) if not math.isfinite(total)
+            ),
             stop=stop > 0,
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Updater:
-    """Gradients of all micro-batches, over all processes, divided by all targets.
+    """Takes optimiser steps: gradients summed over micro-batches and processes, per target.
 
-    `score` is the objective's, perhaps compiled. `ahead` leaves it to the device to clip and to
-    skip, so that the host can go on to the next step; the optimiser must be able to.
+    `score` is the objective's method, possibly compiled. With `ahead` the device itself clips and
+    skips, so that the host can queue the next step; see `can_run_ahead`.
     """
 
-    entrance: Entrance
+    wrapper: ModelWrapper
     optimiser: Optimizer
     score: Score
-    crew: Crew
+    processes: ProcessGroup
     seed: int
     half: bool
     clip: float
     ahead: bool = False
 
-    def run(self, asked: Asked, *, stop: bool = False) -> Outcome:
-        """Follow the gradient of a step, to its end."""
-        return self.begin(asked, stop=stop).outcome()
+    def run(self, prepared: PreparedStep, *, stop: bool = False) -> StepOutcome:
+        """Take a step and wait for its outcome."""
+        return self.begin(prepared, stop=stop).outcome()
 
-    def begin(self, asked: Asked, *, stop: bool = False) -> Underway:
-        """Follow the gradient of a step; `ahead`, the device may take its time."""
-        losses = [self._one(asked, index) for index in range(len(asked.tasks))]
-        names, numbers = self._numbers(asked.step, losses, stop)
-        batches = len(asked.step.places) * self.crew.world
+    def begin(self, prepared: PreparedStep, *, stop: bool = False) -> PendingOutcome:
+        """Take a step; with `ahead` it may still be running on the device."""
+        losses = [self._backward(prepared, index) for index in range(len(prepared.batches))]
+        names, numbers = self._numbers(prepared.step, losses, stop)
+        batches = len(prepared.step.indices) * self.processes.world_size
         scale = self._scale(numbers, batches)
         if self.ahead:
-            self._follow_unseen(scale, numbers, batches)
-        told, ready = _sent(numbers)
-        share = self.entrance.gradient_share
-        underway = Underway(numbers=told, ready=ready, batches=batches, names=names, share=share)
-        if not self.ahead and underway.outcome().sound:
+            self._step_on_device(scale, numbers, batches)
+        numbers_out, ready = _copy_to_host(numbers)
+        gradient_scale = self.wrapper.gradient_scale
+        pending = PendingOutcome(
+            numbers=numbers_out,
+            ready=ready,
+            batches=batches,
+            names=names,
+            gradient_scale=gradient_scale,
+        )
+        if not self.ahead and pending.outcome().finite:
             torch._foreach_mul_(self._gradients(), float(scale))
             self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        return underway
+        return pending
 
-    def _one(self, asked: Asked, index: int) -> Loss:
-        """Add one micro-batch's gradients to those before."""
-        last = index == len(asked.tasks) - 1
-        # For dropout and the like.
-        torch.manual_seed(_number(self.seed, asked.number, asked.step.places[index]))
-        task = asked.tasks[index].to(self.crew.device)
+    def _backward(self, prepared: PreparedStep, index: int) -> Loss:
+        """Add the gradients of one micro-batch."""
+        last = index == len(prepared.batches) - 1
+        # For dropout.
+        torch.manual_seed(_number(self.seed, prepared.number, prepared.step.indices[index]))
+        batch = prepared.batches[index].to(self.processes.device)
 
         def work(model: Model) -> tuple[Tensor, Loss]:
-            loss = self.score(model, task)
+            loss = self.score(model, batch)
             parts = {name: part.detach() for name, part in loss.parts.items()}
-            told = Loss(total=loss.total.detach(), targets=loss.targets, parts=parts)
-            # Sharding puts a hook on it, which a view could lose.
-            return loss.whole.clone(), told
+            detached = Loss(total=loss.total.detach(), targets=loss.targets, parts=parts)
+            # FSDP puts a hook on this tensor, which a view could lose.
+            return loss.combined.clone(), detached
 
-        with self.entrance.holding(last=last):
-            with torch.autocast(self.crew.device.type, torch.bfloat16, enabled=self.half):
-                whole, loss = self.entrance.train(work)
+        with self.wrapper.gradient_sync(last=last):
+            with torch.autocast(self.processes.device.type, torch.bfloat16, enabled=self.half):
+                whole, loss = self.wrapper.forward(work)
             whole.backward()
         return cast(Loss, loss)
 
     def _numbers(
-        self, step: Step, losses: list[Loss], stop: bool
+        self, step: StreamStep, losses: list[Loss], stop: bool
     ) -> tuple[tuple[str, ...], Tensor]:
-        """The names of the parts, and what `Underway` holds, still on the device."""
+        """The names of the parts, and the numbers of `PendingOutcome`, still on the device."""
         names = tuple(sorted(losses[0].parts))
-        count = len(step.places) * self.crew.world
-        told = torch.zeros(count + 2 + len(names), dtype=torch.float64, device=self.crew.device)
-        # Filled, for to assign a number to a place on a device is to wait for the device.
-        for place, loss in zip(step.places, losses, strict=True):
-            told[place].copy_(loss.total)
-        told[count].fill_(sum(loss.targets for loss in losses))
-        told[count + 1].fill_(float(stop))
+        count = len(step.indices) * self.processes.world_size
+        numbers_out = torch.zeros(
+            count + 2 + len(names), dtype=torch.float64, device=self.processes.device
+        )
+        # Assigning a number to an element would wait for the device; fill_ and copy_ do not.
+        for index, loss in zip(step.indices, losses, strict=True):
+            numbers_out[index].copy_(loss.total)
+        numbers_out[count].fill_(sum(loss.targets for loss in losses))
+        numbers_out[count + 1].fill_(float(stop))
         for index, name in enumerate(names):
             parts = torch.stack([loss.parts[name] for loss in losses])
-            told[count + 2 + index].copy_(parts.sum(dtype=told.dtype))
-        norm = self._norm().to(told)
-        return names, torch.cat((self.crew.sum(told), norm[None]))
+            numbers_out[count + 2 + index].copy_(parts.sum(dtype=numbers_out.dtype))
+        norm = self._norm().to(numbers_out)
+        return names, torch.cat((self.processes.all_reduce(numbers_out), norm[None]))
 
     def _norm(self) -> Tensor:
         norm = nn.utils.get_total_norm(self._gradients())
-        # Sharded, each process knows its part of it.
+        # With sharded weights each process has a part of the norm.
         whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole
 
     def _scale(self, numbers: Tensor, batches: int) -> Tensor:
-        """What gradients are multiplied by: the sum over all becomes a mean, and is clipped."""
-        scale = self.entrance.gradient_share / numbers[batches].clamp(min=1)
+        """The factor on the summed gradients that makes them a mean and clips it."""
+        scale = self.wrapper.gradient_scale / numbers[batches].clamp(min=1)
         if self.clip:
             scale = scale * (self.clip / (numbers[-1] * scale + 1e-6)).clamp(max=1)
         return scale
 
-    def _follow_unseen(self, scale: Tensor, numbers: Tensor, batches: int) -> None:
-        """Where the host does not know the outcome, the optimiser looks for itself.
+    def _step_on_device(self, scale: Tensor, numbers: Tensor, batches: int) -> None:
+        """Step without waiting for the outcome.
 
-        By what torch's fused ones were given for half-precision gradients: they divide by the one,
-        and where the other is one they do nothing.
+        torch's fused optimisers divide gradients by `grad_scale` and skip the step if `found_inf`
+        is 1, which torch uses for half-precision gradients.
         """
-        sound = numbers[:batches].isfinite().all() & numbers[-1].isfinite()
+        finite = numbers[:batches].isfinite().all() & numbers[-1].isfinite()
         setattr(self.optimiser, "grad_scale", (1 / scale).float())  # noqa: B010
-        setattr(self.optimiser, "found_inf", (~sound).float())  # noqa: B010
+        setattr(self.optimiser, "found_inf", (~finite).float())  # noqa: B010
         self.optimiser.step()
 
     def _gradients(self) -> list[Tensor]:
-        """Of the weights that the optimiser changes."""
+        """The gradients of all parameters of the optimiser."""
         return [
             parameter.grad
             for group in self.optimiser.param_groups
@@ -228,8 +238,8 @@ class Updater:
         ]
 
 
-def _sent(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """On their way to the host, and what says that they are there."""
+def _copy_to_host(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """An asynchronous copy, and the event that tells when it is complete."""
     if not numbers.is_cuda:
         return numbers, None
     host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)

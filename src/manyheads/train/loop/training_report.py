@@ -1,4 +1,4 @@
-"""What a person sees while a model trains: loss, speed, share of the device's peak, time left."""
+"""The progress line of a run: loss, speed, fraction of peak, time left; advice on slow settings."""
 
 import sys
 import time
@@ -14,9 +14,9 @@ from manyheads.attention import Attention
 from manyheads.models.build import Model
 from manyheads.parts.experts import Experts
 from manyheads.progress import duration
-from manyheads.train.loop.model_wrapper import layers_of
+from manyheads.train.loop.model_wrapper import model_layers
 
-# Dense bfloat16 operations a second, as their makers state them.
+# Dense bfloat16 operations per second, from the vendors' data sheets.
 PEAKS = {
     "B200": 2250e12,
     "H200": 989e12,
@@ -31,21 +31,21 @@ SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_DRAWINGS = 0.2
 
 
-def peak(device: torch.device, *, half: bool) -> float:
-    """What the device could do at most, 0 where that is not known."""
+def peak_flops(device: torch.device, *, half: bool) -> float:
+    """Peak operations per second of the device, 0 if unknown."""
     if device.type != "cuda" or not half:
         return 0.0
     name = torch.cuda.get_device_name(device)
     return next((most for known, most in PEAKS.items() if known in name), 0.0)
 
 
-def operations(model: Model, length: int) -> float:
-    """Of a token in training: six a weight that it meets, and attention's over half its text.
+def training_flops(model: Model, length: int) -> float:
+    """Operations per token of training: six per weight, and attention over half the length.
 
-    Rows of tables that are looked up are no operations, and of experts only the chosen count.
+    Embedding look-ups do not count, and of experts only the chosen ones.
     """
-    layers = layers_of(model)
-    weights = sum(_met(layer) for layer in layers)
+    layers = model_layers(model)
+    weights = sum(_active_parameters(layer) for layer in layers)
     readout = getattr(model, "readout", None)
     table = getattr(getattr(model, "embedding", None), "tokens", None)
     if readout is not None:
@@ -60,7 +60,7 @@ def operations(model: Model, length: int) -> float:
     return 6 * weights + attention
 
 
-def _met(layer: Any) -> int:
+def _active_parameters(layer: Any) -> int:
     every = sum(each.numel() for each in layer.parameters())
     branch = layer.config.feedforward
     if branch is None or not isinstance(branch.inner, Experts):
@@ -71,7 +71,7 @@ def _met(layer: Any) -> int:
 
 @dataclass(slots=True)
 class Speed:
-    """Tokens a second over the last steps, so that a slow start is soon forgotten."""
+    """Tokens and steps per second over the last `window` steps."""
 
     clock: Callable[[], float] = time.perf_counter
     window: int = 20
@@ -96,18 +96,18 @@ class Speed:
 
 @dataclass(slots=True)
 class Display:
-    """A line now and then on stderr; on a terminal it is written over the one before."""
+    """A progress line on stderr, which a terminal overwrites."""
 
     total: int
-    shown: bool = True
+    progress: bool = True
     unit: str = "tokens"
     stream: Any = None
     clock: Callable[[], float] = time.monotonic
     _next: float = 0.0
     _drawn: bool = False
 
-    def step(self, step: int, loss: float, speed: Speed, share: float) -> None:
-        if not self.shown or self.clock() < self._next:
+    def step(self, step: int, loss: float, speed: Speed, utilisation: float) -> None:
+        if not self.progress or self.clock() < self._next:
             return
         out = self._out()
         between = SECONDS_BETWEEN_DRAWINGS if out.isatty() else SECONDS_BETWEEN_LINES
@@ -115,15 +115,15 @@ class Display:
         known = [f"step {step:,} of {self.total:,}", f"loss {loss:.4f}"]
         if speed.tokens:
             known.append(f"{speed.tokens:,.0f} {self.unit}/s")
-        if share:
-            known.append(f"{share:.0%} of peak")
+        if utilisation:
+            known.append(f"{utilisation:.0%} of peak")
         if speed.steps:
             known.append(f"{duration((self.total - step) / speed.steps)} left")
         self._write(", ".join(known), over=out.isatty())
 
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        if self.shown:
+    def message(self, text: str) -> None:
+        """Print a line that is not overwritten."""
+        if self.progress:
             self._write(text, over=False)
 
     def _write(self, text: str, *, over: bool) -> None:
@@ -137,25 +137,25 @@ class Display:
         return sys.stderr if self.stream is None else self.stream
 
 
-def advice(model: nn.Module, device: torch.device, *, half: bool) -> Iterator[str]:
-    """Of what a processor cannot do fast; devices made for training can."""
+def performance_advice(model: nn.Module, device: torch.device, *, half: bool) -> Iterator[str]:
+    """Settings that are slow on a CPU, each with the setting to use instead."""
     if device.type != "cpu":
         return
     if half and not _has_bfloat16():
-        yield 'this processor has no bfloat16: run.precision="float32" is many times as fast'
+        yield 'this CPU has no bfloat16 instructions: run.precision="float32" is many times faster'
     drops = [each for each in model.modules() if isinstance(each, Attention)]
     if any(each.config.dropout for each in drops):
         yield (
-            "dropout of attention weights has no fast kernel on a processor: "
-            "model.heads.dropout=0 is several times as fast"
+            "dropout of attention weights has no fast kernel on a CPU: "
+            "model.heads.dropout=0 is several times faster"
         )
 
 
-def quiet() -> None:
-    """torch tells of a slower way to multiply with its whole stack; `advice` says it in a line."""
+def silence_mkldnn_warning() -> None:
+    """torch prints a stack trace for a slow matmul; `performance_advice` needs one line."""
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
 
 
 def _has_bfloat16() -> bool:
-    asked = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    return asked is None or bool(asked())
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return supported is None or bool(supported())

@@ -1,4 +1,4 @@
-"""How well a model does on texts that it does not train on."""
+"""Validation: loss and accuracy on held-out data."""
 
 import math
 from collections.abc import Sequence
@@ -8,80 +8,86 @@ import torch
 
 from manyheads.data.stream import Stream
 from manyheads.models.build import Model
-from manyheads.train.distributed import Crew
-from manyheads.train.interrupt import stop_asked
-from manyheads.train.loop.model_wrapper import Entrance
-from manyheads.train.loop.train_step import seeded
+from manyheads.train.distributed import ProcessGroup
+from manyheads.train.interrupt import interrupt_requested
+from manyheads.train.loop.model_wrapper import ModelWrapper
+from manyheads.train.loop.train_step import micro_batch_generator
 from manyheads.train.objectives import Objective
 from manyheads.train.objectives.objective import Loss
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Validation:
-    """One epoch of held-out batches; what is masked in them is the same each time.
+    """One epoch over held-out batches, with the same masks each time.
 
-    Asked to stop, it ends with the batches seen so far and says which `share` of all they are.
-    `bytes_a_token` gives bits a byte, where every token is asked for; 0 where that says nothing.
+    If interrupted, it ends with the batches seen so far and reports the `fraction` of all batches.
+    `bytes_per_token` is for bits per byte, where every token is predicted; 0 leaves them out.
     """
 
     stream: Stream
     objective: Objective
-    crew: Crew
+    processes: ProcessGroup
     seed: int
     half: bool
-    bytes_a_token: float = 0.0
+    bytes_per_token: float = 0.0
 
-    def run(self, entrance: Entrance) -> dict[str, float]:
-        """Loss a target in nats, perplexity, bits a byte; of classes the share of right answers."""
-        model = entrance.model
+    def run(self, wrapper: ModelWrapper) -> dict[str, float]:
+        """Loss per target in nats, perplexity and bits per byte, or the accuracy of classes."""
+        model = wrapper.model
         training = model.training
         model.eval()
         epoch = list(self.stream.epoch(0))
-        sums = torch.zeros(3, dtype=torch.float64, device=self.crew.device)
-        tells_right = False
-        # Sharded weights are gathered by all at once, so all take equally many turns.
+        sums = torch.zeros(3, dtype=torch.float64, device=self.processes.device)
+        has_accuracy = False
+        # Sharded weights are gathered by all processes at once, so all take equally many turns.
         seen = 0
-        for turn in range(0, len(epoch), self.crew.world):
-            if turn and self._stops():
+        for turn in range(0, len(epoch), self.processes.world_size):
+            if turn and self._interrupted():
                 break
-            seen = min(turn + self.crew.world, len(epoch))
-            place = turn + self.crew.rank
-            loss = self._loss(entrance, epoch, min(place, len(epoch) - 1))
-            tells_right = loss.right is not None
-            if place < len(epoch):
-                right = sums.new_zeros(()) if loss.right is None else loss.right.double()
+            seen = min(turn + self.processes.world_size, len(epoch))
+            index = turn + self.processes.rank
+            loss = self._loss(wrapper, epoch, min(index, len(epoch) - 1))
+            has_accuracy = loss.correct is not None
+            if index < len(epoch):
+                right = sums.new_zeros(()) if loss.correct is None else loss.correct.double()
                 targets = sums.new_tensor(float(loss.targets))
                 sums += torch.stack((loss.total.double(), targets, right))
         model.train(training)
-        total, count, correct = self.crew.sum(sums).tolist()
-        loss_a_target = total / max(count, 1.0)
-        found = {"loss": loss_a_target}
-        if tells_right:
+        total, count, correct = self.processes.all_reduce(sums).tolist()
+        loss_per_target = total / max(count, 1.0)
+        found = {"loss": loss_per_target}
+        if has_accuracy:
             found["accuracy"] = correct / max(count, 1.0)
         else:
-            found["perplexity"] = _exp(loss_a_target)
-        if self.bytes_a_token:
-            found["bits_a_byte"] = loss_a_target / math.log(2) / self.bytes_a_token
+            found["perplexity"] = _exp(loss_per_target)
+        if self.bytes_per_token:
+            found["bits_per_byte"] = loss_per_target / math.log(2) / self.bytes_per_token
         if seen < len(epoch):
-            found["share"] = seen / len(epoch)
+            found["fraction"] = seen / len(epoch)
         return found
 
-    def _stops(self) -> bool:
-        """Whether any process was asked to: all end at the same turn."""
-        if self.crew.alone:
-            return stop_asked()
-        return bool(self.crew.sum(torch.tensor(float(stop_asked()), device=self.crew.device)))
+    def _interrupted(self) -> bool:
+        """Whether any process was interrupted: all of them end at the same turn."""
+        if self.processes.is_single:
+            return interrupt_requested()
+        return bool(
+            self.processes.all_reduce(
+                torch.tensor(float(interrupt_requested()), device=self.processes.device)
+            )
+        )
 
-    def _loss(self, entrance: Entrance, epoch: list[Sequence[int]], place: int) -> Loss:
-        batch = self.stream.pieces.batch(epoch[place])
-        asked = self.objective.prepare(entrance.model, batch, seeded(self.seed, 0, place))
-        task = asked.to(self.crew.device)
+    def _loss(self, wrapper: ModelWrapper, epoch: list[Sequence[int]], index: int) -> Loss:
+        batch = self.stream.chunks.batch(epoch[index])
+        prepared = self.objective.prepare(
+            wrapper.model, batch, micro_batch_generator(self.seed, 0, index)
+        )
+        prepared = prepared.to(self.processes.device)
 
         def work(model: Model) -> Loss:
-            return self.objective.score(model, task)
+            return self.objective.score(model, prepared)
 
-        with torch.autocast(self.crew.device.type, torch.bfloat16, enabled=self.half):
-            return entrance.look(work)
+        with torch.autocast(self.processes.device.type, torch.bfloat16, enabled=self.half):
+            return wrapper.evaluate(work)
 
 
 def _exp(loss: float) -> float:

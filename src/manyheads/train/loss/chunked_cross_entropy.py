@@ -1,8 +1,8 @@
-"""Cross-entropy from hidden states and the words' vectors, a chunk of tokens at a time.
+"""Cross-entropy from hidden states and the readout's weight, in chunks of tokens.
 
-The scores of all tokens for all words are the largest tensor of a training step, and nobody needs
-them at once: a chunk's scores become its loss and its gradients, and go. So they are neither held
-in float32 nor kept for the way back.
+The logits of all tokens are the largest tensor of a training step, and they are not needed at once:
+the logits of a chunk become its loss and its gradients, and are freed. So they are neither held in
+float32 nor kept for the backward pass.
 """
 
 from dataclasses import dataclass
@@ -16,207 +16,211 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
-# Scores held at once: a thousand tokens for a vocabulary of 50 thousand, 256 MB in float32. A GPU
-# has more room, a gigabyte in half precision, and loses less by larger products.
-ROOM = {"cpu": 2**26, "cuda": 2**29}
-# Products of half numbers are fast on a GPU where rows begin at multiples of 16 bytes.
-ROUND = 64
+# Logits held at once: a thousand tokens for a vocabulary of 50 thousand, 256 MB in float32. A GPU
+# has more memory, a gigabyte in half precision, and is faster with larger matrix products.
+MAX_LOGITS = {"cpu": 2**26, "cuda": 2**29}
+# Half-precision products are fast on a GPU if rows start at multiples of 16 bytes.
+PAD_TO = 64
 
 
-def word_losses(
+def cross_entropy_sums(
     x: Float[Tensor, "m c"],
-    vectors: Float[Tensor, "v c"],
+    weight: Float[Tensor, "v c"],
     bias: Float[Tensor, " v"] | None,
-    answers: Int[Tensor, " m"],
+    labels: Int[Tensor, " m"],
     *,
     smoothing: float = 0.0,
     squares: bool = False,
-    room: int | None = None,
+    max_logits: int | None = None,
 ) -> Float[Tensor, " 2"]:
     """The sums over all tokens of the cross-entropy and of the squared log-sum-exp, in float32.
 
-    `smoothing` gives every word an equal share of the answer, as torch's `label_smoothing` does.
-    With `squares` both sums have a gradient, for which the scores are computed once more on the way
-    back; without, only the first has, and it is made on the way forth.
+    `smoothing` is torch's `label_smoothing`. With `squares` both sums have a gradient, for which
+    the logits are computed again in the backward pass; without, only the first sum has one, and it is
+    computed in the forward pass.
     """
-    room = ROOM.get(x.device.type, ROOM["cpu"]) if room is None else room
-    # A compiled step leaves it out: all chunks unrolled would take minutes to compile.
-    losses = _apart if torch.compiler.is_compiling() else _losses
-    return losses(x, vectors, bias, answers, smoothing, squares, room)
+    max_logits = (
+        MAX_LOGITS.get(x.device.type, MAX_LOGITS["cpu"]) if max_logits is None else max_logits
+    )
+    # Not compiled: unrolled over all chunks it would take minutes to compile.
+    losses = _uncompiled if torch.compiler.is_compiling() else _sums
+    return losses(x, weight, bias, labels, smoothing, squares, max_logits)
 
 
-def _losses(
+def _sums(
     x: Tensor,
-    vectors: Tensor,
+    weight: Tensor,
     bias: Tensor | None,
-    answers: Tensor,
+    labels: Tensor,
     smoothing: float,
     squares: bool,
-    room: int,
+    max_logits: int,
 ) -> Tensor:
     fused = x.is_cuda and find_spec("triton") is not None
-    how = _How(smoothing, _chunks(x.shape[0], vectors.shape[0], room), fused)
-    learns = torch.is_grad_enabled() and (x.requires_grad or vectors.requires_grad)
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    with torch.autocast(kind, enabled=False):
+    chunking = _Chunking(smoothing, _chunks(x.shape[0], weight.shape[0], max_logits), fused)
+    learns = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    device_type = x.device.type
+    dtype = (
+        torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype
+    )
+    with torch.autocast(device_type, enabled=False):
         if not learns:
-            return _walk(x, vectors, bias, answers, None, how, dtype)[0]
-        losses: Tensor = _WordLosses.apply(  # type: ignore[no-untyped-call]
-            x, vectors, bias, answers, squares, how, dtype
+            return _accumulate(x, weight, bias, labels, None, chunking, dtype)[0]
+        losses: Tensor = _CrossEntropySums.apply(  # type: ignore[no-untyped-call]
+            x, weight, bias, labels, squares, chunking, dtype
         )
         return losses
 
 
-def _chunks(tokens: int, words: int, room: int) -> int:
-    """A power of two, so that a compiled step meets few different numbers."""
+def _chunks(tokens: int, vocabulary: int, max_logits: int) -> int:
+    """The number of chunks, a power of two so that a compiled step sees few different numbers."""
     count = 1
-    while tokens * words > room * count:
+    while tokens * vocabulary > max_logits * count:
         count *= 2
     return count
 
 
-# torch.compiler.disable, but for loading the compiler where nobody compiles.
-_apart = _disable_dynamo(_losses)
+# torch.compiler.disable without loading the compiler.
+_uncompiled = _disable_dynamo(_sums)
 
 
 @dataclass(frozen=True, slots=True)
-class _How:
-    """In how many chunks, and whether by one kernel each."""
+class _Chunking:
+    """The number of chunks, and whether each is one Triton kernel."""
 
     smoothing: float
     count: int
     fused: bool
 
 
-class _WordLosses(torch.autograd.Function):
+class _CrossEntropySums(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        vectors: Tensor,
+        weight: Tensor,
         bias: Tensor | None,
-        answers: Tensor,
+        labels: Tensor,
         squares: bool,
-        how: "_How",
+        chunking: "_Chunking",
         dtype: torch.dtype,
     ) -> Tensor:
         ctx.squares = squares
         if squares:
-            ctx.how = (how, dtype)
-            ctx.save_for_backward(x, vectors, bias, answers)
-            sums, _ = _walk(x, vectors, bias, answers, None, how, dtype)
+            ctx.chunking = (chunking, dtype)
+            ctx.save_for_backward(x, weight, bias, labels)
+            sums, _ = _accumulate(x, weight, bias, labels, None, chunking, dtype)
             return sums
-        # All of the first and none of the second, made where it is used: to send it is to wait.
-        pull = torch.arange(1, -1, -1, dtype=_wide(dtype), device=vectors.device)
-        sums, gradients = _walk(x, vectors, bias, answers, pull, how, dtype)
+        # The gradient of the first sum alone; made on the device, since a copy would wait.
+        grad_sums = torch.arange(1, -1, -1, dtype=_at_least_float32(dtype), device=weight.device)
+        sums, gradients = _accumulate(x, weight, bias, labels, grad_sums, chunking, dtype)
         ctx.save_for_backward(*gradients)
         return sums
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, pull: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_sums: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.squares:
-            x, vectors, bias, answers = ctx.saved_tensors
-            _, gradients = _walk(x, vectors, bias, answers, pull, *ctx.how)
+            x, weight, bias, labels = ctx.saved_tensors
+            _, gradients = _accumulate(x, weight, bias, labels, grad_sums, *ctx.chunking)
         else:
             gradients = tuple(
-                None if each is None else each * pull[0].to(each.dtype)
+                None if each is None else each * grad_sums[0].to(each.dtype)
                 for each in ctx.saved_tensors
             )
         return (*gradients, None, None, None, None)
 
 
-def _walk(
+def _accumulate(
     x: Tensor,
-    vectors: Tensor,
+    weight: Tensor,
     bias: Tensor | None,
-    answers: Tensor,
-    pull: Tensor | None,
-    how: _How,
+    labels: Tensor,
+    grad_sums: Tensor | None,
+    chunking: _Chunking,
     dtype: torch.dtype,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """Both sums, and where `pull` says how much of each is wanted, their gradients."""
-    wide, size = _wide(dtype), -(-x.shape[0] // how.count)
-    words, narrow = vectors.shape[0], vectors.to(dtype)
-    spare = -words % ROUND if x.device.type == "cuda" else 0
-    if spare:
-        narrow = torch.cat((narrow, narrow.new_zeros(spare, narrow.shape[1])))
-    sums = vectors.new_zeros(2, dtype=wide)
-    to_x = torch.empty_like(x, dtype=dtype)
-    to_vectors: Tensor | None = None
-    to_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
-    for index in range(how.count):
+    """Both sums, and their gradients with `grad_sums`, the gradient of the output."""
+    wide, size = _at_least_float32(dtype), -(-x.shape[0] // chunking.count)
+    vocabulary, narrow = weight.shape[0], weight.to(dtype)
+    padding = -vocabulary % PAD_TO if x.device.type == "cuda" else 0
+    if padding:
+        narrow = torch.cat((narrow, narrow.new_zeros(padding, narrow.shape[1])))
+    sums = weight.new_zeros(2, dtype=wide)
+    grad_x = torch.empty_like(x, dtype=dtype)
+    grad_weight: Tensor | None = None
+    grad_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
+    for index in range(chunking.count):
         here = slice(index * size, (index + 1) * size)
         part = x[here].to(dtype)
-        scores = part @ narrow.T
-        added, push = (_kernel if how.fused else _chunk)(
-            scores, bias, answers[here], pull, how.smoothing, words
+        logits = part @ narrow.T
+        added, grad_logits = (_kernel if chunking.fused else _chunk)(
+            logits, bias, labels[here], grad_sums, chunking.smoothing, vocabulary
         )
         sums += added
-        if push is None:
+        if grad_logits is None:
             continue
-        if to_bias is not None:
-            to_bias += push[:, :words].sum(0, dtype=wide)
-        push = push.to(dtype)
-        to_x[here] = push @ narrow
-        product = (push.T @ part)[:words]
-        to_vectors = product.to(wide) if to_vectors is None else to_vectors.add_(product)
-    if to_vectors is None:
+        if grad_bias is not None:
+            grad_bias += grad_logits[:, :vocabulary].sum(0, dtype=wide)
+        grad_logits = grad_logits.to(dtype)
+        grad_x[here] = grad_logits @ narrow
+        product = (grad_logits.T @ part)[:vocabulary]
+        grad_weight = product.to(wide) if grad_weight is None else grad_weight.add_(product)
+    if grad_weight is None:
         return sums, (None, None, None)
-    given = None if bias is None or to_bias is None else to_bias.to(bias.dtype)
-    return sums, (to_x.to(x.dtype), to_vectors.to(vectors.dtype), given)
+    bias_gradient = None if bias is None or grad_bias is None else grad_bias.to(bias.dtype)
+    return sums, (grad_x.to(x.dtype), grad_weight.to(weight.dtype), bias_gradient)
 
 
 def _kernel(
-    scores: Float[Tensor, "m w"],
+    logits: Float[Tensor, "m w"],
     bias: Float[Tensor, " v"] | None,
-    answers: Int[Tensor, " m"],
-    pull: Float[Tensor, " 2"] | None,
+    labels: Int[Tensor, " m"],
+    grad_sums: Float[Tensor, " 2"] | None,
     smoothing: float,
-    words: int,
+    vocabulary: int,
 ) -> tuple[Float[Tensor, " 2"], Float[Tensor, "m w"] | None]:
-    """The same as `_chunk`, reading the scores twice and writing them once."""
-    from manyheads.train.loss.triton_cross_entropy import score_rows
+    """The same as `_chunk` in Triton, which reads the logits twice and writes them once."""
+    from manyheads.train.loss.triton_cross_entropy import cross_entropy_rows
 
-    sums = score_rows(scores, bias, answers, pull, smoothing, words)
-    return sums, None if pull is None else scores
+    sums = cross_entropy_rows(logits, bias, labels, grad_sums, smoothing, vocabulary)
+    return sums, None if grad_sums is None else logits
 
 
 def _chunk(
-    scores: Float[Tensor, "m w"],
+    logits: Float[Tensor, "m w"],
     bias: Float[Tensor, " v"] | None,
-    answers: Int[Tensor, " m"],
-    pull: Float[Tensor, " 2"] | None,
+    labels: Int[Tensor, " m"],
+    grad_sums: Float[Tensor, " 2"] | None,
     smoothing: float,
-    words: int,
+    vocabulary: int,
 ) -> tuple[Float[Tensor, " 2"], Float[Tensor, "m w"] | None]:
-    """A chunk's sums and the gradient of its scores, which take the place of the scores.
+    """The sums of a chunk and the gradient of its logits, which overwrites the logits.
 
-    Columns past `words` are spare: they get a gradient of zero.
+    Columns past `vocabulary` are padding: they get a gradient of zero.
     """
-    spare = scores.shape[1] - words
-    scores = scores[:, :words].to(_wide(scores.dtype))
+    padding = logits.shape[1] - vocabulary
+    logits = logits[:, :vocabulary].to(_at_least_float32(logits.dtype))
     if bias is not None:
-        scores = scores.add_(bias.to(scores.dtype))
-    expected = scores.gather(1, answers[:, None]).squeeze(1)
+        logits = logits.add_(bias.to(logits.dtype))
+    expected = logits.gather(1, labels[:, None]).squeeze(1)
     if smoothing:
-        expected = (1 - smoothing) * expected + smoothing * scores.mean(1)
-    highest = scores.amax(1, keepdim=True)
-    shares = scores.sub_(highest).exp_()
-    summed = shares.sum(1, keepdim=True)
-    logarithms = (highest + summed.log()).squeeze(1)
-    sums = torch.stack(((logarithms - expected).sum(), logarithms.square().sum()))
-    if pull is None:
+        expected = (1 - smoothing) * expected + smoothing * logits.mean(1)
+    highest = logits.amax(1, keepdim=True)
+    exponentials = logits.sub_(highest).exp_()
+    total_exp = exponentials.sum(1, keepdim=True)
+    lse = (highest + total_exp.log()).squeeze(1)
+    sums = torch.stack(((lse - expected).sum(), lse.square().sum()))
+    if grad_sums is None:
         return sums, None
-    weight = (pull[0] + 2 * pull[1] * logarithms)[:, None] / summed
-    push = shares.mul_(weight)
+    factor = (grad_sums[0] + 2 * grad_sums[1] * lse)[:, None] / total_exp
+    grad_logits = exponentials.mul_(factor)
     if smoothing:
-        push = push.sub_(pull[0] * smoothing / scores.shape[1])
-    taken = (pull[0] * (smoothing - 1)).expand(answers.shape[0], 1)
-    push = push.scatter_add_(1, answers[:, None], taken)
-    return sums, F.pad(push, (0, spare)) if spare else push
+        grad_logits = grad_logits.sub_(grad_sums[0] * smoothing / logits.shape[1])
+    taken = (grad_sums[0] * (smoothing - 1)).expand(labels.shape[0], 1)
+    grad_logits = grad_logits.scatter_add_(1, labels[:, None], taken)
+    return sums, F.pad(grad_logits, (0, padding)) if padding else grad_logits
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)

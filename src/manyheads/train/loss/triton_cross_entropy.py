@@ -1,6 +1,6 @@
-"""A Triton kernel that turns scores into their loss and, in their own place, into its gradient.
+"""A Triton kernel for the cross-entropy of logits, which are overwritten by their gradient.
 
-Importing this file needs triton: import it where a CUDA device is at hand.
+Importing this file needs triton.
 """
 
 import torch
@@ -14,14 +14,14 @@ WARPS = 8
 
 
 @triton.jit
-def _score(
-    scores_at,
-    bias_at,
-    answers_at,
-    pull_at,
-    losses_at,
-    squares_at,
-    words,
+def _cross_entropy_kernel(
+    logits_ptr,
+    bias_ptr,
+    labels_ptr,
+    grad_sums_ptr,
+    losses_ptr,
+    squares_ptr,
+    vocabulary,
     width,
     stride,
     smoothing,
@@ -31,74 +31,76 @@ def _score(
     COLUMNS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    at = scores_at + row * stride
-    answer = tl.load(answers_at + row)
+    row_ptr = logits_ptr + row * stride
+    label = tl.load(labels_ptr + row)
     highest = float("-inf")
-    summed = 0.0
+    total_exp = 0.0
     total = 0.0
-    for start in range(0, words, COLUMNS):
+    for start in range(0, vocabulary, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
-        inside = column < words
-        score = tl.load(at + column, mask=inside, other=float("-inf")).to(tl.float32)
+        inside = column < vocabulary
+        logit = tl.load(row_ptr + column, mask=inside, other=float("-inf")).to(tl.float32)
         if BIASED:
-            score += tl.load(bias_at + column, mask=inside, other=0.0).to(tl.float32)
+            logit += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
         if SMOOTHED:
-            total += tl.sum(tl.where(inside, score, 0.0), 0)
-        higher = tl.maximum(highest, tl.max(score, 0))
-        summed = summed * tl.exp(highest - higher) + tl.sum(tl.exp(score - higher), 0)
+            total += tl.sum(tl.where(inside, logit, 0.0), 0)
+        higher = tl.maximum(highest, tl.max(logit, 0))
+        total_exp = total_exp * tl.exp(highest - higher) + tl.sum(tl.exp(logit - higher), 0)
         highest = higher
-    logarithm = highest + tl.log(summed)
-    expected = tl.load(at + answer).to(tl.float32)
+    lse = highest + tl.log(total_exp)
+    expected = tl.load(row_ptr + label).to(tl.float32)
     if BIASED:
-        expected += tl.load(bias_at + answer).to(tl.float32)
+        expected += tl.load(bias_ptr + label).to(tl.float32)
     if SMOOTHED:
-        expected = (1 - smoothing) * expected + smoothing * total / words
-    tl.store(losses_at + row, logarithm - expected)
-    tl.store(squares_at + row, logarithm * logarithm)
+        expected = (1 - smoothing) * expected + smoothing * total / vocabulary
+    tl.store(losses_ptr + row, lse - expected)
+    tl.store(squares_ptr + row, lse * lse)
     if LEARNS:
-        first = tl.load(pull_at)
-        weight = first + 2 * tl.load(pull_at + 1) * logarithm
+        first = tl.load(grad_sums_ptr)
+        weight = first + 2 * tl.load(grad_sums_ptr + 1) * lse
         for start in range(0, width, COLUMNS):
             column = start + tl.arange(0, COLUMNS)
-            inside = column < words
-            score = tl.load(at + column, mask=inside, other=float("-inf")).to(tl.float32)
+            inside = column < vocabulary
+            logit = tl.load(row_ptr + column, mask=inside, other=float("-inf")).to(tl.float32)
             if BIASED:
-                score += tl.load(bias_at + column, mask=inside, other=0.0).to(tl.float32)
-            push = tl.exp(score - logarithm) * weight
+                logit += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
+            grad_logits = tl.exp(logit - lse) * weight
             if SMOOTHED:
-                push -= first * smoothing / words
-            push -= tl.where(column == answer, first * (1 - smoothing), 0.0)
-            # Spare columns get nothing, so that products over them are right.
-            push = tl.where(inside, push, 0.0)
-            tl.store(at + column, push.to(scores_at.dtype.element_ty), mask=column < width)
+                grad_logits -= first * smoothing / vocabulary
+            grad_logits -= tl.where(column == label, first * (1 - smoothing), 0.0)
+            # Padding columns get a gradient of zero, so that products over them are right.
+            grad_logits = tl.where(inside, grad_logits, 0.0)
+            tl.store(
+                row_ptr + column, grad_logits.to(logits_ptr.dtype.element_ty), mask=column < width
+            )
 
 
-def score_rows(
-    scores: Float[Tensor, "m w"],
+def cross_entropy_rows(
+    logits: Float[Tensor, "m w"],
     bias: Float[Tensor, " v"] | None,
-    answers: Int[Tensor, " m"],
-    pull: Float[Tensor, " 2"] | None,
+    labels: Int[Tensor, " m"],
+    grad_sums: Float[Tensor, " 2"] | None,
     smoothing: float,
-    words: int,
+    vocabulary: int,
 ) -> Float[Tensor, " 2"]:
-    """The sums of cross-entropy and of squared log-sum-exp over the first `words` columns.
+    """The sums of cross-entropy and of squared log-sum-exp over the first `vocabulary` columns.
 
-    Where `pull` says how much of each is wanted, the scores become their gradient.
+    With `grad_sums`, the gradient of both sums, the logits are overwritten by their gradient.
     """
-    rows = scores.new_empty(2, scores.shape[0], dtype=torch.float32)
-    _score[(scores.shape[0],)](
-        scores,
+    rows = logits.new_empty(2, logits.shape[0], dtype=torch.float32)
+    _cross_entropy_kernel[(logits.shape[0],)](
+        logits,
         bias,
-        answers,
-        pull,
+        labels,
+        grad_sums,
         rows[0],
         rows[1],
-        words,
-        scores.shape[1],
-        scores.stride(0),
+        vocabulary,
+        logits.shape[1],
+        logits.stride(0),
         smoothing,
         BIASED=bias is not None,
-        LEARNS=pull is not None,
+        LEARNS=grad_sums is not None,
         SMOOTHED=smoothing > 0,
         COLUMNS=COLUMNS,
         num_warps=WARPS,

@@ -1,4 +1,4 @@
-"""What a model is trained for: each objective turns a model and a batch into a loss."""
+"""Training objectives: each computes a loss from a model and a batch."""
 
 from manyheads.train.objectives.classification import (
     ImageClassification,

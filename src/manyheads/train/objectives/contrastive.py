@@ -1,4 +1,4 @@
-"""Pairs of texts whose vectors should lie close."""
+"""Contrastive learning of sentence embeddings from pairs of texts."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,15 +15,20 @@ from manyheads.models.sentence import Pooling, Sentence
 from manyheads.models.text import TextModel
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
-from manyheads.train.objectives.objective import Loss, RoutedObjective, Task, unfit
+from manyheads.train.objectives.objective import (
+    Loss,
+    PreparedBatch,
+    RoutedObjective,
+    unsuitable_model,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contrastive(RoutedObjective):
-    """Each text must find its own among the `others` of its micro-batch (arXiv 1705.00652).
+    """Each text is classified among the `others` of its micro-batch (arXiv 1705.00652).
 
-    Cosines are divided by `temperature`. `both_ways` asks the others to find their texts too, and
-    takes the mean. "model" pools as the model's folder says, or by the mean.
+    Cosines are divided by `temperature`. `both_ways` also classifies the others among the texts,
+    and takes the mean. `pooling="model"` is the pooling of the model's folder, or the mean.
     """
 
     temperature: float = 0.05
@@ -32,31 +37,33 @@ class Contrastive(RoutedObjective):
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
-            raise ConfigError(f"temperature={self.temperature:g}", "use a number above 0")
+            raise ConfigError(
+                f"temperature must be above 0, got {self.temperature:g}", "use a value such as 0.05"
+            )
 
     def check(self, model: nn.Module) -> None:
         if not isinstance(model, TextModel):
-            raise unfit(self, model, "an encoder or a decoder of text")
+            raise unsuitable_model(self, model, "a text encoder or decoder")
 
-    def prepare(self, model: Any, batch: Batch, draw: torch.Generator) -> Task:
-        del model, draw
+    def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
+        del model, generator
         if batch.texts is None or batch.others is None or len(batch.texts) != len(batch.others):
-            raise InputError("Contrastive wants pairs of texts", "give as many others as texts")
-        places = torch.arange(len(batch.texts), device=batch.texts.device)
-        return Task(batch=batch, places=places, answers=places)
+            raise InputError("Contrastive needs pairs of texts", "give as many others as texts")
+        positions = torch.arange(len(batch.texts), device=batch.texts.device)
+        return PreparedBatch(batch=batch, positions=positions, labels=positions)
 
-    def score(self, model: Any, task: Task, *, watch: Watcher | None = None) -> Loss:
-        texts, others = task.batch.texts, task.batch.others
+    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
+        texts, others = prepared.batch.texts, prepared.batch.others
         assert texts is not None
         assert others is not None
         hidden, router = model.hidden(Ragged.concatenate([texts, others]), watch=watch)
         vectors = F.normalize(self._pooled(model, hidden), dim=-1)
         ours, theirs = vectors.tensor_split(2)
         scores = ours @ theirs.T / self.temperature
-        total = F.cross_entropy(scores, task.answers, reduction="sum")
+        total = F.cross_entropy(scores, prepared.labels, reduction="sum")
         if self.both_ways:
-            total = (total + F.cross_entropy(scores.T, task.answers, reduction="sum")) / 2
-        return self.summed(total, task, router)
+            total = (total + F.cross_entropy(scores.T, prepared.labels, reduction="sum")) / 2
+        return self.with_router_losses(total, prepared, router)
 
     def _pooled(self, model: Any, hidden: Ragged) -> Float[Tensor, "b c"]:
         pooling = self.pooling

@@ -1,4 +1,4 @@
-"""Words to be named: the next, the masked, the translated."""
+"""Language modelling: next tokens, masked tokens, sequence to sequence."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.data.batch import Batch
-from manyheads.data.masking import Masking, Vocabulary, mask_tokens, vocabulary_of
+from manyheads.data.masking import Masking, MaskingVocabulary, mask_tokens, masking_vocabulary
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.readout import LanguageHead
 from manyheads.models.seq2seq import Seq2Seq
@@ -16,79 +16,79 @@ from manyheads.models.stack import StackConfig
 from manyheads.models.text import TextModel
 from manyheads.parts.experts import RouterLosses
 from manyheads.taps import Watcher
-from manyheads.train.loss.chunked_cross_entropy import word_losses
+from manyheads.train.loss.chunked_cross_entropy import cross_entropy_sums
 from manyheads.train.objectives.objective import (
     Loss,
     Objective,
+    PreparedBatch,
     RoutedObjective,
-    Task,
     check_readout,
     check_smoothing,
     check_weight,
-    texts_of,
+    require_texts,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WordObjective(RoutedObjective):
-    """Words are asked for, and scored a chunk at a time."""
+class LanguageModelling(RoutedObjective):
+    """Tokens are predicted; their cross-entropy is computed in chunks."""
 
     z_loss: float = 0.0
 
     def __post_init__(self) -> None:
         check_weight("z_loss", self.z_loss)
 
-    def _score_words(
+    def _language_loss(
         self,
         model: Any,
         hidden: Float[Tensor, "n c"],
-        task: Task,
+        prepared: PreparedBatch,
         router: tuple[RouterLosses, ...],
         smoothing: float = 0.0,
     ) -> Loss:
         readout = model.readout
-        sums = word_losses(
-            readout.features(hidden.index_select(0, task.places)),
+        sums = cross_entropy_sums(
+            readout.features(hidden.index_select(0, prepared.positions)),
             readout.vectors(model.table),
             readout.bias,
-            task.answers,
+            prepared.labels,
             smoothing=smoothing,
             squares=self.z_loss > 0,
         )
-        loss = self.summed(sums[0], task, router)
+        loss = self.with_router_losses(sums[0], prepared, router)
         if self.z_loss:
             loss = replace(loss, parts={"z": self.z_loss * sums[1], **loss.parts})
         return loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CausalLM(WordObjective):
-    """The next word after each but the last of a sequence; `z_loss` as in arXiv 2204.02311."""
+class CausalLM(LanguageModelling):
+    """Prediction of the next token; `z_loss` as in arXiv 2204.02311."""
 
     def check(self, model: nn.Module) -> None:
         check_readout(self, model, TextModel, LanguageHead)
         assert isinstance(model, TextModel)
         _check_causal(self, model.config.stack)
 
-    def prepare(self, model: Any, batch: Batch, draw: torch.Generator) -> Task:
-        del model, draw
-        texts = texts_of(self, batch)
+    def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
+        del model, generator
+        texts = require_texts(self, batch)
         lengths = texts.lengths
         ends = lengths.offsets.diff()[lengths.sequence_of_token] - 1
-        places = (lengths.positions < ends).nonzero().squeeze(1)
-        return Task(batch=batch, places=places, answers=texts.values[places + 1])
+        positions = (lengths.positions < ends).nonzero().squeeze(1)
+        return PreparedBatch(batch=batch, positions=positions, labels=texts.values[positions + 1])
 
-    def score(self, model: Any, task: Task, *, watch: Watcher | None = None) -> Loss:
-        hidden, router = model.hidden(task.batch.texts, watch=watch)
-        return self._score_words(model, hidden.values, task, router)
+    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
+        hidden, router = model.hidden(prepared.batch.texts, watch=watch)
+        return self._language_loss(model, hidden.values, prepared, router)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaskedLM(WordObjective):
-    """The words behind the masks: `share`, `hidden`, `replaced` and `whole` as in `Masking`.
+class MaskedLM(LanguageModelling):
+    """Prediction of masked tokens: `share`, `hidden`, `replaced` and `whole` as in `Masking`.
 
-    The ids of the mask and of the special tokens, which are never chosen, come from the model's
-    tokenizer unless they are given.
+    The ids of the mask and of the special tokens, which are never masked, come from the model's
+    tokenizer by default.
     """
 
     share: float = 0.3
@@ -99,7 +99,7 @@ class MaskedLM(WordObjective):
     specials: tuple[int, ...] | Literal["tokenizer"] = "tokenizer"
 
     def __post_init__(self) -> None:
-        WordObjective.__post_init__(self)
+        LanguageModelling.__post_init__(self)
         _ = self.masking
 
     @property
@@ -108,44 +108,46 @@ class MaskedLM(WordObjective):
             share=self.share, hidden=self.hidden, replaced=self.replaced, whole=self.whole
         )
 
-    def vocabulary(self, model: TextModel) -> Vocabulary:
+    def vocabulary(self, model: TextModel) -> MaskingVocabulary:
         size = model.config.embedding.vocabulary
-        return vocabulary_of(model.tokenizer, size, mask=self.mask, specials=self.specials)
+        return masking_vocabulary(model.tokenizer, size, mask=self.mask, specials=self.specials)
 
     def check(self, model: nn.Module) -> None:
         check_readout(self, model, TextModel, LanguageHead)
         assert isinstance(model, TextModel)
-        _check_sees_on(self, model.config.stack)
+        _check_bidirectional(self, model.config.stack)
         words = self.vocabulary(model)
-        if self.whole == "words" and words.follows is None:
-            raise ConfigError(
-                'whole="words" asks which tokens make a word', "give the model its tokenizer"
-            )
+        if self.whole == "words" and words.continues_word is None:
+            raise ConfigError('whole="words" needs a tokenizer', "give the model its tokenizer")
 
-    def prepare(self, model: Any, batch: Batch, draw: torch.Generator) -> Task:
-        masked = mask_tokens(texts_of(self, batch), self.vocabulary(model), self.masking, draw)
-        return Task(
-            batch=replace(batch, texts=masked.texts), places=masked.places, answers=masked.answers
+    def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
+        masked = mask_tokens(
+            require_texts(self, batch), self.vocabulary(model), self.masking, generator
+        )
+        return PreparedBatch(
+            batch=replace(batch, texts=masked.texts),
+            positions=masked.positions,
+            labels=masked.labels,
         )
 
-    def score(self, model: Any, task: Task, *, watch: Watcher | None = None) -> Loss:
-        hidden, router = model.hidden(task.batch.texts, watch=watch)
-        return self._score_words(model, hidden.values, task, router)
+    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
+        hidden, router = model.hidden(prepared.batch.texts, watch=watch)
+        return self._language_loss(model, hidden.values, prepared, router)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seq2SeqLM(WordObjective):
-    """Every word of `others`, given those before it and the whole of `texts`.
+class Seq2SeqLM(LanguageModelling):
+    """Prediction of every token of `others` from those before it and from `texts`.
 
-    The decoder reads `start` and then all but the last: the id of a token or its name, such as
-    "<|end|>"; "model" takes the start that the model's config.json names.
+    The decoder reads `start` and then all tokens but the last. `start` is the id of a token or its
+    name, such as "<|end|>"; "model" is the start token of the model's config.json.
     """
 
     label_smoothing: float = 0.1
     start: int | str = "model"
 
     def __post_init__(self) -> None:
-        WordObjective.__post_init__(self)
+        LanguageModelling.__post_init__(self)
         check_smoothing(self.label_smoothing)
 
     def check(self, model: nn.Module) -> None:
@@ -155,7 +157,8 @@ class Seq2SeqLM(WordObjective):
         start, words = self.start_of(model), model.config.embedding.vocabulary
         if not 0 <= start < words:
             raise ConfigError(
-                f"start={start} is no token of a vocabulary of {words}", f"use 0 to {words - 1}"
+                f"start={start} is outside the vocabulary of {words} tokens",
+                f"use 0 to {words - 1}",
             )
 
     def start_of(self, model: Seq2Seq) -> int:
@@ -165,43 +168,43 @@ class Seq2SeqLM(WordObjective):
             known = None if model.tokenizer is None else model.tokenizer.token_to_id(self.start)
             if known is None:
                 raise ConfigError(
-                    f"the tokenizer has no token {self.start!r} to start with", "name one it has"
+                    f"start: the tokenizer has no token {self.start!r}", "use one of its tokens"
                 )
             return int(known)
-        for said in (model.generation, model.described or {}):
+        for settings in (model.generation, model.described or {}):
             for name in ("decoder_start_token_id", "bos_token_id"):
-                if isinstance(said.get(name), int):
-                    return int(said[name])
+                if isinstance(settings.get(name), int):
+                    return int(settings[name])
         raise ConfigError(
-            "the model does not say with which token its texts start",
-            "give start, its id or its name",
+            "the model has no start token for its decoder",
+            "set start to the id or the name of a token",
         )
 
-    def prepare(self, model: Any, batch: Batch, draw: torch.Generator) -> Task:
-        del draw
+    def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
+        del generator
         if batch.texts is None or batch.others is None:
-            raise InputError("Seq2SeqLM wants pairs of texts", "give texts and others")
-        answers = batch.others.values
-        read = answers.roll(1)
+            raise InputError("Seq2SeqLM needs pairs of texts", "give texts and others")
+        labels = batch.others.values
+        read = labels.roll(1)
         read = torch.where(batch.others.lengths.positions == 0, self.start_of(model), read)
-        places = torch.arange(answers.shape[0], device=answers.device)
-        return Task(
+        positions = torch.arange(labels.shape[0], device=labels.device)
+        return PreparedBatch(
             batch=replace(batch, others=batch.others.with_values(read)),
-            places=places,
-            answers=answers,
+            positions=positions,
+            labels=labels,
         )
 
-    def score(self, model: Any, task: Task, *, watch: Watcher | None = None) -> Loss:
-        hidden, router = model.hidden(task.batch.texts, task.batch.others, watch=watch)
-        return self._score_words(model, hidden.values, task, router, self.label_smoothing)
+    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
+        hidden, router = model.hidden(prepared.batch.texts, prepared.batch.others, watch=watch)
+        return self._language_loss(model, hidden.values, prepared, router, self.label_smoothing)
 
 
-def _check_sees_on(objective: Objective, stack: StackConfig) -> None:
+def _check_bidirectional(objective: Objective, stack: StackConfig) -> None:
     masks = [each.mask for each in map(stack.attention, range(len(stack.layers))) if each]
     if masks and all(mask.reach.after == 0 for mask in masks):
         raise ConfigError(
-            f"no layer sees what follows a masked word, under {masks[0]}, and "
-            f"{type(objective).__name__} asks for it by both sides",
+            f"no layer sees the tokens after a masked one, with {masks[0]}, and "
+            f"{type(objective).__name__} needs both sides",
             "use CausalLM, or an encoder",
         )
 
@@ -211,7 +214,7 @@ def _check_causal(objective: Objective, stack: StackConfig) -> None:
         attention = stack.attention(index)
         if attention is not None and attention.mask.reach.after > 0:
             raise ConfigError(
-                f"layer {index} sees the words that {type(objective).__name__} asks for, "
-                f"under {attention.mask}",
+                f"layer {index} sees the tokens that {type(objective).__name__} predicts, "
+                f"with {attention.mask}",
                 "use Causal() or a window without `after`",
             )

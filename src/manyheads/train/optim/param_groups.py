@@ -1,4 +1,4 @@
-"""A model's parameters in groups: which decay, which learn faster, which are matrices joined."""
+"""Parameter groups: weight decay, learning-rate factors, and fused matrices and their parts."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ from manyheads.parts.feedforward import FeedForward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """A factor on the learning rate of every parameter whose name fits `pattern`, as files do.
+class RateFactor:
+    """A factor on the learning rate of parameters whose name matches the glob `pattern`.
 
     Queries, keys, values and gates are rows of one matrix, `attention.project`, and have names of
-    their own: `*.attention.query.*`. Of several patterns that fit, the last counts.
+    their own: `*.attention.query.*`. If several patterns match, the last one counts.
     """
 
     pattern: str
@@ -33,16 +33,16 @@ class Rate:
 
     def __post_init__(self) -> None:
         if self.factor < 0:
-            raise ConfigError(f"factor={self.factor:g} would unlearn", "use 0 or more")
+            raise ConfigError(f"factor must be at least 0, got {self.factor:g}", "use 0 or more")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Weights:
-    """A parameter and the matrices that lie joined in it along `axis`, by name and size.
+class ParameterInfo:
+    """A parameter and the matrices that are fused in it along `axis`, by name and size.
 
-    `decays` is for what multiplies: no norm, bias, embedding or scale. A `table` has the vectors of
-    an embedding, which decay where asked for. A `matrix` maps one hidden space to another, so
-    embeddings and readouts are none.
+    Norms, biases, embeddings and scales do not `decays`. A `table` is an embedding, which decays
+    only with `decay_embeddings`. A `matrix` maps one hidden space to another, so embeddings and
+    readouts are not matrices.
     """
 
     parameter: nn.Parameter
@@ -53,8 +53,8 @@ class Weights:
     parts: tuple[tuple[str, int], ...]
 
 
-def weights_of(model: nn.Module) -> list[Weights]:
-    """Every parameter that learns, once."""
+def describe_parameters(model: nn.Module) -> list[ParameterInfo]:
+    """Every trainable parameter, once."""
     joined = _joined(model)
     found, met = [], set()
     for prefix, module in model.named_modules():
@@ -64,10 +64,10 @@ def weights_of(model: nn.Module) -> list[Weights]:
             met.add(parameter)
             whole = (0, ((_address(prefix, name), parameter.shape[0] if parameter.dim() else 1),))
             axis, parts = joined.get(parameter, whole)
-            # Of what learns in part, the rest must not move.
+            # In a partly trained parameter the frozen rows must not decay.
             moves = name not in getattr(module, "partly", ())
             found.append(
-                Weights(
+                ParameterInfo(
                     parameter=parameter,
                     decays=moves and _decays(module, parameter),
                     table=moves and isinstance(module, nn.Embedding),
@@ -80,7 +80,7 @@ def weights_of(model: nn.Module) -> list[Weights]:
 
 
 def _joined(model: nn.Module) -> dict[nn.Parameter, tuple[int, tuple[tuple[str, int], ...]]]:
-    """Where several matrices are one parameter: the axis, and their names and sizes along it."""
+    """Parameters with several fused matrices: the axis, and names and sizes along it."""
     found = {}
     for prefix, module in model.named_modules():
         match module:
@@ -121,19 +121,19 @@ def _is_matrix(module: nn.Module, parameter: nn.Parameter) -> bool:
     return isinstance(module, kinds) and parameter.dim() >= 2 and min(parameter.shape[-2:]) > 1
 
 
-def groups_of(
-    weights: Iterable[Weights],
+def build_param_groups(
+    weights: Iterable[ParameterInfo],
     *,
     rate: float,
     decay: float,
-    rates: Sequence[Rate],
+    rates: Sequence[RateFactor],
     decay_embeddings: bool = False,
     **more: Any,
 ) -> list[dict[str, Any]]:
-    """Groups as torch's optimisers take them, of parameters that are treated alike.
+    """Parameter groups for a torch optimiser.
 
-    Beside torch's own entries, `peak` is the learning rate that a schedule takes its share of, and
-    `parts` are the sizes along `axis` of what is joined in each parameter, and their own factors.
+    Beside torch's own entries, `peak` is the learning rate that a schedule multiplies, and `parts`
+    are the sizes along `axis` of the fused matrices, and their own factors.
     """
     grouped: dict[Any, dict[str, Any]] = {}
     for each in weights:
@@ -158,30 +158,30 @@ def groups_of(
     return list(grouped.values())
 
 
-def _factor(address: str, rates: Sequence[Rate]) -> float:
+def _factor(address: str, rates: Sequence[RateFactor]) -> float:
     fitting = [rate.factor for rate in rates if fnmatchcase(address, rate.pattern)]
     return fitting[-1] if fitting else 1.0
 
 
-def check_rates(weights: Sequence[Weights], rates: Sequence[Rate]) -> None:
-    """Refuse a pattern that fits nothing: a misspelt one would change nothing unseen."""
+def check_patterns(weights: Sequence[ParameterInfo], rates: Sequence[RateFactor]) -> None:
+    """Raise if a pattern matches no parameter, since a misspelt one would have no effect."""
     addresses = list(dict.fromkeys(address for each in weights for address, _ in each.parts))
     for rate in rates:
         if not any(fnmatchcase(address, rate.pattern) for address in addresses):
             near = get_close_matches(rate.pattern, addresses, n=1, cutoff=0.0)
             raise ConfigError(
-                f"no parameter is called {rate.pattern!r}", f"use a pattern that fits {near[0]}"
+                f"no parameter matches {rate.pattern!r}", f"use a pattern that matches {near[0]}"
             )
 
 
-def set_rate(optimiser: Optimizer, share: float) -> None:
-    """Every group's learning rate becomes this share of its own peak."""
+def set_learning_rate(optimiser: Optimizer, factor: float) -> None:
+    """Set the learning rate of every group to `factor` of its peak."""
     for group in optimiser.param_groups:
-        group["lr"] = group["peak"] * share
+        group["lr"] = group["peak"] * factor
 
 
 def part_of_row(group: dict[str, Any], parameter: Tensor) -> Int[Tensor, " rows"]:
-    """For each place along the group's axis, which part it belongs to; of a shard, its own rows."""
+    """The part of each row along the group's axis; for a shard, of its own rows."""
     sizes = tuple(size for size, _ in group["parts"]) or (parameter.shape[group["axis"]],)
     start, stop = _local_span(parameter, group["axis"])
     return _part_of_row(sizes, start, stop, parameter.device)
@@ -206,7 +206,7 @@ def _local_span(parameter: Any, axis: int) -> tuple[int, int]:
 
 
 def spans(group: dict[str, Any]) -> Iterator[tuple[slice, float]]:
-    """The places of each part along the group's axis, and its factor."""
+    """The slice of each part along the group's axis, and its factor."""
     ends = list(accumulate(size for size, _ in group["parts"]))
     for (size, factor), end in zip(group["parts"], ends, strict=True):
         yield slice(end - size, end), factor

@@ -1,4 +1,4 @@
-"""How fast to learn, as a share of the peak, and how many tokens a step, both by the step."""
+"""Schedules of the learning rate, as a factor on its peak, and of the batch size."""
 
 import math
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ Shape = Literal["sqrt", "linear", "cosine"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stable:
-    """The whole rate, after `warmup` steps of growth.
+    """The peak rate, after `warmup` steps of linear growth.
 
-    >>> [Stable(warmup=4).share(step, steps=10) for step in range(5)]
+    >>> [Stable(warmup=4).factor(step, steps=10) for step in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]
     """
 
@@ -25,21 +25,21 @@ class Stable:
     def check(self, steps: int) -> None:
         _check_fits(steps, warmup=self.warmup)
 
-    def share(self, step: int, steps: int) -> float:
-        """Of the peak, at a step counted from zero; `steps` is how many there are."""
+    def factor(self, step: int, steps: int) -> float:
+        """The factor on the peak at a step counted from zero, of `steps` steps."""
         del steps
         return _warmed(step, self.warmup)
 
-    def ends_at(self, steps: int) -> float:
-        """The share that the last step leaves behind."""
-        return self.share(steps, steps)
+    def final_factor(self, steps: int) -> float:
+        """The factor after the last step."""
+        return self.factor(steps, steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decay:
-    """From the whole rate down to `floor` of it; "sqrt" is 1 - sqrt(x) (arXiv 2405.18392).
+    """From the peak rate down to `floor` of it; "sqrt" is 1 - sqrt(x) (arXiv 2405.18392).
 
-    >>> [round(Decay().share(step, steps=4), 2) for step in range(5)]
+    >>> [round(Decay().factor(step, steps=4), 2) for step in range(5)]
     [1.0, 0.5, 0.29, 0.13, 0.0]
     """
 
@@ -52,21 +52,21 @@ class Decay:
     def check(self, steps: int) -> None:
         del steps
 
-    def share(self, step: int, steps: int) -> float:
-        return _fallen(step / max(steps, 1), self.shape, self.floor)
+    def factor(self, step: int, steps: int) -> float:
+        return _decayed(step / max(steps, 1), self.shape, self.floor)
 
-    def ends_at(self, steps: int) -> float:
-        return self.share(steps, steps)
+    def final_factor(self, steps: int) -> float:
+        return self.factor(steps, steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupStableDecay:
-    """`warmup` steps of growth, then the whole rate, then `decay` steps down to `floor` of it.
+    """`warmup` steps of growth, then the peak rate, then `decay` steps down to `floor` of it.
 
-    As in the code of arXiv 2405.18392 the first of the `decay` steps has the whole rate once more
-    and the floor is what would come after the last, so that no step is taken at a rate of zero.
+    As in the code of arXiv 2405.18392 the first of the `decay` steps still has the peak rate, and
+    the floor would be reached after the last one, so that no step has a rate of zero.
 
-    >>> [round(WarmupStableDecay(decay=4).share(step, steps=6), 2) for step in range(7)]
+    >>> [round(WarmupStableDecay(decay=4).factor(step, steps=6), 2) for step in range(7)]
     [1.0, 1.0, 1.0, 0.5, 0.29, 0.13, 0.0]
     """
 
@@ -78,18 +78,20 @@ class WarmupStableDecay:
     def __post_init__(self) -> None:
         _check(self.warmup, self.floor)
         if self.decay < 1:
-            raise ConfigError(f"decay={self.decay} steps", "use 1 or more, or the schedule Stable")
+            raise ConfigError(
+                f"decay must be at least 1 step, got {self.decay}", "use 1 or more, or Stable"
+            )
 
     def check(self, steps: int) -> None:
         _check_fits(steps, warmup=self.warmup, decay=self.decay)
 
-    def share(self, step: int, steps: int) -> float:
+    def factor(self, step: int, steps: int) -> float:
         if step < steps - self.decay:
             return _warmed(step, self.warmup)
-        return _fallen((step - steps + self.decay) / self.decay, self.shape, self.floor)
+        return _decayed((step - steps + self.decay) / self.decay, self.shape, self.floor)
 
-    def ends_at(self, steps: int) -> float:
-        return self.share(steps, steps)
+    def final_factor(self, steps: int) -> float:
+        return self.factor(steps, steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,23 +107,23 @@ class Cosine:
     def check(self, steps: int) -> None:
         _check_fits(steps, warmup=self.warmup)
 
-    def share(self, step: int, steps: int) -> float:
+    def factor(self, step: int, steps: int) -> float:
         if step < self.warmup:
             return _warmed(step, self.warmup)
-        gone = (step - self.warmup) / max(steps - self.warmup, 1)
-        return _fallen(gone, "cosine", self.floor)
+        progress = (step - self.warmup) / max(steps - self.warmup, 1)
+        return _decayed(progress, "cosine", self.floor)
 
-    def ends_at(self, steps: int) -> float:
-        return self.share(steps, steps)
+    def final_factor(self, steps: int) -> float:
+        return self.factor(steps, steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InverseSqrt:
-    """Growth, then the inverse square root of the step, as in 2017 (arXiv 1706.03762).
+    """Linear growth, then the inverse square root of the step (arXiv 1706.03762).
 
-    The peak of 2017 is (width * warmup)^-0.5.
+    The peak of the paper is (width * warmup)^-0.5.
 
-    >>> InverseSqrt(warmup=4).share(15, steps=100)
+    >>> InverseSqrt(warmup=4).factor(15, steps=100)
     0.5
     """
 
@@ -130,17 +132,17 @@ class InverseSqrt:
     def __post_init__(self) -> None:
         _check(self.warmup, 0.0)
         if not self.warmup:
-            raise ConfigError("warmup=0 has no peak to fall from", "use 1 or more, 4000 in 2017")
+            raise ConfigError("warmup must be at least 1, got 0", "use 1 or more, such as 4000")
 
     def check(self, steps: int) -> None:
         _check_fits(steps, warmup=self.warmup)
 
-    def share(self, step: int, steps: int) -> float:
+    def factor(self, step: int, steps: int) -> float:
         del steps
         return min((step + 1) / self.warmup, math.sqrt(self.warmup / (step + 1)))
 
-    def ends_at(self, steps: int) -> float:
-        return self.share(steps, steps)
+    def final_factor(self, steps: int) -> float:
+        return self.factor(steps, steps)
 
 
 Schedule = Stable | Decay | WarmupStableDecay | Cosine | InverseSqrt
@@ -148,9 +150,9 @@ Schedule = Stable | Decay | WarmupStableDecay | Cosine | InverseSqrt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchGrowth:
-    """Tokens a step that grow from `first` to `last` by `by`, with equal updates at each size.
+    """Tokens per step grow from `first` to `last` by `by`, with equally many steps at each size.
 
-    All sizes below the last take `over` tokens together, as for ModernBERT (arXiv 2412.13663):
+    All sizes below the last use `over` tokens together, as for ModernBERT (arXiv 2412.13663):
     from 768 sequences to 4608 over the first 50 billion tokens.
 
     >>> growth = BatchGrowth(first=2, last=6, by=2, over=12)
@@ -166,7 +168,7 @@ class BatchGrowth:
     def __post_init__(self) -> None:
         if not 0 < self.first < self.last:
             raise ConfigError(
-                f"first={self.first} and last={self.last} is no growth", "use 0 < first < last"
+                f"first={self.first} and last={self.last} do not grow", "use 0 < first < last"
             )
         if self.by < 1 or (self.last - self.first) % self.by:
             raise ConfigError(
@@ -175,7 +177,7 @@ class BatchGrowth:
             )
         if self.over < sum(self.sizes):
             raise ConfigError(
-                f"over={self.over} tokens are less than one update at each size",
+                f"over={self.over} tokens are too few for one step at each size",
                 f"use {sum(self.sizes)} or more",
             )
 
@@ -186,16 +188,16 @@ class BatchGrowth:
 
     @property
     def updates(self) -> int:
-        """At each size but the last."""
+        """Steps at each size but the last."""
         return round(self.over / sum(self.sizes))
 
     def tokens(self, step: int) -> int:
-        """Of the step, counted from zero."""
+        """Tokens of a step, counted from zero."""
         grown = step // self.updates
         return self.sizes[grown] if grown < len(self.sizes) else self.last
 
     def tokens_before(self, step: int) -> int:
-        """Of all steps before this one."""
+        """Tokens of all steps before this one."""
         grown, rest = divmod(step, self.updates)
         if grown >= len(self.sizes):
             late = step - self.updates * len(self.sizes)
@@ -203,7 +205,7 @@ class BatchGrowth:
         return self.updates * sum(self.sizes[:grown]) + rest * self.sizes[grown]
 
     def steps_for(self, tokens: int) -> int:
-        """How many steps it takes to see so many tokens."""
+        """The number of steps for this many tokens."""
         step, seen = 0, 0
         for size in self.sizes:
             needed = -(-(tokens - seen) // size)
@@ -217,23 +219,23 @@ def _warmed(step: int, warmup: int) -> float:
     return min(1.0, (step + 1) / warmup) if warmup else 1.0
 
 
-def _fallen(gone: float, shape: Shape, floor: float) -> float:
-    gone = min(max(gone, 0.0), 1.0)
+def _decayed(progress: float, shape: Shape, floor: float) -> float:
+    progress = min(max(progress, 0.0), 1.0)
     match shape:
         case "sqrt":
-            left = 1 - math.sqrt(gone)
+            left = 1 - math.sqrt(progress)
         case "linear":
-            left = 1 - gone
+            left = 1 - progress
         case "cosine":
-            left = (1 + math.cos(math.pi * gone)) / 2
+            left = (1 + math.cos(math.pi * progress)) / 2
     return floor + (1 - floor) * left
 
 
 def _check(warmup: int, floor: float) -> None:
     if warmup < 0:
-        raise ConfigError(f"warmup={warmup} steps", "use 0 or more")
+        raise ConfigError(f"warmup must be at least 0, got {warmup}", "use 0 or more")
     if not 0 <= floor <= 1:
-        raise ConfigError(f"floor={floor:g} is no share of the peak", "use 0 to 1")
+        raise ConfigError(f"floor must be in [0, 1], got {floor:g}", "use a fraction of the peak")
 
 
 def _check_fits(steps: int, **taken: int) -> None:
@@ -242,5 +244,5 @@ def _check_fits(steps: int, **taken: int) -> None:
         fit = "does not fit" if len(listed) == 1 else "do not fit"
         raise ConfigError(
             f"{' and '.join(listed)} {fit} in {steps} steps",
-            "give more steps or less of the others",
+            "use more steps, or a shorter warmup and decay",
         )

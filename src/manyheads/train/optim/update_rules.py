@@ -1,4 +1,4 @@
-"""How a parameter moves: AdamW, StableAdamW, Muon, each on the parts of a joined matrix apart."""
+"""Update rules: AdamW, StableAdamW, Muon, each applied to the parts of a fused matrix."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from manyheads.train.optim.param_groups import part_of_row, spans
 
-# arXiv 2502.16982 and the code before it: singular values come near one in five rounds.
+# arXiv 2502.16982: singular values are close to one after five rounds.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 Group = dict[str, Any]
@@ -20,9 +20,9 @@ State = dict[str, Any]
 
 
 class ScaledAdamW(torch.optim.AdamW):
-    """torch's AdamW, whose step is then scaled for each part of a joined matrix.
+    """torch's AdamW, with the step scaled separately for each part of a fused matrix.
 
-    AdamW forgets the scale of a gradient, so what is scaled is the way a parameter has gone.
+    AdamW is invariant to the scale of a gradient, so the change of the parameter is scaled.
     """
 
     @torch.no_grad()
@@ -40,8 +40,8 @@ class ScaledAdamW(torch.optim.AdamW):
         return loss
 
 
-class Ruled(Optimizer):
-    """Each group names the rule that its parameters follow."""
+class RuleOptimizer(Optimizer):
+    """An optimiser whose parameter groups have different update rules."""
 
     def __init__(self, groups: Iterable[Group]) -> None:
         super().__init__(groups, {"rule": "adamw"})
@@ -60,7 +60,7 @@ class Ruled(Optimizer):
 
 
 def _adam(parameter: Tensor, state: State, group: Group, *, clips: bool = False) -> None:
-    """AdamW (arXiv 1711.05101), with the moments kept free of their bias towards zero."""
+    """AdamW (arXiv 1711.05101), with moments that are stored bias-corrected."""
     if not state:
         state["step"] = torch.zeros(())
         state["exp_avg"] = torch.zeros_like(parameter)
@@ -83,26 +83,26 @@ def _adam(parameter: Tensor, state: State, group: Group, *, clips: bool = False)
 
 
 def _stable(parameter: Tensor, state: State, group: Group) -> None:
-    """StableAdamW: a step shrinks by how far its gradient exceeds what was expected."""
+    """StableAdamW: a step is divided by the RMS of gradient over second moment, if above 1."""
     _adam(parameter, state, group, clips=True)
 
 
 def _muon(parameter: Tensor, state: State, group: Group) -> None:
-    """Momentum, made orthogonal (arXiv 2502.16982)."""
+    """Orthogonalised momentum (arXiv 2502.16982)."""
     if not state:
         state["momentum_buffer"] = torch.zeros_like(parameter)
     gradient = parameter.grad
     assert gradient is not None
     momentum: Tensor = state["momentum_buffer"]
     momentum.lerp_(gradient, 1 - group["momentum"])
-    way = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
-    whole = way.full_tensor() if hasattr(way, "full_tensor") else way
+    direction = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+    whole = direction.full_tensor() if hasattr(direction, "full_tensor") else direction
     step = torch.empty_like(whole)
     for span, factor in spans(group):
         place = [slice(None)] * group["axis"] + [span]
         part = whole[tuple(place)]
-        straight = orthogonalised(part, group["rounds"], group["precision"])
-        step[tuple(place)] = straight * (factor * _reach(part.shape, group["size"]))
+        update = orthogonalise(part, group["rounds"], group["precision"])
+        step[tuple(place)] = update * (factor * _step_scale(part.shape, group["size"]))
     if group["weight_decay"]:
         decay = group["lr"] * group["weight_decay"]
         _local(parameter).mul_(1 - decay * _factors(group, parameter))
@@ -116,7 +116,7 @@ RULES: dict[str, Callable[[Tensor, State, Group], None]] = {
 }
 
 
-def orthogonalised(
+def orthogonalise(
     matrix: Float[Tensor, "*batch rows columns"], rounds: int, precision: str
 ) -> Float[Tensor, "*batch rows columns"]:
     """The nearest matrix whose singular values are all about one, by Newton-Schulz."""
@@ -131,8 +131,8 @@ def orthogonalised(
     return (x.mT if tall else x).to(matrix.dtype)
 
 
-def _reach(shape: torch.Size, size: str) -> float:
-    """How far a step goes: "adamw" as far as AdamW's would."""
+def _step_scale(shape: torch.Size, size: str) -> float:
+    """The scale of an orthogonalised step: "adamw" matches the size of AdamW's."""
     rows, columns = shape[-2:]
     return 0.2 * math.sqrt(max(rows, columns)) if size == "adamw" else max(1, rows / columns) ** 0.5
 
@@ -146,7 +146,7 @@ def _along(values: Tensor, axis: int, dims: int) -> Tensor:
 
 
 def _factors(group: Group, parameter: Tensor) -> Tensor | float:
-    """Each part's factor, laid along the parameter as this process holds it."""
+    """The factor of each part, broadcast along this process's shard of the parameter."""
     factors = tuple(factor for _, factor in group["parts"])
     if set(factors) <= {1.0}:
         return 1.0
@@ -155,7 +155,7 @@ def _factors(group: Group, parameter: Tensor) -> Tensor | float:
 
 
 def _part_means(x: Tensor, group: Group, parameter: Any) -> Tensor:
-    """The mean of each part, over all processes, laid along the parameter like its factors."""
+    """The mean of each part over all processes, broadcast like `_factors`."""
     axis, count = group["axis"], max(len(group["parts"]), 1)
     if parameter.dim() == 0:
         return x
@@ -172,12 +172,12 @@ def _part_means(x: Tensor, group: Group, parameter: Any) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _on(numbers: tuple[float | int, ...], device: torch.device) -> Tensor:
-    """Kept on the device, which would else be waited for at every step."""
+    """A tensor cached on the device, since creating it would wait for the device."""
     return torch.tensor(numbers, dtype=torch.float32, device=device)
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """What this process holds of it."""
+    """The shard of this process."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 

@@ -1,4 +1,4 @@
-"""What a run gives every attention of its model: heads that are dropped, or have scales."""
+"""Settings for all attention layers of a model: head dropping, head scales, dropout."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -12,13 +12,13 @@ Config = TypeVar("Config")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heads:
-    """Changes of every attention, whatever the model is made from.
+class HeadOptions:
+    """Changes to every attention layer of the model.
 
-    `drop` is the share of heads that a sequence goes without in training (DropHead,
-    arXiv 2004.13342); `scale="learned"` gives every head a number that its output is multiplied by,
-    as `L1Scales` needs; `dropout` is the share of attention weights that training leaves out, for
-    which a pattern must be formed. "kept" leaves what is there.
+    `drop` is the fraction of heads dropped per sequence in training (DropHead, arXiv 2004.13342);
+    `scale="learned"` multiplies the output of every head by a learned number, as `L1Scales` needs;
+    `dropout` is the dropout of attention weights, which needs the attention pattern. "kept" keeps
+    the setting of the model.
     """
 
     drop: float | Literal["kept"] = "kept"
@@ -28,36 +28,38 @@ class Heads:
     def __post_init__(self) -> None:
         for name, share in (("drop", self.drop), ("dropout", self.dropout)):
             if share != "kept" and not 0 <= share < 1:
-                raise ConfigError(f"{name}={share:g} is no share", "use 0 <= share < 1")
+                raise ConfigError(
+                    f"{name} must be in [0, 1), got {share:g}", "use a smaller fraction"
+                )
 
     @property
     def changes(self) -> dict[str, Any]:
-        """By the names of AttentionConfig."""
-        asked = {"drop_heads": self.drop, "head_scale": self.scale, "dropout": self.dropout}
-        return {name: value for name, value in asked.items() if value != "kept"}
+        """The changes as fields of AttentionConfig."""
+        values = {"drop_heads": self.drop, "head_scale": self.scale, "dropout": self.dropout}
+        return {name: value for name, value in values.items() if value != "kept"}
 
     def put_on(self, config: Config) -> Config:
-        """A model's config with these heads."""
+        """A model config with these changes."""
         return _changed(config, lambda attention: replace(attention, **self.changes))
 
-    def given_to(self, model: Model) -> Model:
-        """A model with these heads and its own weights."""
+    def apply_to_model(self, model: Model) -> Model:
+        """A model with these changes and its own weights."""
         if not self.changes:
             return model
-        # New scales start at one, and all else is what it was.
+        # New scales start at one.
         fresh = build(self.put_on(cast(Any, model.config)))
         fresh.load_state_dict({**fresh.state_dict(), **model.state_dict()})
         fresh.comes_from(model)
         return fresh.to(next(iter(model.parameters())).dtype)
 
 
-def without_drops(config: Config) -> Config:
-    """The config as it is saved: heads are dropped in training alone, and no family says so."""
+def without_head_dropping(config: Config) -> Config:
+    """The config without head dropping, which is for training only and is not saved."""
     return _changed(config, lambda attention: replace(attention, drop_heads=0.0))
 
 
 def _changed(value: Any, change: Callable[[AttentionConfig], AttentionConfig]) -> Any:
-    """The same values with every attention in them changed."""
+    """The same config with every AttentionConfig in it changed."""
     if isinstance(value, AttentionConfig):
         return change(value)
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""A run in phases: each with its own length of text, batch, data, rotary base and schedule."""
+"""The phases of a run: each with its own text length, batch, data, rotary base and schedule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,40 +10,40 @@ from manyheads.train.optim.schedules import BatchGrowth, Schedule, Stable
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """So many updates."""
+class StepCount:
+    """A number of optimiser steps."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """As many updates as it takes to see so many tokens."""
+class TokenCount:
+    """As many optimiser steps as it takes to see this many tokens."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A stretch of a run: texts of up to `length` tokens, `batch` tokens a step.
+    """A part of a run: texts of up to `length` tokens, `batch` tokens per step.
 
-    `data` names what is read; "same" goes on with the data of the phase before. `rotary` is the
-    base of the layers that see the whole text. The schedule's steps count from the phase's start.
+    `data` is a name; "same" continues with the data of the phase before. `rotary` is the base of
+    the layers with global attention. The schedule's steps count from the start of the phase.
     """
 
     name: str
     length: int
     batch: int | BatchGrowth
-    lasts: Steps | Tokens
+    duration: StepCount | TokenCount
     data: str = "same"
     rotary: float | Literal["kept"] = "kept"
     schedule: Schedule = Stable()
 
     def __post_init__(self) -> None:
         smallest = self.batch if isinstance(self.batch, int) else self.batch.first
-        if self.length < 1 or self.lasts.count < 1:
+        if self.length < 1 or self.duration.count < 1:
             raise ConfigError(
-                f"{self.called} has length={self.length} and lasts {self.lasts}",
+                f"{self.called} has length={self.length} and duration={self.duration}",
                 "use 1 or more of each",
             )
         if smallest < self.length:
@@ -62,19 +62,19 @@ class Phase:
 
     @property
     def called(self) -> str:
-        """As errors call it: the only phase of a run is the run, and has no name."""
+        """Its name in error messages; the only phase of a run has none."""
         return f"phase {self.name!r}" if self.name else "the run"
 
     @property
     def steps(self) -> int:
-        if isinstance(self.lasts, Steps):
-            return self.lasts.count
+        if isinstance(self.duration, StepCount):
+            return self.duration.count
         if isinstance(self.batch, BatchGrowth):
-            return self.batch.steps_for(self.lasts.count)
-        return -(-self.lasts.count // self.batch)
+            return self.batch.steps_for(self.duration.count)
+        return -(-self.duration.count // self.batch)
 
     def tokens(self, step: int) -> int:
-        """Of a step, counted from the phase's start."""
+        """Tokens of a step, counted from the start of the phase."""
         return self.batch if isinstance(self.batch, int) else self.batch.tokens(step)
 
     def tokens_before(self, step: int) -> int:
@@ -84,21 +84,21 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standpoint:
-    """Where a step of the run lies: `step` counts from the start of `phase`."""
+class PhaseStep:
+    """A step of a run: `step` counts from the start of `phase`."""
 
     phase: Phase
     index: int
     step: int
 
     @property
-    def share(self) -> float:
-        """Of the peak learning rate."""
-        return self.phase.schedule.share(self.step, self.phase.steps)
+    def rate_factor(self) -> float:
+        """The factor on the peak learning rate."""
+        return self.phase.schedule.factor(self.step, self.phase.steps)
 
     @property
     def tokens(self) -> int:
-        """Of this step."""
+        """Tokens of this step."""
         return self.phase.tokens(self.step)
 
     @property
@@ -111,8 +111,8 @@ class Standpoint:
 class Phases:
     """Phases one after another.
 
-    >>> base = Phase(name="base", length=64, batch=512, lasts=Tokens(5120), data="web")
-    >>> long = Phase(name="long", length=256, batch=512, lasts=Steps(5), rotary=160_000.0)
+    >>> base = Phase(name="base", length=64, batch=512, duration=TokenCount(5120), data="web")
+    >>> long = Phase(name="long", length=256, batch=512, duration=StepCount(5), rotary=160_000.0)
     >>> phases = Phases((base, long))
     >>> phases.steps, phases.at(12).phase.name, phases.at(12).step
     (15, 'long', 2)
@@ -122,15 +122,15 @@ class Phases:
 
     def __post_init__(self) -> None:
         if not self.each:
-            raise ConfigError("a run without phases has nothing to do", "give one phase")
+            raise ConfigError("a run needs at least one phase", "add a phase")
         names = [phase.name for phase in self.each]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"{names.count(name)} phases are called {name!r}", "rename one")
+                raise ConfigError(
+                    f"{names.count(name)} phases are called {name!r}", "rename one of them"
+                )
         if self.each[0].data == "same":
-            raise ConfigError(
-                f"the first phase {names[0]!r} has no data to go on with", "give its data"
-            )
+            raise ConfigError(f"the first phase {names[0]!r} has no data", "set its data")
         for one, other in pairwise(self.each):
             _check_change(one, other)
 
@@ -142,21 +142,21 @@ class Phases:
     def tokens(self) -> int:
         return self.tokens_before(self.steps)
 
-    def at(self, step: int) -> Standpoint:
-        """Where this step of the run lies, counted from zero."""
+    def at(self, step: int) -> PhaseStep:
+        """The phase of a step of the run, counted from zero."""
         starts = self.starts
         if not 0 <= step < self.steps:
             raise ConfigError(f"there is no step {step}", f"use 0 to {self.steps - 1}")
         index = sum(start <= step for start in starts) - 1
-        return Standpoint(phase=self.each[index], index=index, step=step - starts[index])
+        return PhaseStep(phase=self.each[index], index=index, step=step - starts[index])
 
     def tokens_before(self, step: int) -> int:
-        """Tokens asked for by all steps before this one."""
-        asked = [min(max(step - start, 0), phase.steps) for start, phase in self._started()]
-        return sum(phase.tokens_before(n) for phase, n in zip(self.each, asked, strict=True))
+        """Tokens of all steps before this one."""
+        counts = [min(max(step - start, 0), phase.steps) for start, phase in self._started()]
+        return sum(phase.tokens_before(n) for phase, n in zip(self.each, counts, strict=True))
 
     def data(self, index: int) -> str:
-        """What the phase of this index reads."""
+        """The name of the data of a phase."""
         return next(phase.data for phase in self.each[index::-1] if phase.data != "same")
 
     @property
@@ -169,11 +169,11 @@ class Phases:
 
 
 def _check_change(one: Phase, other: Phase) -> None:
-    """Refuse a leap of the learning rate, which spoils what a decay has won."""
-    left, begins = one.schedule.ends_at(one.steps), other.schedule.share(0, other.steps)
+    """Raise if the learning rate jumps up between phases, which undoes a decay."""
+    left, begins = one.schedule.final_factor(one.steps), other.schedule.factor(0, other.steps)
     if begins > max(2 * left, 0.5):
         raise ConfigError(
-            f"phase {other.name!r} begins at {begins:.2g} of the rate where {one.name!r} "
-            f"has ended at {left:.2g}",
+            f"phase {other.name!r} starts at {begins:.2g} of the peak learning rate, and "
+            f"{one.name!r} ends at {left:.2g}",
             f"give {other.name!r} a warmup, or decay later",
         )

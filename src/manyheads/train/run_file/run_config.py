@@ -31,10 +31,10 @@ from manyheads.train.run_file.data_config import (
     Pairs,
     Tagged,
     Texts,
-    without_end,
+    without_eos,
 )
-from manyheads.train.run_file.head_config import Heads
-from manyheads.train.run_file.phases import Phase, Phases, Steps, Tokens
+from manyheads.train.run_file.head_config import HeadOptions
+from manyheads.train.run_file.phases import Phase, Phases, StepCount, TokenCount
 from manyheads.train.run_file.toml_config import (
     changed,
     read_arguments,
@@ -70,7 +70,7 @@ class Start:
     folder: str = ""
     tile: str = ""
     classes: int | tuple[str, ...] = 0
-    heads: Heads = Heads()
+    heads: HeadOptions = HeadOptions()
 
     def __post_init__(self) -> None:
         given = [name for name in ("size", "config", "folder") if getattr(self, name)]
@@ -180,7 +180,7 @@ class Stretch:
             name=self.name or ("" if alone else str(index)),
             length=self.data.length,
             batch=self.data.batch,
-            lasts=Steps(self.steps) if self.steps else Tokens(self.tokens),
+            duration=StepCount(self.steps) if self.steps else TokenCount(self.tokens),
             data=str(index),
             rotary=self.rotary,
             schedule=self.schedule,
@@ -205,7 +205,7 @@ class Run:
             _check_answers(self.objective, data)
         if isinstance(self.objective, Contrastive):
             # Vectors are made of texts as the tokenizer leaves them, in training too.
-            object.__setattr__(self, "data", tuple(map(without_end, self.data)))
+            object.__setattr__(self, "data", tuple(map(without_eos, self.data)))
 
     @property
     def unit(self) -> str:
@@ -218,7 +218,7 @@ class Run:
         return (*self.phases.starts[1:], self.phases.steps)
 
     @property
-    def whole_objective(self) -> Objective:
+    def full_objective(self) -> Objective:
         """With what is added to the loss."""
         if not self.regulariser:
             return self.objective

@@ -10,14 +10,20 @@ import torch
 import transformers
 from PIL import Image
 
-from manyheads import build, load, save
+from manyheads import load, save
 from manyheads.data.image_preprocessing import (
+    find_images,
     image_normalisation,
     image_size,
+    read_image,
     record_image_preprocessing,
     to_greyscale,
 )
 from manyheads.data.images import ImageFolder
+from manyheads.errors import InputError
+from manyheads.models.build import build
+from manyheads.models.vision import Vision
+from tests.messages import refuses
 
 
 @pytest.fixture
@@ -89,3 +95,46 @@ def test_what_is_no_square_or_is_cropped_is_read_as_the_patches_are_made(
     cropped = {"size": {"height": 32, "width": 32}, "do_center_crop": True}
     model.side_files = {"preprocessor_config.json": json.dumps(cropped).encode()}
     assert image_size(model) == 16
+
+
+def seeing(channels: int = 3) -> Vision:
+    shape: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "hidden": 16}
+    model = build("vit-b16", **shape, image=32, channels=channels, classes=2, seed=0)
+    assert isinstance(model, Vision)
+    return model
+
+
+@pytest.fixture
+def image_file(tmp_path: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8)
+    (tmp_path / "cats").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "cats/one.png")
+    return tmp_path / "cats/one.png"
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_file_is_read_as_training_reads_it(image_file: Path, channels: int) -> None:
+    model = seeing(channels)
+    record_image_preprocessing(model, 0.4, 0.3)
+    folder = ImageFolder(image_file.parents[1], size=32, channels=channels, mean=0.4, std=0.3)
+    images = folder.batch([0]).images
+    assert images is not None
+    torch.testing.assert_close(read_image(model, image_file), images[0])
+
+
+def test_a_folder_stands_for_the_images_in_it(image_file: Path) -> None:
+    (image_file.parent / "note.txt").write_text("no image")
+    assert find_images(image_file.parents[1]) == [image_file] == find_images(image_file)
+    image_file.unlink()
+    with refuses(InputError, f"{image_file.parent} has no images: add .png, .jpg, .jpeg files."):
+        find_images(image_file.parent)
+
+
+def test_what_is_no_image_is_refused(image_file: Path) -> None:
+    with refuses(InputError, f"{image_file.parent}/two.png does not exist: give an image file."):
+        read_image(seeing(), image_file.parent / "two.png")
+    with refuses(InputError, f"{__file__} is not an image: use a PNG or a JPEG."):
+        read_image(seeing(), Path(__file__))
+    image_file.write_bytes(image_file.read_bytes()[:200])
+    with pytest.raises(InputError, match="is a broken image"):
+        read_image(seeing(), image_file)

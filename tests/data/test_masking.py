@@ -163,20 +163,20 @@ def test_the_tokenizer_names_the_mask_and_the_specials() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with refuses(ConfigError, "share=0 of the tokens: use 0 < share <= 1."):
+    with refuses(ConfigError, "share must be in (0, 1], got 0: use a fraction such as 0.3."):
         Masking(share=0.0)
     with refuses(
         ConfigError,
-        "hidden=0.8 and replaced=0.3 are no shares of one whole: use shares of 0 or more that "
-        "sum to at most 1, such as 0.8 and 0.1.",
+        "hidden=0.8 and replaced=0.3 must be fractions with a sum of at most 1: use values "
+        "such as 0.8 and 0.1.",
     ):
         Masking(replaced=0.3)
     with refuses(
         ConfigError,
-        'whole="words" asks which tokens make a word: give the model its tokenizer.',
+        'whole="words" needs a tokenizer: give the model its tokenizer.',
     ):
         masked(texts(5), Masking(whole="words"))
-    with refuses(ConfigError, "special token 60 is outside vocabulary=60: use 0 to 59."):
+    with refuses(ConfigError, "special token 60 is outside the vocabulary of 60: use 0 to 59."):
         masking_vocabulary(None, SIZE, mask=60, specials=())
     with refuses(
         ConfigError,
@@ -184,12 +184,12 @@ def test_what_cannot_be_is_refused() -> None:
         "or set model.tokenizer.",
     ):
         masking_vocabulary(None, SIZE, mask=3)
-    with refuses(ConfigError, "all 2 tokens are special: name fewer specials."):
+    with refuses(ConfigError, "all 2 tokens are special: use fewer specials."):
         masking_vocabulary(None, 2, mask=0, specials=(1,))
     with refuses(
         ConfigError,
         "the tokenizer has 0 tokens named [MASK], <mask>, <|mask|>: "
-        "give mask, the id of the one that is, or learn the tokenizer with [MASK] as a special.",
+        "set mask to a token id, or train the tokenizer with [MASK] as a special token.",
     ):
         masking_vocabulary(Tokenizer(models.BPE()), 10)
     with refuses(

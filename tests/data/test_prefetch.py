@@ -84,7 +84,7 @@ def test_no_more_is_read_than_asked_for() -> None:
     # One was handed out, two wait, one is held by the thread.
     assert len(read) <= 4
     ahead.close()  # type: ignore[attr-defined]
-    with refuses(ConfigError, "ahead=0 reads nothing ahead: use 1 or more."):
+    with refuses(ConfigError, "ahead must be at least 1, got 0: use 1 or more."):
         prefetch(counted(), ahead=0)
 
 

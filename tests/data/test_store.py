@@ -98,29 +98,27 @@ def test_what_is_wrong_with_the_files_is_said(folder: Path, tmp_path: Path) -> N
     (folder / "tokens.bin").unlink()
     with pytest.raises(InputError, match=r"tokens\.bin has 0 bytes"):
         open_store(folder)
-    with refuses(
-        InputError, f"{tmp_path} holds no store of tokens: name a folder with index.json."
-    ):
+    with refuses(InputError, f"{tmp_path} is not a token store: give a folder with index.json."):
         open_store(tmp_path)
 
 
 def test_what_is_wrong_with_the_index_is_said(folder: Path) -> None:
     with refuses(
         InputError,
-        f"{folder} was made with another tokenizer: give that one, or tokenise again.",
+        f"{folder} was made with another tokenizer: use that one, or tokenise again.",
     ):
         open_store(folder, tokenizer(size=270))
     spoil(folder, finished=False)
     with refuses(
         InputError,
-        f"{folder} is unfinished: 9 documents are written: "
-        "call write_store again, it goes on from there.",
+        f"{folder} is incomplete: it has 9 documents so far: "
+        "call write_store again, which resumes.",
     ):
         open_store(folder)
     spoil(folder, format=9)
     with refuses(
         InputError,
-        f"{folder}/index.json has format 9, and this version reads 1: tokenise the texts again.",
+        f"{folder}/index.json has format 9, and this version reads format 1: tokenise the texts again.",
     ):
         open_store(folder)
     (folder / INDEX).write_text("{")
@@ -160,11 +158,11 @@ def test_a_split_by_documents_counts_them() -> None:
 
 
 def test_what_cannot_be_split_is_refused() -> None:
-    with refuses(InputError, "share=1.5 is no part of a whole: use one between 0 and 1."):
+    with refuses(InputError, "fraction must be between 0 and 1, got 1.5: use a value such as 0.1."):
         store_of([3]).split(1.5)
     with refuses(
         InputError,
-        "the last 0.1 of 1 documents and 3 tokens cannot be split off: "
-        "give more text, another share, or a separator that makes more documents of it.",
+        "cannot split off the last 0.1 of 1 documents and 4 tokens: "
+        "use more text, another fraction, or a separator that gives more documents.",
     ):
         store_of([3]).split(0.1, by="documents")

@@ -167,18 +167,18 @@ def test_what_cannot_be_streamed_is_refused() -> None:
     store = store_of([10, 20])
     with refuses(ConfigError, "batch_tokens=7 cannot hold a sequence of 8 tokens: use 8 or more."):
         Stream(DocumentChunks(store, length=8), batch_tokens=7)
-    with refuses(ConfigError, "length=2 leaves no room for text: use 3 or more."):
+    with refuses(ConfigError, "length=2 leaves no space for text: use 3 or more."):
         DocumentChunks(store, length=2, opening=0, closing=1)
     with refuses(
-        ConfigError, "30 tokens are fewer than length=31: give more text, or a smaller length."
+        ConfigError, "30 tokens are fewer than length=31: use more text, or a smaller length."
     ):
         FixedChunks(store, length=31)
-    with refuses(ConfigError, "length=0 holds no token: use 1 or more."):
+    with refuses(ConfigError, "length must be at least 1, got 0: use 1 or more."):
         FixedChunks(store, length=0)
-    with refuses(ConfigError, "there is nothing to stream: give a source with text in it."):
+    with refuses(ConfigError, "there is nothing to stream: use a source that has text."):
         Stream(DocumentChunks(store_of([]), length=8), batch_tokens=7)
     stream = Stream(DocumentChunks(store, length=8), batch_tokens=8, micro_batches=2)
-    with refuses(ConfigError, "there is no rank=2 of world_size=2: use 0 to 1."):
+    with refuses(ConfigError, "rank=2 is out of range for world_size=2: use 0 to 1."):
         next(stream.steps(rank=2, world_size=2))
     with refuses(
         ConfigError,
@@ -194,5 +194,5 @@ def test_pieces_with_a_stride_overlap_and_cover_the_text() -> None:
     assert batch.texts is not None
     rows = batch.texts.to_padded()
     assert torch.equal(rows[1:, :5], rows[:-1, 3:])
-    with refuses(ConfigError, "stride=9 leaves tokens out: use 1 to length=8."):
+    with refuses(ConfigError, "stride=9 would skip tokens: use 1 to length=8."):
         FixedChunks(store_of([30]), length=8, stride=9)

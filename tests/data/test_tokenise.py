@@ -154,33 +154,31 @@ def test_a_store_of_something_else_is_left_alone(tmp_path: Path) -> None:
     write_store(source, BYTES, folder)
     with refuses(
         InputError,
-        f"{folder} was made with another tokenizer: remove it, or name another folder.",
+        f"{folder} was made with another tokenizer: remove it, or use another folder.",
     ):
         write_store(source, tokenizer(size=270), folder)
     with refuses(
         InputError,
-        f"{folder} was made with another end token: remove it, or name another folder.",
+        f"{folder} was made with another end token: remove it, or use another folder.",
     ):
         write_store(source, BYTES, folder, end=None)
     with refuses(
         InputError,
         f"{folder} was made from other texts (separator was None and is ';'): "
-        "remove it, or name another folder.",
+        "remove it, or use another folder.",
     ):
         write_store(TextFiles(corpus, separator=";"), BYTES, folder)
     corpus.write_text("swords"[:5])
     with refuses(
         InputError,
         f"{folder} was made from other texts ({corpus} was not there or has changed): "
-        "remove it, or name another folder.",
+        "remove it, or use another folder.",
     ):
         write_store(source, BYTES, folder)
     other = tmp_path / "home"
     other.mkdir()
     (other / "letters.txt").write_text("dear")
-    with refuses(
-        InputError, f"{other} holds letters.txt and no index.json: name a folder of its own."
-    ):
+    with refuses(InputError, f"{other} has letters.txt and no index.json: use an empty folder."):
         write_store(source, BYTES, other)
 
 
@@ -213,7 +211,7 @@ def test_two_writers_take_turns(
         other = threading.Thread(target=write_store, args=(InMemoryTexts(TEXTS), BYTES, tmp_path))
         other.start()
         assert waits.wait(60)
-        said = f"another process is writing {tmp_path}: waiting for it\n"
+        said = f"waiting for another process that is writing {tmp_path}\n"
         assert capsys.readouterr().err == said
         assert not (tmp_path / "index.json").exists()
     other.join(60)
@@ -223,7 +221,6 @@ def test_two_writers_take_turns(
 def test_an_end_that_the_tokenizer_lacks_is_refused(tmp_path: Path) -> None:
     with refuses(
         InputError,
-        "the tokenizer has no token '<stop>': "
-        "name the token that ends a document of its own, or give end=None.",
+        "the tokenizer has no token '<stop>': set end to its end-of-sequence token, or to None.",
     ):
         write_store(InMemoryTexts(TEXTS), BYTES, tmp_path / "s", end="<stop>")

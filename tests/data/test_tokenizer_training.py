@@ -40,13 +40,11 @@ def test_learning_twice_gives_the_same_bytes() -> None:
 
 def test_what_cannot_be_learnt_is_refused() -> None:
     given_texts = InMemoryTexts(TEXTS)
-    with refuses(
-        ConfigError, "size=256 has no room beside 256 bytes and <|end|>: use 257 or more."
-    ):
+    with refuses(ConfigError, "size=256 is too small for 256 bytes and <|end|>: use 257 or more."):
         train_tokenizer(given_texts, 256)
-    with refuses(ConfigError, "size=5 has no room beside 5 special tokens: use 6 or more."):
+    with refuses(ConfigError, "size=5 is too small for 5 special tokens: use 6 or more."):
         train_tokenizer(given_texts, 5, "wordpiece")
-    with refuses(InputError, "there is no text to learn from: give a source with text in it."):
+    with refuses(InputError, "there is no text to train on: use a source that has text."):
         train_tokenizer(InMemoryTexts(("", " ")))
-    with refuses(InputError, "there is no file nowhere.txt: check the name."):
+    with refuses(InputError, "nowhere.txt does not exist: check the path."):
         train_tokenizer(TextFiles("nowhere.txt"))

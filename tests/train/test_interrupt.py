@@ -34,7 +34,10 @@ def test_only_what_may_be_broken_off_is() -> None:
     with InterruptHandler() as stop:
         ask()
         assert interrupt_requested()
-        with pytest.raises(Interrupted, match="stopped while reading"), interruptible("reading"):
+        with (
+            pytest.raises(Interrupted, match="interrupted while reading"),
+            interruptible("reading"),
+        ):
             pytest.fail("it was asked before")
     assert stop.exit_code == 130
     assert not interrupt_requested()
@@ -134,7 +137,7 @@ def test_stopped_while_tokenising_it_keeps_what_is_written(
     parts: list[int] = []
     with monkeypatch.context() as patched:
         patched.setattr(writing, "_write_part", counted(writing._write_part, parts, at=3))
-        with pytest.raises(Interrupted, match="stopped while tokenising") as stopped:
+        with pytest.raises(Interrupted, match="interrupted while tokenising") as stopped:
             train(held_out(tmp_path), progress=False)
     assert stopped.value.exit_code == 130
     rest: list[int] = []

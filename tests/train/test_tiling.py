@@ -144,13 +144,12 @@ def test_what_cannot_grow_is_refused() -> None:
         tile(small, replace(LARGE, embedding=replace(LARGE.embedding, vocabulary=64)))
     with refuses(
         ConfigError,
-        "a VisionConfig does not grow into a VisionConfig: tile encoders, decoders and "
-        "encoder-decoders of text into their own kind.",
+        "a VisionConfig cannot be tiled into a VisionConfig: use a text model of the same type.",
     ):
         tile(build(VISIONS["vit"]), VISIONS["vit"])
     with refuses(
         ConfigError,
-        "layer 1 has no layer of its kind to start from: keep sublayers, and local and global "
+        "layer 1 of the large model has no similar layer in the small one: keep sublayers, and local and global "
         "layers, as in the small model.",
     ):
         shape = {"width": 24, "heads": 3, "hidden": 20, "vocabulary": 31}

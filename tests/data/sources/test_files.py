@@ -46,21 +46,20 @@ def test_folders_globs_and_files_come_in_order_and_once(tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     lay(tmp_path, "a/pixels.png")
-    with refuses(InputError, f"there is no file {tmp_path}/b.txt: check the name."):
+    with refuses(InputError, f"{tmp_path}/b.txt does not exist: check the path."):
         find_files([tmp_path / "b.txt"], KNOWN)
     with refuses(
         InputError, f"no file matches {tmp_path}/*.txt: check the folder and the pattern."
     ):
         find_files([tmp_path / "*.txt"], KNOWN)
-    with refuses(InputError, f"{tmp_path} holds no .txt or .jsonl file: name another folder."):
+    with refuses(InputError, f"{tmp_path} has no .txt or .jsonl file: give another folder."):
         find_files([tmp_path], KNOWN)
     with refuses(
         InputError,
-        f"{tmp_path}/a/pixels.png ends in '.png', which says nothing known of what it holds: "
-        "use .txt or .jsonl, or say which format it has.",
+        f"{tmp_path}/a/pixels.png has an unknown suffix '.png': use .txt or .jsonl, or set format.",
     ):
         find_files([tmp_path / "a" / "*"], KNOWN)
-    with refuses(InputError, "there is no file to read: name a file, a folder or a glob."):
+    with refuses(InputError, "there is no file to read: give a file, a folder or a glob."):
         find_files([], KNOWN)
 
 

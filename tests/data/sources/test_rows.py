@@ -103,8 +103,8 @@ def test_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (asked["streaming"], asked["subset"]) == (True, "en")
     with refuses(
         InputError,
-        "the hub did not give org/name, split 'dev' (ValueError: Bad split): "
-        "check name, subset and split, and that the hub can be reached.",
+        "cannot load org/name, split 'dev', from the hub (ValueError: Bad split): "
+        "check name, subset and split, and the connection to the hub.",
     ):
         list(HubRows("org/name", split="dev"))
 

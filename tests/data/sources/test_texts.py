@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads.data.sources import texts
-from manyheads.data.sources.rows import FileRows
-from manyheads.data.sources.texts import InMemoryTexts, RowTexts, TextFiles, TextSource, _cut
+from manyheads.data.sources.rows import FileRows, HubRows, row_source
+from manyheads.data.sources.texts import (
+    InMemoryTexts,
+    RowTexts,
+    TextFiles,
+    TextSource,
+    _cut,
+    text_source,
+)
 from manyheads.errors import InputError
 from tests.messages import refuses
 
@@ -91,7 +98,7 @@ def test_bytes_that_are_no_utf8_are_named_by_their_place(tmp_path: Path) -> None
     ):
         list(TextFiles(tmp_path).read())
     assert documents(TextFiles(tmp_path, errors="replace"))[0].endswith("é\ufffd and more")
-    with refuses(InputError, r"separator='' parts no documents: use '\n\n', or None."):
+    with refuses(InputError, r"separator='' is empty or too long: use '\n\n', or None."):
         TextFiles(tmp_path, separator="")
 
 
@@ -124,3 +131,41 @@ def test_a_small_text_comes_in_passages_that_end_with_lines() -> None:
     assert len(passages) == 5
     assert all(passage.endswith("\n") for passage, _ in passages)
     assert [ends for _, ends in passages] == [False] * 4 + [True]
+
+
+def test_a_name_of_the_hub_is_a_dataset_and_all_else_are_files() -> None:
+    assert row_source(["a.jsonl", "b.jsonl"]) == FileRows(("a.jsonl", "b.jsonl"))
+    asked = HubRows("org/name", subset="en", split="dev", revision="v1")
+    assert row_source(["hub:org/name?subset=en&split=dev&revision=v1"]) == asked
+    assert text_source(["hub:org/name"], field="body") == RowTexts(HubRows("org/name"), "body")
+    found = text_source(["a.txt"], separator=";", errors="replace")
+    assert found == TextFiles(("a.txt",), separator=";", errors="replace")
+
+
+@pytest.mark.parametrize(
+    ("paths", "problem"),
+    [
+        (["hub:a/b", "c.txt"], "hub:a/b, c.txt mix a dataset of the hub with other sources: "),
+        (
+            ["hub:a/b?part=train"],
+            "hub:a/b?part=train has an unknown option part: write hub:org/name, or ",
+        ),
+        (["hub:?split=train"], "hub:?split=train lacks a dataset: write hub:org/name, or "),
+    ],
+)
+def test_a_name_that_cannot_be_read_is_told(paths: list[str], problem: str) -> None:
+    with pytest.raises(InputError) as error:
+        row_source(paths)
+    assert str(error.value).startswith(problem)
+
+
+def test_what_is_not_there_is_known_before_it_is_read(tmp_path: Path) -> None:
+    with refuses(InputError, "no.txt does not exist: check the path."):
+        text_source(["no.txt"]).check()
+    with refuses(InputError, "no.jsonl does not exist: check the path."):
+        row_source(["no.jsonl"]).check()
+    pytest.importorskip("datasets")
+    (tmp_path / "train.jsonl").write_text(json.dumps({"text": "one"}) + "\n")
+    source = text_source([f"hub:{tmp_path}?split=train"])
+    source.check()
+    assert [passage.text for passage in source.read()] == ["one"]

@@ -40,8 +40,8 @@ def test_a_full_disk_is_told_with_where_to_go_on(
             patched.setattr(state, "_finish", full_at_the_second(state._finish))
         with refuses(
             TrainingError,
-            f"{tmp_path}/out/checkpoints took no checkpoint (No space left on device): "
-            "make room there, or mend it; the same command goes on from step-3, which is whole.",
+            f"no checkpoint could be written to {tmp_path}/out/checkpoints (No space left on device): "
+            "free some space, or repair the disk; the same command resumes from step-3, which is complete.",
         ):
             train(tiny(tmp_path), progress=False)
     assert [place.name for place in (tmp_path / "out/checkpoints").iterdir()] == ["step-3"]
@@ -74,7 +74,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_there(
     assert str(refused.value).startswith(str(newest))
     assert told in str(refused.value)
     assert str(refused.value).endswith(
-        "remove it to go on from the one before, or name another with --from."
+        "remove it to resume from the one before, or choose another with --from."
     )
     shutil.rmtree(newest)
     assert train(tiny(tmp_path, steps=6), progress=False).state.step == 6

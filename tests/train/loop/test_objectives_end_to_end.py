@@ -94,21 +94,21 @@ def test_a_model_of_words_is_taught_classes_and_their_names(tmp_path: Path) -> N
 
 def test_classes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     message = (
-        "the data name 2 classes (glad, sad) and the model has 3: "
-        "set model.classes=2, or name all of them there."
+        "the data have 2 classes (glad, sad), and the model has 3: "
+        "set model.classes=2, or to a list of all names."
     )
     with refuses(ConfigError, message):
         train(run_of(moods(tmp_path, folder="house-bert", classes=3)), progress=False)
     message = (
-        "SequenceClassification cannot be read off LanguageHead: "
-        "give it classes: model.classes in a run file, with_classes in Python."
+        "SequenceClassification cannot use the readout LanguageHead: "
+        "add classes: model.classes in a run file, with_classes in Python."
     )
     with refuses(ConfigError, message):
         train(run_of(moods(tmp_path, folder="house-bert")), progress=False)
     asked = tables(tmp_path)
     asked["model"]["classes"] = 2
     message = (
-        "model.classes=2 and the objective asks for no class: leave it out, or use "
+        "model.classes=2, and the objective has no classes: remove it, or use "
         "SequenceClassification, TokenClassification or ImageClassification."
     )
     with refuses(ConfigError, message):
@@ -196,8 +196,8 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     asked["model"]["change"]["width"] = 32
     there = tmp_path / "out/checkpoints/step-1"
     message = (
-        f"{there} has (300, 16) for embedding.tokens.weight and the model asks for (300, 32): "
-        "go on with the model and the regularisers that the run was started with."
+        f"{there} has (300, 16) for embedding.tokens.weight, and the model needs (300, 32): "
+        "resume with the model and the regularisers that the run was started with."
     )
     with refuses(InputError, message):
         train(run_of(asked), resume_from="step-1", progress=False)

@@ -153,7 +153,10 @@ def test_a_loss_that_is_no_number_is_skipped_counted_and_named(
         "step 3 (micro-batch 1)",
         "step 6 (micro-batch 0)",
     ]
-    assert "no number at step 3 (micro-batch 1): nothing learnt from it" in capsys.readouterr().err
+    assert (
+        "loss or gradient not finite at step 3 (micro-batch 1): the step is skipped"
+        in capsys.readouterr().err
+    )
     lines = {line["step"]: line for line in MetricsLog(place / "out/metrics.jsonl").read()}
     assert (lines[3]["loss"], lines[3]["skipped"]) == (None, [1])
     assert lines[7]["loss"] is not None
@@ -166,9 +169,9 @@ def test_three_in_a_row_end_the_run_with_a_good_checkpoint(
 ) -> None:
     spoiled({4: 0, 5: 1, 6: 0}, monkeypatch)
     message = (
-        "3 steps in a row gave no number: step 5 (micro-batch 0), step 6 (micro-batch 1), "
-        "step 7 (micro-batch 0): lower the rate, or look at the data there, and go on with "
-        "--from step-6, which is whole."
+        "loss or gradient not finite in 3 consecutive steps: step 5 (micro-batch 0), step 6 (micro-batch 1), "
+        "step 7 (micro-batch 0): lower the learning rate, or check the data there, and resume with "
+        "--from step-6, which is complete."
     )
     with refuses(TrainingError, message):
         train(tiny(place), progress=False)
@@ -202,15 +205,15 @@ def test_nothing_is_set_aside_for_a_start_that_cannot_be(place: Path) -> None:
     asked = tables(place)
     asked["model"]["change"]["layers"] = 1
     told = (
-        f"{there} has stack.layers.1.attention.output.bias, for which the model has no place: go "
-        "on with the model and the regularisers that the run was started with."
+        f"{there} has stack.layers.1.attention.output.bias, and the model has no such parameter: resume "
+        "with the model and the regularisers that the run was started with."
     )
     with refuses(InputError, told):
         train(run_of(asked), resume_from="step-3", progress=False)
     asked = tables(place)
     asked["optimiser"] = {"kind": "Muon"}
     told = (
-        f"{there} has what AdamW keeps of its weights, and Muon keeps something else: use "
+        f"{there} has the optimiser state of AdamW, which Muon cannot use: use "
         'optimiser.kind="AdamW", or begin a run with the saved model as model.folder.'
     )
     with refuses(InputError, told):
@@ -224,7 +227,7 @@ def test_a_run_that_ends_before_its_checkpoint_is_refused(place: Path) -> None:
     newest = place / "out/checkpoints/step-4"
     told = (
         f"the run file ends at step 2 and {newest} is at step 4: "
-        "ask for more steps, or begin anew with --fresh."
+        "set more steps, or start again with --fresh."
     )
     with refuses(ConfigError, told):
         train(tiny(place, steps=2), progress=False)
@@ -241,8 +244,8 @@ def test_a_second_run_in_the_same_folder_is_refused_while_the_first_works(
             met.append(True)
             with refuses(
                 InputError,
-                f"another run is at work in {place / 'out'}: "
-                "wait for it, stop it, or name another run.folder.",
+                f"another run is using {place / 'out'}: "
+                "wait for it, stop it, or choose another run.folder.",
             ):
                 train(tiny(place, steps=2), progress=False)
         return begin(self, asked, **more)
@@ -270,7 +273,7 @@ def test_a_run_file_that_asks_for_another_run_is_refused(place: Path) -> None:
     train(tiny(place, steps=2), progress=False)
     message = (
         "run.seed changed since this run was started (run.seed was None and is 5): "
-        "change it back, go on from a checkpoint with --from step-2, or begin anew with --fresh."
+        "change it back, resume from a checkpoint with --from step-2, or start again with --fresh."
     )
     with refuses(ConfigError, message):
         train(tiny(place, steps=4, seed=5), progress=False)
@@ -293,9 +296,7 @@ def test_a_run_made_longer_after_its_decay_says_that_its_rate_goes_up(
     assert "its rate goes" not in capsys.readouterr().err
     train(asked(6))
     said = capsys.readouterr().err
-    assert (
-        "the run is longer than it was: at step 4 its rate goes from 0.0025 up to 0.0075;" in said
-    )
+    assert "the run is longer than before: at step 4 its rate rises from 0.0025 to 0.0075;" in said
 
 
 def test_phases_follow_one_another_with_their_own_data_and_rotary_base(place: Path) -> None:

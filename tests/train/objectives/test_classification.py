@@ -85,19 +85,21 @@ def test_no_label_gives_zero_and_zero_gradients(kind: str) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     model = model_of("classes")
-    with refuses(InputError, "SequenceClassification got 3 labels for 5: give one label each."):
+    with refuses(
+        InputError, "SequenceClassification needs 5 labels, got 3: give one label per item."
+    ):
         batch = Batch(texts=ids(), labels=torch.tensor([0, 1, 2]))
         SequenceClassification().loss(model, batch, NOBODY)
-    with refuses(InputError, "label 3 is outside classes=3: use 0 to 2, or -100 for none."):
+    with refuses(
+        InputError, "label 3 is out of range for classes=3: use 0 to 2, or -100 for none."
+    ):
         batch = Batch(texts=ids(), labels=torch.tensor([0, 1, 2, 3, 0]))
         SequenceClassification().loss(model, batch, NOBODY)
     with refuses(
         ConfigError,
-        "TokenClassification cannot be read off LanguageHead: "
-        "give it classes: model.classes in a run file, with_classes in Python.",
+        "TokenClassification cannot use the readout LanguageHead: "
+        "add classes: model.classes in a run file, with_classes in Python.",
     ):
         TokenClassification().check(build(DECODERS["gpt2"]))
-    with refuses(
-        ConfigError, "ImageClassification cannot train a Encoder: give it a model of images."
-    ):
+    with refuses(ConfigError, "ImageClassification cannot train a Encoder: use a vision model."):
         ImageClassification().check(model)

@@ -205,7 +205,7 @@ def test_the_start_comes_from_the_models_own_description() -> None:
     model = fresh(SEQ2SEQS["2017"])
     with refuses(
         ConfigError,
-        "the model does not say with which token its texts start: give start, its id or its name.",
+        "the model has no start token for its decoder: set start to the id or the name of a token.",
     ):
         Seq2SeqLM().check(model)
     model.described = {"decoder_start_token_id": 5, "bos_token_id": 6}
@@ -214,29 +214,27 @@ def test_the_start_comes_from_the_models_own_description() -> None:
     assert Seq2SeqLM().start_of(model) == 4
     model.tokenizer = Tokenizer(WordLevel({"<s>": 3}))
     assert Seq2SeqLM(start="<s>").start_of(model) == 3
-    with refuses(ConfigError, "the tokenizer has no token '</s>' to start with: name one it has."):
+    with refuses(ConfigError, "start: the tokenizer has no token '</s>': use one of its tokens."):
         Seq2SeqLM(start="</s>").start_of(model)
 
 
 def test_models_that_do_not_fit_are_refused() -> None:
     with refuses(
         ConfigError,
-        "layer 0 sees the words that CausalLM asks for, under All(): "
+        "layer 0 sees the tokens that CausalLM predicts, with All(): "
         "use Causal() or a window without `after`.",
     ):
         CausalLM().check(fresh(ENCODERS["t5"]))
     with refuses(
         ConfigError,
-        "CausalLM cannot be read off ClassHead: build the model with readout=LanguageHead(...).",
+        "CausalLM cannot use the readout ClassHead: build the model with readout=LanguageHead(...).",
     ):
         CausalLM().check(fresh(ENCODERS["classes"]))
-    with refuses(
-        ConfigError, "MaskedLM cannot train a Vision: give it an encoder or a decoder of text."
-    ):
+    with refuses(ConfigError, "MaskedLM cannot train a Vision: use a text encoder or decoder."):
         MASKED.check(fresh(vision(layer())))
     with refuses(
         ConfigError,
-        "no layer sees what follows a masked word, under Causal(), and MaskedLM asks for it by "
+        "no layer sees the tokens after a masked one, with Causal(), and MaskedLM needs "
         "both sides: use CausalLM, or an encoder.",
     ):
         MASKED.check(fresh(DECODERS["gpt2"]))
@@ -248,14 +246,14 @@ def test_models_that_do_not_fit_are_refused() -> None:
         MaskedLM().check(fresh(ENCODERS["modernbert"]))
     with refuses(
         ConfigError,
-        'whole="words" asks which tokens make a word: give the model its tokenizer.',
+        'whole="words" needs a tokenizer: give the model its tokenizer.',
     ):
         replace(MASKED, whole="words").check(fresh(ENCODERS["modernbert"]))
-    with refuses(ConfigError, "label_smoothing=1 is no share: use 0 <= share < 1."):
+    with refuses(ConfigError, "label_smoothing must be in [0, 1), got 1: use a value such as 0.1."):
         Seq2SeqLM(label_smoothing=1.0)
-    with refuses(InputError, "CausalLM wants texts: give a batch of texts."):
+    with refuses(InputError, "CausalLM needs texts: give a batch of texts."):
         CausalLM().loss(fresh(DECODERS["gpt2"]), Batch(), generator())
-    with refuses(InputError, "Seq2SeqLM wants pairs of texts: give texts and others."):
+    with refuses(InputError, "Seq2SeqLM needs pairs of texts: give texts and others."):
         Seq2SeqLM(start=0).loss(fresh(SEQ2SEQS["2017"]), Batch(texts=ids()), generator())
 
 
@@ -289,7 +287,7 @@ def test_a_step_compiles_with_its_loss_apart() -> None:
 def test_a_start_outside_the_vocabulary_is_refused_before_any_work() -> None:
     model = fresh(SEQ2SEQS["2017"])
     words = model.config.embedding.vocabulary
-    told = f"start={words} is no token of a vocabulary of {words}: use 0 to {words - 1}."
+    told = f"start={words} is outside the vocabulary of {words} tokens: use 0 to {words - 1}."
     with refuses(ConfigError, told):
         Seq2SeqLM(start=words).check(model)
     Seq2SeqLM(start=words - 1).check(model)

@@ -327,23 +327,23 @@ def test_what_cannot_be_is_refused() -> None:
     model = fresh(DECODERS["llama"])
     with refuses(
         ConfigError,
-        "no parameter is called '*.querry.weight': use a pattern that fits "
+        "no parameter matches '*.querry.weight': use a pattern that matches "
         "stack.layers.1.attention.query.weight.",
     ):
         AdamW(rates=(RateFactor(pattern="*.querry.weight", factor=0.5),)).build(model)
-    with refuses(ConfigError, "rate=0 learns nothing: use a number above 0."):
+    with refuses(ConfigError, "rate must be above 0, got 0: use a value such as 1e-3."):
         AdamW(rate=0.0)
-    with refuses(ConfigError, "decay=-1 lets weights grow: use 0 or more."):
+    with refuses(ConfigError, "decay must be at least 0, got -1: use 0 or more."):
         StableAdamW(decay=-1.0)
-    with refuses(ConfigError, "rate=nan is no number to learn by: use a finite one."):
+    with refuses(ConfigError, "rate must be finite, got nan: use a finite number."):
         AdamW(rate=math.nan)
-    with refuses(ConfigError, "eps=-1 may divide by zero: use 0 or more, such as 1e-8."):
+    with refuses(ConfigError, "eps must be at least 0, got -1: use a value such as 1e-8."):
         AdamW(eps=-1.0)
-    with refuses(ConfigError, "1 is no share of a running mean: use 0 <= share < 1."):
+     with refuses(ConfigError, "betas and momentum must be in [0, 1), got 1: use a value such as 0.9."):
         Muon(momentum=1.0)
-    with refuses(ConfigError, "rest.rates stand beside rates: give all of them to Muon itself."):
+    with refuses(ConfigError, "rest.rates cannot be used with Muon: set rates of Muon itself."):
         Muon(rest=AdamW(rates=ROWS))
-    with refuses(ConfigError, "factor=-1 would unlearn: use 0 or more."):
+    with refuses(ConfigError, "factor must be at least 0, got -1: use 0 or more."):
         RateFactor(pattern="*", factor=-1.0)
 
 

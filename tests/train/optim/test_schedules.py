@@ -122,24 +122,24 @@ def test_growth_counts_its_own_tokens(
 
 
 def test_contradictions_are_refused() -> None:
-    with refuses(ConfigError, "warmup=-1 steps: use 0 or more."):
+    with refuses(ConfigError, "warmup must be at least 0, got -1: use 0 or more."):
         Stable(warmup=-1)
-    with refuses(ConfigError, "floor=2 is no share of the peak: use 0 to 1."):
+    with refuses(ConfigError, "floor must be in [0, 1], got 2: use a fraction of the peak."):
         Cosine(floor=2.0)
-    with refuses(ConfigError, "decay=0 steps: use 1 or more, or the schedule Stable."):
+    with refuses(ConfigError, "decay must be at least 1 step, got 0: use 1 or more, or Stable."):
         WarmupStableDecay(decay=0)
     with refuses(
         ConfigError,
-        "warmup=5 and decay=6 do not fit in 10 steps: give more steps or less of the others.",
+        "warmup=5 and decay=6 do not fit in 10 steps: use more steps, or a shorter warmup and decay.",
     ):
         WarmupStableDecay(warmup=5, decay=6).check(10)
-    with refuses(ConfigError, "warmup=0 has no peak to fall from: use 1 or more, 4000 in 2017."):
+    with refuses(ConfigError, "warmup must be at least 1, got 0: use 1 or more, such as 4000."):
         InverseSqrt(warmup=0)
-    with refuses(ConfigError, "first=4 and last=4 is no growth: use 0 < first < last."):
+    with refuses(ConfigError, "first=4 and last=4 do not grow: use 0 < first < last."):
         BatchGrowth(first=4, last=4, by=1, over=10)
     with refuses(ConfigError, "by=3 does not lead from 4 to 8: use a divisor of 4."):
         BatchGrowth(first=4, last=8, by=3, over=100)
     with refuses(
-        ConfigError, "over=9 tokens are less than one update at each size: use 10 or more."
+        ConfigError, "over=9 tokens are too few for one step at each size: use 10 or more."
     ):
         BatchGrowth(first=4, last=8, by=2, over=9)

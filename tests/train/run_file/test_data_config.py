@@ -41,7 +41,9 @@ def test_a_token_that_is_not_there_is_refused_before_any_work(key: str, tmp_path
     write_corpus(tmp_path, documents=4)
     asked = tables(tmp_path)
     asked["data"][key] = "[NO]"
-    message = f"data.{key}: the tokenizer has no token '[NO]': name one that it has, or none."
+    message = (
+        f"data.{key}: the tokenizer has no token '[NO]': use one of its tokens, or \"\" for none."
+    )
     with refuses(ConfigError, message):
         train(run_of(asked), progress=False)
     assert not (tmp_path / "out").exists()
@@ -69,9 +71,9 @@ def test_texts_that_change_under_a_run_are_refused_and_read_anew_by_a_fresh_one(
     corpus = changed_corpus(tmp_path)
     with refuses(
         ConfigError,
-        f"{corpus}: what this run has read of it was made from other texts "
+        f"{corpus}: the tokens of this run were made from other texts "
         f"({corpus} was not there or has changed): "
-        "put back what was there, or begin anew with --fresh.",
+        "restore the texts, or start again with --fresh.",
     ):
         train(tiny(tmp_path, steps=4), progress=False)
     train(tiny(tmp_path, steps=2), fresh=True, progress=False)
@@ -85,7 +87,7 @@ def test_texts_that_change_under_a_run_are_refused_and_read_anew_by_a_fresh_one(
 def test_a_corpus_without_text_is_named(tmp_path: Path) -> None:
     write_corpus(tmp_path, documents=4)
     (tmp_path / "corpus.txt").write_text(" \n")
-    problem = f"{tmp_path / 'corpus.txt'}: there is no text in it: name other files."
+    problem = f"{tmp_path / 'corpus.txt'}: there is no text in it: give other files."
     with refuses(InputError, problem):
         train(tiny(tmp_path), progress=False)
 
@@ -122,10 +124,10 @@ def test_rows_of_the_hub_are_trained_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"std": 0.0}, "std=0.0 brings images to no numbers"),
-        ({"std": (0.5, 0.0, 0.5)}, r"std=\(0.5, 0.0, 0.5\) brings images to no numbers"),
-        ({"mean": float("nan")}, "mean=nan brings images to no numbers"),
-        ({"size": 0}, "size=0 pixels a side"),
+        ({"std": 0.0}, "std=0.0 cannot normalise images"),
+        ({"std": (0.5, 0.0, 0.5)}, r"std=\(0.5, 0.0, 0.5\) cannot normalise images"),
+        ({"mean": float("nan")}, "mean=nan cannot normalise images"),
+        ({"size": 0}, "size must be at least 1 pixel, got 0"),
     ],
 )
 def test_images_that_would_be_no_numbers_are_refused(given: dict[str, Any], told: str) -> None:

@@ -40,7 +40,7 @@ def test_a_model_keeps_its_weights_and_new_scales_change_nothing() -> None:
 
 @pytest.mark.parametrize("given", [{"drop": 1.0}, {"dropout": -0.5}])
 def test_a_share_that_is_none_is_refused(given: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="is no share: use 0 <= share < 1"):
+    with pytest.raises(ConfigError, match=r"must be in \[0, 1\)"):
         HeadOptions(**given)  # type: ignore[arg-type]
 
 

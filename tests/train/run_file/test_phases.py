@@ -63,7 +63,7 @@ def test_contradictions_are_refused() -> None:
     with refuses(
         ConfigError,
         "phase 'long': warmup=3 and decay=4 do not fit in 5 steps: "
-        "give more steps or less of the others.",
+        "use more steps, or a shorter warmup and decay.",
     ):
         replace(LONG, schedule=WarmupStableDecay(warmup=3, decay=4))
     with refuses(
@@ -73,15 +73,15 @@ def test_contradictions_are_refused() -> None:
         replace(LONG, duration=StepCount(0))
     with refuses(ConfigError, "phase 'long' has rotary=0: use a base above 1, or \"kept\"."):
         replace(LONG, rotary=0.0)
-    with refuses(ConfigError, "a run without phases has nothing to do: give one phase."):
+    with refuses(ConfigError, "a run needs at least one phase: add a phase."):
         Phases(())
-    with refuses(ConfigError, "2 phases are called 'short': rename one."):
+    with refuses(ConfigError, "2 phases are called 'short': rename one of them."):
         Phases((SHORT, SHORT))
-    with refuses(ConfigError, "the first phase 'long' has no data to go on with: give its data."):
+    with refuses(ConfigError, "the first phase 'long' has no data: set its data."):
         Phases((LONG,))
     with refuses(
         ConfigError,
-        "phase 'long' begins at 1 of the rate where 'last' has ended at 0: "
+        "phase 'long' starts at 1 of the peak learning rate, and 'short' ends at 0: "
         "give 'long' a warmup, or decay later.",
     ):
         Phases((LAST, LONG))

@@ -110,12 +110,16 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
             {"kind": "CausalLM", "zloss": 1},
             "objective.zloss is unknown: write objective.z_loss.",
         ),
-        ("optimiser", {"rate": -1.0}, "optimiser: rate=-1 learns nothing: use a number above 0."),
+        (
+            "optimiser",
+            {"rate": -1.0},
+            "optimiser: rate must be above 0, got -1: use a value such as 1e-3.",
+        ),
         (
             "schedule",
             {"kind": "WarmupStableDecay", "warmup": 5, "decay": 5},
             "the run: warmup=5 and decay=5 do not fit in 8 steps: "
-            "give more steps or less of the others.",
+            "use more steps, or a shorter warmup and decay.",
         ),
         (
             "model",
@@ -141,17 +145,17 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
         (
             "objective",
             {"kind": "CausalLM", "z_loss": -1.0},
-            "objective: z_loss=-1 is no weight of a loss: use 0 or more.",
+            "objective: z_loss must be finite and at least 0, got -1: use 0 or more.",
         ),
         (
             "objective",
             {"kind": "CausalLM", "routing": {"balance": float("nan")}},
-            "objective.routing: routing.balance=nan is no weight of a loss: use 0 or more.",
+            "objective.routing: routing.balance must be finite and at least 0, got nan: use 0 or more.",
         ),
         (
             "optimiser",
             {"kind": "Muon", "rounds": 0},
-            "optimiser: rounds=0 leave a step as it is: use 1 or more, such as 5.",
+            "optimiser: rounds must be at least 1, got 0: use a value such as 5.",
         ),
         ("run", {"folder": "o", "steps": 3, "clip": float("nan")}, "run: clip=nan: use 0 or more."),
         (
@@ -170,7 +174,10 @@ def test_what_does_not_fit_is_named_by_its_key(section: str, table: Any, message
     ("change", "message"),
     [
         ({"lenght": 3}, "data.lenght is unknown: write data.length."),
-        ({"batch": 100}, "data: batch=100 is no multiple of micro_batch=64: use a batch of 128."),
+        (
+            {"batch": 100},
+            "data: batch=100 is not a multiple of micro_batch=64: use a batch of 128.",
+        ),
         ({"length": 65}, "data: micro_batch=64 cannot hold length=65: use 65 or more."),
         (
             {"kind": "Tables"},
@@ -180,7 +187,10 @@ def test_what_does_not_fit_is_named_by_its_key(section: str, table: Any, message
             {"length": 129, "micro_batch": 0},
             "data: batch=128 cannot hold length=129: use 129 or more.",
         ),
-        ({"validation": 1.5}, "data: validation=1.5 is no share: use 0 <= share < 1."),
+        (
+            {"validation": 1.5},
+            "data: validation must be in [0, 1), got 1.5: give a fraction or files.",
+        ),
     ],
 )
 def test_data_that_do_not_fit_are_named_too(change: dict[str, Any], message: str) -> None:
@@ -254,10 +264,14 @@ def test_a_table_that_is_left_out_or_misspelt_is_named(
 
 def test_what_the_run_lacks_is_found_before_any_work(tmp_path: Path) -> None:
     made = tables(tmp_path)
-    refused(InputError, f"there is no file {tmp_path}/corpus.txt: check the name.", made)
+    refused(InputError, f"{tmp_path}/corpus.txt does not exist: check the path.", made)
     write_corpus(tmp_path, documents=20)
     made["data"]["tokenizer"] = "nowhere.json"
-    refused(InputError, "data.tokenizer: there is no nowhere.json: name a tokenizer.json.", made)
+    refused(
+        InputError,
+        "data.tokenizer: there is no nowhere.json: give the path of a tokenizer.json.",
+        made,
+    )
     (tmp_path / "words.json").write_text("no words")
     made["data"]["tokenizer"] = str(tmp_path / "words.json")
     with pytest.raises(InputError, match=r"^data.tokenizer: \S*/words.json is no tokenizer \("):
@@ -266,28 +280,28 @@ def test_what_the_run_lacks_is_found_before_any_work(tmp_path: Path) -> None:
     made["model"]["change"]["vocabulary"] = 100
     refused(
         ConfigError,
-        "the tokenizer has 300 tokens and the model a vocabulary of 100: "
+        "the tokenizer has 300 tokens, and the model a vocabulary of 100: "
         "set model.change.vocabulary=300, or use the model's own tokenizer.",
         made,
     )
     made = tables(tmp_path)
     made["model"]["change"]["positions"] = 8
-    refused(ConfigError, "data.length=16 and the model has 8 positions: use 8 or less.", made)
+    refused(ConfigError, "data.length=16, and the model has 8 positions: use 8 or less.", made)
     made = tables(tmp_path, validate_every=2)
     refused(
         ConfigError,
-        "run.validate_every=2 and nothing is held out: add data.validation, files or a share.",
+        "run.validate_every=2 needs validation data: set data.validation to files or a fraction.",
         made,
     )
     made = tables(tmp_path, recompute=[5])
-    refused(ConfigError, "run.recompute names layer 5: use 0 to 1.", made)
+    refused(ConfigError, "run.recompute has layer 5: use 0 to 1.", made)
     made = tables(tmp_path)
     made["optimiser"]["rates"] = [{"pattern": "*.querry.*", "factor": 2.0}]
-    with pytest.raises(ConfigError, match=r"^no parameter is called '\*\.querry\.\*': use a "):
+    with pytest.raises(ConfigError, match=r"^no parameter matches '\*\.querry\.\*': use a "):
         train(run_of(made), progress=False)
     made = tables(tmp_path)
     made["run"]["folder"] = str(tmp_path / "corpus.txt")
-    problem = f"run.folder={tmp_path}/corpus.txt: {tmp_path}/corpus.txt is a file: name a folder."
+    problem = f"run.folder={tmp_path}/corpus.txt: {tmp_path}/corpus.txt is a file: give the path of a folder."
     refused(ConfigError, problem, made)
     assert not (tmp_path / "out").exists(), "refused, and yet something was written"
 
@@ -335,7 +349,7 @@ def test_an_objective_that_the_model_cannot_serve_is_refused(tmp_path: Path) -> 
         "change": {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "vocabulary": 300},
     }
     message = (
-        "layer 0 sees the words that CausalLM asks for, under All(): "
+        "layer 0 sees the tokens that CausalLM predicts, with All(): "
         "use Causal() or a window without `after`."
     )
     refused(ConfigError, message, made)

@@ -74,7 +74,7 @@ class TextFiles:
     """The texts of files, folders and globs: plain, .jsonl or .parquet, compressed or not.
 
     `field` is the field of a row with the text; `separator` separates the documents of a plain
-    file, such as a blank line; `errors="replace"` replaces bytes that are not UTF-8 by question marks.
+    file, such as a blank line; `errors="replace"` replaces invalid UTF-8 by question marks.
     """
 
     paths: Paths

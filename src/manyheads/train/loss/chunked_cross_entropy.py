@@ -36,8 +36,8 @@ def cross_entropy_sums(
     """The sums over all tokens of the cross-entropy and of the squared log-sum-exp, in float32.
 
     `smoothing` is torch's `label_smoothing`. With `squares` both sums have a gradient, for which
-    the logits are computed again in the backward pass; without, only the first sum has one, and it is
-    computed in the forward pass.
+    the logits are computed again in the backward pass; without, only the first sum has one, and it
+    is computed in the forward pass.
     """
     max_logits = (
         MAX_LOGITS.get(x.device.type, MAX_LOGITS["cpu"]) if max_logits is None else max_logits

@@ -25,7 +25,7 @@ from manyheads.ragged import Ragged
 from manyheads.surgery.lora.adapters import adapt
 from manyheads.surgery.lora.low_rank import LoraConfig
 from manyheads.surgery.lora.quantisation import quantise
-from manyheads.train.chunked import word_losses
+from manyheads.train.loss.chunked_cross_entropy import cross_entropy_sums
 
 SHAPE = "llama-1b-shape"
 SMALL = {"width": 64, "heads": 4, "kv_heads": 2, "head_size": 16, "hidden": 128, "layers": 2}
@@ -138,7 +138,7 @@ def step(model: Any, optimiser: torch.optim.Optimizer, batch: Ragged) -> Tensor:
         read = hidden.view(-1, width, hidden.shape[-1])[:, :-1].flatten(0, 1)
         answers = batch.values.view(-1, width)[:, 1:].flatten()
         vectors = model.readout.vectors(model.table)
-        loss: Tensor = word_losses(read, vectors, None, answers)[0] / len(answers)
+        loss: Tensor = cross_entropy_sums(read, vectors, None, answers)[0] / len(answers)
     loss.backward()
     optimiser.step()
     optimiser.zero_grad(set_to_none=True)

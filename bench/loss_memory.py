@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from side_by_side import Work, alone, check_agreement, count, peak_extra, race, say, show
 from torch import Tensor
 
-from manyheads.train.chunked import word_losses
+from manyheads.train.loss.chunked_cross_entropy import cross_entropy_sums
 
 Given = tuple[Tensor, Tensor, Tensor]
 
@@ -29,11 +29,11 @@ def plain(x: Tensor, vectors: Tensor, answers: Tensor) -> Tensor:
 
 
 def chunked(x: Tensor, vectors: Tensor, answers: Tensor) -> Tensor:
-    return word_losses(x, vectors, None, answers)[0]
+    return cross_entropy_sums(x, vectors, None, answers)[0]
 
 
 def chunked_squares(x: Tensor, vectors: Tensor, answers: Tensor) -> Tensor:
-    return word_losses(x, vectors, None, answers, squares=True)[0]
+    return cross_entropy_sums(x, vectors, None, answers, squares=True)[0]
 
 
 WAYS = {"all at once": plain, "chunks": chunked, "chunks, with z-loss": chunked_squares}

@@ -27,8 +27,8 @@ import torch
 from corpus import prose
 from side_by_side import say
 
-from manyheads.data.texts import GivenTexts
-from manyheads.data.tokenizer import train_tokenizer
+from manyheads.data.sources.texts import InMemoryTexts
+from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.lens.patterns import patterns
 from manyheads.models.build import build
 from manyheads.report.data import collect_report
@@ -49,7 +49,7 @@ def main() -> None:
     with torch.no_grad():
         for parameter in model.stack.parameters():
             parameter.mul_(3.0)
-    model.tokenizer = train_tokenizer(GivenTexts(tuple(texts[:4000])), size=4096, shown=False)
+    model.tokenizer = train_tokenizer(InMemoryTexts(tuple(texts[:4000])), size=4096, progress=False)
     text = " ".join(texts[:4000])
     say(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float32, 12 x 12 heads")
     for length in asked.lengths:

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from manyheads.checkpoints.folder import load
 from manyheads.data.batch import Batch
-from manyheads.data.stream import Position, Step
+from manyheads.data.stream import StreamPosition, StreamStep
 from manyheads.models.build import build, get_config
 from manyheads.parts.gates import Gate
 from manyheads.ragged import Ragged
-from manyheads.train.crew import crew
-from manyheads.train.entrance import Entrance
+from manyheads.train.distributed import join_processes
+from manyheads.train.loop.model_wrapper import ModelWrapper
+from manyheads.train.loop.train_step import Updater, can_run_ahead, prepare_steps
+from manyheads.train.loop.training_report import training_flops
 from manyheads.train.objectives import CausalLM, MaskedLM, Objective
-from manyheads.train.optimisers import AdamW
-from manyheads.train.report import operations
-from manyheads.train.update import Updater, asked, goes_ahead
+from manyheads.train.optim.optimisers import AdamW
 
 __all__ = ["PARTS", "run"]
 
@@ -54,27 +54,27 @@ class _Ours:
     texts: Ragged
 
     def work(self) -> Work:
-        with crew("none", "cuda") as members:
-            step = Step(
+        with join_processes("none", "cuda") as processes:
+            step = StreamStep(
                 number=0,
                 batches=(Batch(texts=self.texts),),
-                places=(0,),
+                indices=(0,),
                 tokens=self.texts.lengths.total,
                 sequences=len(self.texts.lengths),
-                after=Position(),
+                after=StreamPosition(),
             )
-            [prepared] = asked(iter((step,)), self.objective, self.model, seed=0, first=0)
-            pinned = prepared.pinned()
+            [prepared] = prepare_steps(iter((step,)), self.objective, self.model, seed=0, first=0)
+            pinned = prepared.pin_memory()
             optimiser = AdamW(rate=1e-4).build(self.model)
             updater = Updater(
-                entrance=Entrance(self.model.train(), members),
+                wrapper=ModelWrapper(self.model.train(), processes),
                 optimiser=optimiser,
                 score=torch.compile(self.objective.score),
-                crew=members,
+                processes=processes,
                 seed=0,
                 half=next(self.model.parameters()).dtype == torch.float32,
                 clip=1.0,
-                ahead=goes_ahead(optimiser),
+                ahead=can_run_ahead(optimiser),
             )
         # Its first two numbers are the loss and the targets of a step that the device is at.
         return lambda: updater.begin(pinned).numbers
@@ -131,12 +131,12 @@ def _masked(rounds: int) -> None:
     texts = Ragged.from_list(list(ids.split(drawn.int().tolist())))
     objective = MaskedLM(mask=MASK, specials=(MASK,))
     generator = torch.Generator().manual_seed(0)
-    task = objective.prepare(ours, Batch(texts=texts), generator).to("cuda")
-    assert task.batch.texts is not None
-    answers = torch.full((texts.lengths.total,), -100, device="cuda")
-    answers[task.places] = task.answers
-    padded, labels = (_padded(values, texts) for values in (task.batch.texts.values, answers))
-    seen = _padded(torch.ones_like(answers), texts)
+    prepared = objective.prepare(ours, Batch(texts=texts), generator).to("cuda")
+    assert prepared.batch.texts is not None
+    labels = torch.full((texts.lengths.total,), -100, device="cuda")
+    labels[prepared.positions] = prepared.labels
+    padded, labels = (_padded(values, texts) for values in (prepared.batch.texts.values, labels))
+    seen = _padded(torch.ones_like(labels), texts)
     labels = labels.masked_fill(seen == 0, -100)
 
     def loss(model: Any) -> Tensor:
@@ -218,7 +218,7 @@ def _tell(
         raise SystemExit(f"the first losses {first} differ by {off:.1e}, more than {LIMIT}")
     times = race(entrants, device="cuda", rounds=rounds, warmups=2, calls=STEPS)
     peak = _matmul_peak()
-    work = operations(model, length)
+    work = training_flops(model, length)
     rows = [
         [
             name,

@@ -9,7 +9,7 @@ _HOMES = {
     "cache": ("Cache", "DynamicCache", "StaticCache"),
     "checkpoints.classification_head": ("with_classes",),
     "checkpoints.folder": ("load", "save"),
-    "data.image_files": ("read_image",),
+    "data.image_preprocessing": ("read_image",),
     "decoding.chat": ("apply_chat", "chat_prompt"),
     "decoding.generation": ("generate", "stream"),
     "decoding.generation_config": ("GenerationConfig",),

@@ -4,7 +4,7 @@ from manyheads.attention import Attention, AttentionConfig
 from manyheads.cache import Cache, DynamicCache, StaticCache
 from manyheads.checkpoints.classification_head import with_classes
 from manyheads.checkpoints.folder import load, save
-from manyheads.data.image_files import read_image
+from manyheads.data.image_preprocessing import read_image
 from manyheads.decoding.chat import apply_chat, chat_prompt
 from manyheads.decoding.generation import generate, stream
 from manyheads.decoding.generation_config import GenerationConfig

@@ -14,7 +14,7 @@ import torch
 
 from manyheads.checkpoints.folder import load, save
 from manyheads.taps import Record, Site, Sublayer, Tap
-from manyheads.train.run import read_run
+from manyheads.train.run_file.run_config import read_run
 
 NAMES = ("house-gpt", "house-gpt-gated", "house-bert")
 ABOUT = {
@@ -96,8 +96,8 @@ def _card(name: str, model: Any, tokens: int, figures: dict[str, Any], seed: int
     config = model.config
     checked = figures["validation"]
     rows = []
-    if "bits_a_byte" in checked:
-        rows.append(("bits a byte", f"{checked['bits_a_byte']:.4f}"))
+    if "bits_per_byte" in checked:
+        rows.append(("bits a byte", f"{checked['bits_per_byte']:.4f}"))
     rows.append(("loss a token, in nats", f"{checked['loss']:.4f}"))
     for kind in ("induction", "previous token"):
         score, head = figures[kind]

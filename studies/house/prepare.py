@@ -8,8 +8,8 @@ import gzip
 import sys
 from pathlib import Path
 
-from manyheads.data.texts import GivenTexts
-from manyheads.data.tokenizer import train_tokenizer
+from manyheads.data.sources.texts import InMemoryTexts
+from manyheads.data.tokenizer_training import train_tokenizer
 
 HELD_OUT = 0.05
 ENTRIES = 4096
@@ -23,7 +23,7 @@ def main(archive: Path, folder: Path) -> None:
     (folder / "train.txt").write_text(text[:cut])
     (folder / "held-out.txt").write_text(text[cut:])
     passages = tuple(text[start : start + PASSAGE] for start in range(0, cut, 10 * PASSAGE))
-    tokenizer = train_tokenizer(GivenTexts(passages), ENTRIES, specials=("[MASK]",))
+    tokenizer = train_tokenizer(InMemoryTexts(passages), ENTRIES, specials=("[MASK]",))
     tokenizer.save(str(folder / "tokenizer.json"))
 
 

@@ -49,7 +49,7 @@ def tell(folder: Path, to: Path) -> None:
     model, text = load(to).float(), HELD_OUT.read_text()
     found = figures(model, text)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
-    bits = [line["validation"] for line in lines if "validation" in line][-1]["bits_a_byte"]
+    bits = [line["validation"] for line in lines if "validation" in line][-1]["bits_per_byte"]
     ids = model.tokenizer.encode(text[: 16 * LENGTH * MANY]).ids[: LENGTH * MANY]
     layers = range(len(model.stack.layers))
     many = [

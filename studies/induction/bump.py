@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from manyheads.pictures.training import draw_training, read_heads
-from manyheads.train.journal import Journal
-from manyheads.train.run import run_of
-from manyheads.train.session import train
+from manyheads.train.loop.metrics_log import MetricsLog
+from manyheads.train.loop.session import train
+from manyheads.train.run_file.run_config import run_of
 
 HERE = Path(__file__).parent
 PICTURE = HERE.parents[1] / "docs/images/induction-bump.png"
@@ -102,7 +102,7 @@ def tables(folder: Path, steps: int) -> dict[str, Any]:
 def read(telemetry: Path) -> list[Line]:
     """By step the best head of each kind, and the loss on both copies."""
     grown = []
-    for line in Journal(telemetry).read():
+    for line in MetricsLog(telemetry).read():
         best = {kind: max(max(layer) for layer in line[kind]) for kind in KINDS}
         grown.append({"step": line["step"], **best, **{copy: line[copy] for copy in COPIES}})
     return grown

@@ -24,16 +24,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.data.pieces import Fixed
+from manyheads.data.chunks import FixedChunks
+from manyheads.data.sources.texts import TextFiles
 from manyheads.data.store import open_store
 from manyheads.data.stream import Stream
-from manyheads.data.texts import TextFiles
-from manyheads.data.tokenizer import train_tokenizer
+from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.progress import Progress
-from manyheads.train.journal import Journal
-from manyheads.train.reading import apply_settings, read_toml
-from manyheads.train.run import Run, run_of
-from manyheads.train.session import train
+from manyheads.train.loop.metrics_log import MetricsLog
+from manyheads.train.loop.session import train
+from manyheads.train.run_file.run_config import Run, run_of
+from manyheads.train.run_file.toml_config import apply_settings, read_toml
 
 HERE = Path(__file__).parent
 WORK = Path("build/parity")
@@ -54,9 +54,9 @@ def main() -> None:
     prepare(arguments.text)
     run = run_of(apply_settings(read_toml(HERE / "run.toml"), arguments.settings))
     finished = train(run, fresh=True)
-    if finished.code:
-        sys.exit(finished.code)
-    ours = [line["loss"] for line in Journal(run.run.folder / "metrics.jsonl").read()]
+    if finished.exit_code:
+        sys.exit(finished.exit_code)
+    ours = [line["loss"] for line in MetricsLog(run.run.folder / "metrics.jsonl").read()]
     theirs = plain_losses(run)
     found = compared(run, ours, theirs) | {
         "device": run.run.device,
@@ -123,7 +123,7 @@ def batches(run: Run) -> Iterator[Tensor]:
     """The tokens of every step, in the order of the run."""
     [data] = run.data
     [place] = (WORK / "store").iterdir()
-    pieces = Fixed(open_store(place), length=data.length)
+    pieces = FixedChunks(open_store(place), length=data.length)
     stream = Stream(pieces, batch_tokens=data.room, micro_batches=data.micro_batches)
     for step in islice(stream.steps(), run.ends[-1]):
         [batch] = step.batches

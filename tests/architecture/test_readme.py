@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.cli.main import COMMANDS, main
-from manyheads.train.run import run_of
+from manyheads.train.run_file.run_config import run_of
 from tests.architecture.house import ROOT
 
 READMES = (ROOT / "README.md", ROOT / "README.ru.md")

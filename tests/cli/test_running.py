@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from manyheads.cli.main import main
-from manyheads.data import writing
+from manyheads.data import tokenise as writing
 from tests.train.tiny import write_run_file
 
 
@@ -31,7 +31,7 @@ def test_stopped_while_tokenising_it_says_so_and_goes_on(
         patched.setattr(writing, "_tokenise", interrupted)
         assert main(["train", run_file.name]) == 143
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "stopped while tokenising, of which finished parts are kept; "
+        "interrupted while tokenising (finished parts are kept); "
         "go on with: manyheads train run.toml"
     )
     assert main(["train", run_file.name]) == 0

@@ -88,19 +88,19 @@ device = "cpu"
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["no.txt"], "there is no file no.txt: check the name."),
+        (["no.txt"], "no.txt does not exist: check the path."),
         (["{}/*.md"], "no file matches {}/*.md: check the folder and the pattern."),
         (["{}/bad.jsonl"], "{}/bad.jsonl, line 2 has no field 'text': use one of: body."),
-        (["{}/a.txt", "--size", "9"], "size=9 has no room beside 256 bytes and <|end|>: use 257 "),
+        (["{}/a.txt", "--size", "9"], "size=9 is too small for 256 bytes and <|end|>: use 257 "),
         (["{}/a.txt", "-o", "{}/no/t.json"], "there is no folder {}/no: make it, or name another."),
         (["{}/a.txt", "-o", "{}"], "{} is a folder: name a file in it."),
         (
             ["{}/a.txt", "--special", "<|end|>"],
-            "the special token '<|end|>' is there already: name it once.",
+            "the special token '<|end|>' occurs twice: remove one.",
         ),
         (
             ["{}/a.txt", "--special", ""],
-            "special token 0 is '': give it a name, such as [MASK].",
+            "special token 0 is '': use a name such as [MASK].",
         ),
     ],
 )

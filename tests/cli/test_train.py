@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from manyheads.cli.main import main
-from manyheads.train import feeding
-from manyheads.train.update import Updater
+from manyheads.train.loop.train_step import Updater
+from manyheads.train.run_file import data_config as feeding
 from tests.train.tiny import write_run_file
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from manyheads.data.images import ImageArrays, ImageFolder, images_of_idx, images_of_npz, read_idx
+from manyheads.data.images import ImageArrays, ImageFolder, load_idx, load_npz, read_idx
 from manyheads.data.stream import Stream
 from manyheads.errors import InputError
 from tests.messages import refuses
@@ -29,7 +29,7 @@ def idx(path: Path, array: np.ndarray, kind: int = 8) -> Path:  # type: ignore[t
 def test_idx_files_are_read_packed_or_not(suffix: str, tmp_path: Path) -> None:
     images = idx(tmp_path / f"images-idx3-ubyte{suffix}", PIXELS)
     labels = idx(tmp_path / f"labels-idx1-ubyte{suffix}", LABELS)
-    found = images_of_idx(images, labels)
+    found = load_idx(images, labels)
     assert (found.pixels == PIXELS).all()
     assert found.labels is not None
     assert found.labels.tolist() == list(range(7))
@@ -42,49 +42,49 @@ def test_broken_idx_files_are_named(tmp_path: Path) -> None:
     file.write_bytes(b"\x1f\x8b\x08\x00")
     with refuses(
         InputError,
-        f"{file} begins with 1f 8b 08 00, as no idx file does: "
-        "give one such as train-images-idx3-ubyte, which begins with 00 00 08 03.",
+        f"{file} starts with 1f 8b 08 00 and is not an idx file: "
+        "use one such as train-images-idx3-ubyte, which starts with 00 00 08 03.",
     ):
         read_idx(file)
     file.write_bytes(b"\0\0\x08\x03\0\0")
-    with refuses(InputError, f"{file} ends within its header: fetch it again."):
+    with refuses(InputError, f"{file} ends within its header: download it again."):
         read_idx(file)
     file.write_bytes(idx(tmp_path / "b", PIXELS).read_bytes()[:-3])
     with refuses(
         InputError,
-        f"{file} has 165 bytes of numbers, and its shape (7, 4, 6) asks for 168: fetch it again.",
+        f"{file} has 165 bytes of values, and its shape (7, 4, 6) needs 168: download it again.",
     ):
         read_idx(file)
-    with refuses(InputError, f"there is no file {tmp_path}/c: check the name."):
+    with refuses(InputError, f"{tmp_path}/c does not exist: check the path."):
         read_idx(tmp_path / "c")
 
 
 def test_npz_arrays_are_chosen_by_name_and_pickles_never_read(tmp_path: Path) -> None:
     file = tmp_path / "a.npz"
     np.savez(file, images=PIXELS, labels=LABELS, other=PIXELS[:, :2])
-    assert (images_of_npz(file).pixels == PIXELS).all()
-    assert images_of_npz(file, images="other", labels="none").labels is None
+    assert (load_npz(file).pixels == PIXELS).all()
+    assert load_npz(file, images="other", labels="none").labels is None
     with refuses(InputError, f"{file} has no array 'x': use one of: images, labels, other."):
-        images_of_npz(file, images="x")
+        load_npz(file, images="x")
     np.savez(file, images=np.array([{}], dtype=object))
     with pytest.raises(InputError, match=r"a\.npz is no \.npz of plain arrays"):
-        images_of_npz(file)
-    with refuses(InputError, f"there is no file {tmp_path}/b.npz: check the name."):
-        images_of_npz(tmp_path / "b.npz")
+        load_npz(file)
+    with refuses(InputError, f"{tmp_path}/b.npz does not exist: check the path."):
+        load_npz(tmp_path / "b.npz")
 
 
 def test_shapes_that_are_no_images_are_refused() -> None:
     with refuses(
         InputError,
-        "images have shape (4, 6): give (n, height, width), or with 1 or 3 channels.",
+        "images have shape (4, 6): use (n, height, width), or with 1 or 3 channels.",
     ):
         ImageArrays(pixels=PIXELS[0])
     with refuses(InputError, "7 images have labels of shape (3,), uint8: give 7 integers."):
         ImageArrays(pixels=PIXELS, labels=LABELS[:3])
     below = LABELS.astype("int64") - 1
     told = (
-        f"label {below[below < 0][0]} is below zero: count classes from 0, and give -100 to an "
-        "image that has none."
+        f"label {below[below < 0][0]} is negative: number classes from 0, and use -100 for "
+        "images without one."
     )
     with refuses(InputError, told):
         ImageArrays(pixels=PIXELS, labels=below)
@@ -92,7 +92,7 @@ def test_shapes_that_are_no_images_are_refused() -> None:
 
 def test_pixels_are_scaled_and_stay_with_their_labels() -> None:
     images = ImageArrays(pixels=PIXELS, labels=LABELS)
-    for batch in Stream(images, batch_tokens=3, seed=2).once():
+    for batch in Stream(images, batch_tokens=3, seed=2).single_epoch():
         assert batch.labels is not None
         for image, label in zip(batch.images, batch.labels.tolist(), strict=True):
             expected = torch.from_numpy(PIXELS[label].astype(np.float32))[None] / 255 * 2 - 1
@@ -127,21 +127,21 @@ def test_classes_are_numbered_by_names_where_they_are_given(folder: Path) -> Non
     labels = images.batch([0, 5]).labels
     assert labels is not None
     assert labels.tolist() == [2, 1]
-    with refuses(InputError, f"{folder}/dog is a class that is unknown: use one of: cat, bird."):
+    with refuses(InputError, f"{folder}/dog is an unknown class: use one of: cat, bird."):
         ImageFolder(folder, names=("cat", "bird"))
 
 
 def test_what_is_no_folder_of_images_is_named(folder: Path, tmp_path: Path) -> None:
-    with refuses(InputError, f"there is no folder {folder}/birds: name one with a folder a class."):
+    with refuses(InputError, f"{folder}/birds is not a folder: give a folder with one sub-folder per class."):
         ImageFolder(folder / "birds")
     with refuses(
         InputError,
-        f"{folder}/cat holds no images in folders of classes: "
-        "lay .png, .jpg, .jpeg files as cat/cat/one.png.",
+        f"{folder}/cat has no images in folders of classes: "
+        "add .png, .jpg, .jpeg files, such as cat/cat/one.png.",
     ):
         ImageFolder(folder / "cat")
     (tmp_path / "cat" / "0.png").write_bytes(b"broken")
-    with pytest.raises(InputError, match=r"0\.png is no image: name a PNG"):
+    with pytest.raises(InputError, match=r"0\.png is not an image: use a PNG"):
         ImageFolder(folder).batch([0])
 
 
@@ -150,5 +150,5 @@ def test_every_channel_may_have_its_own_range() -> None:
     images = ImageArrays(pixels=pixels, mean=(0.5, 0.4, 0.2), std=(0.5, 0.3, 0.1)).batch([0]).images
     assert images is not None
     torch.testing.assert_close(images[0][:, 0, 0], torch.tensor([1.0, 2.0, 8.0]))
-    with refuses(InputError, "2 numbers are given for images of 3 channels: give one, or 3."):
+     with refuses(InputError, "got 2 numbers for images of 3 channels: give one, or 3."):
         ImageArrays(pixels=pixels, mean=(0.5, 0.4)).batch([0])

@@ -8,22 +8,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from manyheads.data.masking import Masked, Masking, Vocabulary, mask_tokens, vocabulary_of
+from manyheads.data.masking import (
+    MaskedTokens,
+    Masking,
+    MaskingVocabulary,
+    mask_tokens,
+    masking_vocabulary,
+)
 from manyheads.errors import ConfigError
 from manyheads.ragged import Ragged
 from tests.messages import refuses
 
 SIZE, MASK, SPECIALS = 60, 3, (0, 1, 2)
 CORPUS = ["the unbelievable walking-stick was (truly) broken, wasn't it? 1984", "невероятно, да"]
-WORDS = vocabulary_of(None, SIZE, mask=MASK, specials=SPECIALS)
+WORDS = masking_vocabulary(None, SIZE, mask=MASK, specials=SPECIALS)
 
 
 def texts(*lengths: int, seed: int = 0) -> Ragged:
-    draw = torch.Generator().manual_seed(seed)
-    return Ragged.from_list([torch.randint(SIZE, (each,), generator=draw) for each in lengths])
+    generator = torch.Generator().manual_seed(seed)
+    return Ragged.from_list([torch.randint(SIZE, (each,), generator=generator) for each in lengths])
 
 
-def masked(batch: Ragged, masking: Masking, seed: int = 0, words: Vocabulary = WORDS) -> Masked:
+def masked(
+    batch: Ragged, masking: Masking, seed: int = 0, words: MaskingVocabulary = WORDS
+) -> MaskedTokens:
     return mask_tokens(batch, words, masking, torch.Generator().manual_seed(seed))
 
 
@@ -34,9 +42,9 @@ def test_only_chosen_tokens_change_and_answers_are_what_they_were(
     batch = texts(*lengths, seed=seed)
     found = masked(batch, Masking(), seed)
     rest = torch.ones(len(batch.values), dtype=torch.bool)
-    rest[found.places] = False
+    rest[found.positions] = False
     assert torch.equal(found.texts.values[rest], batch.values[rest])
-    assert torch.equal(found.answers, batch.values[found.places])
+    assert torch.equal(found.labels, batch.values[found.positions])
     assert found.texts.lengths.each == batch.lengths.each
 
 
@@ -44,9 +52,9 @@ def test_shares_are_those_asked_for() -> None:
     batch = texts(200_000)
     found = masked(batch, Masking())
     ordinary = WORDS.ordinary[batch.values].sum().item()
-    assert len(found.places) / ordinary == pytest.approx(0.3, abs=0.01)
-    shown = found.texts.values[found.places]
-    hidden, kept = shown == MASK, shown == found.answers
+    assert len(found.positions) / ordinary == pytest.approx(0.3, abs=0.01)
+    shown = found.texts.values[found.positions]
+    hidden, kept = shown == MASK, shown == found.labels
     assert hidden.float().mean().item() == pytest.approx(0.8, abs=0.01)
     # One in 56 of those replaced by chance gets its own word back.
     assert kept.float().mean().item() == pytest.approx(0.1 + 0.1 / 56, abs=0.01)
@@ -56,21 +64,21 @@ def test_special_tokens_are_neither_chosen_nor_put_in() -> None:
     batch = texts(50_000)
     found = masked(batch, Masking(share=1.0, hidden=0.0, replaced=1.0))
     special = torch.tensor([*SPECIALS, MASK])
-    assert not torch.isin(found.answers, special).any()
-    assert not torch.isin(found.texts.values[found.places], special).any()
-    assert len(found.places) == WORDS.ordinary[batch.values].sum()
+    assert not torch.isin(found.labels, special).any()
+    assert not torch.isin(found.texts.values[found.positions], special).any()
+    assert len(found.positions) == WORDS.ordinary[batch.values].sum()
 
 
 def test_the_generator_decides_everything() -> None:
     batch = texts(40, 3, 25)
     one, same, other = (masked(batch, Masking(), seed) for seed in (7, 7, 8))
     assert torch.equal(one.texts.values, same.texts.values)
-    assert torch.equal(one.places, same.places)
-    assert not torch.equal(one.places, other.places)
+    assert torch.equal(one.positions, same.positions)
+    assert not torch.equal(one.positions, other.positions)
     draws = [torch.Generator().manual_seed(0) for _ in range(2)]
-    for draw, share in zip(draws, (0.1, 0.9), strict=True):
-        mask_tokens(batch, WORDS, Masking(share=share), draw)
-    assert torch.equal(*(torch.rand(3, generator=draw) for draw in draws))
+    for generator, share in zip(draws, (0.1, 0.9), strict=True):
+        mask_tokens(batch, WORDS, Masking(share=share), generator)
+    assert torch.equal(*(torch.rand(3, generator=generator) for generator in draws))
 
 
 def trained(kind: str) -> Any:
@@ -123,70 +131,70 @@ def test_tokens_of_a_word_are_chosen_together(kind: str) -> None:
     encoded = tokenizer.encode(text, add_special_tokens=False)
     words = words_by_letters(encoded, text)
     assert len(set(words)) < len(words) / 1.5
-    vocabulary = vocabulary_of(tokenizer, 300)
+    vocabulary = masking_vocabulary(tokenizer, 300)
     batch = Ragged.from_list([torch.tensor(encoded.ids)] * 2)
     split = 0
     for seed in range(40):
         for whole in ("words", "tokens"):
             found = masked(batch, Masking(share=0.4, whole=whole), seed, vocabulary)
             chosen = torch.zeros(2 * len(words), dtype=torch.bool)
-            chosen[found.places] = True
+            chosen[found.positions] = True
             both = list(
                 zip([*words, *(100 + word for word in words)], chosen.tolist(), strict=True)
             )
-            mixed = {word for word, _ in both if len({c for w, c in both if w == word}) > 1}
+            mix_seed = {word for word, _ in both if len({c for w, c in both if w == word}) > 1}
             if whole == "words":
-                assert not mixed, [encoded.tokens, words, mixed]
-            split += len(mixed)
+                assert not mix_seed, [encoded.tokens, words, mix_seed]
+            split += len(mix_seed)
     assert split > 40
 
 
 def test_the_tokenizer_names_the_mask_and_the_specials() -> None:
     tokenizer = trained("wordpiece")
-    vocabulary = vocabulary_of(tokenizer, 128)
+    vocabulary = masking_vocabulary(tokenizer, 128)
     assert vocabulary.mask == tokenizer.token_to_id("[MASK]")
     size = tokenizer.get_vocab_size()
     assert vocabulary.ordinary.sum() == size - 3
     assert not vocabulary.ordinary[size:].any()
-    given = vocabulary_of(tokenizer, 128, mask=5, specials=(6,))
+    given = masking_vocabulary(tokenizer, 128, mask=5, specials=(6,))
     assert given.mask == 5
     assert not given.ordinary[[5, 6]].any()
     assert given.ordinary[:5].all()
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with refuses(ConfigError, "share=0 of the tokens: use 0 < share <= 1."):
+    with refuses(ConfigError, "share must be in (0, 1], got 0: use a fraction such as 0.3."):
         Masking(share=0.0)
     with refuses(
         ConfigError,
-        "hidden=0.8 and replaced=0.3 are no shares of one whole: use shares of 0 or more that "
-        "sum to at most 1, such as 0.8 and 0.1.",
+        "hidden=0.8 and replaced=0.3 must be fractions with a sum of at most 1: use values "
+        "such as 0.8 and 0.1.",
     ):
         Masking(replaced=0.3)
     with refuses(
         ConfigError,
-        'whole="words" asks which tokens make a word: give the model its tokenizer.',
+        'whole="words" needs a tokenizer: give the model its tokenizer.',
     ):
         masked(texts(5), Masking(whole="words"))
-    with refuses(ConfigError, "special token 60 is outside vocabulary=60: use 0 to 59."):
-        vocabulary_of(None, SIZE, mask=60, specials=())
+    with refuses(ConfigError, "special token 60 is outside the vocabulary of 60: use 0 to 59."):
+        masking_vocabulary(None, SIZE, mask=60, specials=())
     with refuses(
         ConfigError,
         "masking is not told specials and the model has no tokenizer: give specials=, "
         "or set model.tokenizer.",
     ):
-        vocabulary_of(None, SIZE, mask=3)
-    with refuses(ConfigError, "all 2 tokens are special: name fewer specials."):
-        vocabulary_of(None, 2, mask=0, specials=(1,))
+        masking_vocabulary(None, SIZE, mask=3)
+    with refuses(ConfigError, "all 2 tokens are special: use fewer specials."):
+        masking_vocabulary(None, 2, mask=0, specials=(1,))
     with refuses(
         ConfigError,
         "the tokenizer has 0 tokens named [MASK], <mask>, <|mask|>: "
-        "give mask, the id of the one that is, or learn the tokenizer with [MASK] as a special.",
+        "set mask to a token id, or train the tokenizer with [MASK] as a special token.",
     ):
-        vocabulary_of(Tokenizer(models.BPE()), 10)
+        masking_vocabulary(Tokenizer(models.BPE()), 10)
     with refuses(
         ConfigError,
         "token id 59 is outside the 10 that masking knows: give a vocabulary of the model's size.",
     ):
         batch = Ragged.from_list([torch.tensor([59])])
-        masked(batch, Masking(), 0, vocabulary_of(None, 10, mask=0, specials=()))
+        masked(batch, Masking(), 0, masking_vocabulary(None, 10, mask=0, specials=()))

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from manyheads.data.batch import Batch
-from manyheads.data.pieces import Documents
-from manyheads.data.prefetch import prefetched
+from manyheads.data.chunks import DocumentChunks
+from manyheads.data.prefetch import prefetch
 from manyheads.data.stream import Stream
 from manyheads.errors import ConfigError
 from tests.data.tiny import store_of
@@ -19,7 +19,9 @@ from tests.messages import refuses
 
 
 def stream() -> Stream:
-    return Stream(Documents(store_of([30, 5, 41, 8]), length=8), batch_tokens=16, micro_batches=2)
+    return Stream(
+        DocumentChunks(store_of([30, 5, 41, 8]), length=8), batch_tokens=16, micro_batches=2
+    )
 
 
 def values(batch: Batch) -> list[int]:
@@ -33,7 +35,7 @@ def no_thread_is_left() -> bool:
 
 def test_the_same_steps_come_in_the_same_order() -> None:
     plain = list(islice(stream().steps(), 20))
-    ahead = prefetched(stream().steps(), ahead=3)
+    ahead = prefetch(stream().steps(), ahead=3)
     for one, other in zip(plain, ahead, strict=False):
         assert [values(batch) for batch in one.batches] == [values(b) for b in other.batches]
         assert one.after == other.after
@@ -42,18 +44,18 @@ def test_the_same_steps_come_in_the_same_order() -> None:
 
 
 def test_the_end_comes_through() -> None:
-    plain = [values(batch) for batch in stream().once()]
-    assert [values(batch) for batch in prefetched(stream().once(), ahead=1)] == plain
+    plain = [values(batch) for batch in stream().single_epoch()]
+    assert [values(batch) for batch in prefetch(stream().single_epoch(), ahead=1)] == plain
     assert no_thread_is_left()
 
 
 def failing() -> Iterator[Batch]:
-    yield from islice(stream().once(), 2)
+    yield from islice(stream().single_epoch(), 2)
     raise OSError("the disk is gone")
 
 
 def test_an_error_comes_in_its_turn() -> None:
-    ahead = prefetched(failing())
+    ahead = prefetch(failing())
     assert len([next(ahead), next(ahead)]) == 2
     with pytest.raises(OSError, match="the disk is gone"):
         next(ahead)
@@ -61,7 +63,7 @@ def test_an_error_comes_in_its_turn() -> None:
 
 
 def test_a_reader_that_goes_away_takes_the_thread_along() -> None:
-    ahead = prefetched(stream().steps())
+    ahead = prefetch(stream().steps())
     next(ahead)
     del ahead
     gc.collect()
@@ -76,25 +78,25 @@ def test_no_more_is_read_than_asked_for() -> None:
             read.append(number)
             yield Batch()
 
-    ahead = prefetched(counted(), ahead=2)
+    ahead = prefetch(counted(), ahead=2)
     next(ahead)
     time.sleep(0.3)
     # One was handed out, two wait, one is held by the thread.
     assert len(read) <= 4
     ahead.close()  # type: ignore[attr-defined]
-    with refuses(ConfigError, "ahead=0 reads nothing ahead: use 1 or more."):
-        prefetched(counted(), ahead=0)
+    with refuses(ConfigError, "ahead must be at least 1, got 0: use 1 or more."):
+        prefetch(counted(), ahead=0)
 
 
 def test_a_batch_is_sent_whole() -> None:
-    batch = next(stream().once())
+    batch = next(stream().single_epoch())
     labelled = Batch(
         texts=batch.texts, others=batch.texts, images=(torch.ones(3),), labels=torch.tensor([1])
     )
-    sent = labelled.sent("cpu")
+    sent = labelled.to("cpu", non_blocking=True)
     assert values(sent) == values(labelled)
     assert sent.texts is not None
     assert batch.texts is not None
     assert sent.texts.lengths.each == batch.texts.lengths.each
     assert len(sent.images) == 1
-    assert labelled.sent("meta").labels.device.type == "meta"  # type: ignore[union-attr]
+    assert labelled.to("meta", non_blocking=True).labels.device.type == "meta"  # type: ignore[union-attr]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manyheads.data.store import INDEX, Store, open_store
-from manyheads.data.texts import GivenTexts, TextFiles
-from manyheads.data.writing import write_store
+from manyheads.data.sources.texts import InMemoryTexts, TextFiles
+from manyheads.data.store import INDEX, TokenStore, open_store
+from manyheads.data.tokenise import write_store
 from manyheads.errors import InputError
 from tests.data.tiny import TEXTS, store_of, tokenizer
 from tests.messages import refuses
@@ -21,7 +21,7 @@ BYTES = tokenizer()
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stores") / "made"
-    write_store(GivenTexts(TEXTS), BYTES, folder, part=100)
+    write_store(InMemoryTexts(TEXTS), BYTES, folder, part_size=100)
     return folder
 
 
@@ -30,7 +30,7 @@ def folder(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "store"))
 
 
-def decoded(store: Store, number: int) -> str:
+def decoded(store: TokenStore, number: int) -> str:
     return str(BYTES.decode(store.document(number).tolist(), skip_special_tokens=False))
 
 
@@ -49,7 +49,7 @@ def test_every_document_comes_back_with_its_end(folder: Path) -> None:
 
 
 def test_ends_may_be_left_out_and_words_that_look_special_are_words(tmp_path: Path) -> None:
-    store = write_store(GivenTexts(("a<|end|>b", "c")), BYTES, tmp_path / "s", end=None)
+    store = write_store(InMemoryTexts(("a<|end|>b", "c")), BYTES, tmp_path / "s", end=None)
     assert 0 not in store.tokens
     assert decoded(store, 0) == "a<|end|>b"
 
@@ -58,20 +58,20 @@ def test_padding_and_limits_of_the_tokenizer_change_nothing(folder: Path, tmp_pa
     odd = tokenizer()
     odd.enable_padding(length=99)
     odd.enable_truncation(3)
-    store = write_store(GivenTexts(TEXTS), odd, tmp_path / "s")
+    store = write_store(InMemoryTexts(TEXTS), odd, tmp_path / "s")
     assert (store.tokens == open_store(folder, odd).tokens).all()
 
 
 def test_large_vocabularies_take_wider_numbers(tmp_path: Path) -> None:
     wide = tokenizer()
     wide.add_tokens([f"<{number}>" for number in range(2**16)])
-    store = write_store(GivenTexts(("x <65535>",)), wide, tmp_path / "s")
+    store = write_store(InMemoryTexts(("x <65535>",)), wide, tmp_path / "s")
     assert store.tokens.dtype == np.uint32
     assert store.tokens.max() >= 2**16
 
 
 def test_nothing_is_a_store_too(tmp_path: Path) -> None:
-    store = write_store(GivenTexts(()), BYTES, tmp_path / "s")
+    store = write_store(InMemoryTexts(()), BYTES, tmp_path / "s")
     assert (len(store), store.size, store.bytes) == (0, 0, 0)
 
 
@@ -98,29 +98,27 @@ def test_what_is_wrong_with_the_files_is_said(folder: Path, tmp_path: Path) -> N
     (folder / "tokens.bin").unlink()
     with pytest.raises(InputError, match=r"tokens\.bin has 0 bytes"):
         open_store(folder)
-    with refuses(
-        InputError, f"{tmp_path} holds no store of tokens: name a folder with index.json."
-    ):
+    with refuses(InputError, f"{tmp_path} is not a token store: give a folder with index.json."):
         open_store(tmp_path)
 
 
 def test_what_is_wrong_with_the_index_is_said(folder: Path) -> None:
     with refuses(
         InputError,
-        f"{folder} was made with another tokenizer: give that one, or tokenise again.",
+        f"{folder} was made with another tokenizer: use that one, or tokenise again.",
     ):
         open_store(folder, tokenizer(size=270))
     spoil(folder, finished=False)
     with refuses(
         InputError,
-        f"{folder} is unfinished: 9 documents are written: "
-        "call write_store again, it goes on from there.",
+        f"{folder} is incomplete: it has 9 documents so far: "
+        "call write_store again, which resumes.",
     ):
         open_store(folder)
     spoil(folder, format=9)
     with refuses(
         InputError,
-        f"{folder}/index.json has format 9, and this version reads 1: tokenise the texts again.",
+        f"{folder}/index.json has format 9, and this version reads format 1: tokenise the texts again.",
     ):
         open_store(folder)
     (folder / INDEX).write_text("{")
@@ -160,11 +158,11 @@ def test_a_split_by_documents_counts_them() -> None:
 
 
 def test_what_cannot_be_split_is_refused() -> None:
-    with refuses(InputError, "share=1.5 is no part of a whole: use one between 0 and 1."):
+    with refuses(InputError, "fraction must be between 0 and 1, got 1.5: use a value such as 0.1."):
         store_of([3]).split(1.5)
     with refuses(
         InputError,
-        "the last 0.1 of 1 documents and 3 tokens cannot be split off: "
-        "give more text, another share, or a separator that makes more documents of it.",
+        "cannot split off the last 0.1 of 1 documents and 4 tokens: "
+        "use more text, another fraction, or a separator that gives more documents.",
     ):
         store_of([3]).split(0.1, by="documents")

@@ -7,23 +7,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.data.store import FORMAT, Index, Part, Store
-from manyheads.data.texts import GivenTexts
-from manyheads.data.tokenizer import train_tokenizer
+from manyheads.data.sources.texts import InMemoryTexts
+from manyheads.data.store import FORMAT, StoreIndex, StorePart, TokenStore
+from manyheads.data.tokenizer_training import train_tokenizer
 
 TEXTS = tuple(f"document {number}: " + "the cat sat on the mat, \n" * number for number in range(9))
 
 
 def tokenizer(kind: Any = "bytes", size: int = 300) -> Any:
-    return train_tokenizer(GivenTexts(TEXTS), size, kind, shown=False)
+    return train_tokenizer(InMemoryTexts(TEXTS), size, kind, progress=False)
 
 
-def store_of(lengths: Sequence[int]) -> Store:
+def store_of(lengths: Sequence[int]) -> TokenStore:
     """A store that was never a file: its tokens are 0, 1, 2, ..., so each tells its place."""
     ends = np.cumsum(lengths, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
     table: NDArray[np.int64] = np.stack((ends, 3 * ends), axis=1)
-    part = Part(
+    part = StorePart(
         tokens=total,
         documents=len(ends),
         passages=len(ends),
@@ -31,7 +31,7 @@ def store_of(lengths: Sequence[int]) -> Store:
         next_file=0,
         next_passage=0,
     )
-    index = Index(
+    index = StoreIndex(
         format=FORMAT,
         finished=True,
         dtype="<u4",
@@ -41,7 +41,7 @@ def store_of(lengths: Sequence[int]) -> Store:
         source={},
         parts=(part,),
     )
-    return Store(
+    return TokenStore(
         folder=Path("nowhere"),
         index=index,
         tokens=np.arange(total, dtype=np.uint32),

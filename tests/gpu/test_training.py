@@ -11,17 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.data.batch import Batch
-from manyheads.data.stream import Position, Step
+from manyheads.data.stream import StreamPosition, StreamStep
 from manyheads.models.build import build
 from manyheads.ragged import Ragged
-from manyheads.train.chunked import word_losses
-from manyheads.train.crew import crew
-from manyheads.train.entrance import Entrance
+from manyheads.train.distributed import join_processes
+from manyheads.train.loop.model_wrapper import ModelWrapper
+from manyheads.train.loop.session import train
+from manyheads.train.loop.train_step import Updater, can_run_ahead, prepare_steps
+from manyheads.train.loss.chunked_cross_entropy import cross_entropy_sums
 from manyheads.train.objectives import CausalLM, MaskedLM, Objective
-from manyheads.train.optimisers import AdamW
-from manyheads.train.run import run_of
-from manyheads.train.session import train
-from manyheads.train.update import Updater, asked, goes_ahead
+from manyheads.train.optim.optimisers import AdamW
+from manyheads.train.run_file.run_config import run_of
 
 WORDS = 517
 
@@ -30,9 +30,9 @@ def given(dtype: torch.dtype, tokens: int = 300) -> tuple[Tensor, Tensor, Tensor
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(tokens, 64, generator=draw)
     vectors, bias = torch.randn(WORDS, 64, generator=draw) / 4, torch.randn(WORDS, generator=draw)
-    answers = torch.randint(WORDS, (tokens,), generator=draw).cuda()
+    labels = torch.randint(WORDS, (tokens,), generator=draw).cuda()
     leaves = [each.cuda().to(dtype).requires_grad_() for each in (x, vectors, bias)]
-    return leaves[0], leaves[1], leaves[2], answers
+    return leaves[0], leaves[1], leaves[2], labels
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -41,15 +41,15 @@ def given(dtype: torch.dtype, tokens: int = 300) -> tuple[Tensor, Tensor, Tensor
 def test_the_fused_loss_is_the_plain_one(
     dtype: torch.dtype, limit: float, squares: bool, smoothing: float
 ) -> None:
-    x, vectors, bias, answers = given(dtype)
-    found = word_losses(
-        x, vectors, bias, answers, smoothing=smoothing, squares=squares, room=50 * WORDS
+    x, vectors, bias, labels = given(dtype)
+    found = cross_entropy_sums(
+        x, vectors, bias, labels, smoothing=smoothing, squares=squares, max_logits=50 * WORDS
     )
     pull = torch.tensor([1.0, 0.01 if squares else 0.0], device="cuda")
     got = torch.autograd.grad(found @ pull, (x, vectors, bias))
     doubles = [each.detach().double().requires_grad_() for each in (x, vectors, bias)]
     logits = F.linear(doubles[0], doubles[1], doubles[2])
-    loss = F.cross_entropy(logits, answers, reduction="sum", label_smoothing=smoothing)
+    loss = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
     expected = torch.stack((loss, logits.logsumexp(1).square().sum()))
     torch.testing.assert_close(found.double(), expected, rtol=limit, atol=0)
     for one, other in zip(got, torch.autograd.grad(expected @ pull.double(), doubles), strict=True):
@@ -89,12 +89,12 @@ def started(name: str) -> tuple[Any, Objective, Batch]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_compiled_step_has_the_gradients_of_another(name: str) -> None:
     model, objective, batch = started(name)
-    task = objective.prepare(model, batch, torch.Generator().manual_seed(0)).to("cuda")
+    prepared = objective.prepare(model, batch, torch.Generator().manual_seed(0)).to("cuda")
     losses, gradients = [], []
     for score in (objective.score, torch.compile(objective.score)):
         twin = copy.deepcopy(model)
         with torch.autocast("cuda", torch.bfloat16):
-            loss = score(twin, task).whole
+            loss = score(twin, prepared).whole
         loss.backward()
         losses.append(float(loss))
         gradients.append({key: each.grad for key, each in twin.named_parameters()})
@@ -110,21 +110,23 @@ def test_a_compiled_step_has_the_gradients_of_another(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "modernbert-base"])
 def test_a_step_never_waits_for_the_device(name: str) -> None:
     model, objective, batch = started(name)
-    step = Step(number=0, batches=(batch,), places=(0,), tokens=381, sequences=3, after=Position())
-    [asked_for] = asked(iter((step,)), objective, model, seed=0, first=0)
-    with crew("none", "cuda") as members:
+    step = StreamStep(
+        number=0, batches=(batch,), positions=(0,), tokens=381, sequences=3, after=StreamPosition()
+    )
+    [prepared_step] = prepare_steps(iter((step,)), objective, model, seed=0, first=0)
+    with join_processes("none", "cuda") as processes:
         optimiser = AdamW(rate=1e-4).build(model)
         updater = Updater(
-            entrance=Entrance(model.train(), members),
+            wrapper=ModelWrapper(model.train(), processes),
             optimiser=optimiser,
             score=torch.compile(objective.score),
-            crew=members,
+            processes=processes,
             seed=0,
             half=True,
             clip=1.0,
-            ahead=goes_ahead(optimiser),
+            ahead=can_run_ahead(optimiser),
         )
-        pinned = asked_for.pinned()
+        pinned = prepared_step.pin_memory()
         for _ in range(3):
             updater.begin(pinned).outcome()
         torch.cuda.set_sync_debug_mode("error")
@@ -167,7 +169,7 @@ def test_a_run_learns(tmp_path: Path) -> None:
             "device": "cuda",
         },
     }
-    train(run_of(tables), shown=False)
+    train(run_of(tables), progress=False)
     lines = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").open()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses[0] > 5

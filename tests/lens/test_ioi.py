@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from manyheads.data.texts import GivenTexts
-from manyheads.data.tokenizer import train_tokenizer
+from manyheads.data.sources.texts import InMemoryTexts
+from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.errors import InputError
 from manyheads.lens.attribution import attribute_logits
 from manyheads.lens.ioi import (
@@ -26,7 +26,7 @@ from tests.messages import refuses
 @pytest.fixture(scope="module")
 def model() -> Any:
     words = " ".join(f"went {name} and {name} gave a {name} to the" for name in NAMES)
-    tokenizer = train_tokenizer(GivenTexts((words,) * 3), 600, shown=False)
+    tokenizer = train_tokenizer(InMemoryTexts((words,) * 3), 600, progress=False)
     built = build(
         gpt2(width=32, heads=4, layers=3, vocabulary=tokenizer.get_vocab_size(), positions=200),
         seed=0,

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from manyheads import lens
 from manyheads.attention import AttentionConfig
-from manyheads.data.texts import GivenTexts
-from manyheads.data.tokenizer import train_tokenizer
+from manyheads.data.sources.texts import InMemoryTexts
+from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.errors import InputError
 from manyheads.lens import glancing, trials
 from manyheads.lens.addresses import Address
@@ -249,7 +249,7 @@ def test_images_are_looked_at_in_pieces_with_one_answer(monkeypatch: pytest.Monk
 
 def test_the_ends_of_lines_are_asked_where_the_tokenizer_keeps_them() -> None:
     words = " ".join(OWN_WORDS) + "\n".join((*MARKS, *DIGITS))
-    made = train_tokenizer(GivenTexts((words,) * 3), 400, shown=False)
+    made = train_tokenizer(InMemoryTexts((words,) * 3), 400, progress=False)
     model: Any = build(
         "gpt2", layers=1, width=32, heads=2, vocabulary=made.get_vocab_size(), seed=0
     )

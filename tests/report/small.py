@@ -4,8 +4,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from manyheads.data.texts import GivenTexts
-from manyheads.data.tokenizer import train_tokenizer
+from manyheads.data.sources.texts import InMemoryTexts
+from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.models.build import build
 from manyheads.report.data import ReportData, collect_report
 
@@ -18,7 +18,7 @@ def decoder(*, layers: int = 2, heads: int = 2) -> Any:
     for parameter in model.parameters():
         parameter.data.mul_(3.0)
     model.tokenizer = train_tokenizer(
-        GivenTexts((WORDS * 4, "Привет, мир! 你好", EVIL * 4)), size=320, shown=False
+        InMemoryTexts((WORDS * 4, "Привет, мир! 你好", EVIL * 4)), size=320, progress=False
     )
     return model
 

@@ -11,7 +11,7 @@ import torch
 
 from manyheads.checkpoints.folder import save
 from manyheads.cli.main import main
-from manyheads.data.habits import image_habits
+from manyheads.data.image_preprocessing import image_normalisation
 from manyheads.lens.patterns import patterns
 from manyheads.report.data import ReportData, collect_report
 from manyheads.report.inputs import read_image
@@ -57,7 +57,7 @@ def test_an_image_is_brought_to_the_size_and_range_of_the_model(photo: Path) -> 
 def test_a_model_says_its_own_range() -> None:
     model = vision()
     model.side_files = {"preprocessor_config.json": b'{"image_mean": [0.1, 0.2, 0.3]}'}
-    mean, deviation = image_habits(model, 3)
+    mean, deviation = image_normalisation(model, 3)
     assert torch.allclose(mean.flatten(), torch.tensor([0.1, 0.2, 0.3]))
     assert deviation.flatten().tolist() == [0.5, 0.5, 0.5]
 

@@ -2,15 +2,17 @@
 
 from typing import Any
 
-from manyheads.data.texts import GivenTexts
-from manyheads.data.tokenizer import train_tokenizer
+from manyheads.data.sources.texts import InMemoryTexts
+from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.models.build import build
 
 WORDS = "The cat sat on the mat and the dog sat on the log while it rained in Paris and Rome. "
 
 
 def tokenizer() -> Any:
-    return train_tokenizer(GivenTexts((WORDS * 4, "Привет, мир! 你好")), size=320, shown=False)
+    return train_tokenizer(
+        InMemoryTexts((WORDS * 4, "Привет, мир! 你好")), size=320, progress=False
+    )
 
 
 def decoder(*, layers: int = 3, width: int = 32, heads: int = 4, seed: int = 0) -> Any:

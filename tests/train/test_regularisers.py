@@ -1,27 +1,35 @@
 """What is added to the loss for heads: against definitions by hand, and that it works."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
+from manyheads import load
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError
 from manyheads.models.build import build
 from manyheads.taps import Record, Site, Sublayer, Tap
-from manyheads.train.hard_concrete import HeadGates
+from manyheads.train.hard_concrete import HeadGates, settled
+from manyheads.train.loop.session import train
 from manyheads.train.objectives import CausalLM, Seq2SeqLM
-from manyheads.train.optimisers import AdamW
+from manyheads.train.optim.optimisers import AdamW
 from manyheads.train.regularisers import (
     HeadDiversity,
     L0Gates,
     L1Scales,
     Regularised,
-    Together,
+    WatcherChain,
+    final_gates,
+    fold_gates,
 )
+from manyheads.train.run_file.run_config import run_of
 from tests.messages import refuses
-from tests.models.zoo import DECODERS, HEADS, SEQ2SEQS, ids
+from tests.models.zoo import DECODERS, HEADS, SEQ2SEQS, ids, values
+from tests.train.tiny import tables, write_corpus
 
 BATCH = Batch(texts=ids())
 NOBODY = torch.Generator()
@@ -107,7 +115,7 @@ def test_gates_train_with_the_model_and_close_under_their_cost() -> None:
     torch.manual_seed(0)
     for _ in range(5):
         loss = objective.loss(model, BATCH, NOBODY)
-        loss.whole.backward()
+        loss.combined.backward()
         optimiser.step()
         optimiser.zero_grad()
     assert loss.parts["open heads"].item() / loss.targets < before
@@ -124,7 +132,7 @@ def test_gates_of_an_encoder_decoder_reach_both_stacks_and_cross_attention() -> 
     )
     objective.attach(model)
     loss = objective.loss(model, Batch(texts=ids((4, 2)), others=ids((3, 1))), NOBODY)
-    loss.whole.backward()
+    loss.combined.backward()
     assert all(each.grad.abs().sum() > 0 for each in model.head_gates.openness)
 
 
@@ -133,7 +141,7 @@ def test_watchers_together_see_what_those_before_have_left() -> None:
     gates, record = HeadGates(model).eval(), Record([Site(0, Tap.HEAD_OUTPUT)])
     with torch.no_grad():
         gates.openness[0].fill_(-9.0)
-        model(BATCH.texts, watch=Together([gates, record]))
+        model(BATCH.texts, watch=WatcherChain([gates, record]))
     assert (record[Site(0, Tap.HEAD_OUTPUT)].values == 0).all()
 
 
@@ -145,18 +153,78 @@ def test_the_users_watcher_still_watches() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with refuses(ConfigError, "weight=-1 is no weight of a loss: use 0 or more."):
+    with refuses(ConfigError, "weight must be finite and at least 0, got -1: use 0 or more."):
         L1Scales(weight=-1.0)
     with refuses(
         ConfigError,
-        'no head of this model has a scale: set model.heads.scale="learned" in a run file, '
+        'the model has no head scales: set model.heads.scale="learned" in a run file, '
         'head_scale="learned" in AttentionConfig.',
     ):
         Regularised(objective=CausalLM(), regularisers=(L1Scales(weight=1.0),)).check(fresh())
-    with refuses(ConfigError, "start=1 is no likelihood of a gate: use a number between 0 and 1."):
+    with refuses(
+        ConfigError, "start must be between 0 and 1, got 1: use a probability such as 0.9."
+    ):
         L0Gates(weight=1.0, start=1.0)
     with refuses(ConfigError, "2 regularisers work on head outputs: keep one."):
         Regularised(
             objective=CausalLM(),
             regularisers=(HeadDiversity(weight=1.0), HeadDiversity(weight=2.0)),
         )
+
+
+def gated(config: Any) -> Any:
+    """A model whose gates are closed, open and half way."""
+    model = build(config, seed=0)
+    L0Gates(weight=1.0).attach(model)
+    with torch.no_grad():
+        for number, openness in enumerate(model.head_gates.openness):
+            openness.copy_(torch.linspace(-3, 3, openness.numel()).roll(number))
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_folded_weights_need_no_gates(name: str) -> None:
+    model, alone = gated(DECODERS[name]), build(DECODERS[name], seed=1)
+    alone.load_state_dict(fold_gates(model, model.state_dict()))
+    with torch.no_grad():
+        expected = values(model(ids(), watch=model.head_gates).hidden)
+        torch.testing.assert_close(values(alone(ids()).hidden), expected)
+        assert not torch.allclose(values(model(ids()).hidden), expected, atol=1e-2)
+
+
+def test_cross_attention_of_an_encoder_decoder_is_folded_too() -> None:
+    model, alone = gated(SEQ2SEQS["2017"]), build(SEQ2SEQS["2017"], seed=1)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    alone.load_state_dict(fold_gates(model, model.state_dict()))
+    with torch.no_grad():
+        expected = values(model(ids((5, 2, 7)), ids((2, 3, 4)), watch=model.head_gates).hidden)
+        torch.testing.assert_close(values(alone(ids((5, 2, 7)), ids((2, 3, 4))).hidden), expected)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+def test_final_gates_are_those_of_evaluation_even_in_training() -> None:
+    model = gated(DECODERS["gpt2"]).train()
+    found = final_gates(model)
+    assert set(found) == {Site(0, Tap.HEAD_OUTPUT), Site(1, Tap.HEAD_OUTPUT)}
+    expected = settled(torch.linspace(-3, 3, HEADS))
+    torch.testing.assert_close(found[Site(0, Tap.HEAD_OUTPUT)], expected)
+    assert expected[0] == 0 < expected[1] < expected[-1] == 1
+    assert final_gates(build(DECODERS["gpt2"], seed=0)) == {}
+
+
+def test_a_run_with_gates_leaves_a_model_with_them_folded_in(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    asked = tables(tmp_path, steps=3)
+    asked["regulariser"] = [{"kind": "L0Gates", "weight": 0.5, "start": 0.6}]
+    asked["optimiser"]["rate"] = 0.5
+    train(run_of(asked), progress=False)
+    [kept] = (tmp_path / "out/checkpoints/step-3").glob("*.safetensors")
+    state = load_file(kept)
+    saved = load(tmp_path / "out/model").state_dict()
+    assert not any("gates" in name for name in saved)
+    for layer in range(2):
+        gate = settled(state[f"model.head_gates.openness.{layer}"])
+        assert (gate < 1).any()
+        name = f"stack.layers.{layer}.attention.output.weight"
+        expected = state[f"model.{name}"] * gate.repeat_interleave(8)
+        torch.testing.assert_close(saved[name], expected)

@@ -11,7 +11,13 @@ from manyheads.models.build import build, get_config
 from manyheads.models.recipes import llama, modernbert
 from manyheads.parts.positions import Rotary
 from manyheads.ragged import Ragged
-from manyheads.train.tiling import raise_rotary, source_layers, tile, tiled, with_rotary
+from manyheads.train.tiling import (
+    set_rotary_base,
+    source_layers,
+    tile,
+    tile_tensor,
+    with_rotary_base,
+)
 from tests.messages import refuses
 from tests.models.zoo import DECODERS, ENCODERS, SEQ2SEQS, VISIONS, ids, values
 
@@ -30,7 +36,7 @@ def pair() -> tuple[Any, Any]:
 
 def test_the_small_tensor_lies_in_the_centre_and_is_gone_round() -> None:
     small = torch.arange(6).reshape(2, 3)
-    large = tiled(small, (5, 7))
+    large = tile_tensor(small, (5, 7))
     assert large.shape == (5, 7)
     assert torch.equal(large[1:3, 2:5], small)
     for row in range(5):
@@ -62,7 +68,7 @@ def test_queries_keys_values_and_both_halves_are_tiled_apart(pair: tuple[Any, An
         for name, rows in other.attention.projections().items():
             before = one.attention.projections()[name]
             assert torch.equal(rows[8:32, 8:32], before)
-            assert torch.equal(rows, tiled(before, rows.shape))
+            assert torch.equal(rows, tile_tensor(before, rows.shape))
         assert torch.equal(other.attention.output.weight[8:32, 8:32], one.attention.output.weight)
         halves = zip(
             one.feedforward.expand.weight.chunk(2),
@@ -71,9 +77,9 @@ def test_queries_keys_values_and_both_halves_are_tiled_apart(pair: tuple[Any, An
         )
         for before, after in halves:
             assert torch.equal(after[16:36, 8:32], before)
-            assert torch.equal(after, tiled(before, after.shape))
+            assert torch.equal(after, tile_tensor(before, after.shape))
         contract = other.feedforward.contract.weight
-        assert torch.equal(contract, tiled(one.feedforward.contract.weight, contract.shape))
+        assert torch.equal(contract, tile_tensor(one.feedforward.contract.weight, contract.shape))
 
 
 def test_embedding_norms_and_head_are_tiled_along_the_width_alone(pair: tuple[Any, Any]) -> None:
@@ -138,13 +144,12 @@ def test_what_cannot_grow_is_refused() -> None:
         tile(small, replace(LARGE, embedding=replace(LARGE.embedding, vocabulary=64)))
     with refuses(
         ConfigError,
-        "a VisionConfig does not grow into a VisionConfig: tile encoders, decoders and "
-        "encoder-decoders of text into their own kind.",
+        "a VisionConfig cannot be tiled into a VisionConfig: use a text model of the same type.",
     ):
         tile(build(VISIONS["vit"]), VISIONS["vit"])
     with refuses(
         ConfigError,
-        "layer 1 has no layer of its kind to start from: keep sublayers, and local and global "
+        "layer 1 of the large model has no similar layer in the small one: keep sublayers, and local and global "
         "layers, as in the small model.",
     ):
         shape = {"width": 24, "heads": 3, "hidden": 20, "vocabulary": 31}
@@ -152,29 +157,29 @@ def test_what_cannot_grow_is_refused() -> None:
 
 
 def test_the_rotary_base_is_raised_where_the_whole_text_is_seen() -> None:
-    config = with_rotary(SMALL, 5000.0)
+    config = with_rotary_base(SMALL, 5000.0)
     thetas = []
     for index in range(5):
         position = config.stack.attention(index).position
         assert isinstance(position, Rotary)
         thetas.append(position.theta)
     assert thetas == [5000.0, 10_000.0, 10_000.0, 5000.0, 10_000.0]
-    assert with_rotary(config, 160_000.0) == SMALL
+    assert with_rotary_base(config, 160_000.0) == SMALL
     with refuses(
         ConfigError, "no layer with rotary positions sees the whole text: leave theta out."
     ):
-        with_rotary(DECODERS["window"], 5000.0)
+        with_rotary_base(DECODERS["window"], 5000.0)
     with refuses(ConfigError, "theta=1 turns nothing: use a base above 1."):
-        with_rotary(SMALL, 1.0)
+        with_rotary_base(SMALL, 1.0)
 
 
 def test_a_living_model_keeps_its_parameters_and_turns_by_the_new_base() -> None:
     # With one base for all layers they share their angles, and must not afterwards.
-    config = with_rotary(SMALL, 10_000.0)
+    config = with_rotary_base(SMALL, 10_000.0)
     model = build(config, seed=0)
     assert set(model.stack.place_owner) == {0}
     parameters = list(model.parameters())
-    raise_rotary(model, 160_000.0)
+    set_rotary_base(model, 160_000.0)
     assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
     assert model.config == SMALL
     expected = build(SMALL, seed=0)

@@ -6,9 +6,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from manyheads.data.texts import TextFiles
-from manyheads.data.tokenizer import train_tokenizer
-from manyheads.train.run import Run, run_of
+from manyheads.data.sources.texts import TextFiles
+from manyheads.data.tokenizer_training import train_tokenizer
+from manyheads.train.run_file.run_config import Run, run_of
 
 SENTENCE = "the cat sat on a mat while one dog ran over some hill and sun was low"
 
@@ -28,7 +28,7 @@ def corpus(documents: int, seed: int) -> dict[str, str]:
     with TemporaryDirectory() as folder:
         source, tokenizer = Path(folder, "corpus.txt"), Path(folder, "tokenizer.json")
         source.write_text("\n\n".join(texts), encoding="utf-8")
-        train_tokenizer(TextFiles(str(source)), 300, shown=False).save(str(tokenizer))
+        train_tokenizer(TextFiles(str(source)), 300, progress=False).save(str(tokenizer))
         return {each.name: each.read_text(encoding="utf-8") for each in (source, tokenizer)}
 
 

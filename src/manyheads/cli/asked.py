@@ -201,9 +201,8 @@ def first_labelled(model: "Model", file: Path | None, tokens: int) -> tuple[Labe
 
     All are whole: half a text may be of another class.
     """
-    from manyheads.data.examples import numbered
-    from manyheads.data.labelled import LabelledTexts
-    from manyheads.data.rows import ROW_FORMATS, FileRows
+    from manyheads.data.labelled import LabelledTexts, label_ids
+    from manyheads.data.sources.rows import ROW_FORMATS, FileRows
     from manyheads.models.readout import ClassHead
 
     if file is None or file.suffix not in ROW_FORMATS:
@@ -215,7 +214,7 @@ def first_labelled(model: "Model", file: Path | None, tokens: int) -> tuple[Labe
     assert isinstance(head, ClassHead)
     rows = list(LabelledTexts(FileRows((str(file),))))
     known = model.class_names or tuple(str(number) for number in range(head.classes))
-    classes, _ = numbered([row.label for row in rows], [row.place for row in rows], known)
+    classes, _ = label_ids([row.label for row in rows], [row.location for row in rows], known)
     texts = [row.text for row in rows]
     count = len(first_texts(model, texts, tokens)[0])
     return (

@@ -98,11 +98,11 @@ class Classify:
         return 0
 
     def _look(self) -> None:
-        from manyheads.data.image_files import images_in, read_image
+        from manyheads.data.image_preprocessing import find_images, read_image
         from manyheads.encoding.images import classify_images
         from manyheads.models.vision import Vision
 
-        files = [file for path in self.image for file in images_in(path)]
+        files = [file for path in self.image for file in find_images(path)]
         model = open_model(self.model, self.device, self.dtype)
         if not isinstance(model, Vision):
             raise InputError(f"{self.model} reads no images", "give it texts with --text or --file")

@@ -87,7 +87,7 @@ class GateCommand:
     def run(self) -> int:
         """Print the figures before and after, and where the model is."""
         from manyheads.checkpoints.folder import save
-        from manyheads.data.texts import TextFiles
+        from manyheads.data.sources.texts import TextFiles
         from manyheads.encoding.reading import reads_texts
         from manyheads.parts.gates import Gate
         from manyheads.surgery.gates import split_chunks, train_gates

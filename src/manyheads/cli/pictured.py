@@ -54,15 +54,14 @@ def first_images(
     """
     import torch
 
-    from manyheads.data.habits import image_size
-    from manyheads.data.image_files import images_in
+    from manyheads.data.image_preprocessing import find_images, image_size
     from manyheads.models.readout import ClassHead
 
     if tokens < 1:
         raise InputError(f"--tokens {tokens} measures nothing", "use 1 or more")
     each = (image_size(model) // model.config.patches.size) ** 2 + 1
     classed = isinstance(model.config.readout, ClassHead)
-    files = _labelled(model, folder) if classed else [(file, 0) for file in images_in(folder)]
+    files = _labelled(model, folder) if classed else [(file, 0) for file in find_images(folder)]
     drawn = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed)).tolist()
     first, last = max(1, tokens // each), -(-more // each)
     return (
@@ -88,7 +87,7 @@ def _labelled(model: "Vision", folder: Path) -> Sequence[tuple[Path, int]]:
 
 
 def _read(model: "Vision", files: Sequence[tuple[Path, int]], classed: bool) -> Pictures:
-    from manyheads.data.image_files import read_image
+    from manyheads.data.image_preprocessing import read_image
 
     images = [read_image(model, file) for file, _ in files]
     return Pictures(images, [label for _, label in files] if classed else None)

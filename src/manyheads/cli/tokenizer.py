@@ -57,11 +57,10 @@ class TrainTokenizer:
             raise InputError(f"there is no folder {folder}", "make it, or name another")
         if self.out.is_dir():
             raise InputError(f"{self.out} is a folder", "name a file in it")
-        from manyheads.data.sources import texts_of
-        from manyheads.data.texts import TextFiles
-        from manyheads.data.tokenizer import train_tokenizer
+        from manyheads.data.sources.texts import TextFiles, text_source
+        from manyheads.data.tokenizer_training import train_tokenizer
 
-        source = texts_of(self.files, field=self.field, format=self.format, errors=self.errors)
+        source = text_source(self.files, field=self.field, format=self.format, errors=self.errors)
         source.check()
         tokenizer = train_tokenizer(
             source, self.size, self.kind, lowercase=not self.cased, specials=self.special

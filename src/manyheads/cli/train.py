@@ -38,12 +38,12 @@ class Train:
 
     def run(self) -> int:
         """Say how it ended and where the model is, or how to go on."""
-        from manyheads.train.run import read_run
-        from manyheads.train.session import train
+        from manyheads.train.loop.session import train
+        from manyheads.train.run_file.run_config import read_run
 
         asked = read_run(self.file, self.set)
         return follow(
-            lambda: train(asked, since=self.since, fresh=self.fresh),
+            lambda: train(asked, resume_from=self.since, fresh=self.fresh),
             f"manyheads train {self.file}",
             self.set,
             self.since,

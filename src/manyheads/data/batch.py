@@ -1,4 +1,4 @@
-"""What the data gives and an objective takes: one micro-batch."""
+"""One micro-batch of training data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,18 +9,16 @@ from torch import Tensor
 
 from manyheads.ragged import Ragged
 
-__all__ = ["UNLABELLED", "Batch"]
-
-# A label that asks nothing, as torch has it.
-UNLABELLED = -100
+# Targets with this label do not count, as in torch.nn.functional.cross_entropy.
+IGNORE_INDEX = -100
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Batch:
-    """Texts or images that are trained on together, and what is known of them.
+    """Texts or images that are trained on together, with their labels.
 
-    `others` are the second texts of pairs: what a `Seq2Seq` is to write, or what a sentence should
-    lie close to. `labels` are one a sequence, one a token, or one an image.
+    `others` are the second texts of pairs: the target of a `Seq2Seq`, or the text that a sentence
+    embedding should be close to. There is one label per sequence, per token, or per image.
     """
 
     texts: Ragged | None = None
@@ -33,32 +31,29 @@ class Batch:
         """Tokens of all texts, for rates and budgets."""
         return sum(part.lengths.total for part in (self.texts, self.others) if part is not None)
 
-    def to(self, device: torch.device | str) -> "Batch":
-        return self._changed(lambda tensor: tensor.to(device))
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Batch":
+        """A copy on a device; from pinned memory `non_blocking` copies do not stop the host."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def pinned(self) -> "Batch":
-        """In memory that a GPU copies from by itself."""
-        return self._changed(Tensor.pin_memory)
+    def pin_memory(self) -> "Batch":
+        """A copy in page-locked memory, from which a GPU copies asynchronously."""
+        return self._map(Tensor.pin_memory)
 
-    def sent(self, device: torch.device | str) -> "Batch":
-        """On a device; pinned memory is copied while the host goes on."""
-        return self._changed(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         return replace(
             self,
-            texts=None if self.texts is None else _changed(self.texts, change),
-            others=None if self.others is None else _changed(self.others, change),
-            images=tuple(change(image) for image in self.images),
-            labels=None if self.labels is None else change(self.labels),
+            texts=None if self.texts is None else _map_ragged(self.texts, function),
+            others=None if self.others is None else _map_ragged(self.others, function),
+            images=tuple(function(image) for image in self.images),
+            labels=None if self.labels is None else function(self.labels),
         )
 
 
-def _changed(ragged: Ragged, change: Callable[[Tensor], Tensor]) -> Ragged:
+def _map_ragged(ragged: Ragged, function: Callable[[Tensor], Tensor]) -> Ragged:
     lengths = replace(
         ragged.lengths,
-        offsets=change(ragged.lengths.offsets),
-        positions=change(ragged.lengths.positions),
-        sequence_of_token=change(ragged.lengths.sequence_of_token),
+        offsets=function(ragged.lengths.offsets),
+        positions=function(ragged.lengths.positions),
+        sequence_of_token=function(ragged.lengths.sequence_of_token),
     )
-    return Ragged(change(ragged.values), lengths)
+    return Ragged(function(ragged.values), lengths)

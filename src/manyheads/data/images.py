@@ -1,7 +1,7 @@
-"""Images with their classes: folders, .npz arrays, and idx files as MNIST has them.
+"""Images with classes: folders, .npz arrays, and idx files such as MNIST.
 
-A batch holds float images (channels, height, width): pixels scaled to 0 to 1, less `mean`, by
-`std`. `tokens_each` is what an image counts for in `batch_tokens` of a stream: with 1, images.
+A batch has float images (channels, height, width): pixels scaled to 0..1, minus `mean`, divided by
+`std`. `tokens_per_image` is what an image counts for in `batch_tokens` of a stream: with 1, images.
 """
 
 import zipfile
@@ -15,23 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manyheads.data.batch import UNLABELLED, Batch
-from manyheads.data.files import opened
+from manyheads.data.batch import IGNORE_INDEX, Batch
+from manyheads.data.sources.files import open_file
 from manyheads.errors import InputError, MissingExtraError
 
-__all__ = [
-    "ByChannel",
-    "ImageArrays",
-    "ImageFolder",
-    "images_of_idx",
-    "images_of_npz",
-    "read_idx",
-    "read_pixels",
-    "scaled",
-]
-
 # One number for all channels of an image, or one for each.
-ByChannel = float | tuple[float, ...]
+PerChannel = float | tuple[float, ...]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 MODES = {1: "L", 3: "RGB"}
@@ -46,15 +35,15 @@ class ImageArrays:
     pixels: NDArray[Any]
     labels: NDArray[Any] | None = None
     names: tuple[str, ...] = ()
-    mean: ByChannel = 0.5
-    std: ByChannel = 0.5
-    tokens_each: int = 1
+    mean: PerChannel = 0.5
+    std: PerChannel = 0.5
+    tokens_per_image: int = 1
 
     def __post_init__(self) -> None:
         shape = self.pixels.shape
         if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in MODES):
             raise InputError(
-                f"images have shape {shape}", "give (n, height, width), or with 1 or 3 channels"
+                f"images have shape {shape}", "use (n, height, width), or with 1 or 3 channels"
             )
         if self.labels is not None and (
             self.labels.shape != shape[:1] or self.labels.dtype.kind not in "iu"
@@ -65,22 +54,24 @@ class ImageArrays:
                 f"give {shape[0]} integers",
             )
         if self.labels is not None:
-            odd = self.labels[(self.labels < 0) & (self.labels != UNLABELLED)]
+            odd = self.labels[(self.labels < 0) & (self.labels != IGNORE_INDEX)]
             if len(odd):
                 raise InputError(
-                    f"label {odd[0]} is below zero",
-                    f"count classes from 0, and give {UNLABELLED} to an image that has none",
+                    f"label {odd[0]} is negative",
+                    f"number classes from 0, and use {IGNORE_INDEX} for images without one",
                 )
 
     @property
     def sizes(self) -> int:
-        return self.tokens_each
+        return self.tokens_per_image
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        images = tuple(scaled(self.pixels[number], self.mean, self.std) for number in numbers)
+        images = tuple(
+            normalise_pixels(self.pixels[number], self.mean, self.std) for number in numbers
+        )
         labels = None
         if self.labels is not None:
             labels = torch.from_numpy(self.labels[list(numbers)].astype(np.int64))
@@ -88,10 +79,9 @@ class ImageArrays:
 
 
 class ImageFolder:
-    """A folder a class, named after it; images are read when their batch is, `size` pixels a side.
+    """One folder per class; images are read with their batch and resized to `size` pixels a side.
 
-    Without `size` they stay as large as they are. Classes are numbered as in `names`, else in the
-    order of the alphabet.
+    Without `size` they are not resized. Classes are numbered as in `names`, or alphabetically.
     """
 
     def __init__(
@@ -100,25 +90,29 @@ class ImageFolder:
         *,
         size: int | None = None,
         channels: int = 3,
-        mean: ByChannel = 0.5,
-        std: ByChannel = 0.5,
-        tokens_each: int = 1,
+        mean: PerChannel = 0.5,
+        std: PerChannel = 0.5,
+        tokens_per_image: int = 1,
         names: Sequence[str] = (),
     ) -> None:
         self.size, self.channels, self.mean, self.std = size, channels, mean, std
-        self.tokens_each = tokens_each
+        self.tokens_per_image = tokens_per_image
         root = Path(folder)
         if not root.is_dir():
-            raise InputError(f"there is no folder {folder}", "name one with a folder a class")
+            raise InputError(
+                f"{folder} is not a folder", "give a folder with one sub-folder per class"
+            )
         if channels not in MODES:
-            raise InputError(f"channels={channels} is no way to see", "use 1 (grey) or 3 (colour)")
+            raise InputError(
+                f"channels must be 1 or 3, got {channels}", "use 1 (grey) or 3 (colour)"
+            )
         classes = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
         self.names = tuple(names) or tuple(each.name for each in classes)
         known = {name: number for number, name in enumerate(self.names)}
         for each in classes:
             if each.name not in known:
                 raise InputError(
-                    f"{each} is a class that is unknown", f"use one of: {', '.join(self.names)}"
+                    f"{each} is an unknown class", f"use one of: {', '.join(self.names)}"
                 )
         self.files = tuple(
             (file, known[each.name])
@@ -128,13 +122,13 @@ class ImageFolder:
         )
         if not self.files:
             raise InputError(
-                f"{folder} holds no images in folders of classes",
-                f"lay {', '.join(SUFFIXES[:3])} files as {root.name}/cat/one.png",
+                f"{folder} has no images in folders of classes",
+                f"add {', '.join(SUFFIXES[:3])} files, such as {root.name}/cat/one.png",
             )
 
     @property
     def sizes(self) -> int:
-        return self.tokens_each
+        return self.tokens_per_image
 
     def __len__(self) -> int:
         return len(self.files)
@@ -142,18 +136,18 @@ class ImageFolder:
     def batch(self, numbers: Sequence[int]) -> Batch:
         chosen = [self.files[number] for number in numbers]
         read = (read_pixels(file, channels=self.channels, size=self.size) for file, _ in chosen)
-        images = tuple(scaled(pixels, self.mean, self.std) for pixels in read)
+        images = tuple(normalise_pixels(pixels, self.mean, self.std) for pixels in read)
         return Batch(images=images, labels=torch.tensor([label for _, label in chosen]))
 
 
 def read_pixels(file: Path, *, channels: int, size: int | None) -> NDArray[np.uint8]:
-    """An image file in grey or in colour, brought to `size` pixels a side unless it is None."""
+    """An image file in grey or in colour, resized to `size` pixels a side unless it is None."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise MissingExtraError(f"{file} needs the package pillow", "pip install pillow") from None
     if not file.is_file():
-        raise InputError(f"there is no file {file}", "name an image")
+        raise InputError(f"{file} does not exist", "give an image file")
     try:
         with Image.open(file) as stored:
             image = stored.convert(MODES[channels])
@@ -161,15 +155,15 @@ def read_pixels(file: Path, *, channels: int, size: int | None) -> NDArray[np.ui
             image = image.resize((size, size), Image.Resampling.BICUBIC)
         return np.asarray(image)
     except (UnidentifiedImageError, Image.DecompressionBombError):
-        raise InputError(f"{file} is no image", "name a PNG or a JPEG") from None
+        raise InputError(f"{file} is not an image", "use a PNG or a JPEG") from None
     except OSError as error:
-        raise InputError(f"{file} is a broken image ({error})", "name another") from None
+        raise InputError(f"{file} is a damaged image ({error})", "use another") from None
 
 
-def images_of_npz(
+def load_npz(
     path: str | Path, *, images: str = "images", labels: str = "labels", **options: Any
 ) -> ImageArrays:
-    """The arrays of these names in an .npz file; one without labels may lack them."""
+    """The images and labels of an .npz file; labels are optional."""
     path = Path(path)
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -179,32 +173,32 @@ def images_of_npz(
             found = arrays.get(labels)
             return ImageArrays(pixels=arrays[images], labels=found, **options)
     except FileNotFoundError:
-        raise InputError(f"there is no file {path}", "check the name") from None
+        raise InputError(f"{path} does not exist", "check the path") from None
     except InputError:
         raise
     except (ValueError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} is no .npz of plain arrays ({error})", "save it anew") from None
+        raise InputError(
+            f"{path} is not an .npz of plain arrays ({error})", "save it again"
+        ) from None
 
 
-def images_of_idx(
-    images: str | Path, labels: str | Path | None = None, **options: Any
-) -> ImageArrays:
+def load_idx(images: str | Path, labels: str | Path | None = None, **options: Any) -> ImageArrays:
     """Images and labels of idx files, compressed or not."""
     found = None if labels is None else read_idx(labels)
     return ImageArrays(pixels=read_idx(images), labels=found, **options)
 
 
 def read_idx(path: str | Path) -> NDArray[Any]:
-    """The array of an idx file: two zeros, a type, the number of axes, their sizes, the numbers."""
+    """The array of an idx file: two zeros, the dtype, the number of axes, the shape, the values."""
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"there is no file {path}", "check the name")
-    with opened(path) as file:
+        raise InputError(f"{path} does not exist", "check the path")
+    with open_file(path) as file:
         magic = file.read(4)
         if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in IDX_TYPES or not magic[3]:
             raise InputError(
-                f"{path} begins with {magic.hex(' ') or 'nothing'}, as no idx file does",
-                "give one such as train-images-idx3-ubyte, which begins with 00 00 08 03",
+                f"{path} starts with {magic.hex(' ') or 'nothing'} and is not an idx file",
+                "use one such as train-images-idx3-ubyte, which starts with 00 00 08 03",
             )
         return _idx_array(path, file.read(), np.dtype(IDX_TYPES[magic[2]]), magic[3])
 
@@ -212,19 +206,19 @@ def read_idx(path: str | Path) -> NDArray[Any]:
 def _idx_array(path: Path, rest: bytes, dtype: np.dtype[Any], axes: int) -> NDArray[Any]:
     header, data = rest[: 4 * axes], rest[4 * axes :]
     if len(header) < 4 * axes:
-        raise InputError(f"{path} ends within its header", "fetch it again")
+        raise InputError(f"{path} ends within its header", "download it again")
     shape = tuple(np.frombuffer(header, dtype=">u4").tolist())
     needed = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if len(data) != needed:
         raise InputError(
-            f"{path} has {len(data)} bytes of numbers, and its shape {shape} asks for {needed}",
-            "fetch it again",
+            f"{path} has {len(data)} bytes of values, and its shape {shape} needs {needed}",
+            "download it again",
         )
     return np.frombuffer(data, dtype=dtype).reshape(shape).astype(dtype.newbyteorder("="))
 
 
-def scaled(pixels: NDArray[Any], mean: ByChannel, std: ByChannel) -> Tensor:
-    """Whole numbers are pixels of 0 to 255; others are taken to be scaled already."""
+def normalise_pixels(pixels: NDArray[Any], mean: PerChannel, std: PerChannel) -> Tensor:
+    """Pixels as a normalised tensor: integers are 0..255, floats are taken as scaled already."""
     image = pixels.astype(np.float32)
     if pixels.dtype.kind in "iu":
         image /= 255
@@ -234,11 +228,11 @@ def scaled(pixels: NDArray[Any], mean: ByChannel, std: ByChannel) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray((image.transpose(2, 0, 1) - shift) / scale))
 
 
-def _by_channel(given: ByChannel, channels: int) -> NDArray[np.float32]:
+def _by_channel(given: PerChannel, channels: int) -> NDArray[np.float32]:
     numbers = np.asarray(given, dtype=np.float32).reshape(-1, 1, 1)
     if len(numbers) not in (1, channels):
         raise InputError(
-            f"{len(numbers)} numbers are given for images of {channels} channels",
+            f"got {len(numbers)} numbers for images of {channels} channels",
             f"give one, or {channels}",
         )
     return numbers

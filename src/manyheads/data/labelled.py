@@ -1,68 +1,82 @@
-"""Texts with what is known of them: a label, a second text, or a tag for each word."""
+"""Labelled texts, pairs of texts and tagged words: read from rows, tokenised and kept in memory.
 
-from collections.abc import Iterator
+reviews = labelled_examples(LabelledTexts(FileRows("train.jsonl")), tokenizer, max_length=512)
+test = labelled_examples(..., tokenizer, max_length=512, names=reviews.names)
+Stream(reviews, batch_tokens=16_384, seed=0)
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
-from manyheads.data.rows import Row, Rows
+import numpy as np
+import torch
+from jaxtyping import Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from manyheads.data.batch import IGNORE_INDEX, Batch
+from manyheads.data.permutation import permute
+from manyheads.data.sources.rows import Row, RowSource
 from manyheads.errors import InputError
+from manyheads.ragged import Lengths, Ragged
+from manyheads.tokenizing import cutting_copy
 
-__all__ = ["Label", "LabelledText", "LabelledTexts", "Pair", "Pairs", "TaggedText", "TaggedTexts"]
-
-# A number, or a name that gets one.
+# A class number, or the name of a class.
 Label = int | str
 
 
 class LabelledText(NamedTuple):
     text: str
     label: Label
-    place: str
+    location: str
 
 
-class Pair(NamedTuple):
+class TextPair(NamedTuple):
     first: str
     second: str
-    place: str
+    location: str
 
 
 class TaggedText(NamedTuple):
     words: tuple[str, ...]
     tags: tuple[Label, ...]
-    place: str
+    location: str
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledTexts:
-    """One text and one label a row, as in `LabelledTexts(FileRows("reviews.jsonl"))`."""
+    """One text and one label per row, as in `LabelledTexts(FileRows("reviews.jsonl"))`."""
 
-    rows: Rows
+    rows: RowSource
     text: str = "text"
     label: str = "label"
 
     def __iter__(self) -> Iterator[LabelledText]:
         for row in self.rows:
             label = _label(row.get(self.label), row, self.label)
-            yield LabelledText(row.text(self.text), label, row.place)
+            yield LabelledText(row.text(self.text), label, row.location)
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
-    """Two texts a row: a sentence and its translation, a question and its answer."""
+class TextPairs:
+    """Two texts per row: a sentence and its translation, a question and its answer."""
 
-    rows: Rows
+    rows: RowSource
     first: str = "first"
     second: str = "second"
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[TextPair]:
         for row in self.rows:
-            yield Pair(row.text(self.first), row.text(self.second), row.place)
+            yield TextPair(row.text(self.first), row.text(self.second), row.location)
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedTexts:
-    """A list of words and a list of as many tags a row."""
+    """A list of words and a list of as many tags per row."""
 
-    rows: Rows
+    rows: RowSource
     words: str = "tokens"
     tags: str = "tags"
 
@@ -72,19 +86,23 @@ class TaggedTexts:
             tags = _list(row, self.tags)
             if len(words) != len(tags):
                 raise InputError(
-                    f"{row.place} has {len(words)} {self.words} and {len(tags)} {self.tags}",
-                    "give one tag a word",
+                    f"{row.location} has {len(words)} {self.words} and {len(tags)} {self.tags}",
+                    "give one tag per word",
                 )
             if not all(isinstance(word, str) for word in words):
-                raise InputError(f"{row.place}: {self.words} are no words", "give a list of texts")
+                raise InputError(
+                    f"{row.location}: {self.words} are no words", "give a list of texts"
+                )
             labels = tuple(_label(tag, row, self.tags) for tag in tags)
-            yield TaggedText(tuple(words), labels, row.place)
+            yield TaggedText(tuple(words), labels, row.location)
 
 
 def _list(row: Row, field: str) -> list[Any]:
     value = row.get(field)
     if not isinstance(value, list):
-        raise InputError(f"{row.place}: field {field!r} is a {type(value).__name__}", "give a list")
+        raise InputError(
+            f"{row.location}: field {field!r} is a {type(value).__name__}", "give a list"
+        )
     return value
 
 
@@ -92,5 +110,223 @@ def _label(value: Any, row: Row, field: str) -> Label:
     if isinstance(value, str) or (isinstance(value, int) and value >= 0):
         return value if isinstance(value, str) else int(value)
     raise InputError(
-        f"{row.place}: field {field!r} is {value!r}", "give a name, or a number of 0 or more"
+        f"{row.location}: field {field!r} is {value!r}", "use a name, or a number of 0 or more"
     )
+
+
+AT_A_TIME = 1024
+
+Example = TypeVar("Example")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sequences:
+    """Sequences of numbers, concatenated."""
+
+    values: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence[int]]) -> "_Sequences":
+        arrays = [np.array(sequence, dtype=np.int32) for sequence in sequences]
+        offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
+        return cls(np.concatenate([np.zeros(0, np.int32), *arrays]), offsets)
+
+    @property
+    def sizes(self) -> NDArray[np.int32]:
+        return np.diff(self.offsets).astype(np.int32)
+
+    def take(self, numbers: Sequence[int]) -> Int[Tensor, " n"]:
+        chosen = [self.values[self.offsets[i] : self.offsets[i + 1]] for i in numbers]
+        return torch.from_numpy(np.concatenate(chosen).astype(np.int64))
+
+    def rows(self, numbers: Sequence[int]) -> "_Sequences":
+        return _Sequences.of(
+            self.values[self.offsets[i] : self.offsets[i + 1]].tolist() for i in numbers
+        )
+
+    def ragged(self, numbers: Sequence[int]) -> Ragged:
+        each = (self.offsets[i + 1] - self.offsets[i] for i in numbers)
+        return Ragged(self.take(numbers), Lengths.of([int(size) for size in each]))
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Examples:
+    """Texts that are not cut further, with `others`, `labels` or `tags`; `names` are of classes."""
+
+    texts: _Sequences
+    others: _Sequences | None = None
+    labels: NDArray[np.int64] | None = None
+    tags: _Sequences | None = None
+    names: tuple[str, ...] = ()
+
+    @property
+    def sizes(self) -> NDArray[np.int32]:
+        return self.texts.sizes if self.others is None else self.texts.sizes + self.others.sizes
+
+    def __len__(self) -> int:
+        return len(self.texts.offsets) - 1
+
+    def split(self, fraction: float) -> "tuple[Examples, Examples]":
+        """A random split: all but a fraction of the rows, and that fraction."""
+        total = len(self)
+        held = round(total * fraction)
+        if not 0 < held < total:
+            raise InputError(
+                f"cannot split off {fraction:g} of {total} rows",
+                "use more rows, or another fraction",
+            )
+        drawn = permute(np.arange(total), total, seed=0, epoch=0).tolist()
+        return self._rows(sorted(drawn[held:])), self._rows(sorted(drawn[:held]))
+
+    def _rows(self, numbers: list[int]) -> "Examples":
+        return Examples(
+            texts=self.texts.rows(numbers),
+            others=None if self.others is None else self.others.rows(numbers),
+            labels=None if self.labels is None else self.labels[numbers],
+            tags=None if self.tags is None else self.tags.rows(numbers),
+            names=self.names,
+        )
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        labels = None
+        if self.labels is not None:
+            labels = torch.from_numpy(self.labels[list(numbers)])
+        elif self.tags is not None:
+            labels = self.tags.take(numbers)
+        return Batch(
+            texts=self.texts.ragged(numbers),
+            others=None if self.others is None else self.others.ragged(numbers),
+            labels=labels,
+        )
+
+
+def labelled_examples(
+    source: Iterable[LabelledText],
+    tokenizer: Any,
+    *,
+    max_length: int | None = None,
+    names: Sequence[str] = (),
+) -> Examples:
+    """Texts with one label each; class names are numbered by `names`, or alphabetically."""
+    rows = _non_empty(source)
+    found, kept = label_ids([row.label for row in rows], [row.location for row in rows], names)
+    ids = _encoded(
+        [row.text for row in rows], [row.location for row in rows], tokenizer, max_length
+    )
+    return Examples(
+        texts=_Sequences.of(one.ids for one in ids),
+        labels=np.array(found, dtype=np.int64),
+        names=kept,
+    )
+
+
+def paired_examples(
+    source: Iterable[TextPair],
+    tokenizer: Any,
+    *,
+    max_length: int | None = None,
+    end: int | None = None,
+) -> Examples:
+    """Pairs of texts, tokenised separately; the token `end` is appended to each."""
+    rows = _non_empty(source)
+    locations = [row.location for row in rows]
+    suffix = [] if end is None else [end]
+    text_length = None if max_length is None else max_length - len(suffix)
+    first = _encoded([row.first for row in rows], locations, tokenizer, text_length)
+    second = _encoded([row.second for row in rows], locations, tokenizer, text_length)
+    return Examples(
+        texts=_Sequences.of([*one.ids, *suffix] for one in first),
+        others=_Sequences.of([*one.ids, *suffix] for one in second),
+    )
+
+
+def tagged_examples(
+    source: Iterable[TaggedText],
+    tokenizer: Any,
+    *,
+    max_length: int | None = None,
+    names: Sequence[str] = (),
+) -> Examples:
+    """Words with a tag each: the label of the first token; other tokens get `IGNORE_INDEX`."""
+    rows = _non_empty(source)
+    locations = [row.location for row in rows for _ in row.tags]
+    found, kept = label_ids([tag for row in rows for tag in row.tags], locations, names)
+    encoded = _encoded(
+        [list(row.words) for row in rows], [row.location for row in rows], tokenizer, max_length
+    )
+    numbers = iter(found)
+    tags = [
+        _spread(one.word_ids, list(islice(numbers, len(row.tags))))
+        for one, row in zip(encoded, rows, strict=True)
+    ]
+    return Examples(
+        texts=_Sequences.of(one.ids for one in encoded), tags=_Sequences.of(tags), names=kept
+    )
+
+
+def _spread(words: Sequence[int | None], tags: Sequence[int]) -> list[int]:
+    """
+    >>> _spread([None, 0, 0, 1, None], [5, 7])
+    [-100, 5, -100, 7, -100]
+    """
+    before = [None, *words]
+    return [
+        IGNORE_INDEX if word is None or word == last else tags[word]
+        for last, word in zip(before, words, strict=False)
+    ]
+
+
+def _non_empty(source: Iterable[Example]) -> list[Example]:
+    rows = list(source)
+    if not rows:
+        raise InputError("the source has no examples", "give at least one")
+    return rows
+
+
+def label_ids(
+    labels: Sequence[Label], locations: Sequence[str], names: Sequence[str]
+) -> tuple[list[int], tuple[str, ...]]:
+    """Labels as class numbers, and the class names if labels are names."""
+    kinds = {type(label) for label in labels}
+    if len(kinds) > 1:
+        raise InputError(
+            "some labels are names and some are numbers", "use only names or only numbers"
+        )
+    if kinds == {str} and not names:
+        names = sorted({str(label) for label in labels})
+    known = {name: number for number, name in enumerate(names)}
+    found = []
+    for label, location in zip(labels, locations, strict=True):
+        number = known.get(label) if isinstance(label, str) else label
+        if number is None or (names and number >= len(names)):
+            raise InputError(
+                f"{location}: the label {label!r} is unknown", f"use one of: {', '.join(names)}"
+            )
+        found.append(number)
+    return found, tuple(names)
+
+
+def _encoded(
+    texts: Sequence[str] | Sequence[list[str]],
+    locations: Sequence[str],
+    tokenizer: Any,
+    max_length: int | None,
+) -> list[Any]:
+    """Encodings with the tokenizer's special tokens, truncated to `max_length` tokens."""
+    copy = cutting_copy(tokenizer, max_length)
+    found: list[Any] = []
+    for some in _sliced(texts):
+        words = isinstance(some[0], list)
+        # Tags need offsets, which the fast version leaves out.
+        encode = copy.encode_batch if words else copy.encode_batch_fast
+        found += encode(some, is_pretokenized=words)
+    for encoding, location in zip(found, locations, strict=True):
+        if not encoding.ids:
+            raise InputError(f"{location} has a text without tokens", "remove empty texts")
+    return found
+
+
+def _sliced(texts: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(texts), AT_A_TIME):
+        yield texts[start : start + AT_A_TIME]

@@ -1,4 +1,4 @@
-"""Masked tokens for a model to guess: which, what stands in their place, what a word is."""
+"""Masking of tokens for masked language modelling."""
 
 import json
 from collections.abc import Sequence
@@ -13,17 +13,15 @@ from torch import Tensor
 from manyheads.errors import ConfigError
 from manyheads.ragged import Ragged
 
-__all__ = ["Masked", "Masking", "Vocabulary", "mask_tokens", "vocabulary_of"]
-
 MASK_NAMES = ("[MASK]", "<mask>", "<|mask|>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Masking:
-    """`share` of the tokens are to be guessed, of which most are hidden (arXiv 1810.04805).
+    """The fraction `share` of tokens to predict, and how they are corrupted (arXiv 1810.04805).
 
-    Of the chosen tokens the share `hidden` becomes the mask token and `replaced` another word at
-    random; the rest stay as they are. With `whole="words"` the tokens of a word go together.
+    Of the chosen tokens the fraction `hidden` becomes the mask token and `replaced` a random token;
+    the rest is unchanged. With `whole="words"` the tokens of a word are chosen together.
     """
 
     share: float = 0.3
@@ -33,91 +31,97 @@ class Masking:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise ConfigError(f"share={self.share:g} of the tokens", "use 0 < share <= 1")
+            raise ConfigError(
+                f"share must be in (0, 1], got {self.share:g}", "use a fraction such as 0.3"
+            )
         if min(self.hidden, self.replaced) < 0 or self.hidden + self.replaced > 1:
             raise ConfigError(
-                f"hidden={self.hidden:g} and replaced={self.replaced:g} are no shares of one whole",
-                "use shares of 0 or more that sum to at most 1, such as 0.8 and 0.1",
+                f"hidden={self.hidden:g} and replaced={self.replaced:g} must be fractions "
+                "with a sum of at most 1",
+                "use values such as 0.8 and 0.1",
             )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Vocabulary:
-    """What masking must know of tokens: `ordinary` ones may be chosen and may replace others.
+class MaskingVocabulary:
+    """Properties of tokens: `ordinary` ones may be masked and may replace others.
 
-    A token belongs to the word before it if it says `follows` and its neighbour `goes_on`.
+    A token belongs to the same word as the one before it if it `continues_word` and the one before
+    `is_continued`.
     """
 
     mask: int
     ordinary: Bool[Tensor, " v"]
-    follows: Bool[Tensor, " v"] | None = None
-    goes_on: Bool[Tensor, " v"] | None = None
+    continues_word: Bool[Tensor, " v"] | None = None
+    is_continued: Bool[Tensor, " v"] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Masked:
-    """A batch with hidden tokens; `places` are the chosen ones and `answers` what they were."""
+class MaskedTokens:
+    """Masked texts; `positions` are the chosen tokens and `labels` their ids before masking."""
 
     texts: Ragged
-    places: Int[Tensor, " m"]
-    answers: Int[Tensor, " m"]
+    positions: Int[Tensor, " m"]
+    labels: Int[Tensor, " m"]
 
 
 def mask_tokens(
-    texts: Ragged, vocabulary: Vocabulary, masking: Masking, draw: torch.Generator
-) -> Masked:
-    """Choose and hide tokens; the same state of `draw` gives the same on every device.
+    texts: Ragged, vocabulary: MaskingVocabulary, masking: Masking, generator: torch.Generator
+) -> MaskedTokens:
+    """Mask tokens; the result depends only on `generator`, not on the device.
 
     >>> texts = Ragged.from_list([torch.tensor([0, 5, 6, 7])])
-    >>> words = Vocabulary(9, torch.tensor([False] + [True] * 8 + [False]))
+    >>> words = MaskingVocabulary(9, torch.tensor([False] + [True] * 8 + [False]))
     >>> masked = mask_tokens(texts, words, Masking(share=1.0, hidden=1.0, replaced=0.0),
     ...                      torch.Generator().manual_seed(0))
-    >>> masked.texts.values.tolist(), masked.answers.tolist()
+    >>> masked.texts.values.tolist(), masked.labels.tolist()
     ([0, 9, 9, 9], [5, 6, 7])
     """
     ids = texts.values.cpu()
     if ids.numel() and int(ids.max()) >= vocabulary.ordinary.shape[0]:
         raise ConfigError(
-            f"token id {int(ids.max())} is outside the {vocabulary.ordinary.shape[0]} "
-            "that masking knows",
-            "give a vocabulary of the model's size",
+            f"token id {int(ids.max())} is outside the vocabulary "
+            f"of {vocabulary.ordinary.shape[0]}",
+            "use a vocabulary of the model's size",
         )
-    # Always as many numbers, so that what is drawn next depends on no earlier outcome.
-    chance, fate = torch.rand(2, ids.shape[0], generator=draw, dtype=torch.float64)
+    # The number of random draws does not depend on their outcome.
+    chance, fate = torch.rand(2, ids.shape[0], generator=generator, dtype=torch.float64)
     words = vocabulary.ordinary.nonzero().squeeze(1)
-    others = words[torch.randint(len(words), ids.shape, generator=draw)]
+    others = words[torch.randint(len(words), ids.shape, generator=generator)]
     if masking.whole == "words":
         chance = chance[_first_of_word(ids, texts.lengths.positions.cpu(), vocabulary)]
     chosen = (chance < masking.share) & vocabulary.ordinary[ids]
     shown = torch.where(chosen & (fate < masking.hidden), vocabulary.mask, ids)
     swapped = chosen & (fate >= masking.hidden) & (fate < masking.hidden + masking.replaced)
     shown = torch.where(swapped, others, shown)
-    places = chosen.nonzero().squeeze(1)
+    positions = chosen.nonzero().squeeze(1)
     device = texts.device
-    return Masked(texts.with_values(shown.to(device)), places.to(device), ids[places].to(device))
+    return MaskedTokens(
+        texts.with_values(shown.to(device)), positions.to(device), ids[positions].to(device)
+    )
 
 
 def _first_of_word(
-    ids: Int[Tensor, " n"], positions: Int[Tensor, " n"], vocabulary: Vocabulary
+    ids: Int[Tensor, " n"], positions: Int[Tensor, " n"], vocabulary: MaskingVocabulary
 ) -> Int[Tensor, " n"]:
     """For each token, where its word begins."""
-    if vocabulary.follows is None or vocabulary.goes_on is None:
+    if vocabulary.continues_word is None or vocabulary.is_continued is None:
         raise ConfigError(
             'whole="words" asks which tokens make a word', "give the model its tokenizer"
         )
-    joined = vocabulary.follows[ids] & (positions > 0)
-    joined[1:] &= vocabulary.goes_on[ids[:-1]]
-    places = torch.arange(ids.shape[0])
-    return torch.where(joined, 0, places).cummax(0).values if ids.numel() else places
+    joined = vocabulary.continues_word[ids] & (positions > 0)
+    joined[1:] &= vocabulary.is_continued[ids[:-1]]
+    positions = torch.arange(ids.shape[0])
+    return torch.where(joined, 0, positions).cummax(0).values if ids.numel() else positions
 
 
-def vocabulary_of(
+def masking_vocabulary(
     tokenizer: Any,
     size: int,
     *,
     mask: int | Literal["tokenizer"] = "tokenizer",
     specials: tuple[int, ...] | Literal["tokenizer"] = "tokenizer",
-) -> Vocabulary:
+) -> MaskingVocabulary:
     """The vocabulary of `size` tokens as masking sees it, from a tokenizer or given numbers."""
     if tokenizer is None and (mask == "tokenizer" or specials == "tokenizer"):
         missing = "mask" if mask == "tokenizer" else "specials"
@@ -135,7 +139,7 @@ def _vocabulary_of(
     size: int,
     mask: int | Literal["tokenizer"],
     specials: tuple[int, ...] | Literal["tokenizer"],
-) -> Vocabulary:
+) -> MaskingVocabulary:
     names: dict[int, str] = {}
     if tokenizer is not None:
         names = {number: name for name, number in tokenizer.get_vocab().items() if number < size}
@@ -144,16 +148,16 @@ def _vocabulary_of(
         specials = tuple(number for number, token in added.items() if token.special)
     chosen = _mask_id(names) if mask == "tokenizer" else mask
     _check_ids((chosen, *specials), size)
-    # A vocabulary is often rounded up, and what no tokenizer gives is nothing to be guessed.
+    # A vocabulary is often padded, and ids without a token must not be used.
     ordinary = torch.zeros(size, dtype=torch.bool)
     ordinary[list(names) if names else slice(None)] = True
     ordinary[[chosen, *specials]] = False
     if not ordinary.any():
-        raise ConfigError(f"all {size} tokens are special", "name fewer specials")
+        raise ConfigError(f"all {size} tokens are special", "use fewer specials")
     if not names:
-        return Vocabulary(chosen, ordinary)
-    follows, goes_on = _joints(tokenizer, names, size)
-    return Vocabulary(chosen, ordinary, follows & ordinary, goes_on & ordinary)
+        return MaskingVocabulary(chosen, ordinary)
+    continues_word, is_continued = _word_joints(tokenizer, names, size)
+    return MaskingVocabulary(chosen, ordinary, continues_word & ordinary, is_continued & ordinary)
 
 
 def _mask_id(names: dict[int, str]) -> int:
@@ -161,7 +165,7 @@ def _mask_id(names: dict[int, str]) -> int:
     if len(found) != 1:
         raise ConfigError(
             f"the tokenizer has {len(found)} tokens named {', '.join(MASK_NAMES)}",
-            "give mask, the id of the one that is, or learn the tokenizer with [MASK] as a special",
+            "set mask to a token id, or train the tokenizer with [MASK] as a special token",
         )
     return found[0]
 
@@ -170,34 +174,35 @@ def _check_ids(ids: Sequence[int], size: int) -> None:
     for number in ids:
         if not 0 <= number < size:
             raise ConfigError(
-                f"special token {number} is outside vocabulary={size}", f"use 0 to {size - 1}"
+                f"special token {number} is outside the vocabulary of {size}",
+                f"use 0 to {size - 1}",
             )
 
 
-def _joints(
+def _word_joints(
     tokenizer: Any, names: dict[int, str], size: int
 ) -> tuple[Bool[Tensor, " v"], Bool[Tensor, " v"]]:
-    """Which tokens may follow within a word, and which may be followed."""
+    """Which tokens may continue a word, and which may be continued."""
     described = json.loads(tokenizer.to_str())
     model = described["model"]
     prefix = model.get("continuing_subword_prefix") or ""
     suffix = model.get("end_of_word_suffix") or ""
     bytewise = _mentions(described, "ByteLevel")
-    follows, goes_on = torch.zeros(2, size, dtype=torch.bool)
+    continues_word, is_continued = torch.zeros(2, size, dtype=torch.bool)
     for number, name in names.items():
         if prefix:
-            follows[number], goes_on[number] = name.startswith(prefix), True
+            continues_word[number], is_continued[number] = name.startswith(prefix), True
         elif suffix:
-            follows[number], goes_on[number] = True, not name.endswith(suffix)
+            continues_word[number], is_continued[number] = True, not name.endswith(suffix)
         else:
             read = _read_bytes(name) if bytewise else name
-            follows[number] = bool(read) and _in_word(read[0])
-            goes_on[number] = bool(read) and _in_word(read[-1])
-    return follows, goes_on
+            continues_word[number] = bool(read) and _in_word(read[0])
+            is_continued[number] = bool(read) and _in_word(read[-1])
+    return continues_word, is_continued
 
 
 def _mentions(described: Any, kind: str) -> bool:
-    """Whether some part of a tokenizer's description is of this type."""
+    """Whether a part of a tokenizer's JSON is of this type."""
     if isinstance(described, dict):
         if described.get("type") == kind:
             return True
@@ -208,7 +213,7 @@ def _mentions(described: Any, kind: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _bytes_by_letter() -> dict[str, int]:
-    """Byte-level tokenizers write bytes that cannot be printed as letters from 256 on."""
+    """Byte-level tokenizers represent unprintable bytes by characters from 256 on."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in shown]
     return {chr(byte): byte for byte in shown} | {
@@ -217,7 +222,7 @@ def _bytes_by_letter() -> dict[str, int]:
 
 
 def _read_bytes(name: str) -> str:
-    """One letter a byte; those of longer characters read as letters, which they most often are."""
+    """One character per byte; bytes of multi-byte characters count as letters."""
     letters = _bytes_by_letter()
     if any(letter not in letters for letter in name):
         return name

@@ -1,48 +1,46 @@
-"""Greedy best fit: pieces in their order, and for the last gap of a batch those that fill it."""
+"""Greedy best-fit packing: chunks in order, and the best fit for the last gap of a batch."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-__all__ = ["WAITING", "pack"]
-
-# Pieces looked at together: more find a better fit, fewer keep closer to the shuffled order.
-WAITING = 1024
+# Chunks considered at once: more give a better fit, fewer stay closer to the shuffled order.
+LOOKAHEAD = 1024
 
 
 def pack(
-    pieces: Iterable[tuple[int, int]], budget: int, *, waiting: int = WAITING
+    chunks: Iterable[tuple[int, int]], budget: int, *, lookahead: int = LOOKAHEAD
 ) -> Iterator[list[int]]:
-    """Numbers of (number, size) pieces in batches of at most `budget`, each piece once and whole.
+    """Batches of at most `budget` tokens from (number, size) chunks, each chunk once and uncut.
 
-    Every batch begins with the piece that has waited longest, so none waits for ever.
+    Every batch starts with the chunk that has waited longest, so that none waits forever.
 
     >>> list(pack([(0, 5), (1, 4), (2, 3), (3, 3), (4, 1)], budget=8))
     [[0, 2], [1, 3, 4]]
     """
-    buffer = _Buffer(iter(pieces), waiting)
+    buffer = _Buffer(iter(chunks), lookahead)
     while len(buffer):
         numbers: list[int] = []
-        room = budget
-        # The last two are chosen, not taken as they come: some two of them close the gap.
-        while len(buffer) and buffer.oldest <= room and (not numbers or buffer.mean * 2.5 < room):
-            room -= buffer.oldest
+        space = budget
+        # The last two are chosen by size, to close the gap.
+        while len(buffer) and buffer.oldest <= space and (not numbers or buffer.mean * 2.5 < space):
+            space -= buffer.oldest
             numbers.append(buffer.take_oldest())
-        while sizes := buffer.closest(room):
+        while sizes := buffer.closest(space):
             for size in sizes:
                 numbers.append(buffer.take(size))
-                room -= size
+                space -= size
         yield numbers
 
 
 class _Buffer:
-    """Pieces that wait, by age and by size, filled up from the source after each that leaves."""
+    """Waiting chunks by age and by size, refilled from the source."""
 
     def __init__(self, source: Iterator[tuple[int, int]], most: int) -> None:
         self._source = source
         self._by_age: deque[tuple[int, int]] = deque()
         self._by_size: dict[int, deque[int]] = {}
         self._gone: set[int] = set()
-        # Bit s is set where a piece of size s waits: the best fit is then the highest bit.
+        # Bit s is set if a chunk of size s waits: the best fit is then the highest bit.
         self._sizes = 0
         self._total = 0
         for _ in range(most):
@@ -52,11 +50,11 @@ class _Buffer:
         return len(self._by_age) - len(self._gone)
 
     def _refill(self) -> None:
-        piece = next(self._source, None)
-        if piece is None:
+        chunk = next(self._source, None)
+        if chunk is None:
             return
-        number, size = piece
-        self._by_age.append(piece)
+        number, size = chunk
+        self._by_age.append(chunk)
         of_size = self._by_size.get(size)
         if of_size is None:
             of_size = self._by_size[size] = deque()
@@ -66,7 +64,7 @@ class _Buffer:
 
     @property
     def oldest(self) -> int:
-        """The size of the piece that has waited longest."""
+        """The size of the chunk that has waited longest."""
         while self._by_age[0][0] in self._gone:
             self._gone.remove(self._by_age.popleft()[0])
         return self._by_age[0][1]
@@ -80,7 +78,7 @@ class _Buffer:
         return self.take(self.oldest)
 
     def take(self, size: int) -> int:
-        """The piece of this size that has waited longest."""
+        """The chunk of this size that has waited longest."""
         of_size = self._by_size[size]
         number = of_size.popleft()
         if not of_size:
@@ -90,13 +88,13 @@ class _Buffer:
         self._refill()
         return number
 
-    def closest(self, room: int) -> tuple[int, ...]:
-        """The one size or two that together come closest to `room` from below."""
-        first = self._best(room)
+    def closest(self, space: int) -> tuple[int, ...]:
+        """The one size or two that together come closest to `space` from below."""
+        first = self._best(space)
         best: tuple[int, ...] = (first,) if first else ()
         most = first
-        while 2 * first > most < room:
-            second = self._best(min(room - first, first))
+        while 2 * first > most < space:
+            second = self._best(min(space - first, first))
             if second == first and len(self._by_size[first]) < 2:
                 second = self._best(first - 1)
             if second and first + second > most:
@@ -104,6 +102,6 @@ class _Buffer:
             first = self._best(first - 1)
         return best
 
-    def _best(self, room: int) -> int:
-        """The largest waiting size of at most `room`, 0 where there is none."""
-        return max(0, (self._sizes & ((2 << room) - 1)).bit_length() - 1)
+    def _best(self, space: int) -> int:
+        """The largest waiting size of at most `space`, 0 where there is none."""
+        return max(0, (self._sizes & ((2 << space) - 1)).bit_length() - 1)

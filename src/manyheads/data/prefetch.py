@@ -1,4 +1,4 @@
-"""Batches read ahead by a thread, in memory that a GPU can copy from by itself."""
+"""Batches prepared ahead in a thread, optionally in pinned memory."""
 
 from collections.abc import Iterator
 from queue import Empty, Full, Queue
@@ -7,34 +7,32 @@ from typing import Any, Protocol, TypeVar
 
 from manyheads.errors import ConfigError
 
-__all__ = ["Pinnable", "prefetched"]
-
 
 class Pinnable(Protocol):
-    """A batch, a step, or whatever else is made of tensors on the host."""
+    """A batch, a step, or another collection of tensors on the host."""
 
-    def pinned(self) -> Any:
-        """The same in memory that a GPU copies from by itself."""
+    def pin_memory(self) -> Any:
+        """A copy in pinned memory."""
         ...
 
 
 Item = TypeVar("Item", bound=Pinnable)
-# How long a thread that cannot go on waits before it looks whether it should.
-GLANCE = 0.05
+# Seconds between two checks of a blocked thread whether it should end.
+POLL = 0.05
 
 
-def prefetched(items: Iterator[Item], *, ahead: int = 2, pin: bool = False) -> Iterator[Item]:
-    """The same items, up to `ahead` of them ready before they are asked for.
+def prefetch(items: Iterator[Item], *, ahead: int = 2, pin: bool = False) -> Iterator[Item]:
+    """The same items, up to `ahead` of them prepared in advance.
 
-    `pin` them where they go to a GPU. An error of the source comes out here, in its turn. The
-    thread ends with the iteration: at its end, on `close()`, or when nobody holds it any more.
+    `pin` copies them to pinned memory for a GPU. An error of the source is raised here in its turn.
+    The thread ends with the iteration: at its end, on `close()`, or when it is garbage-collected.
     """
     if ahead < 1:
-        raise ConfigError(f"ahead={ahead} reads nothing ahead", "use 1 or more")
-    return _prefetched(items, ahead, pin)
+        raise ConfigError(f"ahead must be at least 1, got {ahead}", "use 1 or more")
+    return _prefetch(items, ahead, pin)
 
 
-def _prefetched(items: Iterator[Item], ahead: int, pinning: bool) -> Iterator[Item]:
+def _prefetch(items: Iterator[Item], ahead: int, pinning: bool) -> Iterator[Item]:
     ready: Queue[Any] = Queue(maxsize=ahead)
     stopped = Event()
     reader = Thread(
@@ -58,7 +56,7 @@ def _prefetched(items: Iterator[Item], ahead: int, pinning: bool) -> Iterator[It
 def _read(items: Iterator[Item], ready: Queue[Any], stopped: Event, pinning: bool) -> None:
     try:
         for item in items:
-            if not _put((item.pinned() if pinning else item, None), ready, stopped):
+            if not _put((item.pin_memory() if pinning else item, None), ready, stopped):
                 return
         _put((None, None), ready, stopped)
     except BaseException as error:
@@ -66,10 +64,10 @@ def _read(items: Iterator[Item], ready: Queue[Any], stopped: Event, pinning: boo
 
 
 def _put(what: Any, ready: Queue[Any], stopped: Event) -> bool:
-    """Whether it was wanted."""
+    """Whether the item was taken before the consumer stopped."""
     while not stopped.is_set():
         try:
-            ready.put(what, timeout=GLANCE)
+            ready.put(what, timeout=POLL)
             return True
         except Full:
             continue

@@ -1,12 +1,12 @@
-"""Tokens of a corpus in files that are mapped into memory: opened in no time, read as needed.
+"""The tokens of a corpus in memory-mapped files.
 
 A store is a folder:
 
     tokens.bin      every token, uint16 or uint32, document after document
-    documents.bin   two int64 a document: tokens and bytes of UTF-8 from the start to its end
+    documents.bin   two int64 per document: tokens and UTF-8 bytes from the start to its end
     passages.bin    the same for each passage that was tokenised, so that bytes are known within
                     documents too
-    index.json      counts, checksums, tokenizer, source; whether all is written
+    index.json      counts, checksums, tokenizer, source; whether the store is complete
 """
 
 import hashlib
@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from manyheads.errors import InputError
 
-__all__ = ["FORMAT", "INDEX", "Index", "Part", "Store", "checksum_of", "open_store"]
-
 FORMAT = 1
 INDEX = "index.json"
 TABLES = {"documents.bin": "documents", "passages.bin": "passages"}
@@ -30,8 +28,8 @@ ROW = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What one finished part added, its checksums, and where reading goes on after it."""
+class StorePart:
+    """The counts and checksums of a finished part, and where to continue reading."""
 
     tokens: int
     documents: int
@@ -42,8 +40,8 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
-    """What a store holds; `tokenizer` and `source` say what it was made with and from."""
+class StoreIndex:
+    """The contents of a store, the checksum of its tokenizer and the identity of its source."""
 
     format: int
     finished: bool
@@ -52,7 +50,7 @@ class Index:
     end: int | None
     tokenizer: str
     source: dict[str, Any]
-    parts: tuple[Part, ...]
+    parts: tuple[StorePart, ...]
 
     @property
     def tokens(self) -> int:
@@ -68,7 +66,7 @@ class Index:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many bytes each file must have."""
+        """The expected size of each file in bytes."""
         tokens = self.tokens * np.dtype(self.dtype).itemsize
         tables = {name: getattr(self, counted) * ROW for name, counted in TABLES.items()}
         return {"tokens.bin": tokens, **tables}
@@ -77,18 +75,20 @@ class Index:
         return json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n"
 
     @classmethod
-    def read(cls, folder: Path) -> "Index":
+    def read(cls, folder: Path) -> "StoreIndex":
         file = folder / INDEX
         if not file.is_file():
-            raise InputError(f"{folder} holds no store of tokens", f"name a folder with {INDEX}")
+            raise InputError(f"{folder} is not a token store", f"give a folder with {INDEX}")
         try:
             known = json.loads(file.read_text(encoding="utf-8"))
             if known["format"] != FORMAT:
                 raise InputError(
-                    f"{file} has format {known['format']}, and this version reads {FORMAT}",
+                    f"{file} has format {known['format']}, and this version reads format {FORMAT}",
                     "tokenise the texts again",
                 )
-            parts = [Part(**{**p, "checksums": tuple(p["checksums"])}) for p in known.pop("parts")]
+            parts = [
+                StorePart(**{**p, "checksums": tuple(p["checksums"])}) for p in known.pop("parts")
+            ]
             return cls(**known, parts=tuple(parts))
         except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
             raise InputError(
@@ -97,11 +97,11 @@ class Index:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Store:
+class TokenStore:
     """The tokens of a store from `start` to `stop`; `split` gives views of the same files."""
 
     folder: Path
-    index: Index
+    index: StoreIndex
     tokens: NDArray[Any]
     documents: NDArray[np.int64]
     passages: NDArray[np.int64]
@@ -110,12 +110,12 @@ class Store:
 
     @property
     def size(self) -> int:
-        """How many tokens there are, ends of documents included."""
+        """The number of tokens, including end-of-sequence tokens."""
         return self.stop - self.start
 
     @property
     def bounds(self) -> NDArray[np.int64]:
-        """Where documents start and end in `tokens`, cut where the view is."""
+        """The boundaries of documents in `tokens`, within this view."""
         if not self.size:
             return np.array([self.start], dtype=np.int64)
         ends = self.documents[:, 0]
@@ -124,7 +124,7 @@ class Store:
         return np.concatenate(([self.start], ends[first:last], [self.stop])).astype(np.int64)
 
     def __len__(self) -> int:
-        """How many documents there are."""
+        """The number of documents."""
         return len(self.bounds) - 1
 
     def document(self, number: int) -> NDArray[Any]:
@@ -135,7 +135,7 @@ class Store:
 
     @property
     def bytes(self) -> int:
-        """Bytes of UTF-8 that the tokens stand for."""
+        """The UTF-8 bytes of the text of these tokens."""
         return self._bytes_before(self.stop) - self._bytes_before(self.start)
 
     @property
@@ -147,26 +147,28 @@ class Store:
         return int(self.passages[row - 1, 1]) if row else 0
 
     def split(
-        self, share: float, *, by: Literal["tokens", "documents"] = "tokens"
-    ) -> tuple["Store", "Store"]:
-        """All but the last share, and the last share, of the tokens or of the documents.
+        self, fraction: float, *, by: Literal["tokens", "documents"] = "tokens"
+    ) -> tuple["TokenStore", "TokenStore"]:
+        """Everything but the last `fraction`, and the last `fraction`, of tokens or documents.
 
-        By tokens it is cut at the end of a document, or where none is near, within one: at the end
-        of a passage, so that bytes stay known.
+        By tokens the split is at the end of a document or, if none is near, of a passage, so that
+        the number of bytes is known.
         """
-        if not 0 < share < 1:
-            raise InputError(f"share={share} is no part of a whole", "use one between 0 and 1")
+        if not 0 < fraction < 1:
+            raise InputError(
+                f"fraction must be between 0 and 1, got {fraction}", "use a value such as 0.1"
+            )
         bounds = self.bounds
         if by == "documents":
-            kept = len(bounds) - 1 - max(1, round(share * (len(bounds) - 1)))
+            kept = len(bounds) - 1 - max(1, round(fraction * (len(bounds) - 1)))
             place = int(bounds[max(kept, 0)])
         else:
-            place = self._near(self.stop - share * self.size, share * self.size / 10, bounds)
+            place = self._near(self.stop - fraction * self.size, fraction * self.size / 10, bounds)
         if not self.start < place < self.stop:
             raise InputError(
-                f"the last {share:.3g} of {len(bounds) - 1} documents and {self.size} tokens "
-                "cannot be split off",
-                "give more text, another share, or a separator that makes more documents of it",
+                f"cannot split off the last {fraction:.3g} of {len(bounds) - 1} documents and "
+                f"{self.size} tokens",
+                "use more text, another fraction, or a separator that gives more documents",
             )
         return replace(self, stop=place), replace(self, start=place)
 
@@ -178,40 +180,40 @@ class Store:
         return int(ends[np.argmin(np.abs(ends - wanted))])
 
     def verify(self) -> None:
-        """Read everything and hold it against the checksums that were taken when it was written."""
+        """Read everything and compare it with the checksums."""
         for column, file in enumerate(self.index.sizes):
             width = np.dtype(self.index.dtype).itemsize if column == 0 else ROW
-            with (self.folder / file).open("rb") as opened:
+            with (self.folder / file).open("rb") as open_file:
                 for number, part in enumerate(self.index.parts):
                     count = (part.tokens, part.documents, part.passages)[column]
-                    if zlib.crc32(opened.read(count * width)) != part.checksums[column]:
+                    if zlib.crc32(open_file.read(count * width)) != part.checksums[column]:
                         raise InputError(
                             f"{self.folder / file} is damaged in part {number}",
                             "tokenise the texts again",
                         )
 
 
-def open_store(folder: str | Path, tokenizer: Any = None) -> Store:
-    """A finished store, whole, and made with this tokenizer where one is given."""
+def open_store(folder: str | Path, tokenizer: Any = None) -> TokenStore:
+    """A complete store; with `tokenizer`, raise if it was made with another one."""
     folder = Path(folder)
-    index = Index.read(folder)
+    index = StoreIndex.read(folder)
     if not index.finished:
         raise InputError(
-            f"{folder} is unfinished: {index.documents} documents are written",
-            "call write_store again, it goes on from there",
+            f"{folder} is incomplete: it has {index.documents} documents so far",
+            "call write_store again, which resumes",
         )
-    if tokenizer is not None and checksum_of(tokenizer) != index.tokenizer:
+    if tokenizer is not None and tokenizer_checksum(tokenizer) != index.tokenizer:
         raise InputError(
-            f"{folder} was made with another tokenizer", "give that one, or tokenise again"
+            f"{folder} was made with another tokenizer", "use that one, or tokenise again"
         )
     for name, size in index.sizes.items():
         file = folder / name
         there = file.stat().st_size if file.is_file() else 0
         if there != size:
             raise InputError(
-                f"{file} has {there} bytes, and {INDEX} asks for {size}", "tokenise the texts again"
+                f"{file} has {there} bytes, and {INDEX} says {size}", "tokenise the texts again"
             )
-    store = Store(
+    store = TokenStore(
         folder=folder,
         index=index,
         tokens=_mapped(folder / "tokens.bin", np.dtype(index.dtype), (index.tokens,)),
@@ -222,21 +224,19 @@ def open_store(folder: str | Path, tokenizer: Any = None) -> Store:
     )
     for table in (store.documents, store.passages):
         if len(table) and (table[-1, 0] != index.tokens or (np.diff(table[:, 0]) < 0).any()):
-            raise InputError(
-                f"{folder} holds documents that do not fit", "tokenise the texts again"
-            )
+            raise InputError(f"{folder} has inconsistent documents", "tokenise the texts again")
     return store
 
 
-def checksum_of(tokenizer: Any) -> str:
-    """SHA-256 of a tokenizer's description, whatever padding and limit it is set to."""
+def tokenizer_checksum(tokenizer: Any) -> str:
+    """SHA-256 of a tokenizer's JSON without padding and truncation."""
     known = json.loads(tokenizer.to_str())
     known |= {"padding": None, "truncation": None}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
 def _mapped(file: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    # Nothing cannot be mapped.
+    # An empty file cannot be mapped.
     if not shape[0]:
         return np.zeros(shape, dtype)
     return np.memmap(file, dtype=dtype, mode="r", shape=shape)

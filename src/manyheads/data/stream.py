@@ -4,34 +4,35 @@
     training, validation = store.split(0.05)                                 # views, nothing copied
 
     stream = Stream(
-        Documents(training, length=1024),   # pieces kept apart; BERT: opening=cls, closing=sep
-        batch_tokens=65_536,                # at most so many tokens a micro-batch
-        micro_batches=8,                    # micro-batches a step, over all processes together
+        DocumentChunks(training, length=1024),  # for BERT: opening=cls, closing=sep
+        batch_tokens=65_536,                    # at most this many tokens per micro-batch
+        micro_batches=8,                        # micro-batches per step, over all processes
         seed=0,
     )
-    for step in stream.steps(rank=rank, world=world):     # endless, epoch after epoch
-        for batch, place in zip(step.batches, step.places):
-            ...         # batch.texts is a Ragged; place counts micro-batches over all processes
+    for step in stream.steps(rank=rank, world_size=world_size):     # endless, epoch after epoch
+        for batch, index in zip(step.batches, step.indices):
+            ...         # batch.texts is a Ragged; index counts micro-batches over all processes
         save(asdict(step.after))
 
-    stream.steps(Position(**saved))         # goes on exactly where that step ended
-    Stream(Documents(validation, length=1024), batch_tokens=65_536).once()   # one epoch of batches
+    stream.steps(StreamPosition(**saved))       # continues exactly after that step
+    Stream(DocumentChunks(validation, length=1024), batch_tokens=65_536).single_epoch()
 
-What is streamed is a value chosen by type: `Documents(store, length=)` (sequences of at most
-`length`), `Fixed(store, length=)` (each exactly `length`, cut from all documents end to end), or
-the examples of data/examples.py and data/images.py (labelled texts, pairs, tags, images).
+A stream reads `DocumentChunks(store, length=)` (sequences of at most `length` tokens),
+`FixedChunks(store, length=)` (exactly `length`, cut from all documents concatenated), or the
+examples of labelled.py and images.py (labelled texts, pairs, tags, images).
 
-- A step is `micro_batches` micro-batches whoever computes them: process r of W takes number r,
-  r + W, ... of each step, so the order is the same for any W. A function of the step number grows
-  the batch; runs have theirs from `BatchGrowth`.
+- A step has `micro_batches` micro-batches for any number of processes: process r of W takes number
+  r, r + W, ... of each step, so the order is the same for any W. `micro_batches` may be a function
+  of the step number, for a growing batch.
 - `step.tokens` and `step.sequences` count the whole step, all processes together.
-- An epoch holds every piece once. Pieces of different sizes: its last micro-batch may be short, and
-  the step goes on into the next epoch, so that all steps are full. Pieces of one size: a batch may
-  hold the last pieces of one epoch and the first of the next, so that all batches have one shape.
-- `Position` is all there is to restore. To go on, only lengths are replayed, from the start of the
-  epoch; nothing is read.
-- `prefetched(stream.steps(...))` of data/prefetch.py reads ahead in a thread and pins memory.
-- Bits a byte: nats a token / log(2) / `validation.bytes_per_token`.
+- An epoch has every chunk once. With chunks of different sizes its last micro-batch may be short,
+  and the step continues into the next epoch, so that all steps are full. With chunks of one size a
+  batch may have the last chunks of one epoch and the first of the next, so that all batches have
+  the same shape.
+- `StreamPosition` is the whole state. To resume, only lengths are replayed, from the start of the
+  epoch; no tokens are read.
+- `prefetch(stream.steps(...))` of prefetch.py reads ahead in a thread and pins memory.
+- Bits per byte: nats per token / log(2) / `validation.bytes_per_token`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -43,50 +44,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.data.batch import Batch
-from manyheads.data.order import shuffled
+from manyheads.data.chunks import Chunks
 from manyheads.data.packing import pack
-from manyheads.data.pieces import Pieces
+from manyheads.data.permutation import permute
 from manyheads.errors import ConfigError
 
-__all__ = ["Position", "Step", "Stream"]
-
-# Places of the order worked out at a time.
+# Entries of the permutation computed at a time.
 BLOCK = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
-    """So many steps are done, and the next batch is number `batch` of this epoch."""
+class StreamPosition:
+    """The number of finished steps, and the next batch: number `batch` of `epoch`."""
 
     step: int = 0
     epoch: int = 0
     batch: int = 0
 
 
-BEGINNING = Position()
+START = StreamPosition()
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Step:
-    """What one process computes of a step, and how much the step is in all.
+class StreamStep:
+    """The batches of a step for one process, and the size of the whole step.
 
-    `places` say which of the step's micro-batches the batches are, counted over all processes: the
-    same text has the same place whatever the number of processes, as seeds of masking need.
+    `indices` say which of the step's micro-batches the batches are, counted over all processes: the
+    same text has the same index whatever the number of processes, as seeds of masking need.
     """
 
     number: int
     batches: tuple[Batch, ...]
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     tokens: int
     sequences: int
-    after: Position
+    after: StreamPosition
 
-    def pinned(self) -> "Step":
-        return replace(self, batches=tuple(batch.pinned() for batch in self.batches))
+    def pin_memory(self) -> "StreamStep":
+        return replace(self, batches=tuple(batch.pin_memory() for batch in self.batches))
 
 
 class _Planned(NamedTuple):
-    """The pieces of one micro-batch, and where the next one is found."""
+    """The chunks of one micro-batch, and where the next one is found."""
 
     numbers: Sequence[int]
     epoch: int
@@ -94,22 +93,22 @@ class _Planned(NamedTuple):
 
 
 class Stream:
-    """Micro-batches in an order that depends on the seed alone."""
+    """Micro-batches in an order that depends only on the seed."""
 
     def __init__(
         self,
-        pieces: Pieces,
+        chunks: Chunks,
         *,
         batch_tokens: int,
         micro_batches: int | Callable[[int], int] = 1,
         seed: int = 0,
         shuffle: bool = True,
     ) -> None:
-        self.pieces, self.batch_tokens, self.seed = pieces, batch_tokens, seed
+        self.chunks, self.batch_tokens, self.seed = chunks, batch_tokens, seed
         self.micro_batches, self.shuffle = micro_batches, shuffle
-        if not len(pieces):
-            raise ConfigError("there is nothing to stream", "give a source with text in it")
-        longest = int(np.max(pieces.sizes))
+        if not len(chunks):
+            raise ConfigError("there is nothing to stream", "use a source that has text")
+        longest = int(np.max(chunks.sizes))
         if batch_tokens < longest:
             raise ConfigError(
                 f"batch_tokens={batch_tokens} cannot hold a sequence of {longest} tokens",
@@ -117,54 +116,54 @@ class Stream:
             )
 
     def steps(
-        self, since: Position = BEGINNING, *, rank: int = 0, world: int = 1
-    ) -> Iterator[Step]:
-        """The steps after `since`, without end, as process `rank` of `world` computes them."""
-        _check_rank(rank, world)
-        plan = self._plan(since.epoch, since.batch)
-        for number in count(since.step):
-            planned = list(islice(plan, self._micro_batches(number, world)))
-            mine = range(rank, len(planned), world)
+        self, start: StreamPosition = START, *, rank: int = 0, world_size: int = 1
+    ) -> Iterator[StreamStep]:
+        """The steps from `start` on, without end, for process `rank` of `world_size`."""
+        _check_rank(rank, world_size)
+        plan = self._plan(start.epoch, start.batch)
+        for number in count(start.step):
+            planned = list(islice(plan, self._micro_batches(number, world_size)))
+            mine = range(rank, len(planned), world_size)
             last = planned[-1]
-            yield Step(
+            yield StreamStep(
                 number=number,
-                batches=tuple(self.pieces.batch(planned[place].numbers) for place in mine),
-                places=tuple(mine),
+                batches=tuple(self.chunks.batch(planned[index].numbers) for index in mine),
+                indices=tuple(mine),
                 tokens=sum(self._tokens(each.numbers) for each in planned),
                 sequences=sum(len(each.numbers) for each in planned),
-                after=Position(step=number + 1, epoch=last.epoch, batch=last.batch),
+                after=StreamPosition(step=number + 1, epoch=last.epoch, batch=last.batch),
             )
 
-    def position(self, step: int) -> Position:
-        """Where a step begins: by arithmetic, or by replaying lengths from the very beginning."""
+    def position(self, step: int) -> StreamPosition:
+        """The position of a step: by arithmetic, or by replaying lengths from the beginning."""
         batches = sum(self._micro_batches(number, 1) for number in range(step))
-        if isinstance(self.pieces.sizes, int):
+        if isinstance(self.chunks.sizes, int):
             epoch, batch = self._after(batches)
         elif batches:
             _, epoch, batch = next(islice(self._plan(0, 0), batches - 1, None))
         else:
             epoch, batch = 0, 0
-        return Position(step=step, epoch=epoch, batch=batch)
+        return StreamPosition(step=step, epoch=epoch, batch=batch)
 
-    def once(self, *, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-        """The micro-batches of the first epoch, every piece once; the last may be short."""
-        _check_rank(rank, world)
-        for numbers in islice(self.epoch(0), rank, None, world):
-            yield self.pieces.batch(numbers)
+    def single_epoch(self, *, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
+        """The micro-batches of the first epoch, every chunk once; the last may be short."""
+        _check_rank(rank, world_size)
+        for numbers in islice(self.epoch(0), rank, None, world_size):
+            yield self.chunks.batch(numbers)
 
     def epoch(self, epoch: int) -> Iterator[Sequence[int]]:
-        """The numbers of the pieces of each micro-batch of an epoch."""
-        sizes = self.pieces.sizes
+        """The numbers of the chunks of each micro-batch of an epoch."""
+        sizes = self.chunks.sizes
         if not isinstance(sizes, int):
             yield from pack(self._sized(epoch, sizes), self.batch_tokens)
             return
         each = self.batch_tokens // sizes
-        for start in range(0, len(self.pieces), each):
-            yield self._order(epoch, start, min(start + each, len(self.pieces))).tolist()
+        for start in range(0, len(self.chunks), each):
+            yield self._order(epoch, start, min(start + each, len(self.chunks))).tolist()
 
     def _plan(self, epoch: int, batch: int) -> Iterator[_Planned]:
         """Batches from number `batch` of an epoch on, through all epochs that follow."""
-        if isinstance(self.pieces.sizes, int):
+        if isinstance(self.chunks.sizes, int):
             yield from self._plan_of_one_size(epoch, batch)
             return
         for later in count(epoch):
@@ -173,9 +172,9 @@ class Stream:
                 yield _Planned(numbers, later, number + 1)
 
     def _plan_of_one_size(self, epoch: int, batch: int) -> Iterator[_Planned]:
-        """Any batch is found by arithmetic: pieces are counted through all epochs."""
-        assert isinstance(self.pieces.sizes, int)
-        each, total = self.batch_tokens // self.pieces.sizes, len(self.pieces)
+        """Any batch is found by arithmetic: chunks are counted through all epochs."""
+        assert isinstance(self.chunks.sizes, int)
+        each, total = self.batch_tokens // self.chunks.sizes, len(self.chunks)
         for number in count(_rounded_up(epoch * total, each) + batch):
             numbers: list[int] = []
             while len(numbers) < each:
@@ -186,39 +185,41 @@ class Stream:
 
     def _after(self, batches: int) -> tuple[int, int]:
         """The epoch and the number in it of what comes after so many batches of one size."""
-        assert isinstance(self.pieces.sizes, int)
-        each, total = self.batch_tokens // self.pieces.sizes, len(self.pieces)
+        assert isinstance(self.chunks.sizes, int)
+        each, total = self.batch_tokens // self.chunks.sizes, len(self.chunks)
         epoch = batches * each // total
         return epoch, batches - _rounded_up(epoch * total, each)
 
     def _order(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
-        places = np.arange(start, stop)
+        indices = np.arange(start, stop)
         if not self.shuffle:
-            return places
-        return shuffled(places, len(self.pieces), seed=self.seed, epoch=epoch)
+            return indices
+        return permute(indices, len(self.chunks), seed=self.seed, epoch=epoch)
 
     def _sized(self, epoch: int, sizes: NDArray[np.int32]) -> Iterator[tuple[int, int]]:
-        for start in range(0, len(self.pieces), BLOCK):
-            numbers = self._order(epoch, start, min(start + BLOCK, len(self.pieces)))
+        for start in range(0, len(self.chunks), BLOCK):
+            numbers = self._order(epoch, start, min(start + BLOCK, len(self.chunks)))
             yield from zip(numbers.tolist(), sizes[numbers].tolist(), strict=True)
 
     def _tokens(self, numbers: Sequence[int]) -> int:
-        sizes = self.pieces.sizes
+        sizes = self.chunks.sizes
         return sizes * len(numbers) if isinstance(sizes, int) else int(sizes[list(numbers)].sum())
 
-    def _micro_batches(self, step: int, world: int) -> int:
-        asked = self.micro_batches(step) if callable(self.micro_batches) else self.micro_batches
-        if asked < world:
+    def _micro_batches(self, step: int, world_size: int) -> int:
+        count = self.micro_batches(step) if callable(self.micro_batches) else self.micro_batches
+        if count < world_size:
             raise ConfigError(
-                f"micro_batches={asked} of step {step} leave a process of {world} without work",
-                f"use {world} or more",
+                f"step {step} has micro_batches={count} for {world_size} processes",
+                f"use {world_size} or more",
             )
-        return asked
+        return count
 
 
-def _check_rank(rank: int, world: int) -> None:
-    if not 0 <= rank < world:
-        raise ConfigError(f"there is no rank={rank} of world={world}", f"use 0 to {world - 1}")
+def _check_rank(rank: int, world_size: int) -> None:
+    if not 0 <= rank < world_size:
+        raise ConfigError(
+            f"rank={rank} is out of range for world_size={world_size}", f"use 0 to {world_size - 1}"
+        )
 
 
 def _rounded_up(number: int, divisor: int) -> int:

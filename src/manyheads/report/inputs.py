@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from manyheads.data import image_files
-from manyheads.data.habits import image_size
+from manyheads.data import image_preprocessing
+from manyheads.data.image_preprocessing import image_size
 from manyheads.encoding.reading import TextReader, find_longest, open_texts, reads_texts
 from manyheads.errors import InputError
 from manyheads.models.build import Model
@@ -120,7 +120,7 @@ def read_text(model: Model, name: str, text: str, *, measured: int, shown: int) 
 
 def read_image(model: Vision, file: Path) -> Picture:
     """Read an image file for the model, and once more for the page."""
-    pixels = image_files.read_image(model, file)
+    pixels = image_preprocessing.read_image(model, file)
     from PIL import Image
 
     size = image_size(model)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from manyheads.data.habits import grey, image_habits, image_size
+from manyheads.data.image_preprocessing import image_normalisation, image_size, to_greyscale
 from manyheads.decoding.request import check_generates
 from manyheads.encoding.reading import find_longest, open_texts, reads_texts
 from manyheads.errors import InputError, ManyheadsError
@@ -147,8 +147,8 @@ class Book:
         raw = np.frombuffer(pixels.data, dtype=np.uint8).astype(np.float32) / 255
         image = torch.from_numpy(raw.reshape(pixels.height, pixels.width, 3).transpose(2, 0, 1))
         if channels == 1:
-            image = grey(image)
-        mean, std = image_habits(self.model, channels)
+            image = to_greyscale(image)
+        mean, std = image_normalisation(self.model, channels)
         scaled = ((image - mean) / std).contiguous().to(self._device)
         places = [
             f"row {row + 1}, column {column + 1}"

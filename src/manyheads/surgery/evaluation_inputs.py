@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from manyheads.data.masking import Masking, mask_tokens, vocabulary_of
+from manyheads.data.masking import Masking, mask_tokens, masking_vocabulary
 from manyheads.errors import InputError
 from manyheads.lens.given import Given, Targets, read
 from manyheads.lens.metrics import Metric, Similarity
@@ -51,14 +51,14 @@ def prepare_inputs(
 
 def _masked(model: Encoder, given: Given, seed: int) -> EvaluationInputs:
     assert given.ids is not None
-    words = vocabulary_of(model.tokenizer, model.config.embedding.vocabulary)
+    words = masking_vocabulary(model.tokenizer, model.config.embedding.vocabulary)
     draw = torch.Generator().manual_seed(seed)
     masked = mask_tokens(given.ids, words, HIDDEN, draw)
     lengths = given.ids.lengths
     targets: list[dict[int, int]] = [{} for _ in range(len(given))]
-    owners = lengths.sequence_of_token[masked.places].tolist()
-    positions = lengths.positions[masked.places].tolist()
-    answers: Sequence[int] = masked.answers.tolist()
+    owners = lengths.sequence_of_token[masked.positions].tolist()
+    positions = lengths.positions[masked.positions].tolist()
+    answers: Sequence[int] = masked.labels.tolist()
     for owner, position, answer in zip(owners, positions, answers, strict=True):
         targets[owner][position] = answer
     if not any(targets):

@@ -30,8 +30,8 @@ from manyheads.surgery.evaluation_inputs import prepare_inputs
 from manyheads.surgery.finetune.loop import finetune, objective_for
 from manyheads.surgery.finetune.trainable import freeze_except_gates, unfreeze_all
 from manyheads.taps import Site, Sublayer, Tap
-from manyheads.train.optimisers import AdamW
-from manyheads.train.schedules import Cosine
+from manyheads.train.optim.optimisers import AdamW
+from manyheads.train.optim.schedules import Cosine
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 FIELDS = {"main": "stack", "encoder": "encoder", "decoder": "decoder"}

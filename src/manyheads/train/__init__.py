@@ -1,1 +1,108 @@
-"""Train a model: objectives, optimisers, schedules, the loop, its checkpoints."""
+"""Train a model from a run file: `train(read_run("run.toml"))`, or `manyheads train run.toml`.
+
+Names are imported when they are first used: the training loop loads torch.distributed.checkpoint,
+which takes more than a second, and surgery needs only the optimisers and objectives.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from manyheads.train.loop.checkpoint import TrainingState
+    from manyheads.train.loop.metrics_log import MetricsLog
+    from manyheads.train.loop.session import TrainResult, train
+    from manyheads.train.objectives import (
+        CausalLM,
+        Contrastive,
+        ImageClassification,
+        MaskedLM,
+        Objective,
+        Seq2SeqLM,
+        SequenceClassification,
+        TokenClassification,
+    )
+    from manyheads.train.optim.optimisers import AdamW, Muon, StableAdamW
+    from manyheads.train.optim.param_groups import RateFactor
+    from manyheads.train.optim.schedules import (
+        BatchGrowth,
+        Cosine,
+        Decay,
+        InverseSqrt,
+        Stable,
+        WarmupStableDecay,
+    )
+    from manyheads.train.regularisers import HeadDiversity, L0Gates, L1Scales
+    from manyheads.train.run_file.run_config import Run, read_run, run_of
+    from manyheads.train.tiling import tile
+
+__all__ = [
+    "AdamW",
+    "BatchGrowth",
+    "CausalLM",
+    "Contrastive",
+    "Cosine",
+    "Decay",
+    "HeadDiversity",
+    "ImageClassification",
+    "InverseSqrt",
+    "L0Gates",
+    "L1Scales",
+    "MaskedLM",
+    "MetricsLog",
+    "Muon",
+    "Objective",
+    "RateFactor",
+    "Run",
+    "Seq2SeqLM",
+    "SequenceClassification",
+    "Stable",
+    "StableAdamW",
+    "TokenClassification",
+    "TrainResult",
+    "TrainingState",
+    "WarmupStableDecay",
+    "read_run",
+    "run_of",
+    "tile",
+    "train",
+]
+
+_HOMES = {
+    "loop.checkpoint": ("TrainingState",),
+    "loop.metrics_log": ("MetricsLog",),
+    "loop.session": ("TrainResult", "train"),
+    "objectives": (
+        "CausalLM",
+        "Contrastive",
+        "ImageClassification",
+        "MaskedLM",
+        "Objective",
+        "Seq2SeqLM",
+        "SequenceClassification",
+        "TokenClassification",
+    ),
+    "optim.optimisers": ("AdamW", "Muon", "StableAdamW"),
+    "optim.param_groups": ("RateFactor",),
+    "optim.schedules": (
+        "BatchGrowth",
+        "Cosine",
+        "Decay",
+        "InverseSqrt",
+        "Stable",
+        "WarmupStableDecay",
+    ),
+    "regularisers": ("HeadDiversity", "L0Gates", "L1Scales"),
+    "run_file.run_config": ("Run", "read_run", "run_of"),
+    "tiling": ("tile",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,4 +1,4 @@
-"""Hard concrete gates: numbers from 0 to 1 that learn which parts of a model can be closed."""
+"""Hard concrete gates (arXiv 1712.01312): learned numbers from 0 to 1 on parts of a model."""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,14 +14,12 @@ from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
 
-__all__ = ["Gated", "HardConcrete", "HeadGates", "settled"]
-
-# Hard concrete (arXiv 1712.01312): stretched from 0..1 to LOW..HIGH, then cut to 0..1.
+# A sigmoid is stretched from 0..1 to LOW..HIGH, then clamped to 0..1.
 LOW, HIGH, TEMPERATURE = -0.1, 1.1, 0.33
 
 
-class Gated(NamedTuple):
-    """Where parts are gated, how many they are there, and where they live."""
+class GatedSite(NamedTuple):
+    """A site with gated parts, their number, and their device."""
 
     site: Site
     parts: int
@@ -29,15 +27,15 @@ class Gated(NamedTuple):
 
 
 class HardConcrete(nn.Module, ABC):
-    """A hard concrete gate for every part, a watcher that scales what the parts do.
+    """A watcher with a hard concrete gate for every part, which scales the part's output.
 
-    In training each forward draws the gates anew; in evaluation they stand still. `start` is how
-    likely a gate is open at first.
+    In training gates are sampled in each forward pass; in evaluation they are deterministic.
+    `start` is the initial probability that a gate is open.
     """
 
-    def __init__(self, sites: Sequence[Gated], start: float) -> None:
+    def __init__(self, sites: Sequence[GatedSite], start: float) -> None:
         super().__init__()
-        # So that open with probability `start`.
+        # So that a gate is open with probability `start`.
         shift = TEMPERATURE * math.log(-LOW / HIGH)
         value = math.log(start / (1 - start)) + shift
         self.sites = tuple(sites)
@@ -51,14 +49,14 @@ class HardConcrete(nn.Module, ABC):
 
     @abstractmethod
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged | None:
-        """The value with its parts as far open as their gates are."""
+        """The value with its parts scaled by their gates."""
 
     def values(self, site: Site) -> Float[Tensor, " k"]:
         """The gates of one site, 0 to 1."""
         openness = self.openness[self._index[site]]
         if not self.training:
             return settled(openness)
-        # The ends are left out: their logarithms are infinite.
+        # 0 and 1 are left out, since their logits are infinite.
         chance = torch.rand_like(openness).clamp(1e-6, 1 - 1e-6)
         return settled((chance.logit() + openness) / TEMPERATURE)
 
@@ -67,13 +65,13 @@ class HardConcrete(nn.Module, ABC):
         return torch.cat([torch.sigmoid(each - shift) for each in self.openness]).sum()
 
     def settled(self) -> Mapping[Site, Float[Tensor, " k"]]:
-        """Every gate as it stands in evaluation; a part at zero can be taken out."""
+        """All gates in evaluation; a part with a gate of zero can be removed."""
         gates = [settled(openness.detach()) for openness in self.openness]
         return {gated.site: gate for gated, gate in zip(self.sites, gates, strict=True)}
 
 
 class HeadGates(HardConcrete):
-    """A gate for every head, on what it says (arXiv 1905.09418)."""
+    """A gate on the output of every head (arXiv 1905.09418)."""
 
     def __init__(self, model: nn.Module, start: float = 0.9) -> None:
         super().__init__(_head_sites(model), start)
@@ -85,11 +83,11 @@ class HeadGates(HardConcrete):
 
 
 def settled(openness: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-    """Gates as they stand in evaluation, 0 to 1."""
+    """Gates in evaluation, 0 to 1."""
     return ((HIGH - LOW) * torch.sigmoid(openness) + LOW).clamp(0, 1)
 
 
-def _head_sites(model: nn.Module) -> list[Gated]:
+def _head_sites(model: nn.Module) -> list[GatedSite]:
     found = []
     for stack in (module for module in model.modules() if isinstance(module, Stack)):
         for index, layer in enumerate(stack.layers):
@@ -99,5 +97,5 @@ def _head_sites(model: nn.Module) -> list[Gated]:
                 if attention is not None:
                     site = Site(index, Tap.HEAD_OUTPUT, sublayer, stack.name)
                     device = attention.project.weight.device
-                    found.append(Gated(site, attention.config.heads, device))
+                    found.append(GatedSite(site, attention.config.heads, device))
     return found

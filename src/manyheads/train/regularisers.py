@@ -1,7 +1,7 @@
-"""What keeps heads apart or lets them go: diversity, L1 on their scales, L0 gates."""
+"""Regularisers on attention heads: diversity, L1 on head scales, L0 gates."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,27 +13,17 @@ from torch import Tensor, nn
 from manyheads.attention import Attention
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError
+from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
-from manyheads.taps import Patterns, Site, Tap, Watcher
-from manyheads.train.hard_concrete import HardConcrete, HeadGates
-from manyheads.train.loss import Loss, Task, check_weight
-from manyheads.train.objectives.objective import Objective
-
-__all__ = [
-    "GATES",
-    "HeadDiversity",
-    "L0Gates",
-    "L1Scales",
-    "Regularised",
-    "Regulariser",
-    "Together",
-]
+from manyheads.taps import Patterns, Site, Sublayer, Tap, Watcher
+from manyheads.train.hard_concrete import HardConcrete, HeadGates, settled
+from manyheads.train.objectives.objective import Loss, Objective, PreparedBatch, check_weight
 
 GATES = "head_gates"
 
 
-class Together:
-    """Several watchers as one; each sees what those before it have left."""
+class WatcherChain:
+    """Several watchers as one; each sees the value returned by the one before it."""
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self.watchers = tuple(watchers)
@@ -49,20 +39,20 @@ class Together:
         return value
 
 
-class Penalty(ABC):
-    """A regulariser at work on one forward: it may watch, and then says what it costs."""
+class RegularisationTerm(ABC):
+    """A regulariser in one forward pass: it may watch, and then returns its cost."""
 
     def watchers(self) -> Sequence[Watcher]:
         return ()
 
     @abstractmethod
     def cost(self) -> Float[Tensor, ""]:
-        """Before its weight."""
+        """The cost before multiplication by the weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regulariser(ABC):
-    """Something added to the loss, times `weight`."""
+    """A term added to the loss, times `weight`."""
 
     weight: float
 
@@ -72,24 +62,23 @@ class Regulariser(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What its part of the loss is called."""
+        """The name of its part of the loss."""
 
     def attach(self, model: nn.Module) -> None:
-        """Give the model what is trained along, before the optimiser is built."""
+        """Add trainable modules to the model, before the optimiser is built."""
         del model
 
     @abstractmethod
-    def begin(self, model: nn.Module) -> Penalty:
-        """For one forward."""
+    def begin(self, model: nn.Module) -> RegularisationTerm:
+        """The term for one forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadDiversity(Regulariser):
-    """Heads of a layer that say or see the same cost something (arXiv 1810.10183).
+    """A cost for heads of a layer with similar outputs or patterns (arXiv 1810.10183).
 
-    Of "outputs" the mean cosine, of "patterns" the mean of what two heads look at in common, over
-    distinct pairs, tokens and layers. Patterns must be formed, which takes the reference kernel
-    and memory by the square of the length.
+    For "outputs" the mean cosine, for "patterns" the mean overlap, over pairs of heads, tokens and
+    layers. Patterns need the reference kernel and memory quadratic in the length.
     """
 
     of: Literal["outputs", "patterns"] = "outputs"
@@ -98,17 +87,17 @@ class HeadDiversity(Regulariser):
     def name(self) -> str:
         return f"head {self.of}"
 
-    def begin(self, model: nn.Module) -> "Alikeness":
+    def begin(self, model: nn.Module) -> "HeadSimilarity":
         del model
-        return Alikeness(Tap.HEAD_OUTPUT if self.of == "outputs" else Tap.PATTERN)
+        return HeadSimilarity(Tap.HEAD_OUTPUT if self.of == "outputs" else Tap.PATTERN)
 
 
-class Alikeness(Penalty):
-    """Watches heads and adds up how alike they are."""
+class HeadSimilarity(RegularisationTerm):
+    """Watches heads and averages their similarity."""
 
     def __init__(self, tap: Tap) -> None:
         self.tap = tap
-        self.found: list[Tensor] = []
+        self.similarities: list[Tensor] = []
 
     def watchers(self) -> Sequence[Watcher]:
         return (self,)
@@ -119,19 +108,19 @@ class Alikeness(Penalty):
     def see(self, site: Site, value: Ragged | Patterns) -> None:
         del site
         if isinstance(value, Patterns):
-            each = [_alike(pattern.transpose(0, 1)) for pattern in value.each]
+            each = [_pair_similarity(pattern.transpose(0, 1)) for pattern in value.each]
         else:
-            each = [_alike(F.normalize(value.values.float(), dim=-1))]
+            each = [_pair_similarity(F.normalize(value.values.float(), dim=-1))]
         tokens = torch.cat(each)
         if tokens.numel():
-            self.found.append(tokens.mean())
+            self.similarities.append(tokens.mean())
 
     def cost(self) -> Float[Tensor, ""]:
-        return torch.stack(self.found).mean() if self.found else torch.zeros(())
+        return torch.stack(self.similarities).mean() if self.similarities else torch.zeros(())
 
 
-def _alike(x: Float[Tensor, "n h d"]) -> Float[Tensor, " n"]:
-    """The mean product of two different heads, from the square of their sum."""
+def _pair_similarity(x: Float[Tensor, "n h d"]) -> Float[Tensor, " n"]:
+    """The mean dot product of two different heads, from the square of their sum."""
     heads = x.shape[1]
     pairs = x.sum(1).square().sum(-1) - x.square().sum((1, 2))
     return pairs / max(heads * (heads - 1), 1)
@@ -139,7 +128,7 @@ def _alike(x: Float[Tensor, "n h d"]) -> Float[Tensor, " n"]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class L1Scales(Regulariser):
-    """The sum of the sizes of all heads' scales, so that some go to zero."""
+    """The L1 norm of all head scales, so that some go to zero."""
 
     @property
     def name(self) -> str:
@@ -148,11 +137,11 @@ class L1Scales(Regulariser):
     def attach(self, model: nn.Module) -> None:
         _scales(model)
 
-    def begin(self, model: nn.Module) -> "Sizes":
-        return Sizes(_scales(model))
+    def begin(self, model: nn.Module) -> "ScaleL1":
+        return ScaleL1(_scales(model))
 
 
-class Sizes(Penalty):
+class ScaleL1(RegularisationTerm):
     def __init__(self, scales: Sequence[Tensor]) -> None:
         self.scales = scales
 
@@ -165,7 +154,7 @@ def _scales(model: nn.Module) -> Sequence[Tensor]:
     found = [each.head_scale for each in attentions if each.head_scale is not None]
     if not found:
         raise ConfigError(
-            "no head of this model has a scale",
+            "the model has no head scales",
             'set model.heads.scale="learned" in a run file, '
             'head_scale="learned" in AttentionConfig',
         )
@@ -174,10 +163,10 @@ def _scales(model: nn.Module) -> Sequence[Tensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class L0Gates(Regulariser):
-    """A gate a head that learns to close; the cost is the expected number of open ones.
+    """A learned gate per head; the cost is the expected number of open gates.
 
-    Hard concrete gates on the heads' outputs (arXiv 1905.09418). `start` is how likely a gate is
-    open at first.
+    Hard concrete gates on the heads' outputs (arXiv 1905.09418). `start` is the initial probability
+    that a gate is open.
     """
 
     start: float = 0.9
@@ -186,7 +175,8 @@ class L0Gates(Regulariser):
         Regulariser.__post_init__(self)
         if not 0 < self.start < 1:
             raise ConfigError(
-                f"start={self.start:g} is no likelihood of a gate", "use a number between 0 and 1"
+                f"start must be between 0 and 1, got {self.start:g}",
+                "use a probability such as 0.9",
             )
 
     @property
@@ -194,21 +184,21 @@ class L0Gates(Regulariser):
         return "open heads"
 
     def make(self, model: nn.Module) -> HardConcrete:
-        """All gates, as they are before they learn."""
+        """All gates, before training."""
         return HeadGates(model, self.start)
 
     def attach(self, model: nn.Module) -> None:
         if not hasattr(model, GATES):
             model.add_module(GATES, self.make(model))
 
-    def begin(self, model: nn.Module) -> Penalty:
+    def begin(self, model: nn.Module) -> RegularisationTerm:
         gates = getattr(model, GATES, None)
         if not isinstance(gates, HardConcrete):
             raise ConfigError("the model has no gates for its heads", "call attach(model) first")
         return GateCost(gates)
 
 
-class GateCost(Penalty):
+class GateCost(RegularisationTerm):
     def __init__(self, gates: HardConcrete) -> None:
         self.gates = gates
 
@@ -221,7 +211,7 @@ class GateCost(Penalty):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regularised(Objective):
-    """An objective and what is added to it, each part under its own name."""
+    """An objective with regularisers, each under its own name."""
 
     objective: Objective
     regularisers: tuple[Regulariser, ...]
@@ -230,10 +220,12 @@ class Regularised(Objective):
         names = [each.name for each in self.regularisers]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"{names.count(name)} regularisers work on {name}", "keep one")
+                raise ConfigError(
+                    f"{names.count(name)} regularisers work on {name}", "keep one of them"
+                )
 
     def attach(self, model: nn.Module) -> None:
-        """Give the model what the regularisers train along, before the optimiser is built."""
+        """Add the trainable modules of the regularisers, before the optimiser is built."""
         for each in self.regularisers:
             each.attach(model)
 
@@ -242,12 +234,47 @@ class Regularised(Objective):
         for each in self.regularisers:
             each.begin(model)
 
-    def prepare(self, model: Any, batch: Batch, draw: torch.Generator) -> Task:
-        return self.objective.prepare(model, batch, draw)
+    def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
+        return self.objective.prepare(model, batch, generator)
 
-    def score(self, model: Any, task: Task, *, watch: Watcher | None = None) -> Loss:
+    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
         begun = [(each, each.begin(model)) for each in self.regularisers]
         watchers = [watcher for _, penalty in begun for watcher in penalty.watchers()]
         everyone = [*watchers, *([] if watch is None else [watch])]
-        loss = self.objective.score(model, task, watch=Together(everyone) if everyone else None)
+        loss = self.objective.score(
+            model, prepared, watch=WatcherChain(everyone) if everyone else None
+        )
         return loss.plus({each.name: each.weight * penalty.cost() for each, penalty in begun})
+
+
+def final_gates(model: nn.Module) -> Mapping[Site, Float[Tensor, " h"]]:
+    """The final L0 gate of each head, from 0 (closed) to 1, by layer; empty without gates.
+
+    The deterministic value of a hard concrete gate at test time (arXiv 1712.01312).
+
+    >>> from manyheads.models.build import build
+    >>> final_gates(build("gpt2", layers=1, width=32, heads=2, vocabulary=50))
+    {}
+    """
+    gates = getattr(model, GATES, None)
+    return gates.settled() if isinstance(gates, HeadGates) else {}
+
+
+def fold_gates(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a model without L0 gates that computes the same.
+
+    A gate scales the output of a head, so it is multiplied into the columns of the output
+    projection that read that head. `weights` are not changed.
+    """
+    found = {name: each for name, each in weights.items() if not name.startswith(f"{GATES}.")}
+    gates = getattr(model, GATES, None)
+    if not isinstance(gates, HeadGates):
+        return found
+    stacks = {each.name: name for name, each in model.named_modules() if isinstance(each, Stack)}
+    for index, (site, heads, _) in enumerate(gates.sites):
+        part = "cross" if site.sublayer is Sublayer.CROSS else "attention"
+        name = f"{stacks[site.stack]}.layers.{site.layer}.{part}.output.weight"
+        gate = settled(weights[f"{GATES}.openness.{index}"])
+        columns = torch.repeat_interleave(gate, found[name].shape[1] // heads)
+        found[name] = found[name] * columns.to(found[name])
+    return found

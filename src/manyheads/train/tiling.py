@@ -1,7 +1,7 @@
-"""A larger model from a smaller one, and a longer reach for rotary positions.
+"""A larger model initialised from a smaller one, and another base for rotary positions.
 
-Tiling as for ModernBERT-large (arXiv 2412.13663): each tensor of the small model lies in the centre
-of the large one, and what is left is filled by going round it.
+Tiling as for ModernBERT-large (arXiv 2412.13663): each tensor of the small model is placed in the
+centre of the large one, and the rest is filled by wrapping around.
 """
 
 from collections.abc import Sequence
@@ -26,15 +26,13 @@ from manyheads.parts.experts import MixtureOfExperts
 from manyheads.parts.feedforward import FeedForward
 from manyheads.parts.positions import Rotary
 
-__all__ = ["raise_rotary", "source_layers", "tile", "tiled", "with_rotary"]
-
 Config = TypeVar("Config", bound=ModelConfig)
 
 
-def tiled(x: Shaped[Tensor, "..."], shape: Sequence[int]) -> Shaped[Tensor, "..."]:
+def tile_tensor(x: Shaped[Tensor, "..."], shape: Sequence[int]) -> Shaped[Tensor, "..."]:
     """The tensor in the centre of a larger one, repeated around itself.
 
-    >>> tiled(torch.tensor([1, 2, 3]), [7]).tolist()
+    >>> tile_tensor(torch.tensor([1, 2, 3]), [7]).tolist()
     [2, 3, 1, 2, 3, 1, 2]
     """
     for axis, size in enumerate(shape):
@@ -58,7 +56,7 @@ def source_layers(small: StackConfig, large: StackConfig) -> tuple[int, ...]:
         fitting = [at for at, each in enumerate(small.layers) if _kind(each) == _kind(layer)]
         if not fitting:
             raise ConfigError(
-                f"layer {index} has no layer of its kind to start from",
+                f"layer {index} of the large model has no similar layer in the small one",
                 "keep sublayers, and local and global layers, as in the small model",
             )
         sources.append(min(fitting, key=lambda at: (abs(at - depth), at != round(depth))))
@@ -77,14 +75,14 @@ def _kind(layer: LayerConfig) -> tuple[object, ...]:
 
 @torch.no_grad()
 def tile(small: Model, config: ModelConfig, *, seed: int | None = None) -> Any:
-    """A model of the larger `config` that starts from the weights of the small one.
+    """A model with the larger `config`, initialised from the weights of a small one.
 
-    What the small model has no counterpart of, such as a norm more, starts fresh from `seed`.
+    Parameters that the small model does not have are initialised from `seed`.
     """
     if type(small.config) is not type(config) or not isinstance(small, TextModel | Seq2Seq):
         raise ConfigError(
-            f"a {type(small.config).__name__} does not grow into a {type(config).__name__}",
-            "tile encoders, decoders and encoder-decoders of text into their own kind",
+            f"a {type(small.config).__name__} cannot be tiled into a {type(config).__name__}",
+            "use a text model of the same type",
         )
     weight = small.embedding.tokens.weight
     large: Any = build(cast(Any, config), seed=seed, device=str(weight.device), dtype=weight.dtype)
@@ -111,7 +109,7 @@ def _grow_stack(small: Stack, large: Stack) -> None:
 
 
 def _grow(small: nn.Module, large: nn.Module) -> None:
-    """Fill the large module from the small one, joined matrices each on its own."""
+    """Fill the large module from the small one, fused matrices one by one."""
     match small, large:
         case Attention(), Attention():
             _grow_attention(small, large)
@@ -123,7 +121,7 @@ def _grow(small: nn.Module, large: nn.Module) -> None:
             _check_tables(small, large)
             _grow_each(small, large)
         case ReadoutLayer(), ReadoutLayer() if _outputs(small) != _outputs(large):
-            # Other classes are another question: only how it is read can be kept.
+            # With other classes only the transform before the classifier can be reused.
             _grow_each(small.transform, large.transform)
         case _:
             _grow_each(small, large)
@@ -142,7 +140,7 @@ def _grow_each(small: nn.Module, large: nn.Module) -> None:
 
 
 def _put(target: Tensor, source: Tensor) -> None:
-    target.copy_(tiled(source, target.shape))
+    target.copy_(tile_tensor(source, target.shape))
 
 
 def _grow_attention(small: Attention, large: Attention) -> None:
@@ -152,11 +150,11 @@ def _grow_attention(small: Attention, large: Attention) -> None:
         for name in theirs.keys() & ours.keys():
             one = ours[name].unflatten(0, _shape(small.config, name, len(ours[name])))
             shape = _shape(large.config, name, len(theirs[name]))
-            grown = tiled(one, (*shape, *theirs[name].shape[1:]))
+            grown = tile_tensor(one, (*shape, *theirs[name].shape[1:]))
             theirs[name].copy_(grown.flatten(0, len(shape) - 1))
     columns = _shape(small.config, "query", small.output.in_features)
     wanted = _shape(large.config, "query", large.output.in_features)
-    grown = tiled(small.output.weight.unflatten(1, columns), (large.config.width, *wanted))
+    grown = tile_tensor(small.output.weight.unflatten(1, columns), (large.config.width, *wanted))
     large.output.weight.copy_(grown.flatten(1))
     if small.output.bias is not None and large.output.bias is not None:
         _put(large.output.bias, small.output.bias)
@@ -237,7 +235,7 @@ def _check_tables(small: TokenEmbedding, large: TokenEmbedding) -> None:
             )
 
 
-def with_rotary(config: Config, theta: float) -> Config:
+def with_rotary_base(config: Config, theta: float) -> Config:
     """The config with another rotary base in the layers that see the whole text.
 
     A layer that sees a window needs no longer reach, and keeps its own.
@@ -271,13 +269,13 @@ def _turned(stack: StackConfig, theta: float) -> StackConfig:
     return replace(stack, layers=tuple(layers))
 
 
-def raise_rotary(model: Model, theta: float) -> None:
-    """Give a living model another rotary base, as `with_rotary` gives it to a config.
+def set_rotary_base(model: Model, theta: float) -> None:
+    """Change the rotary base of a model in place, as `with_rotary_base` does for a config.
 
-    Its parameters stay the same objects, so that optimisers and wrappers need not know.
+    Its parameters stay the same objects, so optimisers and wrappers are not affected.
     """
-    fresh = build(with_rotary(cast(Any, model.config), theta), device="meta")
-    # What was registered beside the model's own modules has no counterpart.
+    fresh = build(with_rotary_base(cast(Any, model.config), theta), device="meta")
+    # Modules that were added to the model have no counterpart.
     counterparts = dict(fresh.named_modules())
     for name, module in model.named_modules():
         counterpart = counterparts.get(name)

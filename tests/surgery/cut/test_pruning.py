@@ -32,8 +32,8 @@ from manyheads.surgery.addresses import find_addresses
 from manyheads.surgery.cut.head_origins import origins
 from manyheads.surgery.cut.pruning import prune, prune_layers, prune_neurons
 from manyheads.taps import Head, Patterns, Record, Site, Sublayer, Tap
-from manyheads.train.optimisers import AdamW
-from manyheads.train.regularisers import Together
+from manyheads.train.optim.optimisers import AdamW
+from manyheads.train.regularisers import WatcherChain
 from tests.models import zoo
 
 TOLERANCE = 1e-5
@@ -388,7 +388,7 @@ def test_the_lens_goes_through(name: str) -> None:
     seen = Record([Site(1, Tap.PATTERN)])
     whole = Ragged.from_list([torch.tensor(each) for each in texts])
     with torch.no_grad():
-        model(whole, watch=Together([silent, seen]))
+        model(whole, watch=WatcherChain([silent, seen]))
     kept = [old.head.head for old in origins(pruned).values() if old.head.layer == 1]
     shown = lens.patterns(pruned, texts)
     first = shown.of(Head(1, 0), 0)

@@ -9,8 +9,8 @@ from torch import Tensor
 from manyheads import build
 from manyheads.errors import InputError
 from manyheads.surgery import freeze, freeze_except, unfreeze_all
-from manyheads.train.groups import Rate, groups_of, weights_of
-from manyheads.train.optimisers import AdamW, Muon
+from manyheads.train.optim.optimisers import AdamW, Muon
+from manyheads.train.optim.param_groups import RateFactor, build_param_groups, describe_parameters
 
 SHAPE: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "head_size": 8}
 MORE: dict[str, Any] = {"hidden": 40, "vocabulary": 50}
@@ -71,8 +71,11 @@ def test_everything_learns_again() -> None:
 
 def test_queries_keys_and_values_have_rates_of_their_own() -> None:
     model = llama()
-    rates = (Rate(pattern="*.query.*", factor=0.0), Rate(pattern="*.value.*", factor=2.0))
-    groups = groups_of(weights_of(model), rate=1.0, decay=0.0, rates=rates)
+    rates = (
+        RateFactor(pattern="*.query.*", factor=0.0),
+        RateFactor(pattern="*.value.*", factor=2.0),
+    )
+    groups = build_param_groups(describe_parameters(model), rate=1.0, decay=0.0, rates=rates)
     assert any(group["parts"] == ((32, 0.0), (16, 1.0), (16, 2.0)) for group in groups)
     found = moved(model, AdamW(rates=rates))["stack.layers.0.attention.project.weight"].any(1)
     assert not found[:32].any()

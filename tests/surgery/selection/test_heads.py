@@ -18,7 +18,7 @@ from manyheads.surgery.finetune.trainable import freeze_except
 from manyheads.surgery.selection.heads import select_heads
 from manyheads.surgery.selection.l0_selection import L0Config
 from manyheads.taps import Head, Sublayer
-from manyheads.train.optimisers import AdamW
+from manyheads.train.optim.optimisers import AdamW
 from tests.models import zoo
 
 TEXTS = [[1, 2, 3, 4, 5, 6], [5, 6, 7, 5, 6], [9, 8, 7, 6, 5, 4, 3], [11, 12, 13]]

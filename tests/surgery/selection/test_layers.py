@@ -21,7 +21,7 @@ from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config, Layer
 from manyheads.surgery.selection.layers import LayerUnit, select_layers
 from manyheads.surgery.selection.sites import layer_ends
 from manyheads.taps import Site, Tap
-from manyheads.train.regularisers import Together
+from manyheads.train.regularisers import WatcherChain
 from tests.models import zoo
 
 TEXTS = [[1, 2, 3, 4, 5, 6], [5, 6, 7, 5, 6], [9, 8, 7]]
@@ -116,7 +116,7 @@ def test_the_gradient_is_that_of_an_explicit_gate(config: Any, texts: Any, stack
     given = read(model, texts)
     last = Site(-1, Tap.FINAL, stack="main" if stack is None else "decoder")
     seen = Edits({}, [last])
-    run(model, given, Together([gates, seen]))
+    run(model, given, WatcherChain([gates, seen]))
     judged = judge(model, given, range(len(texts)), "loss", targets)
     values = judged(seen[last])[0]
     total = (values * judged.weights).sum() / judged.weights.sum()

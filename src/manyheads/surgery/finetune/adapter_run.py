@@ -15,12 +15,11 @@ from manyheads.surgery.lora.adapters import adapt, delete_adapter, merge
 from manyheads.surgery.lora.low_rank import LoraConfig
 from manyheads.surgery.lora.peft_files import check_saveable, save_adapter
 from manyheads.surgery.lora.quantisation import quantise
-from manyheads.train.folding import final_gates
-from manyheads.train.reading import RUN_TABLES, apply_settings, read_toml
-from manyheads.train.regularisers import L0Gates, L1Scales, Regulariser
-from manyheads.train.run import Run, run_of
-from manyheads.train.session import Finished, Surgery, train
-from manyheads.train.starting import dressed, tell_habits
+from manyheads.train.loop.model_setup import model_with_weights, record_inference_settings
+from manyheads.train.loop.session import ModelHooks, TrainResult, train
+from manyheads.train.regularisers import L0Gates, L1Scales, Regulariser, final_gates
+from manyheads.train.run_file.run_config import Run, run_of
+from manyheads.train.run_file.toml_config import RUN_TABLES, apply_settings, read_toml
 
 ADAPTER, FREEZE = "adapter", "freeze"
 MODEL = "model"
@@ -138,7 +137,7 @@ class FreezeTable:
 def _saved_whole(model: Model, place: Path) -> Saved:
     """With the gates that a regulariser may have trained, in its weights."""
     weights = {name: each.detach().cpu() for name, each in model.state_dict().items()}
-    return save(dressed(cast(ModelConfig, model.config), weights, model), place / MODEL)
+    return save(model_with_weights(cast(ModelConfig, model.config), weights, model), place / MODEL)
 
 
 TrainedPart = AdapterTable | FreezeTable
@@ -186,8 +185,8 @@ def _change(tables: dict[str, Any]) -> TrainedPart:
 
 
 def train_adapter(
-    spec: AdapterRun, *, since: str = "", fresh: bool = False, progress: bool = True
-) -> Finished:
+    spec: AdapterRun, *, resume_from: str = "", fresh: bool = False, progress: bool = True
+) -> TrainResult:
     """Train the adapter, or the heads that are not frozen.
 
     The files of an adapter are in the folder `adapter` of the run, a whole model in `model`.
@@ -197,8 +196,8 @@ def train_adapter(
         return spec.change.open(model, spec.run.run.seed)
 
     def closed(model: Model, place: Path) -> Saved:
-        tell_habits(model, spec.run.objective, spec.run.data[-1])
+        record_inference_settings(model, spec.run.objective, spec.run.data[-1])
         return spec.change.close(model, place)
 
-    surgery = Surgery(open=opened, close=closed)
-    return train(spec.run, since=since, fresh=fresh, shown=progress, surgery=surgery)
+    hooks = ModelHooks(prepare=opened, save=closed)
+    return train(spec.run, resume_from=resume_from, fresh=fresh, progress=progress, hooks=hooks)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from manyheads.data.batch import Batch
-from manyheads.data.stream import Position, Step
+from manyheads.data.stream import StreamPosition, StreamStep
 from manyheads.errors import InputError, TrainingError
 from manyheads.lens.given import Given, Targets, read, shares
 from manyheads.lens.metrics import judge
@@ -21,15 +21,15 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.progress import Progress
 from manyheads.taps import Site, Tap, Watcher
-from manyheads.train.crew import Crew
-from manyheads.train.entrance import Entrance
-from manyheads.train.groups import set_rate
-from manyheads.train.loss import Loss, Task
+from manyheads.train.distributed import ProcessGroup
+from manyheads.train.loop.model_wrapper import ModelWrapper
+from manyheads.train.loop.train_step import StepOutcome, Updater, prepare_steps
 from manyheads.train.objectives import CausalLM, MaskedLM, Objective
-from manyheads.train.optimisers import OptimiserConfig
-from manyheads.train.regularisers import Together
-from manyheads.train.schedules import Schedule
-from manyheads.train.update import Outcome, Updater, asked
+from manyheads.train.objectives.objective import Loss, PreparedBatch
+from manyheads.train.optim.optimisers import OptimiserConfig
+from manyheads.train.optim.param_groups import set_learning_rate
+from manyheads.train.optim.schedules import Schedule
+from manyheads.train.regularisers import WatcherChain
 
 # So many steps in a row without a finite loss end the training.
 MOST_SKIPPED = 3
@@ -46,19 +46,19 @@ class AnswerLoss(Objective):
     def check(self, model: Any) -> None:
         judge(model, self.given, range(len(self.given)), "loss", self.targets)
 
-    def prepare(self, model: Any, batch: Batch, draw: torch.Generator) -> Task:
-        del model, draw
+    def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
+        del model, generator
         # A batch is a run of neighbouring texts, known by their numbers.
         assert batch.labels is not None
-        return Task(batch=batch, places=batch.labels, answers=batch.labels)
+        return PreparedBatch(batch=batch, positions=batch.labels, labels=batch.labels)
 
-    def score(self, model: Any, task: Task, *, watch: Watcher | None = None) -> Loss:
-        texts = range(int(task.places[0]), int(task.places[-1]) + 1)
+    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
+        texts = range(int(prepared.positions[0]), int(prepared.positions[-1]) + 1)
         judged = judge(model, self.given, texts, "loss", self.targets)
         last = Site(-1, Tap.FINAL, stack="decoder" if isinstance(model, Seq2Seq) else "main")
         seen = Edits({}, [last])
         watchers: list[Watcher] = [seen] if watch is None else [watch, seen]
-        _run(model, task.batch, Together(watchers))
+        _run(model, prepared.batch, WatcherChain(watchers))
         losses = judged(seen[last])[0] * judged.weights
         return Loss(total=losses.sum(), targets=int(judged.weights.sum()))
 
@@ -85,33 +85,33 @@ def finetune(
     seed: int,
     progress: bool,
     label: str,
-) -> list[Outcome]:
+) -> list[StepOutcome]:
     """Train the trainable parameters of a model in place, `steps` times about `batch_tokens`."""
     if steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}", "use 1 or more")
     given = read(model, texts)
     objective.check(model)
     device = next(model.parameters()).device
-    crew = Crew(device=device)
-    entrance = Entrance(model, crew)
+    processes = ProcessGroup(device=device)
+    wrapper = ModelWrapper(model, processes)
     built = optimiser.build(model)
     updater = Updater(
-        entrance=entrance,
+        wrapper=wrapper,
         optimiser=built,
         score=objective.score,
-        crew=crew,
+        processes=processes,
         seed=seed,
         half=False,
         clip=CLIP,
     )
-    outcomes: list[Outcome] = []
+    outcomes: list[StepOutcome] = []
     training, state = model.training, torch.get_rng_state()
     model.train()
     try:
         with Progress(label, total=steps, unit="steps", shown=progress) as bar:
             batches = _steps(model, given, steps, batch_tokens, seed)
-            for each in asked(batches, objective, model, seed=seed, first=0):
-                set_rate(built, schedule.share(each.number, steps))
+            for each in prepare_steps(batches, objective, model, seed=seed, first=0):
+                set_learning_rate(built, schedule.factor(each.number, steps))
                 outcomes.append(updater.run(each))
                 _check(outcomes)
                 bar.advance()
@@ -122,16 +122,18 @@ def finetune(
     return outcomes
 
 
-def _check(outcomes: Sequence[Outcome]) -> None:
+def _check(outcomes: Sequence[StepOutcome]) -> None:
     last = outcomes[-MOST_SKIPPED:]
-    if len(last) == MOST_SKIPPED and not any(each.sound for each in last):
+    if len(last) == MOST_SKIPPED and not any(each.finite for each in last):
         raise TrainingError(
             f"the loss is not finite for {MOST_SKIPPED} steps in a row",
             "use a smaller learning rate",
         )
 
 
-def _steps(model: Model, given: Given, steps: int, batch_tokens: int, seed: int) -> Iterator[Step]:
+def _steps(
+    model: Model, given: Given, steps: int, batch_tokens: int, seed: int
+) -> Iterator[StreamStep]:
     """Runs of neighbouring texts in a random order, epoch after epoch."""
     sizes = given.sizes(model)
     runs = list(shares(sizes, batch_tokens))
@@ -141,13 +143,13 @@ def _steps(model: Model, given: Given, steps: int, batch_tokens: int, seed: int)
         if not order:
             order = draw.sample(runs, len(runs))
         texts = order.pop()
-        yield Step(
+        yield StreamStep(
             number=number,
             batches=(_batch(given, texts),),
-            places=(0,),
+            indices=(0,),
             tokens=sum(sizes[text] for text in texts),
             sequences=len(texts),
-            after=Position(step=number + 1),
+            after=StreamPosition(step=number + 1),
         )
 
 

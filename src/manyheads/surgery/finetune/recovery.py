@@ -11,8 +11,8 @@ from manyheads.surgery.cut.rebuild import rebuild
 from manyheads.surgery.finetune.loop import finetune, objective_for
 from manyheads.surgery.finetune.trainable import copy_trainable
 from manyheads.train.objectives import Objective
-from manyheads.train.optimisers import AdamW, OptimiserConfig
-from manyheads.train.schedules import Cosine, Schedule
+from manyheads.train.optim.optimisers import AdamW, OptimiserConfig
+from manyheads.train.optim.schedules import Cosine, Schedule
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 SMALL_STEPS = AdamW(rate=5e-5, decay=0.01)

@@ -26,7 +26,7 @@ from manyheads.surgery.lora.adapters import Adapter, check_name, list_adapters, 
 from manyheads.surgery.lora.low_rank import LowRankUpdate, adapters_on, attach, places
 from manyheads.surgery.lora.modules_to_save import add_modules, modules_of
 from manyheads.surgery.lora.targets import Projection, join_spans, projections_of
-from manyheads.train.folding import final_gates
+from manyheads.train.regularisers import final_gates
 from manyheads.whole import write_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

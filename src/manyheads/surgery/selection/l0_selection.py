@@ -21,10 +21,10 @@ from manyheads.surgery.finetune.loop import finetune, objective_for
 from manyheads.surgery.selection.results import UnitName
 from manyheads.surgery.selection.sites import layer_ends, neuron_site
 from manyheads.taps import Patterns, Site
-from manyheads.train.hard_concrete import Gated, HardConcrete, HeadGates
-from manyheads.train.optimisers import AdamW
+from manyheads.train.hard_concrete import GatedSite, HardConcrete, HeadGates
+from manyheads.train.optim.optimisers import AdamW
+from manyheads.train.optim.schedules import Stable
 from manyheads.train.regularisers import GATES, L0Gates, Regularised
-from manyheads.train.schedules import Stable
 
 # What an open gate costs, where an open head costs 1. By weights it would be a hundredth for a
 # neuron and 24 for a layer of house-gpt. There few neurons close, and at 10 to 60 all layers stay
@@ -65,7 +65,7 @@ class NeuronGates(HardConcrete):
         for layer, config in enumerate(stack.config.layers):
             neurons = len(LayerPlan.all_of(layer, config).neurons)
             if neurons:
-                found.append(Gated(neuron_site(stack, layer), neurons, _device(stack)))
+                found.append(GatedSite(neuron_site(stack, layer), neurons, _device(stack)))
         super().__init__(found, start)
 
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged:
@@ -82,7 +82,7 @@ class LayerGates(HardConcrete):
     def __init__(self, stack: Stack, start: float = 0.9) -> None:
         every = (layer_ends(stack, layer) for layer in range(len(stack.config.layers)))
         ends = [each for each in every if each is not None]
-        super().__init__([Gated(left, 1, _device(stack)) for _, left in ends], start)
+        super().__init__([GatedSite(left, 1, _device(stack)) for _, left in ends], start)
         self._leaves = dict(ends)
         self._enters = {left: entered for entered, left in ends}
         self._entered: dict[Site, Tensor] = {}

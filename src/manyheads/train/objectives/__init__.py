@@ -1,13 +1,13 @@
-"""What a model is trained for: each objective turns a model and a batch into a loss."""
+"""Training objectives: each computes a loss from a model and a batch."""
 
-from manyheads.train.objectives.classes import (
+from manyheads.train.objectives.classification import (
     ImageClassification,
     SequenceClassification,
     TokenClassification,
 )
+from manyheads.train.objectives.contrastive import Contrastive
+from manyheads.train.objectives.language_modelling import CausalLM, MaskedLM, Seq2SeqLM
 from manyheads.train.objectives.objective import Objective, Routing
-from manyheads.train.objectives.pairs import Contrastive
-from manyheads.train.objectives.words import CausalLM, MaskedLM, Seq2SeqLM
 
 __all__ = [
     "CausalLM",

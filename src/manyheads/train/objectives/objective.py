@@ -1,10 +1,13 @@
-"""What every objective is, and the models that it refuses."""
+"""The interface of an objective: prepared batches, losses, checks of the model."""
 
+import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.checkpoints.classification_head import Classified
@@ -16,22 +19,80 @@ from manyheads.models.vision import Vision
 from manyheads.parts.experts import RouterLosses
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
-from manyheads.train.loss import Loss, Task, check_weight
 
-__all__ = [
-    "Objective",
-    "RoutedObjective",
-    "Routing",
-    "check_readout",
-    "check_smoothing",
-    "texts_of",
-    "unfit",
-]
+
+def check_weight(name: str, weight: float) -> None:
+    """Raise if the weight of a loss is negative or not finite."""
+    if not 0 <= weight < math.inf:
+        raise ConfigError(f"{name} must be finite and at least 0, got {weight:g}", "use 0 or more")
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Loss:
+    """The main loss and its additions, all summed over the targets.
+
+    So micro-batches and processes add up: the loss of a step is the sum of `combined` over all of
+    them, divided by the sum of `targets`. An addition that is not a sum, such as a penalty on
+    weights, is multiplied by the number of targets, and each addition by its own weight. `correct`
+    is the number of correct predictions, where it is counted.
+    """
+
+    total: Float[Tensor, ""]
+    targets: int
+    parts: Mapping[str, Float[Tensor, ""]] = field(default_factory=dict)
+    correct: Int[Tensor, ""] | None = None
+
+    @property
+    def combined(self) -> Float[Tensor, ""]:
+        """The sum that is minimised."""
+        combined = self.total
+        for part in self.parts.values():
+            combined = combined + part
+        return combined
+
+    def plus(self, parts: Mapping[str, Float[Tensor, ""]]) -> "Loss":
+        """With more additions, each a mean over the targets."""
+        return replace(
+            self,
+            parts={**self.parts, **{name: self.targets * part for name, part in parts.items()}},
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PreparedBatch:
+    """A batch as the model reads it, and the `labels` to predict at `positions`.
+
+    Positions are tokens, sequences or images, depending on the objective. It is made on the host,
+    where its shapes are known without waiting for a device, and then moved.
+    """
+
+    batch: Batch
+    positions: Int[Tensor, " m"]
+    labels: Int[Tensor, " m"]
+
+    @property
+    def targets(self) -> int:
+        return self.positions.shape[0]
+
+    def to(self, device: torch.device | str) -> "PreparedBatch":
+        """A copy on a device; copies from pinned memory do not block the host."""
+        return PreparedBatch(
+            batch=self.batch.to(device, non_blocking=True),
+            positions=self.positions.to(device, non_blocking=True),
+            labels=self.labels.to(device, non_blocking=True),
+        )
+
+    def pin_memory(self) -> "PreparedBatch":
+        return PreparedBatch(
+            batch=self.batch.pin_memory(),
+            positions=self.positions.pin_memory(),
+            labels=self.labels.pin_memory(),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How much the losses of a mixture of experts count, summed over its layers.
+    """Weights of the router losses of a mixture of experts, summed over its layers.
 
     `balance` as in arXiv 2101.03961, `z` as in arXiv 2202.08906.
     """
@@ -44,52 +105,54 @@ class Routing:
         check_weight("routing.z", self.z)
 
 
-EVEN = Routing()
+DEFAULT_ROUTING = Routing()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective(ABC):
-    """What is asked of a model.
+    """Computes a loss from a model and a batch.
 
-    `loss` does it all. A loop that compiles or wraps the model calls its two halves itself:
-    `prepare` chooses on the host what to ask, `score` runs the model. One that asks for classes
-    says of what.
+    `loss` does everything. A loop that compiles or wraps the model calls its two halves:
+    `prepare` chooses inputs and labels on the host, `score` runs the model. `classified` says what
+    a classification objective classifies.
     """
 
     classified: ClassVar[Classified | None] = None
 
-    def __call__(self, model: Any, batch: Batch, draw: torch.Generator) -> Loss:
-        return self.loss(model, batch, draw)
+    def __call__(self, model: Any, batch: Batch, generator: torch.Generator) -> Loss:
+        return self.loss(model, batch, generator)
 
     def loss(
-        self, model: Any, batch: Batch, draw: torch.Generator, *, watch: Watcher | None = None
+        self, model: Any, batch: Batch, generator: torch.Generator, *, watch: Watcher | None = None
     ) -> Loss:
-        """The sum over the batch's targets, and its parts."""
+        """The loss of a batch, and its parts."""
         self.check(model)
         device = next(model.parameters()).device
-        return self.score(model, self.prepare(model, batch, draw).to(device), watch=watch)
+        return self.score(model, self.prepare(model, batch, generator).to(device), watch=watch)
 
     @abstractmethod
     def check(self, model: nn.Module) -> None:
-        """Refuse a model that cannot be trained for this."""
+        """Raise if the model cannot be trained with this objective."""
 
     @abstractmethod
-    def prepare(self, model: Any, batch: Batch, draw: torch.Generator) -> Task:
-        """What the model is to read and to answer; whatever is random comes from `draw`."""
+    def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
+        """The inputs and labels of a batch; all randomness comes from `generator`."""
 
     @abstractmethod
-    def score(self, model: Any, task: Task, *, watch: Watcher | None = None) -> Loss:
-        """How far the model is from the answers."""
+    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
+        """The loss of a prepared batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedObjective(Objective):
-    """An objective that asks a mixture of experts to share the work, besides."""
+    """An objective that adds the router losses of a mixture of experts."""
 
-    routing: Routing = EVEN
+    routing: Routing = DEFAULT_ROUTING
 
-    def summed(self, total: Tensor, task: Task, router: tuple[RouterLosses, ...]) -> Loss:
-        loss = Loss(total=total, targets=task.targets)
+    def with_router_losses(
+        self, total: Tensor, prepared: PreparedBatch, router: tuple[RouterLosses, ...]
+    ) -> Loss:
+        loss = Loss(total=total, targets=prepared.targets)
         if not router:
             return loss
         parts = {}
@@ -102,37 +165,41 @@ class RoutedObjective(Objective):
         return loss.plus(parts)
 
 
-def texts_of(objective: Objective, batch: Batch) -> Ragged:
+def require_texts(objective: Objective, batch: Batch) -> Ragged:
     if batch.texts is None:
-        raise InputError(f"{type(objective).__name__} wants texts", "give a batch of texts")
+        raise InputError(f"{type(objective).__name__} needs texts", "give a batch of texts")
     return batch.texts
 
 
-def check_smoothing(share: float) -> None:
-    if not 0 <= share < 1:
-        raise ConfigError(f"label_smoothing={share:g} is no share", "use 0 <= share < 1")
+def check_smoothing(smoothing: float) -> None:
+    if not 0 <= smoothing < 1:
+        raise ConfigError(
+            f"label_smoothing must be in [0, 1), got {smoothing:g}", "use a value such as 0.1"
+        )
 
 
 def check_readout(
     objective: Objective, model: nn.Module, kind: type[nn.Module], readout: type
 ) -> None:
     if not isinstance(model, kind):
-        raise unfit(objective, model, KINDS[kind])
+        raise unsuitable_model(objective, model, KINDS[kind])
     has = type(model.config.readout)  # type: ignore[union-attr]
     if has is not readout:
         remedy = f"build the model with readout={readout.__name__}(...)"
         if objective.classified is not None:
-            remedy = "give it classes: model.classes in a run file, with_classes in Python"
-        raise ConfigError(f"{type(objective).__name__} cannot be read off {has.__name__}", remedy)
+            remedy = "add classes: model.classes in a run file, with_classes in Python"
+        raise ConfigError(
+            f"{type(objective).__name__} cannot use the readout {has.__name__}", remedy
+        )
 
 
 KINDS: dict[type[nn.Module], str] = {
-    TextModel: "an encoder or a decoder of text",
+    TextModel: "a text encoder or decoder",
     Seq2Seq: "an encoder-decoder",
-    Vision: "a model of images",
+    Vision: "a vision model",
 }
 
 
-def unfit(objective: Objective, model: nn.Module, wanted: str) -> ConfigError:
+def unsuitable_model(objective: Objective, model: nn.Module, wanted: str) -> ConfigError:
     name = type(objective).__name__
-    return ConfigError(f"{name} cannot train a {type(model).__name__}", f"give it {wanted}")
+    return ConfigError(f"{name} cannot train a {type(model).__name__}", f"use {wanted}")

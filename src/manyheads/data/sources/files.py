@@ -1,0 +1,186 @@
+"""Files by path, folder or glob, and their bytes, decompressed."""
+
+import bz2
+import glob
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from manyheads.errors import InputError, MissingExtraError
+
+# A fingerprint reads this many bytes at this many positions of a file.
+SAMPLE_BYTES, SAMPLES = 2**12, 16
+
+# Files, folders and globs.
+Paths = str | Path | Sequence[str | Path]
+
+
+def find_files(paths: Paths, known: Collection[str], *, any_suffix: bool = False) -> list[Path]:
+    """All files of paths, folders and globs, in order and sorted within a folder, each once.
+
+    Of a folder only files with a known suffix are read, and no hidden ones.
+    """
+    found: dict[Path, None] = {}
+    for path in (paths,) if isinstance(paths, str | Path) else paths:
+        for file in _expand(str(path), known, any_suffix):
+            found[file] = None
+    if not found:
+        raise InputError("there is no file to read", "give a file, a folder or a glob")
+    return list(found)
+
+
+def _expand(path: str, known: Collection[str], any_suffix: bool) -> list[Path]:
+    place = Path(path).expanduser()
+    if place.is_dir():
+        inside = [file for file in sorted(place.rglob("*")) if _is_visible(file, place)]
+        taken = [file for file in inside if any_suffix or (suffix_of(file) or None) in known]
+        if not taken:
+            raise InputError(f"{path} has no {listed(known)} file", "give another folder")
+        return taken
+    if place.is_file():
+        taken = [place]
+    elif any(mark in path for mark in "*?["):
+        # Path.glob does not accept absolute patterns.
+        taken = [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]  # noqa: PTH207
+        taken = [file for file in taken if file.is_file()]
+        if not taken:
+            raise InputError(f"no file matches {path}", "check the folder and the pattern")
+    else:
+        raise InputError(f"{path} does not exist", "check the path")
+    for file in taken:
+        if not any_suffix and suffix_of(file) not in known:
+            raise InputError(
+                f"{file} has an unknown suffix {suffix_of(file)!r}",
+                f"use {listed(known)}, or set format",
+            )
+    return taken
+
+
+def _is_visible(file: Path, folder: Path) -> bool:
+    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return file.is_file() and not hidden
+
+
+def listed(suffixes: Collection[str]) -> str:
+    """
+    >>> listed([".txt", ".jsonl", ""])
+    '.txt or .jsonl'
+    """
+    named = [suffix for suffix in suffixes if suffix]
+    return " or ".join([", ".join(named[:-1]), named[-1]]) if len(named) > 1 else named[0]
+
+
+def suffix_of(path: Path) -> str:
+    """The suffix of a file without that of its compression.
+
+    >>> suffix_of(Path("a/corpus.jsonl.GZ"))
+    '.jsonl'
+    """
+    name = Path(path.name.lower())
+    return name.with_suffix("").suffix if name.suffix in COMPRESSED else name.suffix
+
+
+def fingerprint(path: Path) -> str:
+    """The size of a file and a checksum, of a large file only at a few positions.
+
+    It is cheap, and detects most edits.
+    """
+    size = path.stat().st_size
+    samples = range(SAMPLES) if size > SAMPLE_BYTES * SAMPLES else range(1)
+    checksum = 0
+    with path.open("rb") as file:
+        for sample in samples:
+            file.seek((size - SAMPLE_BYTES) * sample // (SAMPLES - 1) if sample else 0)
+            checksum = zlib.crc32(file.read(SAMPLE_BYTES if len(samples) > 1 else size), checksum)
+    return f"{size} bytes, {checksum:08x}"
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, decompressed if its suffix is that of a compression."""
+    suffix = path.suffix.lower()
+    try:
+        with COMPRESSED.get(suffix, _plain)(path) as file:
+            yield file
+    except (gzip.BadGzipFile, lzma.LZMAError, EOFError) as error:
+        raise InputError(
+            f"{path} is not a complete {suffix} file ({error})", "download it again"
+        ) from None
+    except Exception as error:
+        # bz2 raises an OSError without errno.
+        broken = isinstance(error, OSError) and error.errno is None
+        if not broken and type(error).__name__ != "ZstdError":
+            raise
+        raise InputError(
+            f"{path} is not a complete {suffix} file ({error})", "download it again"
+        ) from None
+
+
+def _plain(path: Path) -> IO[bytes]:
+    return path.open("rb")
+
+
+# Compressed bytes read at a time: decompressed they may be many thousand times as many.
+READ = 2**12
+
+
+def open_zstandard(path: Path) -> io.BufferedReader:
+    """A reader with lines, which unlike the package's own detects truncated files."""
+    try:
+        import zstandard
+    except ImportError:
+        raise MissingExtraError(
+            f"{path} needs the package zstandard", "pip install 'manyheads[zstd]'"
+        ) from None
+    return io.BufferedReader(_ZstandardReader(path, zstandard.ZstdDecompressor()))
+
+
+class _ZstandardReader(io.RawIOBase):
+    def __init__(self, path: Path, decompressor: Any) -> None:
+        self._file = path.open("rb")
+        self._decompressor = decompressor
+        self._frame: Any = None
+        self._compressed = b""
+        self._waiting = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._waiting:
+            self._compressed = self._compressed or self._file.read(READ)
+            if not self._compressed:
+                if self._frame is not None:
+                    raise EOFError("the file ends within a frame")
+                return 0
+            self._decompress()
+        some = self._waiting[: len(buffer)]
+        buffer[: len(some)] = some
+        self._waiting = self._waiting[len(some) :]
+        return len(some)
+
+    def _decompress(self) -> None:
+        """Decompress what was read, in which a frame may end and the next begin."""
+        if self._frame is None:
+            self._frame = self._decompressor.decompressobj()
+        self._waiting = memoryview(self._frame.decompress(self._compressed))
+        self._compressed = self._frame.unused_data if self._frame.eof else b""
+        if self._frame.eof:
+            self._frame = None
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+COMPRESSED: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": open_zstandard,
+}

@@ -1,0 +1,191 @@
+"""Rows with named fields, of .jsonl and .parquet files or of a dataset of the hub."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+from urllib.parse import parse_qsl
+
+from manyheads.data.sources.files import Paths, find_files, open_file, suffix_of
+from manyheads.errors import InputError, MissingExtraError
+
+HUB = "hub:"
+FORM = f"write {HUB}org/name, or {HUB}org/name?subset=en&split=train&revision=main"
+# Rows of a Parquet file converted to Python values at a time.
+ROWS_AT_A_TIME = 256
+
+
+class Row(NamedTuple):
+    """Fields by name, and the location of the row for error messages."""
+
+    fields: Mapping[str, Any]
+    file: str
+    number: int
+    unit: str = "line"
+
+    @property
+    def location(self) -> str:
+        return f"{self.file}, {self.unit} {self.number}"
+
+    def get(self, field: str) -> Any:
+        if field not in self.fields:
+            there = ", ".join(map(str, self.fields)) or "none"
+            raise InputError(f"{self.location} has no field {field!r}", f"use one of: {there}")
+        return self.fields[field]
+
+    def text(self, field: str) -> str:
+        value = self.get(field)
+        if not isinstance(value, str):
+            raise InputError(
+                f"{self.location}: field {field!r} is a {type(value).__name__}, not a string",
+                "use a field of texts",
+            )
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{self.location}: field {field!r} has a lone surrogate at character {error.start}",
+                "write the file again, for example with errors='replace'",
+            ) from None
+        return value
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """A source of rows; each iteration starts from the beginning."""
+
+    def __iter__(self) -> Iterator[Row]: ...
+
+    def check(self) -> None:
+        """Raise if the source is known to be missing, without reading it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows:
+    """The rows of .jsonl and .parquet files, compressed or not, of folders and of globs."""
+
+    paths: Paths
+
+    def __iter__(self) -> Iterator[Row]:
+        for file in self._files():
+            yield from ROW_FORMATS[suffix_of(file)](file)
+
+    def check(self) -> None:
+        self._files()
+
+    def _files(self) -> list[Path]:
+        return find_files(self.paths, ROW_FORMATS.keys())
+
+
+@dataclass(frozen=True, slots=True)
+class HubRows:
+    """The rows of a dataset of the Hugging Face hub, streamed without storing it."""
+
+    name: str
+    subset: str | None = None
+    split: str = "train"
+    revision: str | None = None
+
+    def check(self) -> None:
+        self._package()
+
+    def _package(self) -> Any:
+        try:
+            import datasets
+        except ImportError:
+            raise MissingExtraError(
+                f"the dataset {self.name} needs the package datasets",
+                "pip install 'manyheads[datasets]'",
+            ) from None
+        return datasets
+
+    def __iter__(self) -> Iterator[Row]:
+        datasets = self._package()
+        try:
+            rows = datasets.load_dataset(
+                self.name,
+                self.subset,
+                split=self.split,
+                revision=self.revision,
+                streaming=True,
+            )
+            for number, fields in enumerate(rows, 1):
+                yield Row(fields, self.name, number, "row")
+        except (OSError, ValueError) as error:
+            first = str(error).partition("\n")[0]
+            raise InputError(
+                f"cannot load {self.name}, split {self.split!r}, from the hub "
+                f"({type(error).__name__}: {first})",
+                "check name, subset and split, and the connection to the hub",
+            ) from error
+
+
+def row_source(paths: Sequence[str]) -> RowSource:
+    """The rows of .jsonl and .parquet files, or of one dataset of the Hugging Face hub."""
+    return hub_rows(paths) or FileRows(tuple(paths))
+
+
+def hub_rows(paths: Sequence[str]) -> HubRows | None:
+    if not any(path.startswith(HUB) for path in paths):
+        return None
+    if len(paths) > 1:
+        raise InputError(
+            f"{', '.join(paths)} mix a dataset of the hub with other sources", "give it alone"
+        )
+    name, _, rest = paths[0].removeprefix(HUB).partition("?")
+    known = [field.name for field in fields(HubRows) if field.name != "name"]
+    chosen = dict(parse_qsl(rest, keep_blank_values=True))
+    wrong = [key for key in chosen if key not in known]
+    if not name or wrong:
+        problem = f"has an unknown option {wrong[0]}" if wrong else "lacks a dataset"
+        raise InputError(f"{paths[0]} {problem}", FORM)
+    return HubRows(name, **chosen)
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    with open_file(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                fields = json.loads(line)
+            except ValueError as error:
+                raise InputError(
+                    f"{path}, line {number} is not valid JSON ({error})", "correct or remove it"
+                ) from None
+            if not isinstance(fields, dict):
+                raise InputError(
+                    f"{path}, line {number} is not an object", 'write {"text": "..."}, one per line'
+                )
+            yield Row(fields, str(path), number)
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise MissingExtraError(
+            f"{path} needs the package pyarrow", "pip install 'manyheads[parquet]'"
+        ) from None
+    number = 0
+    try:
+        # Row groups are read one by one, in small batches.
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=ROWS_AT_A_TIME):
+                for fields in batch.to_pylist():
+                    number += 1
+                    yield Row(fields, str(path), number, "row")
+    except ArrowException as error:
+        raise InputError(
+            f"{path} cannot be read as Parquet ({error})", "download it again"
+        ) from None
+
+
+ROW_FORMATS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".parquet": _parquet,
+}

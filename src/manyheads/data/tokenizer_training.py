@@ -1,0 +1,141 @@
+"""Training of tokenizers: byte-level BPE, or WordPiece as for BERT."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from manyheads.data.eos import EOS
+from manyheads.data.sources.texts import TextSource
+from manyheads.errors import ConfigError, InputError, MissingExtraError
+from manyheads.progress import Progress
+
+TokenizerKind = Literal["bytes", "wordpiece"]
+
+BYTES = 256
+BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MEGABYTE = 1_000_000
+
+
+def train_tokenizer(
+    source: TextSource,
+    size: int = 4096,
+    kind: TokenizerKind = "bytes",
+    *,
+    lowercase: bool = True,
+    least: int = 2,
+    specials: Sequence[str] = (),
+    progress: bool = True,
+) -> Any:
+    """Train a `tokenizers.Tokenizer` of at most `size` entries.
+
+    "bytes" is byte-level BPE: it encodes any text without loss, and has <|end|> to end documents.
+    "wordpiece" has BERT's special tokens and adds [CLS] and [SEP] around a text; `lowercase` is for
+    it only. Training "wordpiece" twice may give different rare entries, since the library breaks
+    ties at random; "bytes" is deterministic. `specials` are further special tokens, such as [MASK]
+    for "bytes". A pair must occur `least` times to become an entry.
+    """
+    _check_specials(kind, specials)
+    _check_size(size, kind, len(specials))
+    try:
+        import tokenizers  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(
+            "training a tokenizer needs the package tokenizers", "pip install tokenizers"
+        ) from None
+    if kind == "bytes":
+        tokenizer, trainer = _bytes(size, least, specials)
+    else:
+        tokenizer, trainer = _wordpiece(size, least, lowercase, specials)
+    read = _Read(source, progress)
+    tokenizer.train_from_iterator(read, trainer=trainer)
+    if read.error is not None:
+        raise read.error
+    if not read.passages:
+        raise InputError("there is no text to train on", "use a source that has text")
+    if kind == "wordpiece":
+        _frame(tokenizer)
+    return tokenizer
+
+
+def _check_specials(kind: TokenizerKind, specials: Sequence[str]) -> None:
+    own = (EOS,) if kind == "bytes" else BERT
+    for place, name in enumerate(specials):
+        if not name.strip():
+            raise ConfigError(f"special token {place} is {name!r}", "use a name such as [MASK]")
+        if name in own or name in specials[:place]:
+            raise ConfigError(f"the special token {name!r} occurs twice", "remove one")
+
+
+def _check_size(size: int, kind: TokenizerKind, specials: int) -> None:
+    least = specials + (BYTES + 1 if kind == "bytes" else len(BERT) + 1)
+    if size < least:
+        what = (
+            f"{BYTES} bytes and {EOS}"
+            if kind == "bytes"
+            else f"{len(BERT) + specials} special tokens"
+        )
+        raise ConfigError(f"size={size} is too small for {what}", f"use {least} or more")
+
+
+class _Read:
+    """The texts of a source, counted; an error is kept, since the trainer swallows it."""
+
+    def __init__(self, source: TextSource, progress: bool) -> None:
+        self._source, self._progress = source, progress
+        self.passages = 0
+        self.error: Exception | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        expected = self._source.expected_bytes()
+        total = None if expected is None else expected / MEGABYTE
+        with Progress("reading", total=total, unit="MB", shown=self._progress) as bar:
+            try:
+                for passage in self._source.read():
+                    self.passages += 1
+                    yield passage.text
+                    bar.advance(len(passage.text.encode()) / MEGABYTE)
+            except Exception as error:
+                self.error = error
+
+
+def _bytes(size: int, least: int, specials: Sequence[str]) -> tuple[Any, Any]:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        min_frequency=least,
+        special_tokens=[EOS, *specials],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    return tokenizer, trainer
+
+
+def _wordpiece(size: int, least: int, lowercase: bool, specials: Sequence[str]) -> tuple[Any, Any]:
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=least,
+        special_tokens=[*BERT, *specials],
+        show_progress=False,
+    )
+    return tokenizer, trainer
+
+
+def _frame(tokenizer: Any) -> None:
+    """Add [CLS] and [SEP] around a text, and [SEP] after the second text of a pair."""
+    from tokenizers import processors
+
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")],
+    )

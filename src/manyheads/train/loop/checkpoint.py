@@ -1,0 +1,301 @@
+"""Checkpoints of a run in safetensors and JSON, written atomically while training continues.
+
+torch.distributed.checkpoint writes and reads the tensors, each process its own shards, so that
+another number of processes can read them again. Its own file format has a pickle in .metadata; its
+safetensors storage has none and is the one used here. Everything else is in state.json.
+"""
+
+import json
+import os
+import re
+import shutil
+import threading
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
+from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
+from torch.optim import Optimizer
+
+from manyheads.errors import InputError, TrainingError
+from manyheads.train.distributed import ProcessGroup
+
+STATE = "state.json"
+PART = ".part"
+REMEDY = "remove it to resume from the one before, or choose another with --from"
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedStep:
+    """A step with a loss or gradient that is not finite, and the micro-batches with such a loss."""
+
+    step: int
+    micro_batches: tuple[int, ...]
+
+    def __str__(self) -> str:
+        if not self.micro_batches:
+            return f"step {self.step} (gradient)"
+        listed = ", ".join(map(str, self.micro_batches))
+        return f"step {self.step} (micro-batch {listed})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingState:
+    """The progress of a run: all of its state besides tensors.
+
+    Random numbers depend on the seed, the step and the micro-batch, so there is no random state to
+    save. `position` is the position in the data that `data` describes, and `run` is the run file.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    skipped: tuple[SkippedStep, ...] = ()
+    consecutive_skips: int = 0
+    kept: bool = False
+    position: Mapping[str, int] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+    numbers: Mapping[str, float | int] = field(default_factory=dict)
+
+
+def read_state(checkpoint: Path) -> TrainingState:
+    """The state of a checkpoint, without its tensors."""
+    try:
+        said = json.loads((checkpoint / STATE).read_text("utf-8"))
+        skipped = [
+            SkippedStep(each["step"], tuple(each["micro_batches"])) for each in said["skipped"]
+        ]
+        return TrainingState(**(said | {"skipped": tuple(skipped)}))
+    except (OSError, ValueError) as error:
+        why = str(error)
+    except (KeyError, TypeError):
+        why = f"{STATE} lacks the state of the run"
+    raise InputError(f"{checkpoint} is not a checkpoint of a run ({why})", REMEDY)
+
+
+def state_tensors(
+    model: nn.Module, optimiser: Optimizer
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Every tensor of model and optimiser by name, and the optimiser's plain numbers."""
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    numbers: dict[str, Any] = {}
+    for name, parameter in model.named_parameters():
+        for entry, value in optimiser.state.get(parameter, {}).items():
+            holder = tensors if isinstance(value, Tensor) else numbers
+            holder[f"optimiser.{name}.{entry}"] = value
+    return tensors, numbers
+
+
+def check_weights(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
+    """The stored entries by name; an error if the weights do not match the model's."""
+    try:
+        stored = HuggingFaceStorageReader(str(checkpoint)).read_metadata().state_dict_metadata
+    except SafetensorError as error:
+        raise InputError(f"{checkpoint} is damaged ({error})", REMEDY) from None
+    if not stored:
+        raise InputError(f"{checkpoint} has no weights", REMEDY)
+    same = "resume with the model and the regularisers that the run was started with"
+    state = model.state_dict()
+    for name, tensor in state.items():
+        found = getattr(stored.get(f"model.{name}"), "size", None)
+        if found is None or tuple(found) != tuple(tensor.shape):
+            has = "nothing" if found is None else str(tuple(found))
+            raise InputError(
+                f"{checkpoint} has {has} for {name}, and the model needs {tuple(tensor.shape)}",
+                same,
+            )
+    for name in (name.removeprefix("model.") for name in stored if name.startswith("model.")):
+        if name not in state:
+            raise InputError(f"{checkpoint} has {name}, and the model has no such parameter", same)
+    return dict(stored)
+
+
+def restore(
+    checkpoint: Path, model: nn.Module, optimiser: Optimizer | None, processes: ProcessGroup
+) -> TrainingState:
+    """Load the tensors of a checkpoint into model and optimiser, in place."""
+    state = read_state(checkpoint)
+    stored = check_weights(checkpoint, model)
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    entries = {} if optimiser is None else _empty_optimiser_state(model, optimiser, stored)
+    tensors |= {name: tensor for name, (_, _, tensor) in entries.items()}
+    _ignore_single_process_warning()
+    reader = HuggingFaceStorageReader(str(checkpoint))
+    load_sharded(
+        tensors,
+        storage_reader=reader,
+        process_group=processes.checkpoint_group,
+        no_dist=processes.is_single,
+    )
+    for parameter, entry, tensor in entries.values():
+        assert optimiser is not None
+        optimiser.state[parameter][entry] = tensor
+    if optimiser is not None:
+        _restore_numbers(model, optimiser, state.numbers)
+    return state
+
+
+def _empty_optimiser_state(
+    model: nn.Module, optimiser: Optimizer, stored: Mapping[str, Any]
+) -> dict[str, tuple[nn.Parameter, str, Tensor]]:
+    """Empty tensors for the optimiser state of each parameter, on the device where it lives."""
+    groups = {each: group for group in optimiser.param_groups for each in group["params"]}
+    entries = {}
+    for name, parameter in model.named_parameters():
+        prefix = f"optimiser.{name}."
+        for key in (key for key in stored if key.startswith(prefix)):
+            size, dtype = stored[key].size, stored[key].properties.dtype
+            if tuple(size) == tuple(parameter.shape):
+                tensor = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+            else:
+                # As in torch: the step count is on the host unless a fused kernel reads it.
+                group = groups[parameter]
+                here = group.get("fused") or group.get("capturable")
+                tensor = torch.empty(size, dtype=dtype, device=parameter.device if here else "cpu")
+            entries[key] = (parameter, key.removeprefix(prefix), tensor)
+    return entries
+
+
+def _restore_numbers(model: nn.Module, optimiser: Optimizer, numbers: Mapping[str, Any]) -> None:
+    for name, parameter in model.named_parameters():
+        prefix = f"optimiser.{name}."
+        for key, number in numbers.items():
+            if key.startswith(prefix):
+                optimiser.state[parameter][key.removeprefix(prefix)] = number
+
+
+class Checkpoints:
+    """The checkpoints of a run: the last `keep`, and those marked to be kept.
+
+    Saving takes a snapshot and writes it in a thread, to a folder that is renamed when complete.
+    """
+
+    def __init__(self, folder: Path, processes: ProcessGroup, keep: int) -> None:
+        self.folder = folder
+        self.processes = processes
+        self.keep = keep
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def clean(self) -> None:
+        """Remove incomplete checkpoints of a killed run."""
+        if self.processes.is_main and self.folder.exists():
+            for half in self.folder.glob(f"*{PART}"):
+                shutil.rmtree(half)
+        self.processes.barrier()
+
+    def all(self) -> dict[int, Path]:
+        """Complete checkpoints by step, oldest first."""
+        found = {}
+        for place in self.folder.glob("step-*"):
+            match = re.fullmatch(r"step-(\d+)", place.name)
+            if match and (place / STATE).is_file():
+                found[int(match[1])] = place
+        return dict(sorted(found.items()))
+
+    def newest(self) -> Path | None:
+        every = list(self.all().values())
+        found: Path | None = self.processes.broadcast(every[-1] if every else None)
+        return found
+
+    def save(self, tensors: Mapping[str, Tensor], state: TrainingState) -> None:
+        """Take a snapshot now and write it in the background."""
+        self.wait()
+        if self.processes.broadcast(state.step in self.all()):
+            return
+        snapshot = BlockingAsyncStager().stage(dict(tensors))
+        part = self.folder / f"step-{state.step}{PART}"
+        if self.processes.is_main:
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+        self.processes.barrier()
+        _ignore_single_process_warning()
+        self._thread = threading.Thread(
+            target=self._write, args=(snapshot, state, part), name="checkpoint"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the last snapshot is on disk."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise self._explain(error) from error
+
+    def _write(self, snapshot: dict[str, Any], state: TrainingState, part: Path) -> None:
+        try:
+            writer = HuggingFaceStorageWriter(str(part), save_distributed=True)
+            save_sharded(
+                snapshot,
+                storage_writer=writer,
+                process_group=self.processes.checkpoint_group,
+                no_dist=self.processes.is_single,
+            )
+            if self.processes.is_main:
+                _finish(part, state)
+                self._drop_old()
+        # Any error is raised in the thread that waits.
+        except BaseException as error:
+            self._error = error
+            if self.processes.is_main:
+                shutil.rmtree(part, ignore_errors=True)
+
+    def _explain(self, error: BaseException) -> BaseException:
+        """An error of the file system, such as a full disk, becomes a TrainingError."""
+        why = _find_os_error(error)
+        if why is None:
+            return error
+        whole = list(self.all().values())
+        remedy = "free some space, or repair the disk"
+        if whole:
+            remedy += f"; the same command resumes from {whole[-1].name}, which is complete"
+        return TrainingError(
+            f"no checkpoint could be written to {self.folder} ({why.strerror or why})", remedy
+        )
+
+    def _drop_old(self) -> None:
+        for old in list(self.all().values())[: -self.keep]:
+            if not read_state(old).kept:
+                # Renamed first: a half removed checkpoint must not look complete.
+                shutil.rmtree(old.rename(old.with_name(old.name + PART)))
+
+
+def _find_os_error(error: BaseException) -> OSError | None:
+    """The first OSError among the errors of all processes."""
+    if isinstance(error, CheckpointException):
+        found = (_find_os_error(each) for each, _ in error.failures.values())
+        return next(filter(None, found), None)
+    return error if isinstance(error, OSError) else None
+
+
+def _finish(part: Path, state: TrainingState) -> None:
+    """Write the state once all shards are there, and rename the folder."""
+    with (part / STATE).open("w", encoding="utf-8") as file:
+        json.dump(asdict(state), file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(part.with_name(part.name.removesuffix(PART)))
+    opened = os.open(part.parent, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _ignore_single_process_warning() -> None:
+    """torch warns at every save and load that there is only one process."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")

@@ -1,0 +1,165 @@
+"""The model that a run starts with, and the export of the trained one."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from manyheads.checkpoints.classification_head import Classified, name_classes, with_classes
+from manyheads.checkpoints.folder import Saved, load, save
+from manyheads.checkpoints.side_files import TOKENIZER, read_tokenizer
+from manyheads.data.image_preprocessing import image_mean_std, record_image_preprocessing
+from manyheads.data.images import PerChannel
+from manyheads.errors import ConfigError, InputError, ManyheadsError
+from manyheads.models.build import Model, build
+from manyheads.models.readout import ClassHead, TokenHead
+from manyheads.models.recipes import ModelConfig
+from manyheads.models.sentence import Sentence
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.vision import Vision, VisionConfig
+from manyheads.parts.positions import Learned
+from manyheads.train.loop.model_wrapper import ModelWrapper
+from manyheads.train.objectives import CausalLM, Contrastive, Objective, Seq2SeqLM
+from manyheads.train.regularisers import fold_gates
+from manyheads.train.run_file.data_config import Data, Images, Pairs, Texts
+from manyheads.train.run_file.head_config import without_head_dropping
+from manyheads.train.run_file.run_config import Start
+from manyheads.train.tiling import tile
+
+
+def initial_model(start: Start, seed: int, classified: Classified | None = None) -> Model:
+    """A model with random weights, loaded from a folder, or tiled from a smaller model.
+
+    With `classes` it gets a new classification head.
+    """
+    model = _body(start, seed)
+    if not start.classes:
+        return model
+    if classified is None:
+        raise ConfigError(
+            f"model.classes={start.classes}, and the objective has no classes",
+            "remove it, or use SequenceClassification, TokenClassification or ImageClassification",
+        )
+    return with_classes(model, start.classes, classified, seed=seed)
+
+
+def _body(start: Start, seed: int) -> Model:
+    config = start.described()
+    if config is None:
+        return start.heads.apply_to_model(load(start.folder))
+    if not start.tile:
+        return build(config, seed=seed)
+    grown: Model = tile(load(start.tile), config, seed=seed)
+    return grown
+
+
+def run_tokenizer(data: Data, model: Model) -> Any:
+    """The tokenizer of a data section, or the model's own."""
+    if not data.tokenizer:
+        return model.tokenizer
+    file = Path(data.tokenizer)
+    file = file / TOKENIZER if file.is_dir() else file
+    if not file.is_file():
+        raise InputError(f"data.tokenizer: there is no {file}", "give the path of a tokenizer.json")
+    try:
+        return read_tokenizer({TOKENIZER: file.read_bytes()}, file.parent)
+    except ManyheadsError as error:
+        problem = error.problem.replace(str(file.parent / TOKENIZER), str(file))
+        raise InputError(
+            f"data.tokenizer: {problem}", "give the path of a tokenizer.json"
+        ) from None
+
+
+def check_fits(model: Model, data: Data, tokenizer: Any) -> None:
+    """Raise if the model has too small a vocabulary or too few positions for the data."""
+    if isinstance(model.config, VisionConfig):
+        return
+    if tokenizer is None:
+        raise ConfigError("the model has no tokenizer", "set data.tokenizer")
+    embedding = model.config.embedding
+    words = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    if words > embedding.vocabulary:
+        raise ConfigError(
+            f"the tokenizer has {words} tokens, and the model a vocabulary of "
+            f"{embedding.vocabulary}",
+            f"set model.change.vocabulary={words}, or use the model's own tokenizer",
+        )
+    if isinstance(data, Texts | Pairs):
+        data.check_tokens(tokenizer)
+    if isinstance(embedding.position, Learned) and data.length > embedding.position.longest:
+        raise ConfigError(
+            f"data.length={data.length}, and the model has {embedding.position.longest} positions",
+            f"use {embedding.position.longest} or less",
+        )
+
+
+def set_class_names(model: Model, names: tuple[str, ...]) -> None:
+    """Give the classes of a model the names from the data, unless it has names already."""
+    head = model.config.readout
+    if not names or model.class_names or not isinstance(head, ClassHead | TokenHead):
+        return
+    if len(names) != head.classes:
+        raise ConfigError(
+            f"the data have {len(names)} classes ({', '.join(names)}), and the model has "
+            f"{head.classes}",
+            f"set model.classes={len(names)}, or to a list of all names",
+        )
+    name_classes(model, names)
+
+
+def with_image_range(data: Data, model: Model) -> Data:
+    """The data with the model's own image normalisation, unless the run file sets it."""
+    if not isinstance(data, Images) or not isinstance(model, Vision):
+        return data
+    mean, std = _range(data, model)
+    return replace(data, mean=mean, std=std)
+
+
+def _range(data: Images, model: Vision) -> tuple[PerChannel, PerChannel]:
+    mean, std = image_mean_std(model)
+    return (
+        mean if data.mean == "model" else data.mean,
+        std if data.std == "model" else data.std,
+    )
+
+
+def record_inference_settings(model: Model, objective: Objective, data: Data) -> None:
+    """Record in the model how to use it: start and end tokens, image normalisation, pooling.
+
+    Start and end tokens that the model has already are kept.
+    """
+    if isinstance(data, Images) and isinstance(model, Vision):
+        record_image_preprocessing(model, *_range(data, model), data.size)
+    if isinstance(objective, Contrastive) and objective.pooling != "model":
+        model.sentence = replace(model.sentence or Sentence(), pooling=objective.pooling)
+    found: dict[str, int | None] = {}
+    if isinstance(objective, Seq2SeqLM) and isinstance(model, Seq2Seq):
+        found["decoder_start_token_id"] = objective.start_of(model)
+    if isinstance(objective, CausalLM | Seq2SeqLM) and isinstance(data, Texts | Pairs):
+        found["eos_token_id"] = data.eos_id(model.tokenizer)
+    known = {**(model.described or {}), **model.generation}
+    new = {
+        key: value for key, value in found.items() if value is not None and known.get(key) is None
+    }
+    model.generation = {**model.generation, **new}
+
+
+def model_with_weights(config: ModelConfig, weights: Mapping[str, Tensor], like: Model) -> Model:
+    """A model with these weights, and tokenizer, class names and files of another."""
+    fresh = build(config, device="meta")
+    fresh.load_state_dict(fold_gates(like, weights), assign=True)
+    fresh.comes_from(like)
+    return fresh
+
+
+def export(wrapper: ModelWrapper, folder: Path) -> Saved | None:
+    """Save the model; all processes gather the weights, and the main process writes them."""
+    weights = wrapper.full_state_dict()
+    if not wrapper.processes.is_main:
+        return None
+    config = without_head_dropping(cast(ModelConfig, wrapper.model.config))
+    with torch.no_grad():
+        return save(model_with_weights(config, weights, wrapper.model), folder)

@@ -1,0 +1,195 @@
+"""Telemetry: how attention heads develop during training, measured on a small probe batch.
+
+One forward pass of a few short sequences per measurement; only that pass forms patterns.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.data.batch import Batch
+from manyheads.errors import ConfigError
+from manyheads.models.build import Model
+from manyheads.models.decoder import Decoder
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.vision import Vision
+from manyheads.parts.gates import GATE_TAPS
+from manyheads.parts.positions import Learned
+from manyheads.ragged import Ragged
+from manyheads.taps import Patterns, Site, Sublayer, Tap
+
+GATES = {tap: place for place, tap in GATE_TAPS.items()}
+SEQUENCES = 4
+TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Probe:
+    """Sequences of the data, then sequences of a random block repeated twice.
+
+    `natural` is the number of the former; `block` is the length of the block, 0 without one.
+    """
+
+    texts: Ragged | None
+    images: tuple[Tensor, ...]
+    natural: int
+    block: int
+
+    def run(self, model: Model, watcher: "HeadWatcher") -> None:
+        """One forward pass in evaluation mode, without gradients."""
+        training = model.training
+        model.eval()
+        # A compiled forward has no taps in it.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            if isinstance(model, Vision):
+                model(self.images, watch=watcher)
+            elif isinstance(model, Seq2Seq):
+                assert self.texts is not None
+                model(self.texts, self.texts, watch=watcher)
+            else:
+                assert self.texts is not None
+                output = model(self.texts, watch=watcher)
+                if isinstance(model, Decoder) and output.logits is not None:
+                    watcher.copies = self._copies(output.logits)
+        model.train(training)
+
+    def _copies(self, logits: Ragged) -> Float[Tensor, " 2"]:
+        """The loss of the next token within the first copy of the blocks and within the second."""
+        assert self.texts is not None
+        losses = []
+        for index in range(self.natural, len(self.texts.lengths)):
+            scores, ids = logits.of(index)[:-1].float(), self.texts.of(index)[1:]
+            losses.append(torch.nn.functional.cross_entropy(scores, ids, reduction="none"))
+        # The first token of the second copy cannot be predicted.
+        each = torch.stack(losses)
+        return torch.stack((each[:, : self.block - 1].mean(), each[:, self.block :].mean()))
+
+
+def make_probe(model: Model, batch: Batch, seed: int) -> Probe:
+    """The first sequences of a batch, cut short, and repeated random tokens."""
+    device = next(model.parameters()).device
+    if isinstance(model, Vision):
+        images = tuple(image.to(device) for image in batch.images[:SEQUENCES])
+        return Probe(None, images, len(images), 0)
+    if batch.texts is None:
+        raise ConfigError(
+            "telemetry needs texts, and the data have none", "set run.telemetry_every to 0"
+        )
+    position = model.config.embedding.position
+    most = min(TOKENS, position.longest if isinstance(position, Learned) else TOKENS)
+    kept = [index for index, length in enumerate(batch.texts.lengths.each) if length][:SEQUENCES]
+    natural = [batch.texts.values[span][:most] for span in _spans(batch.texts, kept)]
+    block = most // 2
+    generator = torch.Generator().manual_seed(seed)
+    vocabulary = model.config.embedding.vocabulary
+    once = torch.randint(vocabulary, (SEQUENCES, block), generator=generator)
+    repeated = [torch.cat((row, row)).to(natural[0].device) for row in once]
+    return Probe(Ragged.from_list([*natural, *repeated]).to(device), (), len(natural), block)
+
+
+def _spans(texts: Ragged, kept: list[int]) -> list[slice]:
+    spans = list(texts.lengths.slices())
+    return [spans[index] for index in kept]
+
+
+@dataclass(slots=True)
+class HeadWatcher:
+    """Computes a few numbers per head during the probe pass; patterns are not kept.
+
+    Definitions, each a mean over queries: entropy is -sum A ln A in nats; the first-token share is
+    A[i, 0]; previous-token is A[i, i-1] from the second query on; induction (arXiv 2209.11895) is
+    A[i, i-L+1] in the second copy of a random block of L tokens. Then the mean of each gate per
+    head, and the largest |residual| after a layer. Induction is measured on the repeated block,
+    everything else on the data. For a decoder also the loss on both copies of the block: once
+    induction heads have formed, it is lower on the second.
+    """
+
+    probe: Probe
+    copies: Float[Tensor, " 2"] | None = None
+    found: dict[tuple[str, str, int], Tensor] = field(default_factory=dict)
+
+    def wants(self, site: Site) -> bool:
+        if site.tap is Tap.AFTER:
+            return True
+        return site.sublayer is Sublayer.ATTENTION and (
+            site.tap is Tap.PATTERN or site.tap in GATES
+        )
+
+    def see(self, site: Site, value: Ragged | Patterns) -> None:
+        if isinstance(value, Patterns):
+            for name, score in _SCORES.items():
+                self._keep(site, name, _mean(score, value.each[: self.probe.natural]))
+            if self.probe.block:
+                repeated = value.each[self.probe.natural :]
+                self._keep(site, "induction", _mean(self._induction, repeated))
+            return
+        natural = value.values[: sum(value.lengths.each[: self.probe.natural])]
+        if site.tap is Tap.AFTER:
+            self._keep(site, "largest_activation", natural.abs().amax().float())
+        else:
+            by_head = natural.float().mean(dim=(0, 2))
+            self._keep(site, f"gate_{GATES[site.tap]}", by_head)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """One line per stack: each number as a list by layer, of lists by head."""
+        stacks: dict[str, dict[str, Any]] = {}
+        layers = {stack: 0 for stack, _, _ in self.found}
+        for stack, _, layer in self.found:
+            layers[stack] = max(layers[stack], layer + 1)
+        for (stack, name, layer), value in self.found.items():
+            line = stacks.setdefault(stack, {"stack": stack})
+            line.setdefault(name, [[]] * layers[stack])[layer] = _rounded(value)
+        if self.copies is not None:
+            for line in stacks.values():
+                first, second = _rounded(self.copies)
+                line |= {"first_copy_loss": first, "second_copy_loss": second}
+        return list(stacks.values())
+
+    def _keep(self, site: Site, name: str, value: Tensor) -> None:
+        # The larger of the residuals after attention and after the feed-forward.
+        key = (site.stack, name, site.layer)
+        if name == "largest_activation" and key in self.found:
+            value = torch.maximum(value, self.found[key])
+        self.found[key] = value
+
+    def _induction(self, pattern: Float[Tensor, "h t s"]) -> Float[Tensor, " h"]:
+        block = self.probe.block
+        return pattern.diagonal(1 - block, dim1=1, dim2=2)[:, 1:].mean(-1)
+
+
+def _entropy(pattern: Float[Tensor, "h t s"]) -> Float[Tensor, " h"]:
+    return torch.special.entr(pattern).sum(-1).mean(-1)
+
+
+def _first(pattern: Float[Tensor, "h t s"]) -> Float[Tensor, " h"]:
+    return pattern[:, :, 0].mean(-1)
+
+
+def _previous(pattern: Float[Tensor, "h t s"]) -> Float[Tensor, " h"]:
+    if pattern.shape[1] < 2:
+        return pattern.new_zeros(pattern.shape[0])
+    return pattern.diagonal(-1, dim1=1, dim2=2).mean(-1)
+
+
+_SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "entropy": _entropy,
+    "first_token": _first,
+    "previous_token": _previous,
+}
+
+
+def _mean(score: Callable[[Tensor], Tensor], patterns: tuple[Tensor, ...]) -> Tensor:
+    """The mean over sequences, each with the same weight."""
+    return torch.stack([score(pattern.float()) for pattern in patterns]).mean(0)
+
+
+def _rounded(value: Tensor) -> Any:
+    """Six significant digits."""
+    numbers = value.tolist()
+    if isinstance(numbers, list):
+        return [float(f"{number:.6g}") for number in numbers]
+    return float(f"{numbers:.6g}")

@@ -1,0 +1,161 @@
+"""The progress line of a run: loss, speed, fraction of peak, time left; advice on slow settings."""
+
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from manyheads.attention import Attention
+from manyheads.models.build import Model
+from manyheads.parts.experts import Experts
+from manyheads.progress import duration
+from manyheads.train.loop.model_wrapper import model_layers
+
+# Dense bfloat16 operations per second, from the vendors' data sheets.
+PEAKS = {
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "4090": 165e12,
+    "V100": 125e12,
+}
+SECONDS_BETWEEN_LINES = 5.0
+SECONDS_BETWEEN_DRAWINGS = 0.2
+
+
+def peak_flops(device: torch.device, *, half: bool) -> float:
+    """Peak operations per second of the device, 0 if unknown."""
+    if device.type != "cuda" or not half:
+        return 0.0
+    name = torch.cuda.get_device_name(device)
+    return next((most for known, most in PEAKS.items() if known in name), 0.0)
+
+
+def training_flops(model: Model, length: int) -> float:
+    """Operations per token of training: six per weight, and attention over half the length.
+
+    Embedding look-ups do not count, and of experts only the chosen ones.
+    """
+    layers = model_layers(model)
+    weights = sum(_active_parameters(layer) for layer in layers)
+    readout = getattr(model, "readout", None)
+    table = getattr(getattr(model, "embedding", None), "tokens", None)
+    if readout is not None:
+        weights += sum(each.numel() for each in readout.parameters())
+        if readout.weight is None and table is not None:
+            weights += table.weight.numel()
+    attention = sum(
+        12 * layer.attention.config.heads * layer.attention.config.size * length / 2
+        for layer in layers
+        if layer.attention is not None
+    )
+    return 6 * weights + attention
+
+
+def _active_parameters(layer: Any) -> int:
+    every = sum(each.numel() for each in layer.parameters())
+    branch = layer.config.feedforward
+    if branch is None or not isinstance(branch.inner, Experts):
+        return every
+    held = sum(each.numel() for each in (layer.feedforward.expand, layer.feedforward.contract))
+    return every - held + held * branch.inner.chosen // branch.inner.count
+
+
+@dataclass(slots=True)
+class Speed:
+    """Tokens and steps per second over the last `window` steps."""
+
+    clock: Callable[[], float] = time.perf_counter
+    window: int = 20
+    _past: list[tuple[float, int]] = field(default_factory=list)
+
+    def add(self, tokens: int) -> None:
+        self._past = [*self._past[-self.window :], (self.clock(), tokens)]
+
+    @property
+    def tokens(self) -> float:
+        return self._over(sum(tokens for _, tokens in self._past[1:]))
+
+    @property
+    def steps(self) -> float:
+        return self._over(len(self._past) - 1)
+
+    def _over(self, amount: int) -> float:
+        if len(self._past) < 2:
+            return 0.0
+        return amount / max(self._past[-1][0] - self._past[0][0], 1e-9)
+
+
+@dataclass(slots=True)
+class Display:
+    """A progress line on stderr, which a terminal overwrites."""
+
+    total: int
+    progress: bool = True
+    unit: str = "tokens"
+    stream: Any = None
+    clock: Callable[[], float] = time.monotonic
+    _next: float = 0.0
+    _drawn: bool = False
+
+    def step(self, step: int, loss: float, speed: Speed, utilisation: float) -> None:
+        if not self.progress or self.clock() < self._next:
+            return
+        out = self._out()
+        between = SECONDS_BETWEEN_DRAWINGS if out.isatty() else SECONDS_BETWEEN_LINES
+        self._next = self.clock() + between
+        known = [f"step {step:,} of {self.total:,}", f"loss {loss:.4f}"]
+        if speed.tokens:
+            known.append(f"{speed.tokens:,.0f} {self.unit}/s")
+        if utilisation:
+            known.append(f"{utilisation:.0%} of peak")
+        if speed.steps:
+            known.append(f"{duration((self.total - step) / speed.steps)} left")
+        self._write(", ".join(known), over=out.isatty())
+
+    def message(self, text: str) -> None:
+        """Print a line that is not overwritten."""
+        if self.progress:
+            self._write(text, over=False)
+
+    def _write(self, text: str, *, over: bool) -> None:
+        out = self._out()
+        clear = "\r\033[K" if self._drawn else ""
+        out.write(f"{clear}{text}" if over else f"{clear}{text}\n")
+        out.flush()
+        self._drawn = over
+
+    def _out(self) -> Any:
+        return sys.stderr if self.stream is None else self.stream
+
+
+def performance_advice(model: nn.Module, device: torch.device, *, half: bool) -> Iterator[str]:
+    """Settings that are slow on a CPU, each with the setting to use instead."""
+    if device.type != "cpu":
+        return
+    if half and not _has_bfloat16():
+        yield 'this CPU has no bfloat16 instructions: run.precision="float32" is many times faster'
+    drops = [each for each in model.modules() if isinstance(each, Attention)]
+    if any(each.config.dropout for each in drops):
+        yield (
+            "dropout of attention weights has no fast kernel on a CPU: "
+            "model.heads.dropout=0 is several times faster"
+        )
+
+
+def silence_mkldnn_warning() -> None:
+    """torch prints a stack trace for a slow matmul; `performance_advice` needs one line."""
+    warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
+
+
+def _has_bfloat16() -> bool:
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return supported is None or bool(supported())

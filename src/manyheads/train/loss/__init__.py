@@ -1,0 +1,1 @@
+"""Cross-entropy over a large vocabulary without holding all logits at once."""

@@ -1,0 +1,226 @@
+"""Cross-entropy from hidden states and the readout's weight, in chunks of tokens.
+
+The logits of all tokens are the largest tensor of a training step, and they are not needed at once:
+the logits of a chunk become its loss and its gradients, and are freed. So they are neither held in
+float32 nor kept for the backward pass.
+"""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.autograd.function import once_differentiable
+
+# Logits held at once: a thousand tokens for a vocabulary of 50 thousand, 256 MB in float32. A GPU
+# has more memory, a gigabyte in half precision, and is faster with larger matrix products.
+MAX_LOGITS = {"cpu": 2**26, "cuda": 2**29}
+# Half-precision products are fast on a GPU if rows start at multiples of 16 bytes.
+PAD_TO = 64
+
+
+def cross_entropy_sums(
+    x: Float[Tensor, "m c"],
+    weight: Float[Tensor, "v c"],
+    bias: Float[Tensor, " v"] | None,
+    labels: Int[Tensor, " m"],
+    *,
+    smoothing: float = 0.0,
+    squares: bool = False,
+    max_logits: int | None = None,
+) -> Float[Tensor, " 2"]:
+    """The sums over all tokens of the cross-entropy and of the squared log-sum-exp, in float32.
+
+    `smoothing` is torch's `label_smoothing`. With `squares` both sums have a gradient, for which
+    the logits are computed again in the backward pass; without, only the first sum has one, and it
+    is computed in the forward pass.
+    """
+    max_logits = (
+        MAX_LOGITS.get(x.device.type, MAX_LOGITS["cpu"]) if max_logits is None else max_logits
+    )
+    # Not compiled: unrolled over all chunks it would take minutes to compile.
+    losses = _uncompiled if torch.compiler.is_compiling() else _sums
+    return losses(x, weight, bias, labels, smoothing, squares, max_logits)
+
+
+def _sums(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float,
+    squares: bool,
+    max_logits: int,
+) -> Tensor:
+    fused = x.is_cuda and find_spec("triton") is not None
+    chunking = _Chunking(smoothing, _chunks(x.shape[0], weight.shape[0], max_logits), fused)
+    learns = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    device_type = x.device.type
+    dtype = (
+        torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype
+    )
+    with torch.autocast(device_type, enabled=False):
+        if not learns:
+            return _accumulate(x, weight, bias, labels, None, chunking, dtype)[0]
+        losses: Tensor = _CrossEntropySums.apply(  # type: ignore[no-untyped-call]
+            x, weight, bias, labels, squares, chunking, dtype
+        )
+        return losses
+
+
+def _chunks(tokens: int, vocabulary: int, max_logits: int) -> int:
+    """The number of chunks, a power of two so that a compiled step sees few different numbers."""
+    count = 1
+    while tokens * vocabulary > max_logits * count:
+        count *= 2
+    return count
+
+
+# torch.compiler.disable without loading the compiler.
+_uncompiled = _disable_dynamo(_sums)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunking:
+    """The number of chunks, and whether each is one Triton kernel."""
+
+    smoothing: float
+    count: int
+    fused: bool
+
+
+class _CrossEntropySums(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        squares: bool,
+        chunking: "_Chunking",
+        dtype: torch.dtype,
+    ) -> Tensor:
+        ctx.squares = squares
+        if squares:
+            ctx.chunking = (chunking, dtype)
+            ctx.save_for_backward(x, weight, bias, labels)
+            sums, _ = _accumulate(x, weight, bias, labels, None, chunking, dtype)
+            return sums
+        # The gradient of the first sum alone; made on the device, since a copy would wait.
+        grad_sums = torch.arange(1, -1, -1, dtype=_at_least_float32(dtype), device=weight.device)
+        sums, gradients = _accumulate(x, weight, bias, labels, grad_sums, chunking, dtype)
+        ctx.save_for_backward(*gradients)
+        return sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_sums: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.squares:
+            x, weight, bias, labels = ctx.saved_tensors
+            _, gradients = _accumulate(x, weight, bias, labels, grad_sums, *ctx.chunking)
+        else:
+            gradients = tuple(
+                None if each is None else each * grad_sums[0].to(each.dtype)
+                for each in ctx.saved_tensors
+            )
+        return (*gradients, None, None, None, None)
+
+
+def _accumulate(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    grad_sums: Tensor | None,
+    chunking: _Chunking,
+    dtype: torch.dtype,
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """Both sums, and their gradients with `grad_sums`, the gradient of the output."""
+    wide, size = _at_least_float32(dtype), -(-x.shape[0] // chunking.count)
+    vocabulary, narrow = weight.shape[0], weight.to(dtype)
+    padding = -vocabulary % PAD_TO if x.device.type == "cuda" else 0
+    if padding:
+        narrow = torch.cat((narrow, narrow.new_zeros(padding, narrow.shape[1])))
+    sums = weight.new_zeros(2, dtype=wide)
+    grad_x = torch.empty_like(x, dtype=dtype)
+    grad_weight: Tensor | None = None
+    grad_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
+    for index in range(chunking.count):
+        here = slice(index * size, (index + 1) * size)
+        part = x[here].to(dtype)
+        logits = part @ narrow.T
+        added, grad_logits = (_kernel if chunking.fused else _chunk)(
+            logits, bias, labels[here], grad_sums, chunking.smoothing, vocabulary
+        )
+        sums += added
+        if grad_logits is None:
+            continue
+        if grad_bias is not None:
+            grad_bias += grad_logits[:, :vocabulary].sum(0, dtype=wide)
+        grad_logits = grad_logits.to(dtype)
+        grad_x[here] = grad_logits @ narrow
+        product = (grad_logits.T @ part)[:vocabulary]
+        grad_weight = product.to(wide) if grad_weight is None else grad_weight.add_(product)
+    if grad_weight is None:
+        return sums, (None, None, None)
+    bias_gradient = None if bias is None or grad_bias is None else grad_bias.to(bias.dtype)
+    return sums, (grad_x.to(x.dtype), grad_weight.to(weight.dtype), bias_gradient)
+
+
+def _kernel(
+    logits: Float[Tensor, "m w"],
+    bias: Float[Tensor, " v"] | None,
+    labels: Int[Tensor, " m"],
+    grad_sums: Float[Tensor, " 2"] | None,
+    smoothing: float,
+    vocabulary: int,
+) -> tuple[Float[Tensor, " 2"], Float[Tensor, "m w"] | None]:
+    """The same as `_chunk` in Triton, which reads the logits twice and writes them once."""
+    from manyheads.train.loss.triton_cross_entropy import cross_entropy_rows
+
+    sums = cross_entropy_rows(logits, bias, labels, grad_sums, smoothing, vocabulary)
+    return sums, None if grad_sums is None else logits
+
+
+def _chunk(
+    logits: Float[Tensor, "m w"],
+    bias: Float[Tensor, " v"] | None,
+    labels: Int[Tensor, " m"],
+    grad_sums: Float[Tensor, " 2"] | None,
+    smoothing: float,
+    vocabulary: int,
+) -> tuple[Float[Tensor, " 2"], Float[Tensor, "m w"] | None]:
+    """The sums of a chunk and the gradient of its logits, which overwrites the logits.
+
+    Columns past `vocabulary` are padding: they get a gradient of zero.
+    """
+    padding = logits.shape[1] - vocabulary
+    logits = logits[:, :vocabulary].to(_at_least_float32(logits.dtype))
+    if bias is not None:
+        logits = logits.add_(bias.to(logits.dtype))
+    expected = logits.gather(1, labels[:, None]).squeeze(1)
+    if smoothing:
+        expected = (1 - smoothing) * expected + smoothing * logits.mean(1)
+    highest = logits.amax(1, keepdim=True)
+    exponentials = logits.sub_(highest).exp_()
+    total_exp = exponentials.sum(1, keepdim=True)
+    lse = (highest + total_exp.log()).squeeze(1)
+    sums = torch.stack(((lse - expected).sum(), lse.square().sum()))
+    if grad_sums is None:
+        return sums, None
+    factor = (grad_sums[0] + 2 * grad_sums[1] * lse)[:, None] / total_exp
+    grad_logits = exponentials.mul_(factor)
+    if smoothing:
+        grad_logits = grad_logits.sub_(grad_sums[0] * smoothing / logits.shape[1])
+    taken = (grad_sums[0] * (smoothing - 1)).expand(labels.shape[0], 1)
+    grad_logits = grad_logits.scatter_add_(1, labels[:, None], taken)
+    return sums, F.pad(grad_logits, (0, padding)) if padding else grad_logits
+
+
+def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,116 @@
+"""Classification of texts, tokens and images."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from manyheads.checkpoints.classification_head import Classified
+from manyheads.data.batch import IGNORE_INDEX, Batch
+from manyheads.errors import InputError
+from manyheads.models.readout import ClassHead, TokenHead
+from manyheads.models.text import TextModel
+from manyheads.models.vision import Vision
+from manyheads.ragged import Ragged
+from manyheads.taps import Watcher
+from manyheads.train.objectives.objective import (
+    Loss,
+    PreparedBatch,
+    RoutedObjective,
+    check_readout,
+    check_smoothing,
+    require_texts,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassObjective(RoutedObjective):
+    """Cross-entropy over classes; labels below zero are ignored."""
+
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_smoothing(self.label_smoothing)
+
+    def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
+        del generator
+        expected = self._label_count(batch)
+        if batch.labels is None or batch.labels.shape[0] != expected:
+            count = "no" if batch.labels is None else batch.labels.shape[0]
+            raise InputError(
+                f"{type(self).__name__} needs {expected} labels, got {count}",
+                "give one label per item",
+            )
+        positions = (batch.labels >= 0).nonzero().squeeze(1)
+        labels = batch.labels[positions]
+        classes = model.config.readout.classes
+        if labels.numel() and int(labels.max()) >= classes:
+            raise InputError(
+                f"label {int(labels.max())} is out of range for classes={classes}",
+                f"use 0 to {classes - 1}, or {IGNORE_INDEX} for none",
+            )
+        return PreparedBatch(batch=batch, positions=positions, labels=labels)
+
+    @abstractmethod
+    def _label_count(self, batch: Batch) -> int:
+        """The number of labels that the batch should have."""
+
+    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
+        output = model(self._read(prepared.batch), watch=watch)
+        logits = output.logits.values if isinstance(output.logits, Ragged) else output.logits
+        logits = logits.index_select(0, prepared.positions).float()
+        total = F.cross_entropy(
+            logits, prepared.labels, label_smoothing=self.label_smoothing, reduction="sum"
+        )
+        loss = self.with_router_losses(total, prepared, output.router)
+        if torch.is_grad_enabled():
+            return loss
+        return replace(loss, correct=(logits.argmax(1) == prepared.labels).sum())
+
+    def _read(self, batch: Batch) -> Any:
+        return batch.texts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceClassification(ClassObjective):
+    """One class per text."""
+
+    classified: ClassVar[Classified] = "texts"
+
+    def check(self, model: nn.Module) -> None:
+        check_readout(self, model, TextModel, ClassHead)
+
+    def _label_count(self, batch: Batch) -> int:
+        return len(require_texts(self, batch))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenClassification(ClassObjective):
+    """One class per token."""
+
+    classified: ClassVar[Classified] = "tokens"
+
+    def check(self, model: nn.Module) -> None:
+        check_readout(self, model, TextModel, TokenHead)
+
+    def _label_count(self, batch: Batch) -> int:
+        return require_texts(self, batch).lengths.total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageClassification(ClassObjective):
+    """One class per image."""
+
+    classified: ClassVar[Classified] = "images"
+
+    def check(self, model: nn.Module) -> None:
+        check_readout(self, model, Vision, ClassHead)
+
+    def _label_count(self, batch: Batch) -> int:
+        return len(batch.images)
+
+    def _read(self, batch: Batch) -> Any:
+        return batch.images

@@ -1,0 +1,214 @@
+"""Parameter groups: weight decay, learning-rate factors, and fused matrices and their parts."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from manyheads.attention import Attention
+from manyheads.errors import ConfigError
+from manyheads.models.readout import ReadoutLayer
+from manyheads.parts.experts import MixtureOfExperts
+from manyheads.parts.feedforward import FeedForward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateFactor:
+    """A factor on the learning rate of parameters whose name matches the glob `pattern`.
+
+    Queries, keys, values and gates are rows of one matrix, `attention.project`, and have names of
+    their own: `*.attention.query.*`. If several patterns match, the last one counts.
+    """
+
+    pattern: str
+    factor: float
+
+    def __post_init__(self) -> None:
+        if self.factor < 0:
+            raise ConfigError(f"factor must be at least 0, got {self.factor:g}", "use 0 or more")
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ParameterInfo:
+    """A parameter and the matrices that are fused in it along `axis`, by name and size.
+
+    Norms, biases, embeddings and scales do not `decays`. A `table` is an embedding, which decays
+    only with `decay_embeddings`. A `matrix` maps one hidden space to another, so embeddings and
+    readouts are not matrices.
+    """
+
+    parameter: nn.Parameter
+    decays: bool
+    table: bool
+    matrix: bool
+    axis: int
+    parts: tuple[tuple[str, int], ...]
+
+
+def describe_parameters(model: nn.Module) -> list[ParameterInfo]:
+    """Every trainable parameter, once."""
+    joined = _joined(model)
+    found, met = [], set()
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter in met or not parameter.requires_grad:
+                continue
+            met.add(parameter)
+            whole = (0, ((_address(prefix, name), parameter.shape[0] if parameter.dim() else 1),))
+            axis, parts = joined.get(parameter, whole)
+            # In a partly trained parameter the frozen rows must not decay.
+            moves = name not in getattr(module, "partly", ())
+            found.append(
+                ParameterInfo(
+                    parameter=parameter,
+                    decays=moves and _decays(module, parameter),
+                    table=moves and isinstance(module, nn.Embedding),
+                    matrix=_is_matrix(module, parameter),
+                    axis=axis,
+                    parts=parts,
+                )
+            )
+    return found
+
+
+def _joined(model: nn.Module) -> dict[nn.Parameter, tuple[int, tuple[tuple[str, int], ...]]]:
+    """Parameters with several fused matrices: the axis, and names and sizes along it."""
+    found = {}
+    for prefix, module in model.named_modules():
+        match module:
+            case Attention():
+                both = (
+                    (module.project, module.our_rows),
+                    (module.project_memory, module.memory_rows),
+                )
+                for linear, rows in both:
+                    for name, parameter in _named(linear):
+                        parts = [(_address(prefix, f"{part}.{name}"), rows[part]) for part in rows]
+                        found[parameter] = (0, tuple(parts))
+            case FeedForward() if module.gated:
+                for name, parameter in _named(module.expand):
+                    half = (_address(prefix, f"expand.{name}"), module.config.hidden)
+                    found[parameter] = (0, (half, half))
+            case MixtureOfExperts():
+                half = (_address(prefix, "expand"), module.config.hidden)
+                found[module.expand] = (2, (half, half))
+    return found
+
+
+def _named(linear: nn.Linear | None) -> Iterable[tuple[str, nn.Parameter]]:
+    return () if linear is None else linear.named_parameters(recurse=False)
+
+
+def _address(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _decays(module: nn.Module, parameter: nn.Parameter) -> bool:
+    kinds = nn.Linear | nn.Conv2d | MixtureOfExperts | ReadoutLayer
+    return isinstance(module, kinds) and parameter.dim() >= 2
+
+
+def _is_matrix(module: nn.Module, parameter: nn.Parameter) -> bool:
+    kinds = nn.Linear | MixtureOfExperts
+    return isinstance(module, kinds) and parameter.dim() >= 2 and min(parameter.shape[-2:]) > 1
+
+
+def build_param_groups(
+    weights: Iterable[ParameterInfo],
+    *,
+    rate: float,
+    decay: float,
+    rates: Sequence[RateFactor],
+    decay_embeddings: bool = False,
+    **more: Any,
+) -> list[dict[str, Any]]:
+    """Parameter groups for a torch optimiser.
+
+    Beside torch's own entries, `peak` is the learning rate that a schedule multiplies, and `parts`
+    are the sizes along `axis` of the fused matrices, and their own factors.
+    """
+    grouped: dict[Any, dict[str, Any]] = {}
+    for each in weights:
+        factors = [_factor(address, rates) for address, _ in each.parts]
+        alike = len(set(factors)) == 1
+        peak = rate * factors[0] if alike else rate
+        sizes = [size for _, size in each.parts]
+        shares = [1.0] * len(sizes) if alike else factors
+        # One part is the whole parameter, of whatever size.
+        parts = tuple(zip(sizes, shares, strict=True)) if len(sizes) > 1 else ()
+        decays = each.decays or (decay_embeddings and each.table)
+        key = (peak, decays, each.axis, parts)
+        group = grouped.setdefault(key, {"params": [], **more})
+        group["params"].append(each.parameter)
+        group |= {
+            "lr": peak,
+            "peak": peak,
+            "weight_decay": decay if decays else 0.0,
+            "axis": each.axis,
+            "parts": parts,
+        }
+    return list(grouped.values())
+
+
+def _factor(address: str, rates: Sequence[RateFactor]) -> float:
+    fitting = [rate.factor for rate in rates if fnmatchcase(address, rate.pattern)]
+    return fitting[-1] if fitting else 1.0
+
+
+def check_patterns(weights: Sequence[ParameterInfo], rates: Sequence[RateFactor]) -> None:
+    """Raise if a pattern matches no parameter, since a misspelt one would have no effect."""
+    addresses = list(dict.fromkeys(address for each in weights for address, _ in each.parts))
+    for rate in rates:
+        if not any(fnmatchcase(address, rate.pattern) for address in addresses):
+            near = get_close_matches(rate.pattern, addresses, n=1, cutoff=0.0)
+            raise ConfigError(
+                f"no parameter matches {rate.pattern!r}", f"use a pattern that matches {near[0]}"
+            )
+
+
+def set_learning_rate(optimiser: Optimizer, factor: float) -> None:
+    """Set the learning rate of every group to `factor` of its peak."""
+    for group in optimiser.param_groups:
+        group["lr"] = group["peak"] * factor
+
+
+def part_of_row(group: dict[str, Any], parameter: Tensor) -> Int[Tensor, " rows"]:
+    """The part of each row along the group's axis; for a shard, of its own rows."""
+    sizes = tuple(size for size, _ in group["parts"]) or (parameter.shape[group["axis"]],)
+    start, stop = _local_span(parameter, group["axis"])
+    return _part_of_row(sizes, start, stop, parameter.device)
+
+
+@lru_cache(maxsize=256)
+def _part_of_row(
+    sizes: tuple[int, ...], start: int, stop: int, device: torch.device
+) -> Int[Tensor, " rows"]:
+    return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))[start:stop].to(device)
+
+
+def _local_span(parameter: Any, axis: int) -> tuple[int, int]:
+    if not hasattr(parameter, "device_mesh"):
+        return 0, parameter.shape[axis]
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+    return offset[axis], offset[axis] + shape[axis]
+
+
+def spans(group: dict[str, Any]) -> Iterator[tuple[slice, float]]:
+    """The slice of each part along the group's axis, and its factor."""
+    ends = list(accumulate(size for size, _ in group["parts"]))
+    for (size, factor), end in zip(group["parts"], ends, strict=True):
+        yield slice(end - size, end), factor
+    if not ends:
+        yield slice(None), 1.0

@@ -1,0 +1,248 @@
+"""Schedules of the learning rate, as a factor on its peak, and of the batch size."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from manyheads.errors import ConfigError
+
+Shape = Literal["sqrt", "linear", "cosine"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stable:
+    """The peak rate, after `warmup` steps of linear growth.
+
+    >>> [Stable(warmup=4).factor(step, steps=10) for step in range(5)]
+    [0.25, 0.5, 0.75, 1.0, 1.0]
+    """
+
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self.warmup, 0.0)
+
+    def check(self, steps: int) -> None:
+        _check_fits(steps, warmup=self.warmup)
+
+    def factor(self, step: int, steps: int) -> float:
+        """The factor on the peak at a step counted from zero, of `steps` steps."""
+        del steps
+        return _warmed(step, self.warmup)
+
+    def final_factor(self, steps: int) -> float:
+        """The factor after the last step."""
+        return self.factor(steps, steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decay:
+    """From the peak rate down to `floor` of it; "sqrt" is 1 - sqrt(x) (arXiv 2405.18392).
+
+    >>> [round(Decay().factor(step, steps=4), 2) for step in range(5)]
+    [1.0, 0.5, 0.29, 0.13, 0.0]
+    """
+
+    shape: Shape = "sqrt"
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(0, self.floor)
+
+    def check(self, steps: int) -> None:
+        del steps
+
+    def factor(self, step: int, steps: int) -> float:
+        return _decayed(step / max(steps, 1), self.shape, self.floor)
+
+    def final_factor(self, steps: int) -> float:
+        return self.factor(steps, steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmupStableDecay:
+    """`warmup` steps of growth, then the peak rate, then `decay` steps down to `floor` of it.
+
+    As in the code of arXiv 2405.18392 the first of the `decay` steps still has the peak rate, and
+    the floor would be reached after the last one, so that no step has a rate of zero.
+
+    >>> [round(WarmupStableDecay(decay=4).factor(step, steps=6), 2) for step in range(7)]
+    [1.0, 1.0, 1.0, 0.5, 0.29, 0.13, 0.0]
+    """
+
+    warmup: int = 0
+    decay: int
+    shape: Shape = "sqrt"
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.warmup, self.floor)
+        if self.decay < 1:
+            raise ConfigError(
+                f"decay must be at least 1 step, got {self.decay}", "use 1 or more, or Stable"
+            )
+
+    def check(self, steps: int) -> None:
+        _check_fits(steps, warmup=self.warmup, decay=self.decay)
+
+    def factor(self, step: int, steps: int) -> float:
+        if step < steps - self.decay:
+            return _warmed(step, self.warmup)
+        return _decayed((step - steps + self.decay) / self.decay, self.shape, self.floor)
+
+    def final_factor(self, steps: int) -> float:
+        return self.factor(steps, steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cosine:
+    """`warmup` steps of growth, then half a cosine down to `floor` (arXiv 1608.03983)."""
+
+    warmup: int = 0
+    floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check(self.warmup, self.floor)
+
+    def check(self, steps: int) -> None:
+        _check_fits(steps, warmup=self.warmup)
+
+    def factor(self, step: int, steps: int) -> float:
+        if step < self.warmup:
+            return _warmed(step, self.warmup)
+        progress = (step - self.warmup) / max(steps - self.warmup, 1)
+        return _decayed(progress, "cosine", self.floor)
+
+    def final_factor(self, steps: int) -> float:
+        return self.factor(steps, steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InverseSqrt:
+    """Linear growth, then the inverse square root of the step (arXiv 1706.03762).
+
+    The peak of the paper is (width * warmup)^-0.5.
+
+    >>> InverseSqrt(warmup=4).factor(15, steps=100)
+    0.5
+    """
+
+    warmup: int = 4000
+
+    def __post_init__(self) -> None:
+        _check(self.warmup, 0.0)
+        if not self.warmup:
+            raise ConfigError("warmup must be at least 1, got 0", "use 1 or more, such as 4000")
+
+    def check(self, steps: int) -> None:
+        _check_fits(steps, warmup=self.warmup)
+
+    def factor(self, step: int, steps: int) -> float:
+        del steps
+        return min((step + 1) / self.warmup, math.sqrt(self.warmup / (step + 1)))
+
+    def final_factor(self, steps: int) -> float:
+        return self.factor(steps, steps)
+
+
+Schedule = Stable | Decay | WarmupStableDecay | Cosine | InverseSqrt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchGrowth:
+    """Tokens per step grow from `first` to `last` by `by`, with equally many steps at each size.
+
+    All sizes below the last use `over` tokens together, as for ModernBERT (arXiv 2412.13663):
+    from 768 sequences to 4608 over the first 50 billion tokens.
+
+    >>> growth = BatchGrowth(first=2, last=6, by=2, over=12)
+    >>> [growth.tokens(step) for step in range(6)], growth.updates
+    ([2, 2, 4, 4, 6, 6], 2)
+    """
+
+    first: int
+    last: int
+    by: int
+    over: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.first < self.last:
+            raise ConfigError(
+                f"first={self.first} and last={self.last} do not grow", "use 0 < first < last"
+            )
+        if self.by < 1 or (self.last - self.first) % self.by:
+            raise ConfigError(
+                f"by={self.by} does not lead from {self.first} to {self.last}",
+                f"use a divisor of {self.last - self.first}",
+            )
+        if self.over < sum(self.sizes):
+            raise ConfigError(
+                f"over={self.over} tokens are too few for one step at each size",
+                f"use {sum(self.sizes)} or more",
+            )
+
+    @property
+    def sizes(self) -> range:
+        """The sizes before the last."""
+        return range(self.first, self.last, self.by)
+
+    @property
+    def updates(self) -> int:
+        """Steps at each size but the last."""
+        return round(self.over / sum(self.sizes))
+
+    def tokens(self, step: int) -> int:
+        """Tokens of a step, counted from zero."""
+        grown = step // self.updates
+        return self.sizes[grown] if grown < len(self.sizes) else self.last
+
+    def tokens_before(self, step: int) -> int:
+        """Tokens of all steps before this one."""
+        grown, rest = divmod(step, self.updates)
+        if grown >= len(self.sizes):
+            late = step - self.updates * len(self.sizes)
+            return self.updates * sum(self.sizes) + late * self.last
+        return self.updates * sum(self.sizes[:grown]) + rest * self.sizes[grown]
+
+    def steps_for(self, tokens: int) -> int:
+        """The number of steps for this many tokens."""
+        step, seen = 0, 0
+        for size in self.sizes:
+            needed = -(-(tokens - seen) // size)
+            if needed <= self.updates:
+                return step + needed
+            step, seen = step + self.updates, seen + self.updates * size
+        return step + -(-(tokens - seen) // self.last)
+
+
+def _warmed(step: int, warmup: int) -> float:
+    return min(1.0, (step + 1) / warmup) if warmup else 1.0
+
+
+def _decayed(progress: float, shape: Shape, floor: float) -> float:
+    progress = min(max(progress, 0.0), 1.0)
+    match shape:
+        case "sqrt":
+            left = 1 - math.sqrt(progress)
+        case "linear":
+            left = 1 - progress
+        case "cosine":
+            left = (1 + math.cos(math.pi * progress)) / 2
+    return floor + (1 - floor) * left
+
+
+def _check(warmup: int, floor: float) -> None:
+    if warmup < 0:
+        raise ConfigError(f"warmup must be at least 0, got {warmup}", "use 0 or more")
+    if not 0 <= floor <= 1:
+        raise ConfigError(f"floor must be in [0, 1], got {floor:g}", "use a fraction of the peak")
+
+
+def _check_fits(steps: int, **taken: int) -> None:
+    if sum(taken.values()) > steps:
+        listed = [f"{name}={count}" for name, count in taken.items() if count]
+        fit = "does not fit" if len(listed) == 1 else "do not fit"
+        raise ConfigError(
+            f"{' and '.join(listed)} {fit} in {steps} steps",
+            "use more steps, or a shorter warmup and decay",
+        )

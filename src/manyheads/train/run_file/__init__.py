@@ -1,0 +1,1 @@
+"""The run file: TOML to frozen configs, checked before any work."""

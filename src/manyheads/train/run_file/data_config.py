@@ -1,0 +1,456 @@
+"""The data section of a run file: which data, how texts are cut, the size of a batch."""
+
+import math
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from manyheads.data.chunks import Chunks, DocumentChunks, FixedChunks
+from manyheads.data.eos import EOS, KNOWN_EOS, appended_eos, find_eos
+from manyheads.data.images import ImageFolder, PerChannel, load_idx, load_npz
+from manyheads.data.labelled import (
+    LabelledTexts,
+    TaggedTexts,
+    TextPairs,
+    labelled_examples,
+    paired_examples,
+    tagged_examples,
+)
+from manyheads.data.sources.rows import HUB, row_source
+from manyheads.data.sources.texts import Errors, Format, TextSource, text_source
+from manyheads.data.store import TokenStore
+from manyheads.data.tokenise import store_mismatch, write_store
+from manyheads.errors import ConfigError, InputError
+from manyheads.train.interrupt import interruptible
+from manyheads.train.optim.schedules import BatchGrowth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchConfig:
+    """The size of a step: `batch` tokens (or images), at most `micro_batch` of them at a time.
+
+    A batch may grow. With 0 a batch is one micro-batch. Gradients of micro-batches are summed, so
+    `micro_batch` changes memory and speed only.
+    """
+
+    batch: int | BatchGrowth
+    micro_batch: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.sizes) < 1 or self.micro_batch < 0:
+            raise ConfigError(
+                f"batch={min(self.sizes)} and micro_batch={self.micro_batch} must be positive",
+                "use 1 or more",
+            )
+        if isinstance(self.batch, BatchGrowth) and not self.micro_batch:
+            raise ConfigError("a batch that grows needs micro_batch", "set micro_batch")
+        for size in self.sizes:
+            if size % self.micro_batch_size:
+                raise ConfigError(
+                    f"batch={size} is not a multiple of micro_batch={self.micro_batch_size}",
+                    f"use a batch of {-(-size // self.micro_batch_size) * self.micro_batch_size}",
+                )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """All sizes of the batch during the phase."""
+        if isinstance(self.batch, BatchGrowth):
+            return (*self.batch.sizes, self.batch.last)
+        return (self.batch,)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Tokens (or images) of a micro-batch."""
+        return self.micro_batch or self.sizes[0]
+
+    def micro_batches(self, step: int) -> int:
+        """The number of micro-batches of a step, counted from the start of its phase."""
+        tokens = self.batch.tokens(step) if isinstance(self.batch, BatchGrowth) else self.batch
+        return tokens // self.micro_batch_size
+
+
+READING = "reading the data"
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PhaseData:
+    """Training and validation data of a phase; `bytes_per_token` of the latter, 0 if unknown."""
+
+    training: Chunks
+    validation: Chunks | None
+    bytes_per_token: float = 0.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the classes, if the data have them."""
+        names: tuple[str, ...] = getattr(self.training, "names", ())
+        return names
+
+
+def check_first_row(read: Iterable[Any], paths: tuple[str, ...]) -> None:
+    """Read the first row of local files, to find missing fields before training."""
+    if not paths[0].startswith(HUB):
+        next(iter(read), None)
+
+
+def check_validation(validation: float | tuple[str, ...]) -> None:
+    if isinstance(validation, float) and not 0 <= validation < 1:
+        raise ConfigError(
+            f"validation must be in [0, 1), got {validation:g}", "give a fraction or files"
+        )
+
+
+def check_batch_holds(config: BatchConfig, tokens: int, what: str) -> None:
+    if config.micro_batch_size < tokens:
+        key = "micro_batch" if config.micro_batch else "batch"
+        raise ConfigError(
+            f"{key}={config.micro_batch_size} cannot hold {what}", f"use {tokens} or more"
+        )
+
+
+def token_id(tokenizer: Any, name: str, key: str) -> int | None:
+    if not name:
+        return None
+    number: int | None = tokenizer.token_to_id(name)
+    if number is None:
+        raise ConfigError(
+            f"{key}: the tokenizer has no token {name!r}", 'use one of its tokens, or "" for none'
+        )
+    return number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsData(BatchConfig, ABC):
+    """Rows of .jsonl or .parquet files, or of a dataset of the hub, tokenised in memory.
+
+    Texts are truncated to `length` tokens. `validation` is other files, or a fraction of the rows.
+    """
+
+    train: tuple[str, ...]
+    validation: float | tuple[str, ...] = 0.0
+    tokenizer: str = ""
+    length: int
+
+    def __post_init__(self) -> None:
+        BatchConfig.__post_init__(self)
+        check_validation(self.validation)
+        check_batch_holds(self, self.length, f"length={self.length}")
+
+    def check(self) -> None:
+        for paths in (self.train, self.validation):
+            if isinstance(paths, tuple):
+                row_source(paths).check()
+                check_first_row(self._source(paths), paths)
+
+    def load(self, tokenizer: Any, folder: Path, names: tuple[str, ...] = ()) -> PhaseData:
+        del folder
+        held = None
+        with interruptible(READING):
+            training = self._examples(self.train, tokenizer, names)
+            if isinstance(self.validation, tuple):
+                held = self._examples(self.validation, tokenizer, training.names)
+            elif self.validation:
+                training, held = training.split(self.validation)
+        for read in (training, held):
+            if read is not None and len(read):
+                longest = int(read.sizes.max())
+                check_batch_holds(self, longest, f"a row of {longest} tokens")
+        return PhaseData(training=training, validation=held)
+
+    @abstractmethod
+    def _source(self, paths: tuple[str, ...]) -> Any:
+        """The examples in the rows of these files."""
+
+    @abstractmethod
+    def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
+        """The examples as tokens, with labels numbered by `names`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labelled(RowsData):
+    """A text and a label per row."""
+
+    text: str = "text"
+    label: str = "label"
+
+    def _source(self, paths: tuple[str, ...]) -> LabelledTexts:
+        return LabelledTexts(row_source(paths), self.text, self.label)
+
+    def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
+        source = self._source(paths)
+        return labelled_examples(source, tokenizer, max_length=self.length, names=names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs(RowsData):
+    """Two texts per row: for translation, or for sentence embeddings.
+
+    `end` is the token appended to each text: by default the tokenizer's end-of-sequence token, and
+    none if the tokenizer appends one itself; "" is none.
+    """
+
+    first: str = "first"
+    second: str = "second"
+    end: str = EOS
+
+    def check_tokens(self, tokenizer: Any) -> None:
+        """Raise if the tokenizer lacks the token."""
+        self._added(tokenizer)
+
+    def eos_id(self, tokenizer: Any) -> int | None:
+        """The id of the token that ends every text, ours or the tokenizer's."""
+        added = self._added(tokenizer)
+        return appended_eos(tokenizer) if added is None else added
+
+    def _added(self, tokenizer: Any) -> int | None:
+        name = self.end
+        if name == EOS:
+            name = "" if appended_eos(tokenizer) is not None else find_eos(tokenizer) or ""
+        return token_id(tokenizer, name, "data.end")
+
+    def _source(self, paths: tuple[str, ...]) -> TextPairs:
+        return TextPairs(row_source(paths), self.first, self.second)
+
+    def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
+        del names
+        end = self._added(tokenizer)
+        return paired_examples(self._source(paths), tokenizer, max_length=self.length, end=end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tagged(RowsData):
+    """Words, and one tag per word, per row."""
+
+    words: str = "tokens"
+    tags: str = "tags"
+
+    def _source(self, paths: tuple[str, ...]) -> TaggedTexts:
+        return TaggedTexts(row_source(paths), self.words, self.tags)
+
+    def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
+        source = self._source(paths)
+        return tagged_examples(source, tokenizer, max_length=self.length, names=names)
+
+
+RANGE = "use finite numbers, and no standard deviation of 0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts(BatchConfig):
+    """Plain texts: files, folders, globs, or a dataset of the hub, tokenised once into `store`.
+
+    `validation` is other files, or a fraction of the training texts, taken from the end. Documents
+    are cut into chunks of `length` tokens, or concatenated and cut every `length` tokens ("fixed"),
+    or for training every `stride` tokens, so that epochs differ. `end` is the token appended to a
+    document: by default <|end|>, or the tokenizer's end-of-sequence token. `opening` and `closing`
+    are the tokens around every chunk; "" is none.
+    `tokenizer` is a tokenizer.json; "" is the model's own. `format` is for files whose names do not
+    tell it; `errors` = "replace" replaces bytes that are not UTF-8 by question marks.
+    """
+
+    train: tuple[str, ...]
+    validation: float | tuple[str, ...] = 0.0
+    tokenizer: str = ""
+    length: int
+    layout: Literal["documents", "fixed"] = "documents"
+    stride: int = 0
+    field: str = "text"
+    separator: str = ""
+    format: Format = "as named"
+    errors: Errors = "strict"
+    end: str = EOS
+    opening: str = ""
+    closing: str = ""
+    store: str = ""
+
+    def __post_init__(self) -> None:
+        BatchConfig.__post_init__(self)
+        check_validation(self.validation)
+        check_batch_holds(self, self.length, f"length={self.length}")
+        if self.layout == "fixed" and (self.opening or self.closing):
+            raise ConfigError(
+                'opening and closing need layout="documents"', 'use layout="documents"'
+            )
+        if self.stride and (self.layout != "fixed" or not 0 < self.stride <= self.length):
+            raise ConfigError(
+                f"stride={self.stride} does not fit length={self.length}, layout={self.layout!r}",
+                'use layout="fixed" and a stride up to the length, or no stride',
+            )
+
+    def check(self) -> None:
+        for paths in (self.train, self.validation):
+            if isinstance(paths, tuple):
+                source = self._source(paths)
+                source.check()
+                check_first_row(source.read(), paths)
+
+    def check_tokens(self, tokenizer: Any) -> None:
+        """Raise if the tokenizer lacks one of the tokens."""
+        self._end(tokenizer)
+        for key in ("opening", "closing"):
+            token_id(tokenizer, getattr(self, key), f"data.{key}")
+
+    def load(self, tokenizer: Any, folder: Path, names: tuple[str, ...] = ()) -> PhaseData:
+        del names
+        place = Path(self.store) if self.store else folder
+        training = self._stored(self.train, tokenizer, place)
+        held: TokenStore | None = None
+        if isinstance(self.validation, tuple):
+            held = self._stored(self.validation, tokenizer, place)
+        elif self.validation:
+            training, held = training.split(self.validation)
+        return PhaseData(
+            training=self._chunks(training, tokenizer, self.stride),
+            validation=None if held is None else self._chunks(held, tokenizer),
+            bytes_per_token=0.0 if held is None else held.bytes_per_token,
+        )
+
+    def set_aside_stale(self, tokenizer: Any, folder: Path) -> None:
+        """Rename stores whose texts have changed, so that they are tokenised again."""
+        for paths in (self.train, self.validation):
+            if self.store or not isinstance(paths, tuple):
+                continue
+            place = self._store_path(paths, folder)
+            if self._changed(paths, tokenizer, place):
+                count = len(list(folder.glob(f"{place.name}.before-*")))
+                place.rename(place.with_name(f"{place.name}.before-{count + 1}"))
+
+    def _source(self, paths: tuple[str, ...]) -> TextSource:
+        return text_source(
+            paths,
+            field=self.field,
+            separator=self.separator or None,
+            format=self.format,
+            errors=self.errors,
+        )
+
+    def _store_path(self, paths: tuple[str, ...], folder: Path) -> Path:
+        # Phases may read different texts, each with a store of its own.
+        options = (self.field, self.separator, self.format, self.errors)
+        key = repr((paths, options, self.end, self.tokenizer))
+        return folder / f"texts-{zlib.crc32(key.encode()):08x}"
+
+    def _changed(self, paths: tuple[str, ...], tokenizer: Any, place: Path) -> str:
+        return store_mismatch(self._source(paths), tokenizer, place, end=self._end(tokenizer))
+
+    def _stored(self, paths: tuple[str, ...], tokenizer: Any, folder: Path) -> TokenStore:
+        place = self._store_path(paths, folder)
+        changed = self._changed(paths, tokenizer, place)
+        if changed and not self.store:
+            raise ConfigError(
+                f"{', '.join(paths)}: the tokens of this run were made {changed}",
+                "restore the texts, or start again with --fresh",
+            )
+        with interruptible("tokenising (finished parts are kept)"):
+            source, end = self._source(paths), self._end(tokenizer)
+            store = write_store(source, tokenizer, place, end=end)
+        if not store.size:
+            raise InputError(f"{', '.join(paths)}: there is no text in it", "give other files")
+        return store
+
+    def eos_id(self, tokenizer: Any) -> int | None:
+        """The id of the token that ends every document."""
+        return token_id(tokenizer, self._end(tokenizer) or "", "data.end")
+
+    def _end(self, tokenizer: Any) -> str | None:
+        """The name of the end-of-sequence token, which differs between tokenizers."""
+        if self.end != EOS:
+            token_id(tokenizer, self.end, "data.end")
+            return self.end or None
+        found = find_eos(tokenizer)
+        if found is not None:
+            return found
+        raise ConfigError(
+            f"data.end: the tokenizer has none of {', '.join(map(repr, KNOWN_EOS))}",
+            'set data.end to the token that ends a document, or to "" for none',
+        )
+
+    def _chunks(self, store: TokenStore, tokenizer: Any, stride: int = 0) -> Chunks:
+        if self.layout == "fixed":
+            return FixedChunks(store, length=self.length, stride=stride)
+        return DocumentChunks(
+            store,
+            length=self.length,
+            opening=token_id(tokenizer, self.opening, "data.opening"),
+            closing=token_id(tokenizer, self.closing, "data.closing"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images(BatchConfig):
+    """One folder per class, an .npz, or two idx files (images, labels); a batch counts images.
+
+    `mean` and `std`, one number or one per channel, are the model's own by default.
+    """
+
+    train: tuple[str, ...]
+    validation: tuple[str, ...] = ()
+    size: int | None = None
+    channels: Literal[1, 3] = 3
+    mean: PerChannel | Literal["model"] = "model"
+    std: PerChannel | Literal["model"] = "model"
+
+    def __post_init__(self) -> None:
+        BatchConfig.__post_init__(self)
+        if self.size is not None and self.size < 1:
+            raise ConfigError(
+                f"size must be at least 1 pixel, got {self.size}", "use 1 or more, or remove it"
+            )
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            numbers = () if value == "model" else value if isinstance(value, tuple) else (value,)
+            if not all(map(math.isfinite, numbers)) or (name == "std" and 0 in numbers):
+                raise ConfigError(f"{name}={value} cannot normalise images", RANGE)
+
+    @property
+    def length(self) -> int:
+        return 1
+
+    @property
+    def tokenizer(self) -> str:
+        return ""
+
+    def check(self) -> None:
+        for path in (*self.train, *self.validation):
+            if not Path(path).exists():
+                raise InputError(f"{path} does not exist", "check the path")
+
+    def load(self, tokenizer: Any, folder: Path, names: tuple[str, ...] = ()) -> PhaseData:
+        del tokenizer, folder
+        held = None
+        with interruptible(READING):
+            training = self._images(self.train, names)
+            if self.validation:
+                held = self._images(self.validation, getattr(training, "names", ()))
+        return PhaseData(training=training, validation=held)
+
+    def _images(self, paths: tuple[str, ...], names: tuple[str, ...]) -> Chunks:
+        values = {"mean": self.mean, "std": self.std}
+        options: dict[str, Any] = {name: each for name, each in values.items() if each != "model"}
+        first = Path(paths[0])
+        if first.is_dir():
+            options |= {"size": self.size, "channels": self.channels}
+            return ImageFolder(first, names=names, **options)
+        if first.suffix == ".npz":
+            return load_npz(first, **options)
+        if len(paths) == 2:
+            return load_idx(first, paths[1], **options)
+        raise ConfigError(
+            f"{first} is neither a folder nor an .npz", "give one, or two idx files: images, labels"
+        )
+
+
+Data = Texts | Labelled | Pairs | Tagged | Images
+
+
+def without_eos(data: Data) -> Data:
+    """Pairs without an appended end token, unless the run file sets one."""
+    return replace(data, end="") if isinstance(data, Pairs) and data.end == EOS else data
+
+
+def without_store(data: Data) -> Data:
+    """The data without the path of their store, which does not change their order."""
+    return replace(data, store="") if isinstance(data, Texts) else data

@@ -1,0 +1,117 @@
+"""Rows of files and of the hub, and errors that name the line."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from manyheads.data.sources.rows import FileRows, HubRows
+from manyheads.errors import InputError, MissingExtraError
+from tests.messages import refuses
+
+
+def lines(path: Path, *rows: str) -> Path:
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def test_json_lines_are_rows_and_blank_ones_are_not(tmp_path: Path) -> None:
+    file = lines(tmp_path / "a.jsonl", '{"text": "one"}', "", '{"text": "two", "label": 3}')
+    found = list(FileRows(file))
+    assert [(row.text("text"), row.number) for row in found] == [("one", 1), ("two", 3)]
+    assert found[1].get("label") == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"text": "a"', "is no JSON (Expecting ',' delimiter: "),
+        ("[1]", "is no object"),
+    ],
+)
+def test_a_bad_line_is_named_by_its_number(line: str, problem: str, tmp_path: Path) -> None:
+    file = lines(tmp_path / "a.jsonl", "{}", line)
+    with pytest.raises(InputError) as refused:
+        list(FileRows(file))
+    assert refused.value.problem.startswith(f"{file}, line 2 {problem}")
+
+
+def test_bytes_that_are_no_utf8_are_a_bad_line(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{}\n{"text": "\xff"}\n')
+    with pytest.raises(InputError, match=r"a\.jsonl, line 2 is no JSON \('utf-8' codec"):
+        list(FileRows(tmp_path / "a.jsonl"))
+
+
+def test_fields_that_are_not_there_or_no_text_are_named(tmp_path: Path) -> None:
+    file = lines(tmp_path / "a.jsonl", '{"body": 3, "half": "\\ud800"}')
+    (row,) = FileRows((file,))
+    with refuses(InputError, f"{file}, line 1 has no field 'text': use one of: body, half."):
+        row.text("text")
+    with refuses(InputError, f"{file}, line 1: field 'body' is a int: give a text."):
+        row.text("body")
+    with refuses(
+        InputError,
+        f"{file}, line 1: field 'half' holds half a character at 0, a lone surrogate: "
+        "write it anew, for example with errors='replace'.",
+    ):
+        row.text("half")
+
+
+def test_parquet_is_read_row_by_row(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    texts = [f"text {number}" for number in range(1000)]
+    parquet.write_table(arrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=300)
+    found = list(FileRows(tmp_path / "a.parquet"))
+    assert [row.text("text") for row in found] == texts
+    assert found[-1].place == f"{tmp_path}/a.parquet, row 1000"
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 and nothing more")
+    with pytest.raises(InputError, match=r"b\.parquet cannot be read as Parquet"):
+        list(FileRows(tmp_path / "b.parquet"))
+
+
+def test_extras_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with refuses(
+        MissingExtraError,
+        f"{tmp_path}/a.parquet needs the package pyarrow: pip install 'manyheads[parquet]'.",
+    ):
+        list(FileRows(tmp_path / "a.parquet"))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with refuses(
+        MissingExtraError,
+        "the dataset org/name needs the package datasets: pip install 'manyheads[datasets]'.",
+    ):
+        list(HubRows("org/name"))
+
+
+def test_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def load_dataset(name: str, subset: str | None, **options: Any) -> Any:
+        asked.update(options, name=name, subset=subset)
+        if options["split"] == "train":
+            return iter([{"text": "one"}, {"text": "two"}])
+        raise ValueError("Bad split\nmore")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert [row.text("text") for row in HubRows("org/name", subset="en")] == ["one", "two"]
+    assert (asked["streaming"], asked["subset"]) == (True, "en")
+    with refuses(
+        InputError,
+        "cannot load org/name, split 'dev', from the hub (ValueError: Bad split): "
+        "check name, subset and split, and the connection to the hub.",
+    ):
+        list(HubRows("org/name", split="dev"))
+
+
+def test_a_real_dataset_can_be_streamed(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    rows = [json.dumps({"text": f"text {number}"}) for number in range(5)]
+    lines(tmp_path / "train.jsonl", *rows)
+    found = [row.text("text") for row in HubRows(str(tmp_path))]
+    assert found == [f"text {number}" for number in range(5)]

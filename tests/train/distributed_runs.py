@@ -1,0 +1,36 @@
+"""Runs of several processes, one after another: torchrun ... together.py FOLDER."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manyheads.train.loop.session import train
+from manyheads.train.run_file.run_config import Run, run_of
+from tests.train.tiny import tables
+
+STEPS = 6
+
+
+def run_in(place: Path, distributed: str, **settings: Any) -> Run:
+    """Everything that differs between processes and should not show: dropout, masks, packing."""
+    asked = tables(place.parent, dropout=0.1, distributed=distributed, **settings)
+    asked["run"]["folder"] = str(place)
+    asked["data"] |= {"validation": 0.1, "store": str(place.parent / "store")}
+    return run_of(asked)
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    # Once for all runs: groups that are made anew find the addresses of those before.
+    torch.distributed.init_process_group("gloo")
+    train(run_in(folder / "ddp", "ddp", steps=STEPS), progress=False)
+    train(run_in(folder / "fsdp", "fsdp", steps=STEPS, telemetry_every=3), progress=False)
+    train(run_in(folder / "two-then-one", "fsdp", steps=3), progress=False)
+    train(run_in(folder / "one-then-two", "fsdp", steps=STEPS), progress=False)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

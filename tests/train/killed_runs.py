@@ -1,0 +1,136 @@
+"""Runs that are killed and taken up again, each in a process of its own: python killing.py FOLDER.
+
+It forks, so that torch is imported once; one thread alone, because forks of many hang.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # optimisers load it, and a fork need not
+
+from manyheads.train.loop import checkpoint as state
+from manyheads.train.loop.metrics_log import MetricsLog
+from manyheads.train.loop.session import train
+from manyheads.train.loop.train_step import Updater
+from tests.train.tiny import run_of, tables, write_corpus
+
+STEPS = 8
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before_step(number: int) -> None:
+    update = Updater.begin
+
+    def begin(self: Updater, asked: Any, **more: Any) -> Any:
+        if asked.number == number:
+            die()
+        return update(self, asked, **more)
+
+    Updater.begin = begin  # type: ignore[method-assign]
+
+
+def with_half_a_shard(nth: int) -> None:
+    """The nth checkpoint gets a file that is cut off."""
+    saves = iter(range(1, 99))
+    save = state.save_sharded
+
+    def cut(tensors: Any, **more: Any) -> Any:
+        result = save(tensors, **more)
+        if next(saves) == nth:
+            folder = Path(more["storage_writer"].path)
+            for file in folder.glob("*.safetensors"):
+                os.truncate(file, file.stat().st_size // 2)
+            die()
+        return result
+
+    state.save_sharded = cut
+
+
+def before_its_name(nth: int) -> None:
+    saves = iter(range(1, 99))
+    finish = state._finish
+
+    def unfinished(part: Path, state_of_run: Any) -> None:
+        if next(saves) == nth:
+            (part / state.STATE).write_text('{"step": 6, ')
+            die()
+        finish(part, state_of_run)
+
+    state._finish = unfinished
+
+
+def while_old_ones_go() -> None:
+    drop = state.shutil.rmtree
+
+    def half(place: Path, **more: Any) -> None:
+        if place.name.endswith(state.PART) and (place / state.STATE).is_file():
+            next(place.glob("*.safetensors")).unlink()
+            die()
+        drop(place, **more)
+
+    state.shutil.rmtree = half  # type: ignore[assignment]
+
+
+KILLS: dict[str, Callable[[], None]] = {
+    "before the first step": lambda: before_step(0),
+    "before any checkpoint": lambda: before_step(2),
+    "just after a checkpoint": lambda: before_step(4),
+    "before the last step": lambda: before_step(STEPS - 1),
+    "with half a shard": lambda: with_half_a_shard(2),
+    "before its name": lambda: before_its_name(2),
+    "while old ones go": while_old_ones_go,
+}
+
+
+def forked(work: Callable[[], None]) -> int:
+    child = os.fork()
+    if child == 0:
+        work()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def go(place: Path, kill: Callable[[], None] | None = None) -> Callable[[], None]:
+    def work() -> None:
+        if kill is not None:
+            kill()
+        asked = tables(place.parent, dropout=0.1, steps=STEPS, keep=1)
+        asked["model"]["change"]["layers"] = 1
+        asked["data"] |= {"batch": 64, "micro_batch": 32}
+        asked["run"]["folder"] = str(place)
+        asked["data"]["store"] = str(place / "data")
+        train(run_of(asked), progress=False)
+
+    return work
+
+
+def losses(place: Path) -> list[float]:
+    return [line["loss"] for line in MetricsLog(place / "metrics.jsonl").read()]
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    write_corpus(folder, documents=40)
+    assert forked(go(folder / "whole")) == 0
+    found = {"whole": {"losses": losses(folder / "whole"), "codes": []}}
+    for name, kill in KILLS.items():
+        place = folder / name.replace(" ", "-")
+        codes = [forked(go(place, kill)), forked(go(place))]
+        same = (place / "model/model.safetensors").read_bytes() == (
+            folder / "whole/model/model.safetensors"
+        ).read_bytes()
+        found[name] = {"losses": losses(place), "codes": codes, "same": same}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

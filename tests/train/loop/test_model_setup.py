@@ -1,0 +1,82 @@
+"""A trained model says how what it writes starts and ends, so that it can write."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyheads.checkpoints.folder import load
+from manyheads.data.sources.texts import TextFiles
+from manyheads.data.tokenizer_training import train_tokenizer
+from manyheads.decoding.generation_config import GenerationDefaults
+from manyheads.train.loop.session import train
+from manyheads.train.run_file.run_config import run_of
+from tests.train.tiny import tables, tiny, write_corpus
+
+
+def test_a_language_model_knows_its_last_word(tmp_path: Path) -> None:
+    write_corpus(tmp_path, documents=20)
+    train(tiny(tmp_path, steps=1), progress=False)
+    model = load(tmp_path / "out/model")
+    assert GenerationDefaults.of(model).eos_token_ids == (model.tokenizer.token_to_id("<|end|>"),)
+
+
+def translating(folder: Path, kind: Any, start: str, **data: Any) -> Any:
+    rows = [{"first": f"the cat {number}", "second": f"a dog {number}"} for number in range(40)]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source = TextFiles(str(folder / "pairs.jsonl"), field="second")
+    train_tokenizer(source, 300, kind, progress=False).save(str(folder / "tokenizer.json"))
+    asked = tables(folder, steps=1)
+    shape = {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "vocabulary": 300}
+    asked["model"] = {"size": "transformer-base", "change": shape}
+    asked["objective"] = {"kind": "Seq2SeqLM", "start": start}
+    asked["data"] = {
+        "kind": "pairs",
+        "train": str(folder / "pairs.jsonl"),
+        "tokenizer": str(folder / "tokenizer.json"),
+        "length": 16,
+        "batch": 128,
+        **data,
+    }
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("kind", "start", "end"), [("bytes", "<|end|>", "<|end|>"), ("wordpiece", "[CLS]", "[SEP]")]
+)
+def test_a_translator_knows_where_to_start_and_when_to_end(
+    tmp_path: Path, kind: str, start: str, end: str
+) -> None:
+    asked = translating(tmp_path, kind, start)
+    train(run_of(asked), progress=False)
+    model = load(tmp_path / "out/model")
+    token = model.tokenizer.token_to_id
+    found = GenerationDefaults.of(model)
+    assert (found.decoder_start_token_id, found.eos_token_ids) == (token(start), (token(end),))
+    pieces = run_of(asked).data[0].load(model.tokenizer, tmp_path).training
+    batch = pieces.batch([0, 1, 2])
+    for texts in (batch.texts, batch.others):
+        assert texts is not None
+        assert [texts.of(index)[-1].item() for index in range(3)] == [token(end)] * 3
+
+
+def test_a_model_of_vectors_says_how_they_are_pooled(tmp_path: Path) -> None:
+    asked = translating(tmp_path, "wordpiece", "[CLS]")
+    asked["model"] = {
+        "size": "bert-base",
+        "change": {"layers": 1, "width": 16, "heads": 2, "hidden": 32, "vocabulary": 300},
+    }
+    asked["objective"] = {"kind": "Contrastive", "pooling": "cls"}
+    train(run_of(asked), progress=False)
+    sentence = load(tmp_path / "out/model").sentence
+    assert sentence is not None
+    assert sentence.pooling == "cls"
+
+
+def test_sentences_that_should_lie_close_end_as_they_are_encoded(tmp_path: Path) -> None:
+    asked = translating(tmp_path, "bytes", "<|end|>")
+    asked["objective"] = {"kind": "Contrastive"}
+    assert getattr(run_of(asked).data[0], "end", None) == ""
+    asked["data"]["end"] = "[MASK]"
+    assert getattr(run_of(asked).data[0], "end", None) == "[MASK]"

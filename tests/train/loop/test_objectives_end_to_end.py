@@ -1,0 +1,224 @@
+"""Other models, data and objectives than plain texts, each through a whole short run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from manyheads import load
+from manyheads.data.image_preprocessing import image_normalisation
+from manyheads.errors import ConfigError, InputError
+from manyheads.train.loop.metrics_log import MetricsLog
+from manyheads.train.loop.session import train
+from manyheads.train.run_file.run_config import run_of
+from tests.messages import refuses
+from tests.train.tiny import tables, tiny, write_corpus
+
+
+def losses(folder: Path) -> list[float]:
+    lines = MetricsLog(folder / "out/metrics.jsonl").read()
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def test_texts_are_classified(tmp_path: Path) -> None:
+    write_corpus(tmp_path, documents=20)
+    rows = [{"text": "the cat sat" if n % 2 else "sun was low", "label": n % 2} for n in range(40)]
+    for name in ("train", "held"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked = tables(tmp_path, steps=10)
+    asked["model"] = {
+        "size": "bert-base",
+        "change": {
+            "layers": 1,
+            "width": 16,
+            "heads": 2,
+            "hidden": 16,
+            "vocabulary": 300,
+            "readout": {"kind": "ClassHead", "classes": 2},
+        },
+    }
+    asked["data"] = {
+        "kind": "labelled",
+        "train": str(tmp_path / "train.jsonl"),
+        "validation": str(tmp_path / "held.jsonl"),
+        "tokenizer": str(tmp_path / "tokenizer.json"),
+        "length": 16,
+        "batch": 64,
+    }
+    asked["objective"] = {"kind": "SequenceClassification"}
+    train(run_of(asked), progress=False)
+    assert losses(tmp_path)[-1] < losses(tmp_path)[0] - 0.1
+    held = MetricsLog(tmp_path / "out/metrics.jsonl").read()[-1]["validation"]
+    assert set(held) == {"loss", "accuracy"}
+    assert held["accuracy"] == 1.0
+
+
+MOODS = ("the cat sat", "sad"), ("sun was low", "glad")
+
+
+def moods(place: Path, **model: Any) -> dict[str, Any]:
+    """A run on texts with named labels."""
+    write_corpus(place, documents=20)
+    rows = [{"text": text, "label": label} for text, label in MOODS] * 20
+    (place / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked = tables(place, steps=2)
+    asked["model"] = model
+    asked["data"] = {
+        "kind": "labelled",
+        "train": str(place / "train.jsonl"),
+        "validation": str(place / "train.jsonl"),
+        "length": 16,
+        "batch": 64,
+    }
+    asked["objective"] = {"kind": "SequenceClassification"}
+    return asked
+
+
+def test_a_model_of_words_is_taught_classes_and_their_names(tmp_path: Path) -> None:
+    train(run_of(moods(tmp_path, folder="house-bert", classes=2)), progress=False)
+    found = load(tmp_path / "out/model")
+    assert found.class_names == ("glad", "sad")
+    # It goes on with what it has, and numbers labels as the model does.
+    again = moods(tmp_path, folder=str(tmp_path / "out/model"))
+    again["run"]["folder"] = str(tmp_path / "again")
+    train(run_of(again), progress=False)
+    assert load(tmp_path / "again/model").class_names == ("glad", "sad")
+    named = moods(tmp_path, folder="house-bert", classes=["sad", "glad"])
+    named["run"]["folder"] = str(tmp_path / "named")
+    train(run_of(named), progress=False)
+    assert load(tmp_path / "named/model").class_names == ("sad", "glad")
+
+
+def test_classes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    message = (
+        "the data have 2 classes (glad, sad), and the model has 3: "
+        "set model.classes=2, or to a list of all names."
+    )
+    with refuses(ConfigError, message):
+        train(run_of(moods(tmp_path, folder="house-bert", classes=3)), progress=False)
+    message = (
+        "SequenceClassification cannot use the readout LanguageHead: "
+        "add classes: model.classes in a run file, with_classes in Python."
+    )
+    with refuses(ConfigError, message):
+        train(run_of(moods(tmp_path, folder="house-bert")), progress=False)
+    asked = tables(tmp_path)
+    asked["model"]["classes"] = 2
+    message = (
+        "model.classes=2, and the objective has no classes: remove it, or use "
+        "SequenceClassification, TokenClassification or ImageClassification."
+    )
+    with refuses(ConfigError, message):
+        train(run_of(asked), progress=False)
+
+
+def test_images_are_classified(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    labels = np.arange(24) % 2
+    pixels = draw.integers(0, 100, (24, 8, 8, 1)) + 150 * labels[:, None, None, None]
+    np.savez(tmp_path / "images.npz", images=pixels.astype(np.uint8), labels=labels)
+    asked: dict[str, Any] = {
+        "model": {
+            "size": "vit-b16",
+            "change": {
+                "layers": 1,
+                "width": 16,
+                "heads": 2,
+                "hidden": 16,
+                "classes": 2,
+                "image": 8,
+                "patch": 4,
+                "channels": 1,
+            },
+        },
+        "data": {"kind": "images", "train": str(tmp_path / "images.npz"), "batch": 8, "mean": 0.4},
+        "objective": {"kind": "ImageClassification"},
+        "optimiser": {"rate": 1e-2},
+        "run": {"folder": str(tmp_path / "out"), "steps": 8, "device": "cpu"},
+    }
+    assert train(run_of(asked), progress=False).unit == "images"
+    assert losses(tmp_path)[-1] < losses(tmp_path)[0] - 0.1
+    mean, deviation = image_normalisation(load(tmp_path / "out/model"), 1)
+    assert (float(mean), float(deviation)) == (pytest.approx(0.4), 0.5)
+    # Learning goes on in the range that the model came with.
+    asked["model"] = {"folder": str(tmp_path / "out/model")}
+    del asked["data"]["mean"]
+    asked["run"] = {"folder": str(tmp_path / "more"), "steps": 1, "device": "cpu"}
+    assert train(run_of(asked), progress=False).state.data["mean"] == 0.4
+    assert float(image_normalisation(load(tmp_path / "more/model"), 1)[0]) == pytest.approx(0.4)
+
+
+def test_recomputed_layers_give_the_same_run(tmp_path: Path) -> None:
+    write_corpus(tmp_path, documents=40)
+    found = []
+    for recompute in ("none", "all", [1]):
+        asked = tables(tmp_path, dropout=0.1, steps=3, recompute=recompute)
+        train(run_of(asked), fresh=True, progress=False)
+        found.append(losses(tmp_path))
+    assert found[0] == found[1] == found[2]
+
+
+def test_what_is_added_to_the_loss_is_told_apart_and_left_out_of_the_model(tmp_path: Path) -> None:
+    write_corpus(tmp_path, documents=40)
+    asked = tables(tmp_path, steps=3)
+    asked["objective"]["z_loss"] = 1e-4
+    asked["regulariser"] = [
+        {"kind": "L0Gates", "weight": 0.01},
+        {"kind": "HeadDiversity", "weight": 0.1},
+    ]
+    train(run_of(asked), progress=False)
+    line = MetricsLog(tmp_path / "out/metrics.jsonl").read()[-1]
+    assert set(line["parts"]) == {"z", "open heads", "head outputs"}
+    assert "head_gates" not in " ".join(load(tmp_path / "out/model").state_dict())
+    # Gates are trained along, so a run goes on with them.
+    asked["run"]["steps"] = 5
+    assert train(run_of(asked), progress=False).state.step == 5
+
+
+def test_a_larger_model_starts_from_a_smaller_one(tmp_path: Path) -> None:
+    write_corpus(tmp_path, documents=40)
+    train(tiny(tmp_path, steps=2), progress=False)
+    asked = tables(tmp_path, steps=1)
+    asked["model"]["tile"] = str(tmp_path / "out/model")
+    asked["model"]["change"] |= {"layers": 3, "width": 32}
+    asked["run"]["folder"] = str(tmp_path / "large")
+    train(run_of(asked), progress=False)
+    assert load(tmp_path / "large/model").config.stack.width == 32
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    write_corpus(tmp_path, documents=40)
+    train(tiny(tmp_path, steps=1), progress=False)
+    asked = tables(tmp_path, steps=2)
+    asked["model"]["change"]["width"] = 32
+    there = tmp_path / "out/checkpoints/step-1"
+    message = (
+        f"{there} has (300, 16) for embedding.tokens.weight, and the model needs (300, 32): "
+        "resume with the model and the regularisers that the run was started with."
+    )
+    with refuses(InputError, message):
+        train(run_of(asked), resume_from="step-1", progress=False)
+
+
+def test_half_precision_learns_too(tmp_path: Path) -> None:
+    write_corpus(tmp_path, documents=40)
+    train(tiny(tmp_path, steps=4, precision="bfloat16"), progress=False)
+    assert losses(tmp_path)[-1] < losses(tmp_path)[0]
+    weights = load(tmp_path / "out/model").state_dict().values()
+    assert {weight.dtype for weight in weights} == {torch.float32}
+
+
+def test_a_share_of_rows_is_held_out(tmp_path: Path) -> None:
+    write_corpus(tmp_path, documents=20)
+    rows = [{"first": f"the cat {number}", "second": f"a dog {number}"} for number in range(40)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked = tables(tmp_path, steps=1)
+    asked["data"] |= {"kind": "pairs", "train": str(tmp_path / "pairs.jsonl"), "validation": 0.25}
+    del asked["data"]["separator"]
+    asked["objective"] = {"kind": "Contrastive"}
+    train(run_of(asked), progress=False)
+    lines = MetricsLog(tmp_path / "out/metrics.jsonl").read()
+    assert lines[-1]["validation"]["loss"] > 0

@@ -1,0 +1,47 @@
+"""A killed run that is started again is the run that was never killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.architecture.house import ROOT
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Losses of a whole run, and of runs killed at several points and taken up again."""
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.train.killed_runs", str(tmp_path_factory.mktemp("killed"))],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        "before the first step",
+        "before any checkpoint",
+        "just after a checkpoint",
+        "before the last step",
+        "with half a shard",
+        "before its name",
+        "while old ones go",
+    ],
+)
+def test_resumed_after_a_kill_it_is_bitwise_the_same(killed: dict[str, Any], when: str) -> None:
+    assert killed[when]["codes"] == [-signal.SIGKILL, 0]
+    assert killed[when]["losses"] == killed["whole"]["losses"]
+    assert len(killed[when]["losses"]) == 8
+    assert killed[when]["same"], "the weights differ"

@@ -1,0 +1,356 @@
+"""A run file is refused before any work, in words that lead to the line."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyheads.errors import ConfigError, InputError
+from manyheads.train.loop.run_folder import RunFolder, check_disk_space
+from manyheads.train.loop.session import train
+from manyheads.train.objectives import CausalLM, MaskedLM
+from manyheads.train.optim.optimisers import Muon
+from manyheads.train.optim.schedules import BatchGrowth, Cosine
+from manyheads.train.run_file.run_config import read_run, run_of
+from manyheads.train.run_file.toml_config import apply_settings
+from tests.messages import refuses
+from tests.train.tiny import tables, write_corpus
+
+WHOLE = """
+[model]
+size = "gpt2"
+change = { layers = 1, width = 16, heads = 2, vocabulary = 300 }
+
+[data]
+train = ["a.txt", "b/*.jsonl"]
+validation = 0.05
+length = 32
+batch = { first = 64, last = 256, by = 64, over = 1152 }
+micro_batch = 64
+
+[objective]
+kind = "masked-lm"
+share = 0.2
+
+[[regulariser]]
+kind = "HeadDiversity"
+weight = 0.1
+
+[optimiser]
+kind = "muon"
+rest = { rate = 3e-4 }
+rates = [{ pattern = "*.attention.query.*", factor = 0.5 }]
+
+[schedule]
+kind = "cosine"
+warmup = 2
+
+[run]
+folder = "out"
+tokens = 1408
+recompute = [0]
+precision = "bfloat16"
+"""
+
+
+def asked(**sections: Any) -> dict[str, Any]:
+    return tables(Path("nowhere")) | sections
+
+
+def test_a_file_becomes_values(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(WHOLE)
+    run = read_run(tmp_path / "run.toml", ["run.seed=7", "optimiser.rest.rate=1e-4"])
+    assert run.data[0].train == ("a.txt", "b/*.jsonl")
+    assert run.data[0].batch == BatchGrowth(first=64, last=256, by=64, over=1152)
+    assert run.objective == MaskedLM(share=0.2)
+    assert isinstance(run.optimiser, Muon)
+    assert run.optimiser.rest.rate == 1e-4
+    assert run.optimiser.rates[0].factor == 0.5
+    assert run.phases.each[0].schedule == Cosine(warmup=2)
+    # Three updates of 64, 128 and 192 tokens, and one of 256.
+    assert run.ends == (10,)
+    assert (run.run.seed, run.run.recompute, run.run.half) == (7, (0,), True)
+    assert [each.name for each in run.regulariser] == ["head outputs"]
+
+
+@pytest.mark.parametrize(
+    ("section", "table", "message"),
+    [
+        ("rum", {}, "rum is not a known key: use run."),
+        ("run", {"folder": "o", "stepz": 3}, "run.stepz is not a known key: use run.steps."),
+        ("run", {"folder": "o", "steps": 2.5}, "run.steps is 2.5: use an integer."),
+        ("run", {"folder": "o", "steps": True}, "run.steps is True: use an integer."),
+        ("run", {"steps": 3}, "run.folder is missing: add it."),
+        ("run", {"folder": "o", "steps": -1}, "run: steps=-1: use 0 or more."),
+        (
+            "run",
+            {"folder": "o"},
+            "run.steps=0 and run.tokens=0 end the run: give one of both.",
+        ),
+        (
+            "run",
+            {"folder": "o", "steps": 3, "precision": "half"},
+            "run.precision is 'half': use 'float32' or 'bfloat16'.",
+        ),
+        (
+            "run",
+            {"folder": "o", "steps": 3, "recompute": "most"},
+            "run.recompute is 'most': use 'none' or 'all' or an integer.",
+        ),
+        (
+            "objective",
+            {"kind": "Causal"},
+            "objective.kind is 'Causal': use 'CausalLM', 'MaskedLM', 'Seq2SeqLM', "
+            "'SequenceClassification', 'TokenClassification', 'ImageClassification' or "
+            "'Contrastive'.",
+        ),
+        (
+            "objective",
+            {"kind": "CausalLM", "zloss": 1},
+            "objective.zloss is not a known key: use objective.z_loss.",
+        ),
+        (
+            "optimiser",
+            {"rate": -1.0},
+            "optimiser: rate must be above 0, got -1: use a value such as 1e-3.",
+        ),
+        (
+            "schedule",
+            {"kind": "WarmupStableDecay", "warmup": 5, "decay": 5},
+            "the run: warmup=5 and decay=5 do not fit in 8 steps: "
+            "use more steps, or a shorter warmup and decay.",
+        ),
+        (
+            "model",
+            {"size": "gpt2", "folder": "gpt2/"},
+            "model: size and folder names the model: give one of size, config and folder.",
+        ),
+        (
+            "model",
+            {"size": "gpt2", "change": {"layer": 2}},
+            "model.change.layer is not a known key: use model.change.layers.",
+        ),
+        (
+            "model",
+            {"size": "gpt2", "change": {"heads": 5}},
+            "model.change: width=768 cannot be divided among heads=5: "
+            "use 2, 3, 4 or 6 heads, or give head_size.",
+        ),
+        (
+            "run",
+            {"folder": "o", "steps": 3, "seed": 2**70},
+            f"run: seed={2**70} has more than 64 bits: use a smaller number.",
+        ),
+        (
+            "objective",
+            {"kind": "CausalLM", "z_loss": -1.0},
+            "objective: z_loss must be finite and at least 0, got -1: use 0 or more.",
+        ),
+        (
+            "objective",
+            {"kind": "CausalLM", "routing": {"balance": float("nan")}},
+            "objective.routing: routing.balance must be finite and at least 0, got nan: use 0 or more.",
+        ),
+        (
+            "optimiser",
+            {"kind": "Muon", "rounds": 0},
+            "optimiser: rounds must be at least 1, got 0: use a value such as 5.",
+        ),
+        ("run", {"folder": "o", "steps": 3, "clip": float("nan")}, "run: clip=nan: use 0 or more."),
+        (
+            "phase",
+            [{"steps": 3}],
+            "run.steps and run.tokens are for a run of one phase: give every phase its own.",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named_by_its_key(section: str, table: Any, message: str) -> None:
+    with refuses(ConfigError, message):
+        run_of(asked(**{section: table}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lenght": 3}, "data.lenght is not a known key: use data.length."),
+        (
+            {"batch": 100},
+            "data: batch=100 is not a multiple of micro_batch=64: use a batch of 128.",
+        ),
+        ({"length": 65}, "data: micro_batch=64 cannot hold length=65: use 65 or more."),
+        (
+            {"kind": "Tables"},
+            "data.kind is 'Tables': use 'Texts', 'Labelled', 'Pairs', 'Tagged' or 'Images'.",
+        ),
+        (
+            {"length": 129, "micro_batch": 0},
+            "data: batch=128 cannot hold length=129: use 129 or more.",
+        ),
+        (
+            {"validation": 1.5},
+            "data: validation must be in [0, 1), got 1.5: give a fraction or files.",
+        ),
+    ],
+)
+def test_data_that_do_not_fit_are_named_too(change: dict[str, Any], message: str) -> None:
+    made = asked()
+    made["data"] |= change
+    with refuses(ConfigError, message):
+        run_of(made)
+
+
+def test_phases_leave_out_what_the_file_says_for_all() -> None:
+    made = asked(phase=[{"tokens": 256}, {"steps": 3, "data": {"length": 8}}])
+    del made["run"]["steps"]
+    run = run_of(made)
+    assert (run.ends, run.data[0].length, run.data[1].length) == ((2, 5), 16, 8)
+    assert run.data[1].batch == run.data[0].batch
+    made["phase"][1]["data"]["lenght"] = 3
+    with refuses(ConfigError, "phase.1.data.lenght is not a known key: use phase.1.data.length."):
+        run_of(made)
+
+
+def test_a_phase_that_is_no_table_is_refused() -> None:
+    with refuses(ConfigError, "phase.0='a' is no table: write [[phase]] and its keys."):
+        run_of(asked(run={"folder": "o"}, phase=["a"]))
+
+
+def test_a_setting_reaches_into_lists_and_says_where_it_cannot() -> None:
+    made = {"phase": [{"steps": 1}], "run": {"seed": 1}}
+    assert apply_settings(made, ["phase.0.steps=9"])["phase"] == [{"steps": 9}]
+    assert made["phase"] == [{"steps": 1}]
+    with refuses(ConfigError, "--set phase.3.steps=1: phase is a list of 1: count from phase.0."):
+        apply_settings(made, ["phase.3.steps=1"])
+    with refuses(ConfigError, "--set run.seed.x=1: run.seed is 1, not a table: set run.seed."):
+        apply_settings(made, ["run.seed.x=1"])
+    with refuses(ConfigError, "--set run.seed has no value: write it as run.steps=100."):
+        apply_settings(made, ["run.seed"])
+
+
+def test_a_file_that_is_not_there_or_no_toml_is_one_line(tmp_path: Path) -> None:
+    missing, broken = tmp_path / "missing.toml", tmp_path / "broken.toml"
+    with refuses(ConfigError, f"there is no {missing}: name a run file, such as run.toml."):
+        read_run(missing)
+    with refuses(ConfigError, f"{tmp_path} is a folder: name a run file, such as run.toml."):
+        read_run(tmp_path)
+    broken.write_text("[run\n")
+    with pytest.raises(ConfigError, match=r"broken.toml is not valid TOML \(.*line 1.*\): correct"):
+        read_run(broken)
+    broken.write_text("[run]\nfolder = 3\n")
+    with refuses(ConfigError, f"{broken}: run.folder is 3: use a path in quotes."):
+        read_run(broken)
+
+
+def refused(error: type, message: str, tables: dict[str, Any]) -> None:
+    with refuses(error, message):
+        train(run_of(tables), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ({}, "objective.kind is missing: use 'CausalLM', 'MaskedLM', "),
+        ({"objectve": {"kind": "CausalLM"}}, "objectve is not a known key: use objective."),
+    ],
+)
+def test_a_table_that_is_left_out_or_misspelt_is_named(
+    written: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    asked = {key: table for key, table in tables(tmp_path).items() if key != "objective"}
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        run_of(asked | written)
+
+
+def test_what_the_run_lacks_is_found_before_any_work(tmp_path: Path) -> None:
+    made = tables(tmp_path)
+    refused(InputError, f"{tmp_path}/corpus.txt does not exist: check the path.", made)
+    write_corpus(tmp_path, documents=20)
+    made["data"]["tokenizer"] = "nowhere.json"
+    refused(
+        InputError,
+        "data.tokenizer: there is no nowhere.json: give the path of a tokenizer.json.",
+        made,
+    )
+    (tmp_path / "words.json").write_text("no words")
+    made["data"]["tokenizer"] = str(tmp_path / "words.json")
+    with pytest.raises(InputError, match=r"^data.tokenizer: \S*/words.json is not a tokenizer \("):
+        train(run_of(made), progress=False)
+    made = tables(tmp_path)
+    made["model"]["change"]["vocabulary"] = 100
+    refused(
+        ConfigError,
+        "the tokenizer has 300 tokens, and the model a vocabulary of 100: "
+        "set model.change.vocabulary=300, or use the model's own tokenizer.",
+        made,
+    )
+    made = tables(tmp_path)
+    made["model"]["change"]["positions"] = 8
+    refused(ConfigError, "data.length=16, and the model has 8 positions: use 8 or less.", made)
+    made = tables(tmp_path, validate_every=2)
+    refused(
+        ConfigError,
+        "run.validate_every=2 needs validation data: set data.validation to files or a fraction.",
+        made,
+    )
+    made = tables(tmp_path, recompute=[5])
+    refused(ConfigError, "run.recompute has layer 5: use 0 to 1.", made)
+    made = tables(tmp_path)
+    made["optimiser"]["rates"] = [{"pattern": "*.querry.*", "factor": 2.0}]
+    with pytest.raises(ConfigError, match=r"^no parameter matches '\*\.querry\.\*': use a "):
+        train(run_of(made), progress=False)
+    made = tables(tmp_path)
+    made["run"]["folder"] = str(tmp_path / "corpus.txt")
+    problem = f"run.folder={tmp_path}/corpus.txt: {tmp_path}/corpus.txt is a file: give the path of a folder."
+    refused(ConfigError, problem, made)
+    assert not (tmp_path / "out").exists(), "refused, and yet something was written"
+
+
+def test_a_disk_too_small_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^the checkpoints take about 1000000.0 GB and .* free"):
+        check_disk_space(tmp_path / "out", 10**15)
+    # What is kept already takes no more room.
+    kept = RunFolder(tmp_path / "out").checkpoints
+    kept.mkdir(parents=True)
+    with (kept / "large").open("wb") as file:
+        file.truncate(10**12)
+    check_disk_space(tmp_path / "out", 10**12)
+
+
+@pytest.mark.parametrize(
+    ("objective", "kind", "wanted"),
+    [
+        ("CausalLM", "pairs", '"texts" or "labelled" or "tagged"'),
+        ("SequenceClassification", "texts", '"labelled"'),
+        ("Contrastive", "texts", '"pairs"'),
+    ],
+)
+def test_data_without_the_answers_are_refused(
+    tmp_path: Path, objective: str, kind: str, wanted: str
+) -> None:
+    made = tables(tmp_path)
+    made["objective"] = {"kind": objective}
+    made["data"] |= {"kind": kind}
+    if kind != "texts":
+        del made["data"]["separator"]
+    message = (
+        f'objective.kind="{objective}" cannot be asked of data.kind="{kind}": '
+        f"use data.kind={wanted}, or another objective."
+    )
+    with refuses(ConfigError, message):
+        run_of(made)
+
+
+def test_an_objective_that_the_model_cannot_serve_is_refused(tmp_path: Path) -> None:
+    write_corpus(tmp_path, documents=20)
+    made = tables(tmp_path)
+    made["model"] = {
+        "size": "bert-base",
+        "change": {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "vocabulary": 300},
+    }
+    message = (
+        "layer 0 sees the tokens that CausalLM predicts, with All(): "
+        "use Causal() or a window without `after`."
+    )
+    refused(ConfigError, message, made)
+    assert CausalLM() == run_of(made).objective

@@ -1,0 +1,67 @@
+"""The guide of run files names every key and every kind that there is, and its example is one."""
+
+import re
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from manyheads.train.loop.run_folder import RunFolder
+from manyheads.train.optim.optimisers import OptimiserConfig
+from manyheads.train.optim.schedules import BatchGrowth, Schedule
+from manyheads.train.run_file.data_config import Data
+from manyheads.train.run_file.head_config import HeadOptions
+from manyheads.train.run_file.run_config import (
+    SECTIONS,
+    AnyObjective,
+    AnyRegulariser,
+    Running,
+    Start,
+    Stretch,
+    run_of,
+)
+
+GUIDE = (Path(__file__).parents[3] / "docs/guides/run-file.md").read_text()
+PARTS = dict(re.findall(r"(?ms)^## ([^\n]+)\n(.*?)(?=^## |\Z)", GUIDE))
+TABLES = {
+    "model": (Start, HeadOptions),
+    "data": (*get_args(Data), BatchGrowth),
+    "objective": get_args(AnyObjective),
+    "regulariser": get_args(AnyRegulariser),
+    "optimiser": get_args(OptimiserConfig),
+    "schedule": get_args(Schedule),
+    "phase": (Stretch,),
+    "run": (Running,),
+}
+
+
+@pytest.mark.parametrize("part", TABLES)
+def test_every_key_is_named(part: str) -> None:
+    said = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", PARTS[part]))))
+    for kind in TABLES[part]:
+        missing = {field.name for field in fields(kind)} - said
+        assert not missing, f"{kind.__name__}: {missing}"
+
+
+@pytest.mark.parametrize("part", ["objective", "regulariser", "optimiser", "schedule"])
+def test_every_kind_is_named(part: str) -> None:
+    for kind in TABLES[part]:
+        assert f"`{kind.__name__}`" in PARTS[part]
+
+
+def test_every_table_and_every_file_is_named() -> None:
+    for section in SECTIONS:
+        assert f"[{section}]" in GUIDE
+    for name in ("checkpoints", "metrics", "telemetry", "data", "model"):
+        assert getattr(RunFolder(Path()), name).name in PARTS["What is in the folder"]
+
+
+def test_the_example_is_a_run() -> None:
+    [example] = re.findall(r"(?s)```toml\n(.*?)```", GUIDE)
+    tables = tomllib.loads(example)
+    rest = {"model": {"size": "gpt2"}, "objective": {"kind": "CausalLM"}, "run": {"folder": "out"}}
+    assert [phase.name for phase in run_of({**rest, **tables}).phases.each] == [
+        *("short", "long", "decay")
+    ]

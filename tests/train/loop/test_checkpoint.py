@@ -40,8 +40,9 @@ def test_a_full_disk_is_told_with_where_to_go_on(
             patched.setattr(state, "_finish", full_at_the_second(state._finish))
         with refuses(
             TrainingError,
-            f"no checkpoint could be written to {tmp_path}/out/checkpoints (No space left on device): "
-            "free some space, or repair the disk; the same command resumes from step-3, which is complete.",
+            f"no checkpoint could be written to {tmp_path}/out/checkpoints "
+            "(No space left on device): free some space, or repair the disk; the same command "
+            "resumes from step-3, which is complete.",
         ):
             train(tiny(tmp_path), progress=False)
     assert [place.name for place in (tmp_path / "out/checkpoints").iterdir()] == ["step-3"]

@@ -91,7 +91,7 @@ def test_an_adapter_is_trained_and_opens_in_peft(
     assert said.endswith("saved to out/adapter as an adapter of gpt2, which peft opens\n")
     # Started again, it goes on.
     assert main(["adapt", "base", "run.toml", *settings]) == 0
-    assert "step 3 of 6, in out" in capsys.readouterr().err
+    assert "resuming at step 3 of 6 in out" in capsys.readouterr().err
     model: Any = load(folder / "base")
     ids = torch.arange(10)[None]
     with torch.no_grad():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from manyheads.cli.main import main
-from manyheads.data import tokenise as writing
+from manyheads.data import tokenise
 from tests.train.tiny import write_run_file
 
 
@@ -21,14 +21,14 @@ def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_stopped_while_tokenising_it_says_so_and_goes_on(
     run_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenise = writing._tokenise
+    original = tokenise._tokenise
 
     def interrupted(*given: Any) -> None:
-        tokenise(*given)
+        original(*given)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patched:
-        patched.setattr(writing, "_tokenise", interrupted)
+        patched.setattr(tokenise, "_tokenise", interrupted)
         assert main(["train", run_file.name]) == 143
     assert capsys.readouterr().err.splitlines()[-1] == (
         "interrupted while tokenising (finished parts are kept); "

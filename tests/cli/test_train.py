@@ -9,7 +9,7 @@ import pytest
 
 from manyheads.cli.main import main
 from manyheads.train.loop.train_step import Updater
-from manyheads.train.run_file import data_config as feeding
+from manyheads.train.run_file import data_config
 from tests.train.tiny import write_run_file
 
 
@@ -25,10 +25,11 @@ def test_a_file_is_trained_and_the_model_named(
     assert main(["train", "run.toml", "--set", "run.steps=3", "--set", "run.seed=1"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("3 steps, 1")
-    assert said.out.endswith("saved to out/model as gpt2, which transformers opens\n")
-    assert "step 0 of 3, in out" in said.err
+    assert said.out.endswith("saved to out/model as gpt2, which transformers opens
+")
+    assert "training for 3 steps in out" in said.err
     assert main(["train", "run.toml", "--set", "run.seed=1"]) == 0
-    assert "step 3 of 4, in out" in capsys.readouterr().err
+    assert "resuming at step 3 of 4 in out" in capsys.readouterr().err
     assert main(["train", str(run_file), "--fresh", "--set", "run.steps=1"]) == 0
     assert main(["train", "run.toml", "--from", "step-1"]) == 0
 
@@ -61,7 +62,7 @@ def test_stopped_before_its_first_step_it_says_from_where_to_go_on(
         del given, more
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(feeding, "write_store", interrupted)
+    monkeypatch.setattr(data_config, "write_store", interrupted)
     changed = ["--set", "run.folder=other"]
     assert main(["train", run_file.name, "--from", "out/checkpoints/step-4", *changed]) == 130
     command = "manyheads train run.toml --set run.folder=other --from out/checkpoints/step-4"

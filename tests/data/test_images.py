@@ -132,7 +132,9 @@ def test_classes_are_numbered_by_names_where_they_are_given(folder: Path) -> Non
 
 
 def test_what_is_no_folder_of_images_is_named(folder: Path, tmp_path: Path) -> None:
-    with refuses(InputError, f"{folder}/birds is not a folder: give a folder with one sub-folder per class."):
+    with refuses(
+        InputError, f"{folder}/birds is not a folder: give a folder with one sub-folder per class."
+    ):
         ImageFolder(folder / "birds")
     with refuses(
         InputError,
@@ -150,5 +152,5 @@ def test_every_channel_may_have_its_own_range() -> None:
     images = ImageArrays(pixels=pixels, mean=(0.5, 0.4, 0.2), std=(0.5, 0.3, 0.1)).batch([0]).images
     assert images is not None
     torch.testing.assert_close(images[0][:, 0, 0], torch.tensor([1.0, 2.0, 8.0]))
-     with refuses(InputError, "got 2 numbers for images of 3 channels: give one, or 3."):
+    with refuses(InputError, "got 2 numbers for images of 3 channels: give one, or 3."):
         ImageArrays(pixels=pixels, mean=(0.5, 0.4)).batch([0])

@@ -118,7 +118,8 @@ def test_what_is_wrong_with_the_index_is_said(folder: Path) -> None:
     spoil(folder, format=9)
     with refuses(
         InputError,
-        f"{folder}/index.json has format 9, and this version reads format 1: tokenise the texts again.",
+        f"{folder}/index.json has format 9, and this version reads "
+        f"format 1: tokenise the texts again.",
     ):
         open_store(folder)
     (folder / INDEX).write_text("{")

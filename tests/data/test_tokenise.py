@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.data import tokenise as writing
+from manyheads.data import tokenise
 from manyheads.data.file_lock import exclusive_lock
 from manyheads.data.sources.texts import InMemoryTexts, TextFiles
 from manyheads.data.store import TokenStore, open_store
@@ -29,7 +29,7 @@ import os, signal, sys
 from pathlib import Path
 from tokenizers import Tokenizer
 from manyheads.data.sources import texts
-from manyheads.data import tokenise as writing
+from manyheads.data import tokenise
 
 corpus, folder, at, how = sys.argv[1:5]
 texts.PASSAGE = 100
@@ -58,7 +58,7 @@ def counted(function):
 os.fsync = counted(os.fsync)
 Path.replace = counted(Path.replace)
 tokenizer = Tokenizer.from_file(corpus + "/tokenizer.json")
-writing.write_store(texts.TextFiles(corpus + "/*.txt"), tokenizer, folder, part_size=700)
+tokenise.write_store(texts.TextFiles(corpus + "/*.txt"), tokenizer, folder, part_size=700)
 """
 
 
@@ -141,7 +141,7 @@ def test_parts_that_are_finished_are_not_read_again(
 
 def test_what_is_finished_is_only_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = write_store(InMemoryTexts(TEXTS), BYTES, tmp_path / "s")
-    monkeypatch.setattr(writing, "_write", None)
+    monkeypatch.setattr(tokenise, "_write", None)
     again = write_store(InMemoryTexts(TEXTS), BYTES, tmp_path / "s")
     assert isinstance(again, TokenStore)
     assert again.index == first.index
@@ -200,13 +200,13 @@ def test_two_writers_take_turns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("fcntl")
-    waits, tell = threading.Event(), writing._tell_wait
+    waits, tell = threading.Event(), tokenise._report_waiting
 
     def told(folder: Path) -> None:
         tell(folder)
         waits.set()
 
-    monkeypatch.setattr(writing, "_tell_wait", told)
+    monkeypatch.setattr(tokenise, "_report_waiting", told)
     with exclusive_lock(tmp_path / "lock", lambda: None):
         other = threading.Thread(target=write_store, args=(InMemoryTexts(TEXTS), BYTES, tmp_path))
         other.start()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch._dynamo  # optimisers load it, and a fork need not
 
-from manyheads.train.loop import checkpoint as state
+from manyheads.train.loop import checkpoint
 from manyheads.train.loop.metrics_log import MetricsLog
 from manyheads.train.loop.session import train
 from manyheads.train.loop.train_step import Updater
@@ -41,7 +41,7 @@ def before_step(number: int) -> None:
 def with_half_a_shard(nth: int) -> None:
     """The nth checkpoint gets a file that is cut off."""
     saves = iter(range(1, 99))
-    save = state.save_sharded
+    save = checkpoint.save_sharded
 
     def cut(tensors: Any, **more: Any) -> Any:
         result = save(tensors, **more)
@@ -52,32 +52,32 @@ def with_half_a_shard(nth: int) -> None:
             die()
         return result
 
-    state.save_sharded = cut
+    checkpoint.save_sharded = cut
 
 
 def before_its_name(nth: int) -> None:
     saves = iter(range(1, 99))
-    finish = state._finish
+    finish = checkpoint._finish
 
     def unfinished(part: Path, state_of_run: Any) -> None:
         if next(saves) == nth:
-            (part / state.STATE).write_text('{"step": 6, ')
+            (part / checkpoint.STATE).write_text('{"step": 6, ')
             die()
         finish(part, state_of_run)
 
-    state._finish = unfinished
+    checkpoint._finish = unfinished
 
 
 def while_old_ones_go() -> None:
-    drop = state.shutil.rmtree
+    drop = checkpoint.shutil.rmtree
 
     def half(place: Path, **more: Any) -> None:
-        if place.name.endswith(state.PART) and (place / state.STATE).is_file():
+        if place.name.endswith(checkpoint.PART) and (place / checkpoint.STATE).is_file():
             next(place.glob("*.safetensors")).unlink()
             die()
         drop(place, **more)
 
-    state.shutil.rmtree = half  # type: ignore[assignment]
+    checkpoint.shutil.rmtree = half  # type: ignore[assignment]
 
 
 KILLS: dict[str, Callable[[], None]] = {

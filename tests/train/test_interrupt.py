@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from manyheads.data import tokenise as writing
+from manyheads.data import tokenise
 from manyheads.data.store import StoreIndex
 from manyheads.train.interrupt import (
     Interrupted,
@@ -20,7 +20,7 @@ from manyheads.train.interrupt import (
 from manyheads.train.loop.metrics_log import MetricsLog
 from manyheads.train.loop.model_wrapper import ModelWrapper
 from manyheads.train.loop.session import train
-from manyheads.train.run_file import data_config as feeding
+from manyheads.train.run_file import data_config
 from manyheads.train.run_file.run_config import Run, run_of
 from tests.train.tiny import tables, write_corpus
 
@@ -133,15 +133,15 @@ def test_stopped_while_tokenising_it_keeps_what_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_corpus(tmp_path, documents=24)
-    monkeypatch.setattr(feeding, "write_store", partial(writing.write_store, part_size=500))
+    monkeypatch.setattr(data_config, "write_store", partial(tokenise.write_store, part_size=500))
     parts: list[int] = []
     with monkeypatch.context() as patched:
-        patched.setattr(writing, "_write_part", counted(writing._write_part, parts, at=3))
+        patched.setattr(tokenise, "_write_part", counted(tokenise._write_part, parts, at=3))
         with pytest.raises(Interrupted, match="interrupted while tokenising") as stopped:
             train(held_out(tmp_path), progress=False)
     assert stopped.value.exit_code == 130
     rest: list[int] = []
-    monkeypatch.setattr(writing, "_write_part", counted(writing._write_part, rest, at=0))
+    monkeypatch.setattr(tokenise, "_write_part", counted(tokenise._write_part, rest, at=0))
     train(held_out(tmp_path), progress=False)
     [place] = tmp_path.glob("out/data/*/index.json")
     # Two were written before it was stopped, in the midst of the third.

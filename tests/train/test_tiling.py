@@ -149,7 +149,8 @@ def test_what_cannot_grow_is_refused() -> None:
         tile(build(VISIONS["vit"]), VISIONS["vit"])
     with refuses(
         ConfigError,
-        "layer 1 of the large model has no similar layer in the small one: keep sublayers, and local and global "
+        "layer 1 of the large model has no similar layer in the "
+        "small one: keep sublayers, and local and global "
         "layers, as in the small model.",
     ):
         shape = {"width": 24, "heads": 3, "hidden": 20, "vocabulary": 31}

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from manyheads.errors import InputError, TrainingError
-from manyheads.train.loop import checkpoint as state
+from manyheads.train.loop import checkpoint
 from manyheads.train.loop.session import train
 from tests.messages import refuses
 from tests.train.tiny import tiny, write_corpus
@@ -37,11 +37,12 @@ def test_a_full_disk_is_told_with_where_to_go_on(
             writer = HuggingFaceStorageWriter
             patched.setattr(writer, "write_data", full_at_the_second(writer.write_data))
         else:
-            patched.setattr(state, "_finish", full_at_the_second(state._finish))
+            patched.setattr(checkpoint, "_finish", full_at_the_second(checkpoint._finish))
         with refuses(
             TrainingError,
-            f"no checkpoint could be written to {tmp_path}/out/checkpoints (No space left on device): "
-            "free some space, or repair the disk; the same command resumes from step-3, which is complete.",
+            f"no checkpoint could be written to {tmp_path}/out/checkpoints "
+            "(No space left on device): free some space, or repair the disk; the same command "
+            "resumes from step-3, which is complete.",
         ):
             train(tiny(tmp_path), progress=False)
     assert [place.name for place in (tmp_path / "out/checkpoints").iterdir()] == ["step-3"]

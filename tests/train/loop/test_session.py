@@ -169,7 +169,8 @@ def test_three_in_a_row_end_the_run_with_a_good_checkpoint(
 ) -> None:
     spoiled({4: 0, 5: 1, 6: 0}, monkeypatch)
     message = (
-        "loss or gradient not finite in 3 consecutive steps: step 5 (micro-batch 0), step 6 (micro-batch 1), "
+        "loss or gradient not finite in 3 consecutive steps: step 5 "
+        "(micro-batch 0), step 6 (micro-batch 1), "
         "step 7 (micro-batch 0): lower the learning rate, or check the data there, and resume with "
         "--from step-6, which is complete."
     )
@@ -205,7 +206,8 @@ def test_nothing_is_set_aside_for_a_start_that_cannot_be(place: Path) -> None:
     asked = tables(place)
     asked["model"]["change"]["layers"] = 1
     told = (
-        f"{there} has stack.layers.1.attention.output.bias, and the model has no such parameter: resume "
+        f"{there} has stack.layers.1.attention.output.bias, and the model has no such "
+        "parameter: resume "
         "with the model and the regularisers that the run was started with."
     )
     with refuses(InputError, told):

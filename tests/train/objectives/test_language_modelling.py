@@ -239,7 +239,8 @@ def test_models_that_do_not_fit_are_refused() -> None:
         CausalLM().check(fresh(ENCODERS["t5"]))
     with refuses(
         ConfigError,
-        "CausalLM cannot use the readout ClassHead: build the model with readout=LanguageHead(...).",
+        "CausalLM cannot use the readout ClassHead: build the model "
+        "with readout=LanguageHead(...).",
     ):
         CausalLM().check(fresh(ENCODERS["classes"]))
     with refuses(ConfigError, "MaskedLM cannot train a Vision: use a text encoder or decoder."):

@@ -339,7 +339,9 @@ def test_what_cannot_be_is_refused() -> None:
         AdamW(rate=math.nan)
     with refuses(ConfigError, "eps must be at least 0, got -1: use a value such as 1e-8."):
         AdamW(eps=-1.0)
-     with refuses(ConfigError, "betas and momentum must be in [0, 1), got 1: use a value such as 0.9."):
+    with refuses(
+        ConfigError, "betas and momentum must be in [0, 1), got 1: use a value such as 0.9."
+    ):
         Muon(momentum=1.0)
     with refuses(ConfigError, "rest.rates cannot be used with Muon: set rates of Muon itself."):
         Muon(rest=AdamW(rates=ROWS))

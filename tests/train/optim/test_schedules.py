@@ -130,7 +130,8 @@ def test_contradictions_are_refused() -> None:
         WarmupStableDecay(decay=0)
     with refuses(
         ConfigError,
-        "warmup=5 and decay=6 do not fit in 10 steps: use more steps, or a shorter warmup and decay.",
+        "warmup=5 and decay=6 do not fit in 10 steps: use more "
+        "steps, or a shorter warmup and decay.",
     ):
         WarmupStableDecay(warmup=5, decay=6).check(10)
     with refuses(ConfigError, "warmup must be at least 1, got 0: use 1 or more, such as 4000."):

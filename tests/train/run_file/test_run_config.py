@@ -150,7 +150,8 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
         (
             "objective",
             {"kind": "CausalLM", "routing": {"balance": float("nan")}},
-            "objective.routing: routing.balance must be finite and at least 0, got nan: use 0 or more.",
+            "objective.routing: routing.balance must be finite and at "
+            "least 0, got nan: use 0 or more.",
         ),
         (
             "optimiser",
@@ -301,7 +302,8 @@ def test_what_the_run_lacks_is_found_before_any_work(tmp_path: Path) -> None:
         train(run_of(made), progress=False)
     made = tables(tmp_path)
     made["run"]["folder"] = str(tmp_path / "corpus.txt")
-    problem = f"run.folder={tmp_path}/corpus.txt: {tmp_path}/corpus.txt is a file: give the path of a folder."
+    file = tmp_path / "corpus.txt"
+    problem = f"run.folder={file}: {file} is a file: give the path of a folder."
     refused(ConfigError, problem, made)
     assert not (tmp_path / "out").exists(), "refused, and yet something was written"
 

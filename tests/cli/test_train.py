@@ -25,8 +25,7 @@ def test_a_file_is_trained_and_the_model_named(
     assert main(["train", "run.toml", "--set", "run.steps=3", "--set", "run.seed=1"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("3 steps, 1")
-    assert said.out.endswith("saved to out/model as gpt2, which transformers opens
-")
+    assert said.out.endswith("saved to out/model as gpt2, which transformers opens\n")
     assert "training for 3 steps in out" in said.err
     assert main(["train", "run.toml", "--set", "run.seed=1"]) == 0
     assert "resuming at step 3 of 4 in out" in capsys.readouterr().err

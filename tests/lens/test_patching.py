@@ -38,7 +38,7 @@ class Put:
 
 def difference(logits: Ragged) -> float:
     rows = [each[-1] for each in logits.to_list()]
-    pairs = zip(rows, METRIC.right, METRIC.wrong, strict=True)
+    pairs = zip(rows, METRIC.answer, METRIC.distractor, strict=True)
     return float(torch.stack([row[a] - row[b] for row, a, b in pairs]).mean())
 
 

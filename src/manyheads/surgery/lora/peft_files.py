@@ -143,9 +143,11 @@ def _linears(model: Model) -> list[tuple[str, nn.Linear, Entry]]:
     found = []
     for entry in family_of(model).tensor_map(cast(ModelConfig, model.config), names):
         plain = entry.usual if isinstance(entry, Either) else entry
-        path = plain.ours.removesuffix(".weight") if isinstance(plain, Entry) else ""
-        if path in linears and plain.ours.endswith(".weight"):
-            found.append((path, linears[path], cast(Entry, plain)))
+        if not isinstance(plain, Entry) or not plain.ours.endswith(".weight"):
+            continue
+        path = plain.ours.removesuffix(".weight")
+        if path in linears:
+            found.append((path, linears[path], plain))
     return found
 
 

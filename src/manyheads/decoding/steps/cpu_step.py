@@ -268,6 +268,7 @@ class VectorAttention(OrdinaryAttention):
         if store.k is not self._store_k:
             self._lay_out(store)
         (_, slot), [(_, seen)] = slots.write, slots.reads
+        assert isinstance(slot, int)
         self._keys_and_values.select(2, slot).copy_(self._key_and_value)
         k, v = self._keys_and_values.narrow(2, seen.start, seen.stop - seen.start).chunk(2)
         return self.attend(heads.query, k, v).view(-1)

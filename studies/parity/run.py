@@ -124,7 +124,7 @@ def batches(run: Run) -> Iterator[Tensor]:
     [data] = run.data
     [place] = (WORK / "store").iterdir()
     pieces = FixedChunks(open_store(place), length=data.length)
-    stream = Stream(pieces, batch_tokens=data.room, micro_batches=data.micro_batches)
+    stream = Stream(pieces, batch_tokens=data.micro_batch_size, micro_batches=data.micro_batches)
     for step in islice(stream.steps(), run.ends[-1]):
         [batch] = step.batches
         assert batch.texts is not None

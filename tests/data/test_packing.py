@@ -14,7 +14,7 @@ SIZES = st.lists(st.integers(1, 60), max_size=300)
 def test_every_piece_comes_once_and_no_batch_is_above_the_budget(
     sizes: list[int], budget: int, waiting: int
 ) -> None:
-    batches = list(pack(enumerate(sizes), budget, waiting=waiting))
+    batches = list(pack(enumerate(sizes), budget, lookahead=waiting))
     assert sorted(number for batch in batches for number in batch) == list(range(len(sizes)))
     assert all(0 < sum(sizes[number] for number in batch) <= budget for batch in batches)
 
@@ -22,7 +22,7 @@ def test_every_piece_comes_once_and_no_batch_is_above_the_budget(
 @given(sizes=SIZES, budget=st.integers(60, 400), waiting=st.integers(1, 64))
 def test_no_waiting_piece_would_have_fitted(sizes: list[int], budget: int, waiting: int) -> None:
     left = dict(enumerate(sizes))
-    for batch in pack(enumerate(sizes), budget, waiting=waiting):
+    for batch in pack(enumerate(sizes), budget, lookahead=waiting):
         room = budget - sum(left.pop(number) for number in batch)
         oldest = sorted(left)[:waiting]
         assert all(left[number] > room for number in oldest)
@@ -31,7 +31,7 @@ def test_no_waiting_piece_would_have_fitted(sizes: list[int], budget: int, waiti
 @given(sizes=SIZES, waiting=st.integers(1, 64))
 def test_none_waits_for_longer_than_the_buffer_is(sizes: list[int], waiting: int) -> None:
     left = set(range(len(sizes)))
-    for batch in pack(enumerate(sizes), 60, waiting=waiting):
+    for batch in pack(enumerate(sizes), 60, lookahead=waiting):
         assert min(left) in batch
         left -= set(batch)
 

@@ -67,7 +67,7 @@ def test_parquet_is_read_row_by_row(tmp_path: Path) -> None:
     parquet.write_table(arrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=300)
     found = list(FileRows(tmp_path / "a.parquet"))
     assert [row.text("text") for row in found] == texts
-    assert found[-1].place == f"{tmp_path}/a.parquet, row 1000"
+    assert found[-1].location == f"{tmp_path}/a.parquet, row 1000"
     (tmp_path / "b.parquet").write_bytes(b"PAR1 and nothing more")
     with pytest.raises(InputError, match=r"b\.parquet cannot be read as Parquet"):
         list(FileRows(tmp_path / "b.parquet"))

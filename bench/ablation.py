@@ -19,7 +19,7 @@ from lens_peers import hooked_loop
 from side_by_side import check_agreement, count, race, say, show
 from torch import Tensor
 
-from manyheads.lens.ablation import ablate
+from manyheads.lens.causal.ablation import ablate
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder
 from manyheads.ragged import Ragged

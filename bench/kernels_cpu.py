@@ -9,8 +9,7 @@ from problem import Problem
 from side_by_side import Race, Work, alone, check_agreement, count, peak_extra, race, say, show
 from torch import Tensor
 
-from manyheads.parts.masks import All, Causal, GlobalTokens, Mask, Window
-from manyheads.parts.masks.render import visible
+from manyheads.parts.masks import All, Causal, GlobalTokens, Mask, Window, visible
 
 __all__ = ["run"]
 

@@ -7,8 +7,8 @@ import torch
 from side_by_side import Race, Work, alone, count, peak_extra, race, say, show
 from torch import Tensor
 
-from manyheads.lens.addresses import blocks_of
-from manyheads.lens.statistics import statistics
+from manyheads.lens.measure.statistics import statistics
+from manyheads.lens.results.addresses import blocks_of
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder
 from manyheads.ragged import Ragged

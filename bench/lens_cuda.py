@@ -7,9 +7,9 @@ import torch
 from side_by_side import Race, Work, count, peak_extra, race, say, show
 from torch import Tensor
 
-from manyheads.lens import observer
-from manyheads.lens.rows import sum_rows
-from manyheads.lens.statistics import statistics
+from manyheads.lens.measure import watcher
+from manyheads.lens.measure.row_sums import sum_rows
+from manyheads.lens.measure.statistics import statistics
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder
 from manyheads.ragged import Ragged
@@ -85,7 +85,7 @@ def _statistics(layers: int, tokens: int) -> Work:
 def _check(layers: int, tokens: int) -> None:
     """Streamed sums are those of the strips."""
     found = _statistics(layers, tokens)()
-    with patch.object(observer, "sums_of", sum_rows):
+    with patch.object(watcher, "sums_of", sum_rows):
         expected = _statistics(layers, tokens)()
     largest = expected.abs().amax(1).clamp(min=1e-3)
     worst = ((found - expected).abs().amax(1) / largest).max().item()

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from manyheads.kernels import choose
 from manyheads.kernels.contract import Facts, Request, Want
-from manyheads.parts.masks import Mask
-from manyheads.parts.masks.render import visible
-from manyheads.parts.positions.bias import Bias
+from manyheads.parts.masks import Mask, visible
+from manyheads.parts.positions.relative import Bias
 from manyheads.ragged import Lengths
 
 __all__ = ["Problem"]

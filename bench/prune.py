@@ -24,7 +24,7 @@ from torch import Tensor
 
 from manyheads.attention import Attention
 from manyheads.checkpoints.folder import load
-from manyheads.lens.trunk import Edits
+from manyheads.lens.inputs.cached_run import Edits
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder
 from manyheads.ragged import Ragged

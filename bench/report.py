@@ -29,7 +29,7 @@ from side_by_side import say
 
 from manyheads.data.sources.texts import InMemoryTexts
 from manyheads.data.tokenizer_training import train_tokenizer
-from manyheads.lens.patterns import patterns
+from manyheads.lens.attention_maps.patterns import patterns
 from manyheads.models.build import build
 from manyheads.report.data import collect_report
 from manyheads.report.page import compose, write_page

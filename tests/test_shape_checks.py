@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manyheads.lens.flow import roll_out
+from manyheads.lens.attention_maps.rollout import roll_out
 from manyheads.ragged import Lengths, Ragged
 
 pytest.importorskip("beartype")

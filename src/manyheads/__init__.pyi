@@ -10,18 +10,17 @@ from manyheads.decoding.generation import generate, stream
 from manyheads.decoding.generation_config import GenerationConfig
 from manyheads.decoding.output import Generation
 from manyheads.decoding.sampling import BeamSearch, Greedy, Sample
-from manyheads.encoding.classify import classify
+from manyheads.encoding.classify import classify, classify_images
 from manyheads.encoding.encode import encode
-from manyheads.encoding.images import classify_images
-from manyheads.encoding.tagging import tag
+from manyheads.encoding.tag import tag
 from manyheads.errors import ManyheadsError
 from manyheads.models.build import build, get_config, list_configs
 from manyheads.models.decoder import Decoder, DecoderConfig
-from manyheads.models.door import Output
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import Encoder, EncoderConfig
-from manyheads.models.init import Initialisation
+from manyheads.models.initialisation import Initialisation
 from manyheads.models.layer import Branch, LayerConfig
+from manyheads.models.padding import Output
 from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, TokenHead, Transform
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.stack import StackConfig

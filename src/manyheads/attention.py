@@ -13,11 +13,11 @@ from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.kernels import reference
 from manyheads.kernels.choose import Choice, attend, choose
 from manyheads.kernels.contract import Facts, Request, Want
-from manyheads.parts.aligned import split_map
-from manyheads.parts.dropping import drop_heads
 from manyheads.parts.gates import GATE_TAPS, Gate, GatePlace, check_gates
-from manyheads.parts.masks.rules import All, Mask
+from manyheads.parts.head_groups import KeyHeads, groups_of, listed, nearest, owners_of, settled
+from manyheads.parts.masks import All, Mask
 from manyheads.parts.norms import NoNorm, Norm, make_norm
+from manyheads.parts.padded_linear import split_map
 from manyheads.parts.positions import (
     Alibi,
     AttentionPosition,
@@ -27,14 +27,22 @@ from manyheads.parts.positions import (
     T5Buckets,
 )
 from manyheads.parts.positions.alibi import AlibiBias
-from manyheads.parts.positions.bias import Bias
-from manyheads.parts.positions.relative import BucketBias, BucketTable, ShawTable
+from manyheads.parts.positions.relative import Bias, BucketBias, BucketTable, ShawTable
 from manyheads.parts.positions.rotary import Turn
-from manyheads.parts.sharing import KeyHeads, groups_of, listed, nearest, owners_of, settled
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
 
-__all__ = ["Attention", "AttentionConfig", "Place"]
+
+def drop_heads(
+    read: Float[Tensor, "n h d"], lengths: Lengths, share: float
+) -> Float[Tensor, "n h d"]:
+    """Each sequence loses some heads; the others are scaled up to make good for them."""
+    heads = read.shape[1]
+    kept = torch.rand(lengths.count, heads, device=read.device)
+    kept = (kept >= share).to(read.dtype)
+    kept = kept * (heads / kept.sum(1, keepdim=True).clamp(min=1))
+    return read * kept[lengths.sequence_of_token].unsqueeze(-1)
+
 
 # What a layer needs to know of positions, made once a forward and shared by layers that agree.
 Place = Turn | AlibiBias | BucketBias | None

@@ -9,8 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.errors import InputError, check_int
-from manyheads.parts.masks.render import exact_band
-from manyheads.parts.masks.rules import Mask
+from manyheads.parts.masks import Mask, exact_band
 from manyheads.ragged import Lengths
 
 

@@ -1,10 +1,11 @@
 """Which device is meant."""
 
+from importlib.util import find_spec
+
 import torch
+from torch import Tensor
 
 from manyheads.errors import InputError
-
-__all__ = ["device_of"]
 
 
 def device_of(asked: str, option: str = "device") -> torch.device:
@@ -18,3 +19,12 @@ def device_of(asked: str, option: str = "device") -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"{option} is {asked!r} and torch finds no CUDA device", "use cpu")
     return device
+
+
+HAS_TRITON = find_spec("triton") is not None
+
+
+def learns_compiled(x: Tensor) -> bool:
+    """Whether these numbers pass through such a step; the kernels compute in float32."""
+    learns = torch.compiler.is_compiling() and torch.is_grad_enabled()
+    return learns and x.is_cuda and x.dtype != torch.float64 and HAS_TRITON

@@ -3,19 +3,6 @@
 from collections.abc import Callable
 from numbers import Integral, Real
 
-__all__ = [
-    "ConfigError",
-    "CutWarning",
-    "InputError",
-    "KernelError",
-    "ManyheadsError",
-    "MissingExtraError",
-    "ShapeError",
-    "TrainingError",
-    "check_int",
-    "check_number",
-]
-
 
 class ManyheadsError(Exception):
     """An error the user can fix: `problem` names the value and the reason, `remedy` what to do.

@@ -7,8 +7,6 @@ from io import TextIOBase
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Progress", "duration"]
-
 SILENT_SECONDS = 2.0
 # A terminal is drawn anew in place; a log grows with each line.
 SECONDS_BETWEEN_DRAWINGS = 0.1

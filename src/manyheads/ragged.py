@@ -11,8 +11,6 @@ from torch import Tensor
 
 from manyheads.errors import InputError, ShapeError
 
-__all__ = ["Lengths", "OnHost", "Ragged"]
-
 
 class OnHost:
     """Lengths and starts as plain numbers.

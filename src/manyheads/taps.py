@@ -12,8 +12,6 @@ from torch import Tensor
 from manyheads.errors import ConfigError, InputError
 from manyheads.ragged import Ragged
 
-__all__ = ["Head", "Look", "Patterns", "Record", "Site", "Sublayer", "Tap", "Watcher", "seen"]
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Head:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.pictures.training import draw_training, read_heads
+from manyheads.pictures.curves import draw_training, read_heads
 from manyheads.train.loop.metrics_log import MetricsLog
 from manyheads.train.loop.session import train
 from manyheads.train.run_file.run_config import run_of

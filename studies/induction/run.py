@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 
 from manyheads import lens, load
-from manyheads.lens.effects import HeadAblation
-from manyheads.lens.labels import Kinds
-from manyheads.lens.passages import passages
-from manyheads.lens.probe_texts import repeated_tokens
+from manyheads.lens.causal.evaluate import HeadAblation
+from manyheads.lens.head_kinds.labels import Kinds
+from manyheads.lens.inputs.synthetic import passages, repeated_tokens
 from manyheads.models.build import Model
 from manyheads.taps import Head
 

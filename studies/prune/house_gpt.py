@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from manyheads import lens, load
-from manyheads.lens.ablation import Cumulative
-from manyheads.lens.addresses import Address
+from manyheads.lens.causal.ablation import Cumulative
+from manyheads.lens.results.addresses import Address
 from manyheads.models.build import Model
-from manyheads.pictures.curve import CurveWords, Line, draw_curve
+from manyheads.pictures.curves import CurveWords, Line, draw_curve
 from manyheads.surgery import select_heads
 from manyheads.surgery.selection.l0_selection import L0Config
 

@@ -19,7 +19,7 @@ from typing import Any
 from house_gpt import GATE_TOKENS, MODEL, cut
 
 from manyheads import load
-from manyheads.lens.effects import Evaluation, Variant
+from manyheads.lens.causal.evaluate import Evaluation, Variant
 from manyheads.models.build import Model
 from manyheads.surgery import prune_layers, prune_neurons, select_layers, select_neurons
 from manyheads.surgery.selection.l0_selection import L0Config

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 from manyheads import lens, load
-from manyheads.pictures.curve import CurveWords, Line, draw_curve
+from manyheads.pictures.curves import CurveWords, Line, draw_curve
 from manyheads.surgery import select_heads
 
 ALIKE = 0.99

@@ -10,15 +10,15 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "manyheads"
 
 FLOORS = {
+    "atomic_write.py": 0,
     "dataclass_codec.py": 0,
     "devices.py": 0,
     "errors.py": 0,
+    "formatting.py": 0,
     "progress.py": 0,
     "ragged.py": 0,
     "taps.py": 0,
-    "tokenizing.py": 0,
-    "whole.py": 0,
-    "wording.py": 0,
+    "tokenizers.py": 0,
     "parts/": 1,
     "kernels/": 2,
     "cache.py": 2,
@@ -36,12 +36,14 @@ FLOORS = {
     "surgery/": 7,
     "tasks/": 7,
     "pictures/": 7,
-    "report/": 8,
-    "studio/": 8,
-    "cli/": 9,
-    "__main__.py": 10,
-    "__init__.py": 10,
-    "__init__.pyi": 10,
+    "console.py": 7,
+    "explain/": 8,
+    "report/": 9,
+    "studio/": 9,
+    "cli/": 10,
+    "__main__.py": 11,
+    "__init__.py": 11,
+    "__init__.pyi": 11,
 }
 
 CORE = {room for room, floor in FLOORS.items() if floor <= 4} | {"lens/", "train/", "__init__.py"}
@@ -72,7 +74,7 @@ class Source:
 
     @property
     def module(self) -> str:
-        """The dotted name, as in `manyheads.parts.masks.rules`."""
+        """The dotted name, as in `manyheads.parts.masks`."""
         parts = self.path.relative_to(self.package.parent).with_suffix("").parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

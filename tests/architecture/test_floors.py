@@ -143,8 +143,8 @@ def crowded(package: Path) -> list[str]:
 def hidden_by_a_public_name(package: Path) -> list[str]:
     """A module that an import cannot reach, because its package binds the name to something else.
 
-    After `from manyheads.lens.statistics import statistics` in lens/__init__.py,
-    `import manyheads.lens.statistics as module` gives the function.
+    After `from manyheads.lens.measure.statistics import statistics` in lens/__init__.py,
+    `import manyheads.lens.measure.statistics as module` gives the function.
     """
     known = sources(package)
     found = []
@@ -235,7 +235,7 @@ FAULTS: list[tuple[Rule, dict[str, str]]] = [
     (
         hidden_by_a_public_name,
         {
-            "lens/__init__.py": "from manyheads.lens.statistics import statistics",
+            "lens/__init__.py": "from manyheads.lens.measure.statistics import statistics",
             "lens/statistics.py": "def statistics(): ...",
         },
     ),

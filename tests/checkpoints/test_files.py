@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from manyheads.atomic_write import write_tensors
 from manyheads.checkpoints.files import (
     INDEX,
     WEIGHTS,
@@ -17,7 +18,6 @@ from manyheads.checkpoints.files import (
     write_folder,
 )
 from manyheads.errors import InputError
-from manyheads.whole import write_tensors
 
 
 def write(text: str) -> Callable[[Path], int]:

@@ -19,7 +19,7 @@ from manyheads import build, load, save
 from manyheads.checkpoints.families import FAMILIES
 from manyheads.checkpoints.families.family import Family
 from manyheads.errors import ConfigError, InputError
-from manyheads.models.sentence import Sentence
+from manyheads.models.provenance import Sentence
 from manyheads.surgery import origins, prune
 from manyheads.train.regularisers import L0Gates
 from tests.parity.comparing import VOCABULARY, texts

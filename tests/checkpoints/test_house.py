@@ -8,7 +8,7 @@ import torch
 from manyheads.checkpoints.folder import load
 from manyheads.checkpoints.hub import HOUSE, HOUSE_FOLDER
 from manyheads.decoding.generation import generate
-from manyheads.lens.passages import passages
+from manyheads.lens.inputs.synthetic import passages
 from manyheads.taps import Record, Site, Sublayer, Tap
 
 BLOCK = 60

@@ -18,7 +18,7 @@ from transformers import (
 
 from manyheads import build, load, save
 from manyheads.errors import InputError
-from manyheads.models.sentence import Sentence
+from manyheads.models.provenance import Sentence
 from tests.checkpoints.sentence_folders import (
     TEXTS,
     flags,

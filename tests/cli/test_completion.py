@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from manyheads.cli.completion import options_of
 from manyheads.cli.main import COMMANDS, main
-from manyheads.cli.options import options_of
 
 TRIED = """
 COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); _manyheads

@@ -4,8 +4,8 @@ from collections import defaultdict
 
 import pytest
 
+from manyheads.cli.completion import Option, options_of, places_of
 from manyheads.cli.main import COMMANDS
-from manyheads.cli.options import Option, options_of, places_of
 
 LOOKING = ("inspect", "ablate", "attribute", "compare", "report")
 WRITING = ("report", "encode", "classify", "convert", "tokenizer", "prune", "gate")

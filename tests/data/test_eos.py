@@ -1,8 +1,7 @@
 """Who ends a text, and with what."""
 
-from manyheads.data.eos import appended_eos, find_eos
 from manyheads.data.sources.texts import InMemoryTexts
-from manyheads.data.tokenizer_training import train_tokenizer
+from manyheads.data.tokenizer_training import appended_eos, find_eos, train_tokenizer
 
 WORDS = InMemoryTexts(("the cat sat on the mat " * 20,))
 

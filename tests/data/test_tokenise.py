@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from manyheads.atomic_write import exclusive_lock
 from manyheads.data import tokenise
-from manyheads.data.file_lock import exclusive_lock
 from manyheads.data.sources.texts import InMemoryTexts, TextFiles
 from manyheads.data.store import TokenStore, open_store
 from manyheads.data.tokenise import write_store

@@ -17,7 +17,7 @@ from manyheads import (
     generate,
     stream,
 )
-from manyheads.cli.generate import Generate
+from manyheads.cli.commands.generate import Generate
 from manyheads.decoding.generation_config import GenerationOptions
 from manyheads.errors import ConfigError
 from tests.decoding.peers import pair

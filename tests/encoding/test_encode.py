@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from manyheads import Ragged, build, encode
 from manyheads.encoding.encode import TEXTS_AT_ONCE, Options, encode_counted
-from manyheads.encoding.reading import _COPIES
+from manyheads.encoding.text_reader import _COPIES
 from manyheads.errors import CutWarning, InputError
-from manyheads.models.sentence import Pooling, Sentence
-from manyheads.parts import relaid
+from manyheads.models.provenance import Pooling, Sentence
+from manyheads.parts import weight_layout
 from tests.encoding.tiny import as_ids, letters, plain_hidden, small
 from tests.messages import refuses
 
@@ -156,8 +156,8 @@ def test_vectors_are_plain_tensors_of_float32_that_may_be_trained_on() -> None:
 
 
 def test_weights_are_put_back_where_encoding_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relaid.platform, "machine", lambda: "aarch64")
-    monkeypatch.setattr(relaid, "FEWEST_TOKENS", 1)
+    monkeypatch.setattr(weight_layout.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(weight_layout, "FEWEST_TOKENS", 1)
     model = small()
     monkeypatch.setattr(type(model.stack), "forward", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -3,7 +3,7 @@
 import torch
 
 from manyheads.checkpoints.classification_head import name_classes
-from manyheads.encoding.images import classify_images
+from manyheads.encoding.classify import classify_images
 from manyheads.errors import InputError
 from manyheads.models.build import Model, build
 from tests.messages import refuses

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 from manyheads import encode, load
 from manyheads.errors import CutWarning
-from manyheads.parts.relaid import FEWEST_TOKENS
+from manyheads.parts.weight_layout import FEWEST_TOKENS
 
 TEXTS = [
     "The cat sat on the mat.",

@@ -21,8 +21,7 @@ from manyheads.parts.masks import (
     Window,
 )
 from manyheads.parts.positions import Alibi, Shaw, T5Buckets
-from manyheads.parts.positions.bias import Bias
-from manyheads.parts.positions.relative import BucketTable, ShawTable
+from manyheads.parts.positions.relative import Bias, BucketTable, ShawTable
 from manyheads.ragged import Lengths
 
 MASKS: dict[str, Mask] = {

@@ -21,7 +21,7 @@ def close(found: Tensor, expected: Tensor, limit: float) -> None:
 def test_parts_cut_and_turned(
     tokens: int, heads: int, keys: int, size: int, dtype: torch.dtype
 ) -> None:
-    from manyheads.parts.positions.turning import turn_parts
+    from manyheads.parts.positions.triton_rotary import turn_parts
 
     joined = torch.randn(tokens, (heads + 2 * keys) * size, device="cuda", dtype=dtype)
     joined.requires_grad_()
@@ -41,8 +41,8 @@ def test_parts_cut_and_turned(
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
 @pytest.mark.parametrize(("tokens", "size"), [(1, 8), (300, 1152), (33, 200)])
 def test_gated_halves(tokens: int, size: int, activation: Activation, dtype: torch.dtype) -> None:
-    from manyheads.parts.gated_halves import KINDS as NAMES
-    from manyheads.parts.gated_halves import gated
+    from manyheads.parts.triton_glu import KINDS as NAMES
+    from manyheads.parts.triton_glu import gated
 
     joined = 3 * torch.randn(tokens, 2 * size, device="cuda", dtype=dtype)
     joined.requires_grad_()

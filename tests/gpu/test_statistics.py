@@ -13,12 +13,11 @@ from torch import Tensor
 
 from manyheads import build
 from manyheads.kernels.contract import Request
-from manyheads.lens.counted import below
-from manyheads.lens.meeting import Meeting
-from manyheads.lens.peaks import median_of
-from manyheads.lens.rows import Sums, Wanted, sum_rows
-from manyheads.lens.statistics import statistics
-from manyheads.lens.streaming import cannot, stream_rows
+from manyheads.lens.measure.row_sums import Sums, Wanted, sum_rows
+from manyheads.lens.measure.score_tiles import Meeting
+from manyheads.lens.measure.statistics import statistics
+from manyheads.lens.measure.triton_row_sums import below
+from manyheads.lens.measure.watcher import cannot, median_of, stream_rows
 from manyheads.parts.masks import All, Causal, Mask, Window
 from manyheads.parts.positions import Alibi
 from manyheads.ragged import Lengths

@@ -24,8 +24,7 @@ from manyheads.parts.masks import (
     Window,
 )
 from manyheads.parts.positions.alibi import AlibiBias
-from manyheads.parts.positions.bias import Bias
-from manyheads.parts.positions.relative import BucketBias, ShawBias, T5Buckets
+from manyheads.parts.positions.relative import Bias, BucketBias, ShawBias, T5Buckets
 from manyheads.ragged import Lengths
 
 Sees = Callable[[int, int, int], bool]

@@ -10,8 +10,7 @@ from manyheads.kernels.choose import KERNELS, Choice, attend, choose
 from manyheads.kernels.contract import Facts, Request, Want
 from manyheads.parts.masks import All, Blocks, Causal, GlobalTokens, Mask, RandomBlocks, Window
 from manyheads.parts.positions.alibi import Alibi
-from manyheads.parts.positions.bias import Bias
-from manyheads.parts.positions.relative import BucketBias, ShawBias, T5Buckets
+from manyheads.parts.positions.relative import Bias, BucketBias, ShawBias, T5Buckets
 from manyheads.ragged import Lengths
 from tests.messages import refuses
 

@@ -12,8 +12,7 @@ from manyheads.kernels.choose import attend, choose
 from manyheads.kernels.contract import Facts, Request, Want
 from manyheads.parts.masks import Causal, GlobalTokens, Mask, Window
 from manyheads.parts.positions import Alibi, Shaw, T5Buckets
-from manyheads.parts.positions.bias import Bias
-from manyheads.parts.positions.relative import BucketTable, ShawTable
+from manyheads.parts.positions.relative import Bias, BucketTable, ShawTable
 from manyheads.ragged import Lengths
 from tests.messages import refuses
 

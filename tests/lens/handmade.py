@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from manyheads.kernels.contract import Request
-from manyheads.lens.addresses import Block
-from manyheads.lens.measures import Scope, repeated, tally_heads
-from manyheads.lens.meeting import Meeting
-from manyheads.lens.rows import Wanted, sum_rows
-from manyheads.lens.tally import Tally
+from manyheads.lens.measure.measures import Scope, Tally, repeated, tally_heads
+from manyheads.lens.measure.row_sums import Wanted, sum_rows
+from manyheads.lens.measure.score_tiles import Meeting
+from manyheads.lens.results.addresses import Block
 from manyheads.parts.masks import All, Causal, Mask
 from manyheads.ragged import Lengths
 

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from manyheads.lens.addresses import Block, attention_at, blocks_of, stacks_of
-from manyheads.lens.given import Given
+from manyheads.lens.inputs.texts import Given
+from manyheads.lens.results.addresses import Block, attention_at, blocks_of, stacks_of
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.parts.gates import GATE_TAPS
-from manyheads.parts.masks.render import visible
+from manyheads.parts.masks import visible
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Record, Site, Sublayer, Tap
 

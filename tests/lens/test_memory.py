@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from manyheads.kernels import reference
-from manyheads.lens import rows
-from manyheads.lens.patterns import patterns, top_keys
-from manyheads.lens.statistics import statistics
+from manyheads.lens.attention_maps.patterns import patterns, top_keys
+from manyheads.lens.measure import row_sums
+from manyheads.lens.measure.statistics import statistics
 from manyheads.models.build import build
 from manyheads.models.recipes import ModelConfig
 from manyheads.parts.masks import GlobalTokens, Window
@@ -44,8 +44,8 @@ def test_twice_the_tokens_need_at_most_twice_the_memory(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reference, "LARGEST_CHUNK", 2**13)
-    monkeypatch.setattr(rows, "LARGEST_CHUNK", {"cpu": 2**13})
-    monkeypatch.setattr(rows, "ROWS", {"cpu": 16})
+    monkeypatch.setattr(row_sums, "LARGEST_CHUNK", {"cpu": 2**13})
+    monkeypatch.setattr(row_sums, "ROWS", {"cpu": 16})
     short, long = (taken(CASES[case], tokens) for tokens in (SHORT, LONG))
     assert long.peak <= 2.2 * short.peak
     assert long.largest <= 2.2 * short.largest

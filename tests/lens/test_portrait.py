@@ -1,6 +1,6 @@
 """A model in a sentence."""
 
-from manyheads.lens.portrait import portray
+from manyheads.lens.inspection import portray
 from tests.studio import models
 
 

@@ -9,11 +9,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from manyheads.errors import InputError
-from manyheads.lens.conllu import Word, read_conllu, syntactic_texts
-from manyheads.lens.kinds import kinds
-from manyheads.lens.marked import MarkedText, Pair, Written, align, mark
-from manyheads.lens.patterns import Pattern, patterns
-from manyheads.lens.pointing import point
+from manyheads.lens.attention_maps.patterns import Pattern, patterns
+from manyheads.lens.head_kinds.kinds import kinds
+from manyheads.lens.head_kinds.word_targets import point
+from manyheads.lens.inputs.annotated import MarkedText, Pair, Written, align, mark
+from manyheads.lens.inputs.conllu import Word, read_conllu, syntactic_texts
 from manyheads.models.build import build
 from manyheads.taps import Head
 from tests.lens.planted import SHARP, Look, text_model

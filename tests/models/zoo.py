@@ -11,11 +11,11 @@ from torch import Tensor
 from manyheads.attention import AttentionConfig
 from manyheads.models.build import Model, build
 from manyheads.models.decoder import DecoderConfig
-from manyheads.models.door import Output
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
-from manyheads.models.init import Initialisation
+from manyheads.models.initialisation import Initialisation
 from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
+from manyheads.models.padding import Output
 from manyheads.models.readout import ClassHead, LanguageHead, Readout, TokenHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig

@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
 from manyheads import Ragged, load, save
-from manyheads.models.sentence import Sentence
+from manyheads.models.provenance import Sentence
 
 TEXTS = (
     "The cat sat on the mat.",

@@ -11,10 +11,15 @@ from transformer_lens.head_detector import detect_head
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from manyheads.lens.ablation import ablate
-from manyheads.lens.detectors import detect, duplicate_ideal, induction_ideal, offset_ideal
-from manyheads.lens.patterns import patterns
-from manyheads.lens.statistics import statistics
+from manyheads.lens.attention_maps.patterns import patterns
+from manyheads.lens.attention_maps.typology import (
+    detect,
+    duplicate_ideal,
+    induction_ideal,
+    offset_ideal,
+)
+from manyheads.lens.causal.ablation import ablate
+from manyheads.lens.measure.statistics import statistics
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder
 from manyheads.models.recipes import gpt2

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.parts.grouped import grouped_matmul
+from manyheads.parts.experts import grouped_matmul
 
 
 @given(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=5))

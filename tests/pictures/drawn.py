@@ -5,16 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from manyheads.pictures.atlas import draw_atlas
-from manyheads.pictures.bars import draw_bars
-from manyheads.pictures.gates import draw_gates
-from manyheads.pictures.grid import draw_grid
-from manyheads.pictures.head_map import draw_head_map
-from manyheads.pictures.likeness import draw_likeness
-from manyheads.pictures.over_image import draw_over_image
-from manyheads.pictures.over_text import draw_over_text
-from manyheads.pictures.paper import Look
-from manyheads.pictures.training import draw_training
+from manyheads.pictures.attention_maps import draw_grid, draw_head_map
+from manyheads.pictures.canvas import Look
+from manyheads.pictures.curves import draw_training
+from manyheads.pictures.head_charts import draw_atlas, draw_bars, draw_gates, draw_likeness
+from manyheads.pictures.overlays import draw_over_image, draw_over_text
 
 TOKENS = ["The", " cat", " sat", "Привет,", " мир", "你好", "مرحبا", "שלום", "नमस्ते"]
 TOKENS += ["$x_1$", "<script>", " on\n", " the", " mat"]

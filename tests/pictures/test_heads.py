@@ -10,9 +10,9 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from manyheads.errors import InputError, ShapeError
-from manyheads.pictures import heads
-from manyheads.pictures.heads import HeadsWords, draw_heads
-from manyheads.pictures.png import write_png
+from manyheads.pictures import attention_maps
+from manyheads.pictures.attention_maps import HeadsWords, draw_heads
+from manyheads.pictures.canvas import write_png
 
 WORDS = HeadsWords(
     title="Восемь голов",
@@ -35,7 +35,7 @@ def draw(path: Path, tokens: list[str], count: int = 8) -> None:
 def texts_drawn(monkeypatch: pytest.MonkeyPatch, tokens: list[str]) -> list[str]:
     """Every text of the picture, caught on its way to the file."""
     caught: list[Figure] = []
-    monkeypatch.setattr(heads, "write_png", lambda figure, _: caught.append(figure))
+    monkeypatch.setattr(attention_maps, "write_png", lambda figure, _: caught.append(figure))
     draw(Path("unused.png"), tokens)
     caught[0].canvas.draw()
     return [text.get_text() for text in caught[0].findobj(Text) if text.get_visible()]

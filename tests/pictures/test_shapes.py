@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 
 from manyheads.errors import ShapeError
-from manyheads.pictures.atlas import draw_atlas
-from manyheads.pictures.bars import draw_bars
-from manyheads.pictures.gates import draw_gates
-from manyheads.pictures.grid import draw_grid
-from manyheads.pictures.head_map import draw_head_map
-from manyheads.pictures.likeness import draw_likeness
-from manyheads.pictures.over_image import draw_over_image
-from manyheads.pictures.over_text import draw_over_text
+from manyheads.pictures.attention_maps import draw_grid, draw_head_map
+from manyheads.pictures.head_charts import draw_atlas, draw_bars, draw_gates, draw_likeness
+from manyheads.pictures.overlays import draw_over_image, draw_over_text
 
 NOWHERE = Path("nowhere.png")
 

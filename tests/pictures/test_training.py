@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import InputError, ShapeError
-from manyheads.pictures.training import draw_training, read_heads
+from manyheads.pictures.curves import draw_training, read_heads
 
 
 def test_telemetry_becomes_a_curve_a_head(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from manyheads.checkpoints.folder import save
 from manyheads.cli.main import main
 from manyheads.data.image_preprocessing import image_normalisation
-from manyheads.lens.patterns import patterns
+from manyheads.lens.attention_maps.patterns import patterns
 from manyheads.report.data import ReportData, collect_report
 from manyheads.report.inputs import read_image
 from manyheads.report.page import compose, write_page

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from manyheads.studio.guard import Door
+from manyheads.studio.security import Door
 from manyheads.studio.server import make_app, open_door, server_of
 
 

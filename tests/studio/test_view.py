@@ -9,7 +9,7 @@ import pytest
 import torch
 from playwright.sync_api import Page, expect
 
-from manyheads.lens.patterns import patterns
+from manyheads.lens.attention_maps.patterns import patterns
 from manyheads.taps import Head
 from tests.studio import models
 from tests.studio.running import Running

@@ -8,7 +8,7 @@ from manyheads.checkpoints.families import FAMILIES
 from manyheads.checkpoints.families.family import Family
 from manyheads.errors import ConfigError
 from manyheads.models.build import Model
-from manyheads.models.init import Initialisation
+from manyheads.models.initialisation import Initialisation
 from manyheads.models.readout import LanguageHead
 from manyheads.models.recipes import ModelConfig
 

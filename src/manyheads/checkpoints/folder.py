@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from manyheads.atomic_write import write_tensors
 from manyheads.checkpoints.config_json import (
     CONFIG,
     corrected,
@@ -42,7 +43,6 @@ from manyheads.models.decoder import DecoderConfig
 from manyheads.models.readout import ClassHead, LanguageHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.whole import write_tensors
 
 TOKEN_TABLE = "embedding.tokens.weight"
 DTYPES = "torch.float32, torch.bfloat16 or torch.float16"

@@ -8,8 +8,8 @@ from typing import Any
 
 from manyheads.checkpoints.files import read_json, read_list
 from manyheads.errors import InputError
+from manyheads.models.provenance import Pooling, Sentence
 from manyheads.models.recipes import ModelConfig
-from manyheads.models.sentence import Pooling, Sentence
 from manyheads.models.text import TextConfig
 from manyheads.parts.positions import Learned
 

@@ -9,7 +9,7 @@ from manyheads.checkpoints.files import read_json
 from manyheads.checkpoints.sentence_transformers import lowers
 from manyheads.errors import InputError, MissingExtraError
 from manyheads.models.build import Model
-from manyheads.tokenizing import plain_copy, unbound
+from manyheads.tokenizers import plain_copy, unbound
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"

@@ -21,7 +21,7 @@ from manyheads.data.permutation import permute
 from manyheads.data.sources.rows import Row, RowSource
 from manyheads.errors import InputError
 from manyheads.ragged import Lengths, Ragged
-from manyheads.tokenizing import cutting_copy
+from manyheads.tokenizers import cutting_copy
 
 # A class number, or the name of a class.
 Label = int | str

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.data.eos import EOS
-from manyheads.data.file_lock import exclusive_lock
+from manyheads.atomic_write import exclusive_lock
 from manyheads.data.sources.texts import Passage, TextSource
 from manyheads.data.store import (
     FORMAT,
@@ -29,9 +28,10 @@ from manyheads.data.store import (
     open_store,
     tokenizer_checksum,
 )
+from manyheads.data.tokenizer_training import EOS
 from manyheads.errors import InputError
 from manyheads.progress import Progress
-from manyheads.tokenizing import plain_copy
+from manyheads.tokenizers import plain_copy
 
 LOCK = "lock"
 UNMOVED = f"{INDEX}.new"

@@ -19,7 +19,7 @@ from manyheads.models.readout import LanguageHead
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.parts.positions import Learned
 from manyheads.ragged import Ragged
-from manyheads.tokenizing import plain_copy
+from manyheads.tokenizers import plain_copy
 
 # A list holds texts, lists of ids or tensors of ids, all of one kind. Not a Sequence, because a
 # text is one too.

@@ -1,37 +1,41 @@
 """Texts to vectors, one a text, in the order of the texts."""
 
+import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.encoding.batches import fill, on_device, sent
+from manyheads.atomic_write import whole, write_tensors
 from manyheads.encoding.pooling import POOLINGS, pool
-from manyheads.encoding.reading import (
+from manyheads.encoding.text_reader import (
     Ids,
     Reader,
     TextReader,
     Texts,
+    fill,
     find_longest,
+    on_device,
     open_texts,
     reads_texts,
+    sent,
 )
 from manyheads.errors import CutWarning, InputError
 from manyheads.models.build import Model
-from manyheads.models.resting import resting
-from manyheads.models.sentence import Pooling, Sentence
+from manyheads.models.eval_mode import resting
+from manyheads.models.provenance import Pooling, Sentence
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import Stack
-from manyheads.parts.relaid import relaid
+from manyheads.parts.weight_layout import relaid
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
-
-__all__ = ["Encoded", "Options", "encode", "encode_counted", "read_pooled"]
 
 # Tokens a batch. On the CPU enough to keep matrix products busy and little enough for its caches.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
@@ -198,3 +202,49 @@ def _stack(model: TextReader) -> Stack:
 
 def _wide(model: TextReader) -> torch.dtype:
     return torch.promote_types(model.embedding.tokens.weight.dtype, torch.float32)
+
+
+def store(vectors: Float[Tensor, "b c"], texts: Sequence[str], target: Path) -> None:
+    """The rows of a .npy array, the tensor "vectors" of a .safetensors, a line a text of .jsonl."""
+    check_target(target)
+    write = partial(WRITERS[target.suffix], vectors.detach().cpu(), texts)
+    with whole(target) as beside:
+        write(beside)
+
+
+def check_target(target: Path) -> None:
+    """Refuse, before any work is done, a place that could not be written to."""
+    if target.suffix not in WRITERS:
+        raise InputError(f"{target} does not end as a file of vectors", f"use {', '.join(WRITERS)}")
+    check_place(target)
+
+
+def check_place(target: Path) -> None:
+    """The same of a file that may end anyhow."""
+    if target.is_dir():
+        raise InputError(f"{target} is a folder", "name a file in it")
+    if not target.absolute().parent.is_dir():
+        raise InputError(f"there is no folder {target.parent}", "make it, or name another")
+
+
+def _write_npy(vectors: Tensor, texts: Sequence[str], file: Path) -> None:  # noqa: ARG001
+    with file.open("wb") as opened:
+        np.save(opened, vectors.numpy())
+
+
+def _write_safetensors(vectors: Tensor, texts: Sequence[str], file: Path) -> None:  # noqa: ARG001
+    write_tensors({"vectors": vectors.contiguous()}, file)
+
+
+def _write_jsonl(vectors: Tensor, texts: Sequence[str], file: Path) -> None:
+    with file.open("w", encoding="utf-8") as opened:
+        for text, vector in zip(texts, vectors, strict=True):
+            row = {"text": text, "vector": vector.tolist()}
+            opened.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+WRITERS: dict[str, Callable[[Tensor, Sequence[str], Path], None]] = {
+    ".npy": _write_npy,
+    ".safetensors": _write_safetensors,
+    ".jsonl": _write_jsonl,
+}

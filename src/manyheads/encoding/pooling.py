@@ -5,10 +5,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.models.sentence import Pooling
+from manyheads.models.provenance import Pooling
 from manyheads.ragged import Ragged
-
-__all__ = ["POOLINGS", "pool"]
 
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")
 

@@ -14,8 +14,6 @@ from manyheads.kernels.fused import cannot as fused_cannot
 from manyheads.kernels.fused import flash_cpu, scale_by_sink
 from manyheads.ragged import Lengths
 
-__all__ = ["attend", "cannot"]
-
 # Queries that share a strip of keys: the fastest of 8 to 256 on two cores, windows narrow or wide.
 BLOCK = 32
 

@@ -11,8 +11,6 @@ from manyheads.kernels import banded, flex, fused, reference, step, varlen
 from manyheads.kernels.contract import Attended, Facts, Request
 from manyheads.kernels.uneven import attend_by_group, attend_repeated
 
-__all__ = ["KERNELS", "Choice", "attend", "choose"]
-
 KERNELS: dict[str, ModuleType] = {
     "reference": reference,
     "fused": fused,

@@ -7,12 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.parts.masks.rules import Mask
-from manyheads.parts.positions.bias import Bias
+from manyheads.parts.masks import Mask
+from manyheads.parts.positions.relative import Bias
 from manyheads.ragged import Lengths
 from manyheads.taps import Patterns
-
-__all__ = ["Attended", "Facts", "Kernel", "Request", "Want"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,9 @@ from torch.nn.attention.flex_attention import (
 
 from manyheads.kernels.contract import Attended, Facts, Request
 from manyheads.kernels.fused import scale_by_sink
-from manyheads.parts.masks.rules import Mask
+from manyheads.parts.masks import Mask
 from manyheads.parts.positions.relative import ShawBias
 from manyheads.ragged import Lengths
-
-__all__ = ["attend", "cannot"]
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

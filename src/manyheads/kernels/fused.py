@@ -18,10 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from manyheads.kernels.contract import Attended, Facts, Request
 from manyheads.kernels.reference import rows_a_chunk
-from manyheads.parts.masks.render import simple_form, visible
+from manyheads.parts.masks import simple_form, visible
 from manyheads.parts.positions.relative import ShawBias
-
-__all__ = ["attend", "cannot", "flash_cpu", "scale_by_sink"]
 
 HALF = (torch.float16, torch.bfloat16)
 LARGEST_HEAD = 256

@@ -10,12 +10,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from manyheads.kernels.contract import Attended, Facts, Request
-from manyheads.parts.masks.render import visible
+from manyheads.parts.head_groups import owners_of
+from manyheads.parts.masks import visible
 from manyheads.parts.positions.relative import ShawBias
-from manyheads.parts.sharing import owners_of
 from manyheads.taps import Patterns
-
-__all__ = ["attend", "cannot", "mix", "patterns", "rows_a_chunk", "scores"]
 
 LARGEST_CHUNK = 2**22
 

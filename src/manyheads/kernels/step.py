@@ -8,10 +8,8 @@ from torch import Tensor
 
 from manyheads.kernels.contract import Attended, Facts, Request
 from manyheads.kernels.fused import HALF, LARGEST_HEAD, scale_by_sink
-from manyheads.parts.masks.render import exact_band
+from manyheads.parts.masks import exact_band
 from manyheads.parts.positions.relative import ShawBias
-
-__all__ = ["attend", "cannot"]
 
 
 def cannot(request: Request, facts: Facts) -> str | None:

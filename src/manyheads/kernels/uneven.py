@@ -10,8 +10,6 @@ from torch import Tensor
 
 from manyheads.kernels.contract import Attended, Request
 
-__all__ = ["attend_by_group", "attend_repeated"]
-
 Kernel = Callable[[Tensor, Tensor, Tensor, Request], Attended]
 
 

@@ -8,9 +8,7 @@ from torch import Tensor
 
 from manyheads.kernels.contract import Attended, Facts, Request
 from manyheads.kernels.fused import HALF, LARGEST_HEAD, scale_by_sink
-from manyheads.parts.masks.render import exact_band
-
-__all__ = ["attend", "cannot"]
+from manyheads.parts.masks import exact_band
 
 
 def cannot(request: Request, facts: Facts) -> str | None:

@@ -7,7 +7,21 @@
 """
 
 # Some functions are named as the file they live in: here the name means the function.
-from manyheads.lens.ablation import (
+from manyheads.lens.attention_maps.overlap import overlap
+from manyheads.lens.attention_maps.patterns import Largest, Pattern, PatternSet, patterns, top_keys
+from manyheads.lens.attention_maps.rollout import attention_flow, attention_rollout
+from manyheads.lens.attention_maps.typology import Appearance, detect, typology
+from manyheads.lens.attribution.attribute import Attribution, LayerPrediction, Share, attribute
+from manyheads.lens.attribution.direct_logits import DirectLogits, attribute_logits
+from manyheads.lens.attribution.gradients import (
+    ByToken,
+    HeadGradients,
+    gradient_times_attention,
+    integrate_heads,
+    integrate_inputs,
+)
+from manyheads.lens.attribution.logit_lens import LogitLens, logit_lens
+from manyheads.lens.causal.ablation import (
     Ablation,
     Cumulative,
     Without,
@@ -16,54 +30,40 @@ from manyheads.lens.ablation import (
     ablate_in_order,
     ablate_together,
 )
-from manyheads.lens.addresses import Address, Block
-from manyheads.lens.answering import Attribution, LayerPrediction, Share, attribute
-from manyheads.lens.attribution import DirectLogits, attribute_logits
-from manyheads.lens.by_layer import ByLayer
-from manyheads.lens.circuits import Circuits, Factors, circuits, score_circuits
-from manyheads.lens.collapse import Collapse, LayerState, collapse
-from manyheads.lens.compare import compare
-from manyheads.lens.comparison import Comparison, Difference, Losses
-from manyheads.lens.composition import compose, resemble
-from manyheads.lens.dead import Dead, dead
-from manyheads.lens.detectors import detect
-from manyheads.lens.faithfulness import faithfulness
-from manyheads.lens.feeds import Neuron
-from manyheads.lens.flow import attention_flow, attention_rollout
-from manyheads.lens.gradients import (
-    ByToken,
-    HeadGradients,
-    gradient_times_attention,
-    integrate_heads,
-    integrate_inputs,
+from manyheads.lens.causal.gradient_importance import Importance, importance
+from manyheads.lens.causal.patching import Patch, Patching, patch
+from manyheads.lens.causal.path_patching import patch_paths
+from manyheads.lens.diff.compare import compare
+from manyheads.lens.diff.comparison import Comparison, Difference, Losses
+from manyheads.lens.faithful.faithfulness_report import Faithfulness, TaskVerdict, faithfulness
+from manyheads.lens.head_kinds.ioi import (
+    IndirectObjects,
+    NameHeads,
+    find_name_heads,
+    indirect_objects,
 )
-from manyheads.lens.importance import Importance, importance
-from manyheads.lens.inspection import Inspection, inspect
-from manyheads.lens.ioi import IndirectObjects, NameHeads, find_name_heads, indirect_objects
-from manyheads.lens.kinds import kinds
-from manyheads.lens.labels import Kinds, Label
-from manyheads.lens.logit_lens import LogitLens, logit_lens
-from manyheads.lens.memories import LayerMemory, Memories, memories
-from manyheads.lens.metrics import LogitDifference, Measure, Similarity
-from manyheads.lens.moments import Moment
-from manyheads.lens.neurons import NeuronMemory, Neurons, ScoredWord, neurons
-from manyheads.lens.observer import Activation
-from manyheads.lens.overlap import overlap
-from manyheads.lens.pairs import ByPair
-from manyheads.lens.patching import Patch, Patching, patch
-from manyheads.lens.paths import patch_paths
-from manyheads.lens.patterns import Largest, Pattern, PatternSet, patterns, top_keys
-from manyheads.lens.portrait import Portrait
-from manyheads.lens.probes import probe
-from manyheads.lens.redundancy import Double, Redundancy, redundancy
-from manyheads.lens.resemblance import resemble_outputs
-from manyheads.lens.result_types import load
-from manyheads.lens.results import ByHead, Column
-from manyheads.lens.statistics import Statistics, statistics
-from manyheads.lens.storing import Result
-from manyheads.lens.syntax_probe import SyntaxProbe, probe_syntax
-from manyheads.lens.typology import Appearance, typology
-from manyheads.lens.verdicts import Faithfulness, TaskVerdict
+from manyheads.lens.head_kinds.kinds import kinds
+from manyheads.lens.head_kinds.labels import Kinds, Label
+from manyheads.lens.inputs.metrics import LogitDifference, Measure, Similarity
+from manyheads.lens.inspection import Inspection, Portrait, inspect
+from manyheads.lens.measure.statistics import Statistics, statistics
+from manyheads.lens.measure.watcher import Activation
+from manyheads.lens.probing.linear import probe
+from manyheads.lens.probing.syntax import SyntaxProbe, probe_syntax
+from manyheads.lens.redundant.collapse import Collapse, LayerState, collapse
+from manyheads.lens.redundant.dead_heads import Dead, dead
+from manyheads.lens.redundant.heads import Double, Redundancy, redundancy
+from manyheads.lens.redundant.outputs import resemble_outputs
+from manyheads.lens.results.addresses import Address, Block
+from manyheads.lens.results.by_head import ByHead, Column
+from manyheads.lens.results.by_layer import ByLayer
+from manyheads.lens.results.by_pair import ByPair
+from manyheads.lens.results.files import Result
+from manyheads.lens.results.result_types import load
+from manyheads.lens.weights.circuits import Circuits, Factors, circuits, score_circuits
+from manyheads.lens.weights.composition import compose, resemble
+from manyheads.lens.weights.ffn_key_values import LayerMemory, Memories, Neuron, memories
+from manyheads.lens.weights.neurons import Moment, NeuronMemory, Neurons, ScoredWord, neurons
 
 __all__ = [
     "Ablation",

@@ -6,26 +6,81 @@ from typing import Any, Literal
 
 import numpy as np
 
-from manyheads.lens.addresses import Address
-from manyheads.lens.dead import LOSS_BELOW, Dead, dead_by_statistics
-from manyheads.lens.given import Given
-from manyheads.lens.kinds import kinds
-from manyheads.lens.labels import MOST_ROWS, Kinds, Label
-from manyheads.lens.measure_table import describe_measure, format_value
-from manyheads.lens.observer import Activation
-from manyheads.lens.passages import own_texts
-from manyheads.lens.passing import gather
-from manyheads.lens.portrait import Portrait, portray
-from manyheads.lens.redundancy import Double, Redundancy, redundancy
-from manyheads.lens.results import ByHead, FloatsByHead, Tabular
-from manyheads.lens.statistics import Statistics, statistics
-from manyheads.lens.storing import Facts
-from manyheads.lens.trials import OFFSETS
+from manyheads.lens.head_kinds.head_tests import OFFSETS
+from manyheads.lens.head_kinds.kinds import kinds
+from manyheads.lens.head_kinds.labels import MOST_ROWS, Kinds, Label
+from manyheads.lens.inputs.batches import gather
+from manyheads.lens.inputs.synthetic import own_texts
+from manyheads.lens.inputs.texts import Given
+from manyheads.lens.measure.measure_table import describe_measure, format_value
+from manyheads.lens.measure.statistics import Statistics, statistics
+from manyheads.lens.measure.watcher import Activation
+from manyheads.lens.redundant.dead_heads import LOSS_BELOW, Dead, dead_by_statistics
+from manyheads.lens.redundant.heads import Double, Redundancy, redundancy
+from manyheads.lens.results.addresses import Address, blocks_of, stacks_of
+from manyheads.lens.results.by_head import ByHead, FloatsByHead, Tabular
+from manyheads.lens.results.files import Facts
 from manyheads.models.build import Model
 from manyheads.models.vision import Vision
 from manyheads.taps import Head, Sublayer
 
-__all__ = ["HeadImportance", "Inspection", "inspect"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Portrait:
+    """The kind of a model, how many layers and heads each stack has, and how large it is.
+
+    >>> from manyheads.models.build import build
+    >>> print(portray(build("gpt2", layers=2, width=32, heads=4, vocabulary=60, seed=0)))
+    A Decoder of 2 layers with 4 heads each: 8 heads, width 32, vocabulary 60, 60,160 parameters.
+    """
+
+    type: str
+    stacks: dict[str, list[int]]
+    width: int
+    vocabulary: int | None
+    parameters: int
+
+    def __str__(self) -> str:
+        layers = "; ".join(
+            ("" if name == "main" else f"{name}: ") + _layers(heads)
+            for name, heads in self.stacks.items()
+        )
+        total = sum(sum(heads) for heads in self.stacks.values())
+        words = "" if self.vocabulary is None else f"vocabulary {self.vocabulary:,}, "
+        article = "An" if self.type[0] in "AEIOU" else "A"
+        return (
+            f"{article} {self.type} of {layers}: {total:,} heads, width {self.width:,}, "
+            f"{words}{self.parameters:,} parameters."
+        )
+
+
+def portray(model: Model) -> Portrait:
+    """The facts of a model, told from its configuration."""
+    stacks = stacks_of(model)
+    heads = {name: [0] * len(stack.config.layers) for name, stack in stacks.items()}
+    for block in blocks_of(model):
+        heads[block.stack][block.layer] += block.heads
+    words = None if isinstance(model, Vision) else model.config.embedding.vocabulary
+    return Portrait(
+        type=type(model).__name__,
+        stacks=heads,
+        width=next(iter(stacks.values())).config.width,
+        vocabulary=words,
+        parameters=sum(each.numel() for each in model.parameters()),
+    )
+
+
+def _layers(heads: list[int]) -> str:
+    """
+    >>> _layers([4, 4]), _layers([4, 3, 0]), _layers([4])
+    ('2 layers with 4 heads each', '3 layers with 0 to 4 heads', '1 layer with 4 heads')
+    """
+    if len(heads) == 1:
+        return f"1 layer with {heads[0]} heads"
+    if min(heads) == max(heads):
+        return f"{len(heads)} layers with {heads[0]} heads each"
+    return f"{len(heads)} layers with {min(heads)} to {max(heads)} heads"
+
 
 KIND = "inspection"
 # The measures that a terminal has room for.

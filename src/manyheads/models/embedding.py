@@ -11,8 +11,6 @@ from manyheads.parts.norms import NoNorm, Norm, make_norm
 from manyheads.parts.positions import EmbeddingPosition, Learned, NoPosition, Sinusoidal
 from manyheads.ragged import Ragged
 
-__all__ = ["Embedding", "TokenEmbedding"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedding:

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from manyheads.models.text import TextConfig, TextModel
 
-__all__ = ["Encoder", "EncoderConfig"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig(TextConfig):

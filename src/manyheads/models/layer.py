@@ -16,8 +16,6 @@ from manyheads.parts.norms import Both, Placement, Post, Pre, make_norm
 from manyheads.ragged import Ragged
 from manyheads.taps import Look, Sublayer, Tap, seen
 
-__all__ = ["Branch", "FeedForwardConfig", "Layer", "LayerConfig"]
-
 FeedForwardConfig = MLP | GeGLU | SwiGLU | Experts
 Inner = TypeVar("Inner", bound=AttentionConfig | Constant | FeedForwardConfig)
 

@@ -12,16 +12,6 @@ from manyheads.parts.feedforward import ACTIVATIONS, Activation
 from manyheads.parts.norms import LayerNorm, Norm, make_norm
 from manyheads.ragged import Lengths, Ragged
 
-__all__ = [
-    "ClassHead",
-    "LanguageHead",
-    "NoReadout",
-    "Readout",
-    "TokenHead",
-    "Transform",
-    "make_readout",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class NoReadout:

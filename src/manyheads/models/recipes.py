@@ -7,7 +7,7 @@ from manyheads.attention import AttentionConfig
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
-from manyheads.models.init import Initialisation
+from manyheads.models.initialisation import Initialisation
 from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
 from manyheads.models.readout import (
     ClassHead,
@@ -22,11 +22,9 @@ from manyheads.models.vision import Patches, VisionConfig
 from manyheads.parts.experts import Experts
 from manyheads.parts.feedforward import MLP, GeGLU, SwiGLU
 from manyheads.parts.gates import Gate
-from manyheads.parts.masks.rules import All, Causal, Window
+from manyheads.parts.masks import All, Causal, Window
 from manyheads.parts.norms import LayerNorm, NoNorm, Post, Pre, RMSNorm
 from manyheads.parts.positions import Learned, NoPosition, Rotary, Sinusoidal
-
-__all__ = ["RECIPES", "ModelConfig", "bert", "council", "gpt2", "llama", "modernbert", "vit"]
 
 ModelConfig = EncoderConfig | DecoderConfig | Seq2SeqConfig | VisionConfig
 

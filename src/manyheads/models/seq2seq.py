@@ -8,18 +8,16 @@ from torch import Tensor, nn
 from manyheads.cache import Cache, DynamicCache, StaticCache
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.decoder import check_decodes
-from manyheads.models.door import Output, enter
 from manyheads.models.embedding import Embedding, TokenEmbedding
-from manyheads.models.init import Initialisation, initialise
-from manyheads.models.origin import Origin
+from manyheads.models.initialisation import Initialisation, initialise
+from manyheads.models.padding import Output, enter
+from manyheads.models.provenance import Origin
 from manyheads.models.readout import LanguageHead, Readout, make_readout
 from manyheads.models.stack import Explained, Stack, StackConfig
 from manyheads.models.text import check_embedding, last_tokens
 from manyheads.parts.experts import RouterLosses
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
-
-__all__ = ["Seq2Seq", "Seq2SeqConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

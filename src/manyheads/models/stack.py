@@ -20,12 +20,10 @@ from manyheads.errors import ConfigError, InputError
 from manyheads.kernels.choose import Choice
 from manyheads.models.layer import Layer, LayerConfig
 from manyheads.parts.experts import RouterLosses
-from manyheads.parts.masks.rules import Mask
+from manyheads.parts.masks import Mask
 from manyheads.parts.norms import NoNorm, Norm, make_norm
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Sublayer, Tap, Watcher, seen
-
-__all__ = ["Explained", "Stack", "StackConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,18 +6,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, InputError
-from manyheads.models.door import Output, enter
 from manyheads.models.embedding import Embedding, TokenEmbedding
-from manyheads.models.init import Initialisation, initialise
-from manyheads.models.origin import Origin
+from manyheads.models.initialisation import Initialisation, initialise
+from manyheads.models.padding import Output, enter
+from manyheads.models.provenance import Origin
 from manyheads.models.readout import NoReadout, Readout, make_readout
 from manyheads.models.stack import Explained, Stack, StackConfig
 from manyheads.parts.experts import RouterLosses
 from manyheads.parts.positions import Learned
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Watcher
-
-__all__ = ["TextConfig", "TextModel", "last_tokens"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,16 +9,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, InputError, ShapeError
-from manyheads.models.door import Door, Output
-from manyheads.models.init import Initialisation, initialise
-from manyheads.models.origin import Origin
+from manyheads.models.initialisation import Initialisation, initialise
+from manyheads.models.padding import Door, Output
+from manyheads.models.provenance import Origin
 from manyheads.models.readout import NoReadout, Readout, make_readout
 from manyheads.models.stack import Explained, Stack, StackConfig
-from manyheads.parts.positions.grid import Grid, GridTable
+from manyheads.parts.positions.absolute import Grid, GridTable
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Watcher
-
-__all__ = ["Patches", "Vision", "VisionConfig"]
 
 Images = Tensor | Sequence[Tensor]
 

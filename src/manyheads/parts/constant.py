@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["Constant", "ConstantLayer"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:

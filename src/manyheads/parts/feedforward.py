@@ -8,11 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.parts.compiled import learns_compiled
+from manyheads.devices import learns_compiled
 from manyheads.ragged import Ragged
 from manyheads.taps import Look, Tap, seen
-
-__all__ = ["ACTIVATIONS", "MLP", "Activation", "FeedForward", "GeGLU", "SwiGLU"]
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
@@ -94,7 +92,7 @@ def _gated(joined: Float[Tensor, "n two_m"], activation: Activation) -> Float[Te
     """One half, activated, times the other."""
     if learns_compiled(joined) and joined.dim() == 2:
         # Its way back is faster than what a compiler makes of the lines below.
-        from manyheads.parts.gated_halves import KINDS, gated
+        from manyheads.parts.triton_glu import KINDS, gated
 
         return gated(joined, KINDS.index(activation))
     gate, passed = joined.chunk(2, dim=-1)

@@ -11,8 +11,6 @@ from torch import Tensor
 from manyheads.errors import ConfigError
 from manyheads.taps import Tap
 
-__all__ = ["Gate", "GatePlace"]
-
 GatePlace = Literal["query", "key", "value", "output", "final"]
 
 GATE_TAPS: dict[GatePlace, Tap] = {

@@ -7,18 +7,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = [
-    "Both",
-    "LayerNorm",
-    "NoNorm",
-    "Norm",
-    "Placement",
-    "Post",
-    "Pre",
-    "RMSNorm",
-    "make_norm",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNorm:

@@ -3,14 +3,12 @@
 import shlex
 from dataclasses import dataclass
 
-from manyheads.lens.dead import LOSS_BELOW
-from manyheads.lens.measures import SINK_ABOVE
+from manyheads.formatting import counted
+from manyheads.lens.measure.measures import SINK_ABOVE
+from manyheads.lens.redundant.dead_heads import LOSS_BELOW
 from manyheads.models.decoder import Decoder
 from manyheads.models.readout import LanguageHead
 from manyheads.report.data import ReportData
-from manyheads.wording import counted
-
-__all__ = ["Advice", "advise"]
 
 # Gates are suggested where at least this fraction of the heads has a sink.
 MANY_SINKS = 0.15

@@ -9,23 +9,21 @@ import numpy as np
 from jaxtyping import Float
 
 from manyheads.errors import InputError
-from manyheads.lens.ablation import Ablation, ablate
-from manyheads.lens.addresses import blocks_of
-from manyheads.lens.importance import Importance, importance
+from manyheads.formatting import without_nan
+from manyheads.lens.attention_maps.patterns import Largest, top_keys
+from manyheads.lens.causal.ablation import Ablation, ablate
+from manyheads.lens.causal.gradient_importance import Importance, importance
+from manyheads.lens.head_kinds.labels import Kinds
+from manyheads.lens.inputs.metrics import Similarity
 from manyheads.lens.inspection import HeadImportance, Inspection, inspect
-from manyheads.lens.labels import Kinds
-from manyheads.lens.measure_table import MeasureInfo, describe_measure, in_order
-from manyheads.lens.metrics import Similarity
-from manyheads.lens.patterns import Largest, top_keys
-from manyheads.lens.statistics import Statistics
+from manyheads.lens.measure.measure_table import MeasureInfo, describe_measure, in_order
+from manyheads.lens.measure.statistics import Statistics
+from manyheads.lens.results.addresses import blocks_of
 from manyheads.models.build import Model
 from manyheads.models.readout import LanguageHead
 from manyheads.models.vision import Vision
 from manyheads.report.inputs import ReportInput, read_picture, read_text
 from manyheads.surgery.evaluation_inputs import EvaluationInputs, prepare_inputs
-from manyheads.wording import without_nan
-
-__all__ = ["By", "ReportData", "ShownMeasure", "collect_report", "report_json"]
 
 By = Literal["auto", "ablation", "gradient", "none"]
 

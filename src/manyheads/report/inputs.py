@@ -10,22 +10,11 @@ from torch import Tensor
 
 from manyheads.data import image_preprocessing
 from manyheads.data.image_preprocessing import image_size
-from manyheads.encoding.reading import TextReader, find_longest, open_texts, reads_texts
+from manyheads.encoding.text_reader import TextReader, find_longest, open_texts, reads_texts
 from manyheads.errors import InputError
 from manyheads.models.build import Model
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
-
-__all__ = [
-    "Picture",
-    "ReportInput",
-    "check_model",
-    "read_file",
-    "read_image",
-    "read_picture",
-    "read_text",
-    "word_of",
-]
 
 # A token has at most so many characters on average; the rest of a file is not read.
 CHARACTERS_PER_TOKEN = 16

@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Integer
 
+from manyheads.atomic_write import check_writable, whole
 from manyheads.errors import InputError
 from manyheads.report import sections
 from manyheads.report.advice import advise
 from manyheads.report.data import ReportData, ShownMeasure
-from manyheads.whole import check_writable, whole
-
-__all__ = ["check_page_path", "compose", "pack", "quantise", "write_page"]
 
 # Scripts that the studio uses too, then the report's own.
 SHARED, OWN = ("colour.js", "format.js"), ("data.js", "atlas.js", "look.js", "main.js")

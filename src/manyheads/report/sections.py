@@ -6,28 +6,17 @@ from html import escape
 
 import numpy as np
 
-from manyheads.lens.addresses import attention_at, stacks_of
+from manyheads.formatting import counted, number, percent
+from manyheads.lens.head_kinds.labels import Label
 from manyheads.lens.inspection import HeadImportance
-from manyheads.lens.labels import Label
-from manyheads.lens.measure_table import format_value
-from manyheads.lens.measures import SINK_ABOVE
+from manyheads.lens.measure.measure_table import format_value
+from manyheads.lens.measure.measures import SINK_ABOVE
+from manyheads.lens.results.addresses import attention_at, stacks_of
 from manyheads.models.decoder import Decoder
 from manyheads.report.advice import Advice
 from manyheads.report.data import ReportData, ShownMeasure
 from manyheads.report.inputs import word_of
 from manyheads.taps import Sublayer
-from manyheads.wording import counted, number, percent
-
-__all__ = [
-    "about_model",
-    "activations",
-    "advices",
-    "how_made",
-    "important",
-    "overview",
-    "rows",
-    "trouble",
-]
 
 MOST_BARS = 8
 MOST_PAIRS = 12

@@ -19,14 +19,12 @@ from starlette.routing import Route
 
 from manyheads.errors import InputError
 from manyheads.models.build import Model
-from manyheads.studio.api import ERRORS, answer_error, routes
-from manyheads.studio.desk import Desk
-from manyheads.studio.guard import Door, Guard, is_loopback
-from manyheads.studio.limits import LIMITS
-from manyheads.studio.shelf import Shelf
-from manyheads.studio.turns import Turns
-
-__all__ = ["make_app", "open_door", "serve", "server_of"]
+from manyheads.studio.handlers import Desk
+from manyheads.studio.models import Shelf
+from manyheads.studio.queue import Turns
+from manyheads.studio.requests import LIMITS
+from manyheads.studio.routes import ERRORS, answer_error, routes
+from manyheads.studio.security import Door, Guard, is_loopback
 
 SHARED = "manyheads.pictures"
 KINDS = {

@@ -10,12 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.models.readout import ClassHead, pooled
-from manyheads.studio.reading import Reading, Stopped
-from manyheads.studio.refusals import LeftError
-from manyheads.studio.shelf import Book, Text
+from manyheads.studio.kept_run import Reading, Stopped
+from manyheads.studio.models import Book, Text
+from manyheads.studio.requests import LeftError
 from manyheads.taps import Head
-
-__all__ = ["answers", "head_map", "lookers", "looks", "opened", "rounded", "rows"]
 
 # Weights below this are not told: they would not be seen.
 LEAST = 5e-4

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from torch import nn
 
 from manyheads.errors import InputError
-from manyheads.lens.addresses import Address, stacks_of
+from manyheads.lens.results.addresses import Address, stacks_of
 from manyheads.models.build import Model
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import Stack

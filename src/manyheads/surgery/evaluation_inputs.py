@@ -8,8 +8,8 @@ import torch
 
 from manyheads.data.masking import Masking, mask_tokens, masking_vocabulary
 from manyheads.errors import InputError
-from manyheads.lens.given import Given, Targets, read
-from manyheads.lens.metrics import Metric, Similarity
+from manyheads.lens.inputs.metrics import Metric, Similarity
+from manyheads.lens.inputs.texts import Given, Targets, read
 from manyheads.models.build import Model
 from manyheads.models.encoder import Encoder
 from manyheads.models.readout import LanguageHead

@@ -12,18 +12,18 @@ from torch import Tensor
 
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.errors import ConfigError, InputError
-from manyheads.lens.addresses import stacks_of
-from manyheads.lens.given import read, run, shares
-from manyheads.lens.metrics import judge
-from manyheads.lens.statistics import statistics
-from manyheads.lens.trunk import Edits
+from manyheads.lens.inputs.cached_run import Edits
+from manyheads.lens.inputs.metrics import judge
+from manyheads.lens.inputs.texts import read, run, shares
+from manyheads.lens.measure.statistics import statistics
+from manyheads.lens.results.addresses import stacks_of
 from manyheads.models.build import Model, build
 from manyheads.models.decoder import Decoder
 from manyheads.models.encoder import Encoder
+from manyheads.models.eval_mode import resting
 from manyheads.models.layer import Branch, Layer
 from manyheads.models.readout import LanguageHead
 from manyheads.models.recipes import ModelConfig
-from manyheads.models.resting import resting
 from manyheads.parts.gates import Gate
 from manyheads.progress import Progress
 from manyheads.surgery.evaluation_inputs import prepare_inputs

@@ -10,11 +10,11 @@ import torch
 
 from manyheads.attention import Attention
 from manyheads.errors import InputError
-from manyheads.lens.effects import Evaluation, Variant
-from manyheads.lens.given import Given, Targets, read, run, shares
-from manyheads.lens.trunk import StackName
+from manyheads.lens.causal.evaluate import Evaluation, Variant
+from manyheads.lens.inputs.cached_run import StackName
+from manyheads.lens.inputs.texts import Given, Targets, read, run, shares
 from manyheads.models.build import Model
-from manyheads.models.resting import resting
+from manyheads.models.eval_mode import resting
 from manyheads.surgery.cut.pruning import ReplaceWith, prune, prune_layers, prune_neurons
 from manyheads.surgery.evaluation_inputs import EvaluationInputs, prepare_inputs
 from manyheads.surgery.finetune.recovery import recover

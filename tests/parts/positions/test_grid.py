@@ -9,7 +9,7 @@ from transformers.models.vit.modeling_vit import ViTEmbeddings
 
 from manyheads.errors import ConfigError
 from manyheads.parts.positions import Grid
-from manyheads.parts.positions.grid import GridTable, resample
+from manyheads.parts.positions.absolute import GridTable, resample
 from tests.messages import refuses
 
 

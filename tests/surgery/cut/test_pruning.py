@@ -18,8 +18,8 @@ from manyheads.checkpoints.folder import load, save
 from manyheads.decoding.generation import generate
 from manyheads.decoding.sampling import Greedy
 from manyheads.errors import InputError
-from manyheads.lens.addresses import Address, blocks_of
-from manyheads.lens.trunk import Edits
+from manyheads.lens.inputs.cached_run import Edits
+from manyheads.lens.results.addresses import Address, blocks_of
 from manyheads.models.build import build
 from manyheads.models.recipes import ModelConfig
 from manyheads.parts.feedforward import SwiGLU

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from manyheads.errors import ConfigError
-from manyheads.lens.addresses import stacks_of
+from manyheads.lens.results.addresses import stacks_of
 from manyheads.models.build import build
 from manyheads.models.layer import LayerConfig
 from manyheads.surgery.cut.pruning import prune, prune_layers, prune_neurons

@@ -8,11 +8,11 @@ import torch
 
 from manyheads import lens
 from manyheads.errors import InputError
-from manyheads.lens.addresses import stacks_of
-from manyheads.lens.effects import Evaluation
-from manyheads.lens.given import read, run
-from manyheads.lens.metrics import judge
-from manyheads.lens.trunk import Edits
+from manyheads.lens.causal.evaluate import Evaluation
+from manyheads.lens.inputs.cached_run import Edits
+from manyheads.lens.inputs.metrics import judge
+from manyheads.lens.inputs.texts import read, run
+from manyheads.lens.results.addresses import stacks_of
 from manyheads.models.build import build
 from manyheads.models.layer import LayerConfig
 from manyheads.models.readout import NoReadout

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 
 from manyheads import lens
 from manyheads.errors import InputError
-from manyheads.lens.effects import Evaluation
-from manyheads.lens.given import read, run
-from manyheads.lens.trunk import Edits
+from manyheads.lens.causal.evaluate import Evaluation
+from manyheads.lens.inputs.cached_run import Edits
+from manyheads.lens.inputs.texts import read, run
 from manyheads.models.build import build
 from manyheads.models.readout import NoReadout
 from manyheads.parts.feedforward import MLP
@@ -112,7 +112,7 @@ def test_cosines_are_those_of_all_activations(monkeypatch: pytest.MonkeyPatch) -
     model = relu()
     for room in (neurons.MOST_PRODUCTS, 1):
         monkeypatch.setattr(neurons, "MOST_PRODUCTS", room)
-        monkeypatch.setattr("manyheads.lens.effects.ROOM_ON_CPU", 6)
+        monkeypatch.setattr("manyheads.lens.causal.evaluate.ROOM_ON_CPU", 6)
         parts = unit_of(model)
         assert len(parts.evaluation.batches) == 3
         found = list(neurons.neuron_similarity(parts.evaluation, model.stack, parts.widths, {}))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import build
-from manyheads.models.sentence import Sentence
+from manyheads.models.provenance import Sentence
 from manyheads.ragged import Ragged
 from manyheads.train.objectives import Contrastive
 from tests.messages import refuses

@@ -13,7 +13,7 @@ from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
-from manyheads.models.init import Initialisation
+from manyheads.models.initialisation import Initialisation
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import (
     ClassHead,

@@ -15,7 +15,7 @@ from manyheads.models.readout import LanguageHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.stack import StackConfig
 from manyheads.parts.feedforward import SwiGLU
-from manyheads.parts.masks.rules import Causal, Mask, Window
+from manyheads.parts.masks import Causal, Mask, Window
 from manyheads.parts.norms import NoNorm, Pre, RMSNorm
 from manyheads.parts.positions.rotary import (
     NTK,

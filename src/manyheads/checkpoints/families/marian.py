@@ -8,14 +8,14 @@ from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.tensor_map import Entry, Packed
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
-from manyheads.models.init import Initialisation
+from manyheads.models.initialisation import Initialisation
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import LanguageHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.stack import StackConfig
 from manyheads.parts.feedforward import MLP, Activation
-from manyheads.parts.masks.rules import All, Causal
+from manyheads.parts.masks import All, Causal
 from manyheads.parts.norms import LayerNorm, Post
 from manyheads.parts.positions import Sinusoidal
 

@@ -10,7 +10,7 @@ from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
-from manyheads.models.init import Initialisation
+from manyheads.models.initialisation import Initialisation
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import (
     ClassHead,
@@ -23,7 +23,7 @@ from manyheads.models.readout import (
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.stack import StackConfig
 from manyheads.parts.feedforward import Activation, GeGLU, SwiGLU
-from manyheads.parts.masks.rules import All, Window
+from manyheads.parts.masks import All, Window
 from manyheads.parts.norms import LayerNorm, NoNorm, Pre
 from manyheads.parts.positions import Rotary
 

@@ -11,7 +11,7 @@ from manyheads.models import (
     decoder,
     embedding,
     encoder,
-    init,
+    initialisation,
     layer,
     readout,
     seq2seq,
@@ -19,9 +19,8 @@ from manyheads.models import (
     vision,
 )
 from manyheads.models.recipes import ModelConfig
-from manyheads.parts import constant, experts, feedforward, gates, norms
-from manyheads.parts.masks import rules
-from manyheads.parts.positions import alibi, learned, nowhere, relative, rotary, sinusoidal
+from manyheads.parts import constant, experts, feedforward, gates, masks, norms
+from manyheads.parts.positions import absolute, alibi, relative, rotary
 
 # The only classes that a file may name; nothing else is ever made from one.
 CONFIG_JSON = DataclassCodec(
@@ -31,7 +30,7 @@ CONFIG_JSON = DataclassCodec(
         decoder.DecoderConfig,
         embedding.Embedding,
         encoder.EncoderConfig,
-        init.Initialisation,
+        initialisation.Initialisation,
         layer.Branch,
         layer.LayerConfig,
         readout.ClassHead,
@@ -55,18 +54,18 @@ CONFIG_JSON = DataclassCodec(
         norms.Post,
         norms.Pre,
         norms.RMSNorm,
-        rules.All,
-        rules.And,
-        rules.Blocks,
-        rules.Causal,
-        rules.GlobalTokens,
-        rules.Or,
-        rules.Prefix,
-        rules.RandomBlocks,
-        rules.Window,
+        masks.All,
+        masks.And,
+        masks.Blocks,
+        masks.Causal,
+        masks.GlobalTokens,
+        masks.Or,
+        masks.Prefix,
+        masks.RandomBlocks,
+        masks.Window,
         alibi.Alibi,
-        learned.Learned,
-        nowhere.NoPosition,
+        absolute.Learned,
+        absolute.NoPosition,
         relative.Shaw,
         relative.T5Buckets,
         rotary.Linear,
@@ -75,7 +74,7 @@ CONFIG_JSON = DataclassCodec(
         rotary.Rotary,
         rotary.Unscaled,
         rotary.YaRN,
-        sinusoidal.Sinusoidal,
+        absolute.Sinusoidal,
     ),
 )
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from manyheads.models.origin import NAMELESS
+from manyheads.models.provenance import NAMELESS
 from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, Readout, TokenHead
 
 # How the name of a decoder's class ends; GPT-2 has another name for its language head.

@@ -9,7 +9,7 @@ from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.families.readouts import class_count, default_labels
 from manyheads.checkpoints.tensor_map import Entry, Packed
 from manyheads.errors import ConfigError
-from manyheads.models.init import Initialisation
+from manyheads.models.initialisation import Initialisation
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import ClassHead, NoReadout, Readout
 from manyheads.models.recipes import ModelConfig

@@ -13,8 +13,6 @@ from manyheads.models.decoder import Decoder
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.ragged import Lengths, Ragged
 
-__all__ = ["CachedSteps", "Steps", "async_tolist"]
-
 
 @runtime_checkable
 class Steps(Protocol):

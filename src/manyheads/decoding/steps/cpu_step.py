@@ -24,8 +24,6 @@ from manyheads.parts.norms import LayerNorm, Normalise
 from manyheads.parts.positions.rotary import Turn
 from manyheads.ragged import Ragged
 
-__all__ = ["CpuStep", "cannot"]
-
 Function = Callable[[Tensor], Tensor]
 # GELU by tanh (arXiv 1606.08415) is x times the sigmoid of x (ROOT + CUBE x^2).
 ROOT = 2 * (2 / math.pi) ** 0.5

@@ -16,14 +16,6 @@ from manyheads.parts.experts import Experts
 from manyheads.parts.positions import NoPosition, Rotary, Shaw
 from manyheads.ragged import Ragged
 
-__all__ = [
-    "CudaGraphSteps",
-    "cannot",
-    "cuda_graph_steps",
-    "fixed_shape_step",
-    "ignores_key_order",
-]
-
 Step = Callable[[Decoder, Tensor, Cache, StaticCachePlan], Tensor]
 
 # Libraries choose their kernels and compilers compile before the capture begins.

@@ -17,11 +17,9 @@ from manyheads.models.layer import Layer, LayerConfig
 from manyheads.models.readout import LanguageHead
 from manyheads.parts.experts import Experts
 from manyheads.parts.feedforward import Activation, FeedForward
-from manyheads.parts.masks.render import exact_band
+from manyheads.parts.masks import exact_band
 from manyheads.parts.norms import NoNorm, Pre
 from manyheads.parts.positions import NoPosition, Rotary
-
-__all__ = ["DecoderWeights", "LayerWeights", "why_not_ordinary"]
 
 PROJECTIONS = (
     "attention.project",

@@ -9,8 +9,6 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["attend", "product"]
-
 # Up to this many columns a program holds the whole of x in registers.
 SHORT = 4096
 # Measured on an H200: rows per iteration, and programs per multiprocessor.

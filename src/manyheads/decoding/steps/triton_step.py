@@ -22,8 +22,6 @@ from manyheads.parts.feedforward import SwiGLU
 from manyheads.parts.norms import NoNorm, RMSNorm
 from manyheads.parts.positions import NoPosition, Rotary
 
-__all__ = ["cannot", "llama_step"]
-
 HALF = (torch.bfloat16, torch.float16)
 HEAD_SIZES = (32, 64, 128)
 # One program reads all keys of a head: beyond this, several programs would be faster.

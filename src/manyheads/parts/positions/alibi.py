@@ -10,8 +10,6 @@ from torch import Tensor
 
 from manyheads.errors import ConfigError
 
-__all__ = ["Alibi", "AlibiBias"]
-
 
 @dataclass(frozen=True, slots=True)
 class Alibi:

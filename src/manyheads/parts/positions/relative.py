@@ -9,8 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
-
-__all__ = ["BucketBias", "BucketTable", "Shaw", "ShawBias", "ShawTable", "T5Buckets"]
+from manyheads.parts.positions.alibi import AlibiBias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,3 +151,8 @@ class ShawBias:
         key: Int[Tensor, "*#at"],
     ) -> Float[Tensor, "*#at"]:
         return self.products[row, head, self.distance(query, key)]
+
+
+# Each has `score(head, row, query, key)`, elementwise over index tensors that broadcast: the same
+# formula renders a block for one kernel and becomes a score_mod for another.
+Bias = AlibiBias | BucketBias | ShawBias

@@ -10,10 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyheads.devices import learns_compiled
 from manyheads.errors import ConfigError
-from manyheads.parts.compiled import learns_compiled
-
-__all__ = ["NTK", "Linear", "Llama3", "Rotary", "Scaling", "Turn", "Unscaled", "YaRN"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,7 @@ class Turn:
         self, joined: Float[Tensor, "n rows"], rows: Mapping[str, int]
     ) -> dict[str, Float[Tensor, "n some"]]:
         """Queries and keys, turned, and values, of a projection that holds them in this order."""
-        from manyheads.parts.positions.turning import turn_parts
+        from manyheads.parts.positions.triton_rotary import turn_parts
 
         heads, keys, _ = (each // (2 * self.cos.shape[-1]) for each in rows.values())
         parts = turn_parts(joined, self.cos, self.sin, heads, keys)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from manyheads.errors import InputError
-from manyheads.lens.addresses import Address, blocks_of
+from manyheads.lens.results.addresses import Address, blocks_of
 from manyheads.models.build import Model
 from manyheads.surgery.addresses import parse_address
 from manyheads.surgery.cut.layer_plan import LayerPlan

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from manyheads.lens.addresses import Address, stacks_of
+from manyheads.lens.results.addresses import Address, stacks_of
 from manyheads.models.build import Model
 from manyheads.models.layer import LayerConfig
 from manyheads.parts.experts import Experts

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import InputError
-from manyheads.lens.addresses import Address, stacks_of
-from manyheads.lens.effects import default_batch_tokens
-from manyheads.lens.given import read
-from manyheads.lens.stand_ins import stand_ins
-from manyheads.lens.trunk import StackName, part_of
+from manyheads.lens.causal.evaluate import default_batch_tokens
+from manyheads.lens.causal.replacement import stand_ins
+from manyheads.lens.inputs.cached_run import StackName, part_of
+from manyheads.lens.inputs.texts import read
+from manyheads.lens.results.addresses import Address, stacks_of
 from manyheads.models.build import Model
-from manyheads.models.resting import resting
+from manyheads.models.eval_mode import resting
 from manyheads.surgery.addresses import AnyHead, find_addresses, find_stack
 from manyheads.surgery.cut.head_origins import note_origins
 from manyheads.surgery.cut.layer_plan import LayerPlan, whole

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.errors import InputError
-from manyheads.lens.addresses import stacks_of
+from manyheads.lens.results.addresses import stacks_of
 from manyheads.models.build import Model, build
 from manyheads.models.layer import Branch, Layer, LayerConfig, Residual
 from manyheads.models.recipes import ModelConfig

@@ -10,9 +10,9 @@ import torch
 from manyheads.data.batch import Batch
 from manyheads.data.stream import StreamPosition, StreamStep
 from manyheads.errors import InputError, TrainingError
-from manyheads.lens.given import Given, Targets, read, shares
-from manyheads.lens.metrics import judge
-from manyheads.lens.trunk import Edits
+from manyheads.lens.inputs.cached_run import Edits
+from manyheads.lens.inputs.metrics import judge
+from manyheads.lens.inputs.texts import Given, Targets, read, shares
 from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
 from manyheads.models.encoder import Encoder

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from manyheads.errors import InputError
-from manyheads.lens.given import Targets, read
+from manyheads.lens.inputs.texts import Targets, read
 from manyheads.models.build import Model
 from manyheads.surgery.cut.layer_plan import whole
 from manyheads.surgery.cut.rebuild import rebuild

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyheads.attention import Attention
 from manyheads.errors import ConfigError
-from manyheads.lens.addresses import attention_at, stacks_of
+from manyheads.lens.results.addresses import attention_at, stacks_of
 from manyheads.parts.gates import Gate
 from manyheads.surgery.addresses import AnyHead
 from manyheads.surgery.lora.targets import heads_by_attention

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from manyheads.atomic_write import write_tensors
 from manyheads.checkpoints.config_json import family_of
 from manyheads.checkpoints.files import read_json, write_folder
 from manyheads.checkpoints.tensor_map import Either, Entry
@@ -27,7 +28,6 @@ from manyheads.surgery.lora.low_rank import LowRankUpdate, adapters_on, attach, 
 from manyheads.surgery.lora.modules_to_save import add_modules, modules_of
 from manyheads.surgery.lora.targets import Projection, join_spans, projections_of
 from manyheads.train.regularisers import final_gates
-from manyheads.whole import write_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from sys import maxsize
 from typing import Any, ClassVar
 
-from manyheads.lens.addresses import Address
-from manyheads.lens.effects import Effects, HeadAblation, Variant
-from manyheads.lens.given import Targets
-from manyheads.lens.importance import product_by_head
-from manyheads.lens.metrics import Metric, Similarity
-from manyheads.lens.redundancy import redundancy
-from manyheads.lens.trunk import Part, StackName
+from manyheads.lens.causal.evaluate import Effects, HeadAblation, Variant
+from manyheads.lens.causal.gradient_importance import product_by_head
+from manyheads.lens.inputs.cached_run import Part, StackName
+from manyheads.lens.inputs.metrics import Metric, Similarity
+from manyheads.lens.inputs.texts import Targets
+from manyheads.lens.redundant.heads import redundancy
+from manyheads.lens.results.addresses import Address
 from manyheads.models.build import Model
 from manyheads.surgery.cut.pruning import ReplaceWith, prune
 from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config, train_l0_gates

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
-from manyheads.lens.given import Targets, read
-from manyheads.lens.trunk import StackName
+from manyheads.lens.inputs.cached_run import StackName
+from manyheads.lens.inputs.texts import Targets, read
 from manyheads.models.build import Model
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from manyheads.lens.effects import Evaluation, Product, Variant
-from manyheads.lens.given import Targets
-from manyheads.lens.metrics import Metric
-from manyheads.lens.trunk import Edits, StackName
+from manyheads.lens.causal.evaluate import Evaluation, Product, Variant
+from manyheads.lens.inputs.cached_run import Edits, StackName
+from manyheads.lens.inputs.metrics import Metric
+from manyheads.lens.inputs.texts import Targets
 from manyheads.models.build import Model
 from manyheads.models.stack import Stack
 from manyheads.surgery.addresses import find_stack

@@ -9,10 +9,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyheads.errors import InputError
-from manyheads.lens.effects import Evaluation, Variant
-from manyheads.lens.given import Targets
-from manyheads.lens.metrics import Metric, Similarity
-from manyheads.lens.trunk import Change, Edits, StackName
+from manyheads.lens.causal.evaluate import Evaluation, Variant
+from manyheads.lens.inputs.cached_run import Change, Edits, StackName
+from manyheads.lens.inputs.metrics import Metric, Similarity
+from manyheads.lens.inputs.texts import Targets
 from manyheads.models.build import Model
 from manyheads.models.stack import Stack
 from manyheads.surgery.addresses import find_stack

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from manyheads.errors import InputError
-from manyheads.lens.effects import Effects, Evaluation, Variant, is_harmful
-from manyheads.lens.metrics import Similarity, named
-from manyheads.lens.results import told_change
+from manyheads.lens.causal.evaluate import Effects, Evaluation, Variant, is_harmful
+from manyheads.lens.inputs.metrics import Similarity, named
+from manyheads.lens.results.by_head import told_change
 from manyheads.surgery.selection.l0_selection import L0Config
 from manyheads.surgery.selection.results import (
     Candidate,

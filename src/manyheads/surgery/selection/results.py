@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from manyheads.lens.results import frame_of
+from manyheads.lens.results.by_head import frame_of
 
 UnitName = Literal["heads", "neurons", "layers"]
 Order = Literal["ablation", "gradient", "redundancy", "l0", "random"]

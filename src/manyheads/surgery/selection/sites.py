@@ -1,6 +1,6 @@
 """The sites of a layer: its input and output, and its neurons."""
 
-from manyheads.lens.trunk import entry
+from manyheads.lens.inputs.cached_run import entry
 from manyheads.models.stack import Stack
 from manyheads.taps import Site, Sublayer, Tap
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from manyheads.atomic_write import whole
 from manyheads.errors import MissingExtraError
-from manyheads.whole import whole
 
 
 class MetricsLog:

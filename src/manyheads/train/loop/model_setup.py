@@ -15,9 +15,9 @@ from manyheads.data.image_preprocessing import image_mean_std, record_image_prep
 from manyheads.data.images import PerChannel
 from manyheads.errors import ConfigError, InputError, ManyheadsError
 from manyheads.models.build import Model, build
+from manyheads.models.provenance import Sentence
 from manyheads.models.readout import ClassHead, TokenHead
 from manyheads.models.recipes import ModelConfig
-from manyheads.models.sentence import Sentence
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision, VisionConfig
 from manyheads.parts.positions import Learned

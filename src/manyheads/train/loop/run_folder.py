@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manyheads.data.file_lock import exclusive_lock
+from manyheads.atomic_write import exclusive_lock
 from manyheads.errors import ConfigError, InputError
 from manyheads.train.distributed import ProcessGroup
 from manyheads.train.loop.checkpoint import Checkpoints, TrainingState

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError, InputError
+from manyheads.models.provenance import Pooling, Sentence
 from manyheads.models.readout import pooled
-from manyheads.models.sentence import Pooling, Sentence
 from manyheads.models.text import TextModel
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher

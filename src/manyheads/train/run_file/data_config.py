@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from manyheads.data.chunks import Chunks, DocumentChunks, FixedChunks
-from manyheads.data.eos import EOS, KNOWN_EOS, appended_eos, find_eos
 from manyheads.data.images import ImageFolder, PerChannel, load_idx, load_npz
 from manyheads.data.labelled import (
     LabelledTexts,
@@ -23,6 +22,7 @@ from manyheads.data.sources.rows import HUB, row_source
 from manyheads.data.sources.texts import Errors, Format, TextSource, text_source
 from manyheads.data.store import TokenStore
 from manyheads.data.tokenise import store_mismatch, write_store
+from manyheads.data.tokenizer_training import EOS, KNOWN_EOS, appended_eos, find_eos
 from manyheads.errors import ConfigError, InputError
 from manyheads.train.interrupt import interruptible
 from manyheads.train.optim.schedules import BatchGrowth

@@ -1,0 +1,282 @@
+"""manyheads generate: continue prompts, or chat."""
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from manyheads.cli.arguments import (
+    DEFAULT,
+    DeviceName,
+    DtypeName,
+    Flag,
+    JsonFile,
+    ModelName,
+    TextFile,
+    check_json,
+    open_model,
+    read_file,
+    write_json,
+)
+from manyheads.errors import InputError, ManyheadsError
+
+if TYPE_CHECKING:
+    from manyheads.decoding.generation_config import GenerationConfig
+    from manyheads.decoding.output import Generation
+    from manyheads.decoding.sampling import Sampling
+
+Many = tyro.conf.UseAppendAction[tuple[str, ...]]
+Number = tyro.conf.arg(metavar="NUMBER", help_behavior_hint="")
+
+# The options of generate, sampling and beam search at the command line.
+FLAGS = {
+    "max_new_tokens": "--max-new-tokens",
+    "repetition_penalty": "--repetition-penalty",
+    "stop_strings": "--stop-string",
+    "eos_token_ids": "--eos-token-id",
+    "num_beams": "--num-beams",
+    "top_k": "--top-k",
+    "top_p": "--top-p",
+    "min_p": "--min-p",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Continue one prompt token by token, or many prompts in one batch, or chat.
+
+    For example: manyheads generate gpt2/ --text "Once upon a time" --temperature 0.8 --seed 1
+    """
+
+    model: ModelName = DEFAULT
+    """The folder of a decoder or encoder-decoder, a house model, or a hub model: org/name."""
+
+    text: Annotated[
+        Many, tyro.conf.arg(aliases=["--prompt"], metavar="TEXT", help_behavior_hint="(repeatable)")
+    ] = ()
+    """The prompt to continue; may be given several times."""
+
+    file: TextFile = None
+    """A file of prompts, one per line."""
+
+    max_new_tokens: int = 128
+    """Generate at most this many tokens per prompt."""
+
+    temperature: Annotated[float | None, Number] = None
+    """Sample at this temperature; without sampling options the most likely token is chosen."""
+
+    top_k: Annotated[int | None, Number] = None
+    """Sample from this many of the most likely tokens."""
+
+    top_p: Annotated[float | None, Number] = None
+    """Sample from the smallest set of tokens whose probability reaches this."""
+
+    min_p: Annotated[float | None, Number] = None
+    """Sample from tokens at least this many times as likely as the most likely one."""
+
+    num_beams: int = 1
+    """Beam search with this many beams."""
+
+    repetition_penalty: float = 1.0
+    """Above 1, tokens of the prompt and of the new text become less likely."""
+
+    stop_string: Annotated[
+        Many, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(repeatable)")
+    ] = ()
+    """End the text before this string."""
+
+    eos_token_id: Annotated[
+        tyro.conf.UseAppendAction[tuple[int, ...]],
+        tyro.conf.arg(metavar="ID", help_behavior_hint="(repeatable)"),
+    ] = ()
+    """End the text at this token instead of the model's own end-of-text token."""
+
+    seed: Annotated[int | None, Number] = None
+    """Sample the same tokens every time."""
+
+    logprobs: Flag = False
+    """Also print the log-probability of every token."""
+
+    json: JsonFile = None
+    """Write prompts, texts, ids, finish_reason and logprobs to this JSON file."""
+
+    chat: Flag = False
+    """Use the model's chat template; without a prompt, chat until an empty line."""
+
+    system: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
+    """With --chat: the system message."""
+
+    dtype: DtypeName = "as it is"
+    """The dtype to compute in."""
+
+    device: DeviceName = "auto"
+    """The device: cpu, cuda, cuda:1; CUDA by default where it is available."""
+
+    def run(self) -> int:
+        """Print the texts to the standard output."""
+        try:
+            self._run()
+        except ManyheadsError as error:
+            raise type(error)(_with_flags(error.problem), _with_flags(error.remedy)) from error
+        return 0
+
+    def _run(self) -> None:
+        prompts = self._prompts()
+        # Wrong options are reported before a model is loaded.
+        self._config()
+        model = open_model(self.model, self.device, self.dtype)
+        if self.chat and not prompts:
+            self._chat(model)
+        elif len(prompts) == 1 and not self._needs_whole_texts():
+            self._print(self._stream(model, self._input(model, prompts[0])))
+        else:
+            self._generate_all(model, prompts)
+
+    def _prompts(self) -> list[str]:
+        check_json(self.json)
+        prompts = list(self.text)
+        if self.file is not None:
+            prompts += [line for line in read_file(self.file).splitlines() if line.strip()]
+        if not prompts and not self.chat:
+            raise InputError("there is no prompt", "give --text, --file, or --chat")
+        if self.system is not None and not self.chat:
+            raise InputError("--system needs --chat", "give --chat too")
+        if self.chat and not prompts and self._needs_whole_texts():
+            raise InputError(
+                "an interactive chat cannot use --json, --logprobs or --num-beams",
+                "leave them out, or give a --text",
+            )
+        return prompts
+
+    def _needs_whole_texts(self) -> bool:
+        """Whether the output can be printed only once the texts are complete."""
+        return self.json is not None or self.logprobs or self.num_beams > 1
+
+    def _sampling(self) -> "Sampling":
+        from manyheads.decoding.sampling import BeamSearch, Greedy, Sample
+
+        options: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        if self.num_beams != 1 and given:
+            raise InputError(
+                "--num-beams cannot be combined with sampling",
+                "leave out --num-beams, or --temperature, --top-k, --top-p and --min-p",
+            )
+        if self.num_beams != 1:
+            return BeamSearch(num_beams=self.num_beams)
+        if self.temperature is not None and self.temperature <= 0:
+            raise InputError(
+                f"--temperature must be above 0, got {self.temperature:g}",
+                "leave it out to choose the most likely token",
+            )
+        return Sample(**given) if given else Greedy()
+
+    def _config(self) -> "GenerationConfig":
+        from manyheads.decoding.generation_config import GenerationConfig
+
+        if self.num_beams > 1 and self.stop_string:
+            raise InputError(
+                "--stop-string cannot be combined with --num-beams", "leave out one of them"
+            )
+        return GenerationConfig(
+            max_new_tokens=self.max_new_tokens,
+            sampling=self._sampling(),
+            repetition_penalty=self.repetition_penalty,
+            stop_strings=self.stop_string,
+            eos_token_ids=self.eos_token_id or "model",
+            seed=self.seed,
+            logprobs=self.logprobs,
+        )
+
+    def _input(self, model: Any, prompt: str) -> str | list[int]:
+        """The prompt itself, or with --chat the ids of the conversation that it begins."""
+        return self._conversation(model, [("user", prompt)]) if self.chat else prompt
+
+    def _conversation(self, model: Any, turns: Sequence[tuple[str, str]]) -> list[int]:
+        from manyheads.decoding.chat import chat_prompt
+
+        system = [] if self.system is None else [("system", self.system)]
+        messages = [{"role": role, "content": text} for role, text in [*system, *turns]]
+        return chat_prompt(model, messages)
+
+    def _stream(self, model: Any, prompt: str | list[int]) -> Iterator[str]:
+        from manyheads.decoding.generation import stream
+
+        return stream(model, prompt, self._config())
+
+    def _print(self, pieces: Iterator[str]) -> str:
+        """Print the pieces as they arrive, and return the whole text."""
+        printed = []
+        for piece in pieces:
+            printed.append(piece)
+            print(_shown(piece), end="", flush=True)
+        print()
+        return "".join(printed)
+
+    def _chat(self, model: Any) -> None:
+        turns: list[tuple[str, str]] = []
+        while line := _ask():
+            turns.append(("user", line))
+            answer = self._print(self._stream(model, self._conversation(model, turns)))
+            turns.append(("assistant", answer))
+
+    def _generate_all(self, model: Any, prompts: Sequence[str]) -> None:
+        from manyheads.decoding.generation import generate
+
+        inputs = [self._input(model, prompt) for prompt in prompts]
+        generations = generate(model, inputs, self._config())
+        pairs = list(zip(prompts, generations, strict=True))
+        for prompt, generation in pairs:
+            _print_plain(prompt, generation, model.tokenizer, with_prompt=len(prompts) > 1)
+        if self.json is not None:
+            write_json(self.json, [_row(*pair) for pair in pairs])
+            print(f"everything is in {self.json}", file=sys.stderr)
+
+
+def _with_flags(message: str) -> str:
+    """A message in terms of the command line: `max_new_tokens=4` becomes `--max-new-tokens 4`."""
+    for option, flag in FLAGS.items():
+        message = re.sub(rf"\b{option}=", f"{flag} ", message)
+        message = re.sub(rf"\b{option}\b", flag, message)
+    return message
+
+
+def _ask() -> str:
+    if sys.stdin.isatty():
+        print("> ", end="", flush=True)
+    return sys.stdin.readline().rstrip("\r\n")
+
+
+def _row(prompt: str, generation: "Generation") -> dict[str, Any]:
+    row = {"prompt": prompt, **asdict(generation)}
+    if generation.logprobs is None:
+        del row["logprobs"]
+    return row
+
+
+def _print_plain(
+    prompt: str, generation: "Generation", tokenizer: Any, *, with_prompt: bool
+) -> None:
+    if with_prompt:
+        print(f"> {_shown(prompt)}")
+    print(_shown(str(generation)))
+    for token, logprob in zip(generation.ids, generation.logprobs or (), strict=False):
+        letters = tokenizer.decode([token], skip_special_tokens=False)
+        print(f"{logprob:9.4f}  {token:>7}  {letters!r}")
+    if with_prompt:
+        print()
+
+
+def _shown(text: str) -> str:
+    """On a terminal, nothing that would move the cursor or change colours."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text)

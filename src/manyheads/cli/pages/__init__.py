@@ -1,0 +1,1 @@
+"""What the commands print, imported only when there is something to print."""

@@ -1,0 +1,1 @@
+"""A sentence walked through one attention layer, and why scores are divided by sqrt(d)."""

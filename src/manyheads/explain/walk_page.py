@@ -1,0 +1,452 @@
+"""The walk through a layer as a page of the terminal."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jaxtyping import Float
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from manyheads.console import Ink, heat, short, visible
+from manyheads.explain.layer_walk import TOLERANCE, Stage, Walk
+from manyheads.taps import Head
+
+LONGEST_WORD = 14
+
+
+def token_tables(walk: Walk, places: range, names: Sequence[str], width: int) -> list[Table]:
+    """Places, words and ids in columns, in as many tables as the width asks for."""
+    words, ids = [visible(word) for word in walk.tokens], walk.ids[walk.sentence]
+    margin = max(map(cell_len, names)) + 2
+    tables = []
+    for line in _lines(
+        [(place, max(3, cell_len(words[place])) + 2) for place in places], width - margin
+    ):
+        table = Table.grid(padding=(0, 2, 0, 0))
+        bold = ["bold" if place == walk.position else "" for place in line]
+        rows = (
+            [Text(str(place), style="dim") for place in line],
+            [Text(words[place], style=style) for place, style in zip(line, bold, strict=True)],
+            [Text(str(ids[place])) for place in line],
+        )
+        for name, row in zip(names, rows, strict=True):
+            table.add_row(Text(name, style="dim"), *row)
+        tables.append(table)
+    return tables
+
+
+def _lines(sized: Sequence[tuple[int, int]], width: int) -> list[list[int]]:
+    """Places in lines that are no wider than the page."""
+    lines: list[list[int]] = [[]]
+    used = 0
+    for place, size in sized:
+        if lines[-1] and used + size > width:
+            lines.append([])
+            used = 0
+        lines[-1].append(place)
+        used += size
+    return lines
+
+
+def batch_table(walk: Walk, padding: str, width: int) -> Table:
+    """The sentences as a rectangle, as many of its columns as there is room for."""
+    longest = max(map(len, walk.sentences))
+    filler = Text(padding, style="dim")
+    rows = [[Text(visible(word)) for word in sentence] for sentence in walk.sentences]
+    rows = [row + [filler] * (longest - len(row)) for row in rows]
+    widths = _widths(rows, width - 16)
+    whole = len(widths) == longest
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="dim")
+    table.add_column("", no_wrap=True)
+    for place, column in enumerate(widths):
+        table.add_column(str(place), no_wrap=True, width=column, overflow="ellipsis")
+    table.add_column("" if whole else f"… {longest - 1}", no_wrap=True)
+    for index, row in enumerate(rows):
+        chosen = index == walk.sentence
+        number = f"{'▸' if chosen else ' '} {index}"
+        more = Text("" if whole else "…", style="dim")
+        table.add_row(number, *row[: len(widths)], more, style="bold" if chosen else "")
+    return table
+
+
+def _widths(rows: list[list[Text]], room: int) -> list[int]:
+    """Of the columns that fit; the first is always shown."""
+    widths: list[int] = []
+    for column in zip(*rows, strict=True):
+        width = min(LONGEST_WORD, max(3, *[cell.cell_len for cell in column]))
+        room -= width + 2
+        if room < 0 and widths:
+            break
+        widths.append(width)
+    return widths
+
+
+def scores_table(walk: Walk, keys: range, names: Mapping[str, str], width: int) -> Table:
+    """The scores of the chosen token by hand, and beside them the kernel's."""
+    kernel = walk[Stage.SCORES].model[walk.head, walk.position].tolist()
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name, title in names.items():
+        if name == "key":
+            table.add_column(title, no_wrap=True, max_width=max(8, min(24, width - 58)))
+        else:
+            table.add_column(title, no_wrap=True, justify="right")
+    for key in keys:
+        cell = walk.cell(key)
+        table.add_row(
+            Text(visible(walk.tokens[key])),
+            f"{cell.product:.4f}",
+            f"{cell.score:.4f}",
+            f"{kernel[key]:.4f}",
+            f"{abs(cell.score - kernel[key]):.1e}",
+            style="bold" if key == walk.strongest_key else "",
+        )
+    return table
+
+
+def weights_table(walk: Walk, window: range, sum_name: str, width: int) -> Table:
+    """The pattern of the chosen head, or a window of it, as a heat map."""
+    pattern = walk[Stage.WEIGHTS].model[walk.head]
+    words = [visible(word) for word in walk.tokens]
+    label = _label_width(words)
+    column = max(6, min(11, (width - label - 10) // len(window)))
+    table = Table.grid()
+    header = [Text(short(words[key], column - 1) + " ", style="dim") for key in window]
+    table.add_row("", "", *header, Text(f" {sum_name}", style="dim"))
+    for query in window:
+        chosen = query == walk.position
+        table.add_row(
+            "▸ " if chosen else "  ",
+            Text(short(words[query], label)),
+            *_heat_cells(pattern[query][window.start : window.stop], float(pattern.max()), column),
+            f" {pattern[query].sum():.3f}",
+            style="bold" if chosen else "",
+        )
+    return table
+
+
+def _heat_cells(row: Float[Tensor, " s"], brightest: float, width: int) -> list[Text]:
+    return [
+        Text(f"{weight:.3f}".center(width), style=heat(weight / brightest))
+        for weight in row.tolist()
+    ]
+
+
+def _label_width(words: Sequence[str]) -> int:
+    return min(16, max(map(cell_len, words))) + 1
+
+
+MOST_KEYS = 12
+MOST_TOKENS = 24
+MOST_TERMS = 8
+
+# A step's section of the words, its formula, and its shape in the letters of the design.
+HEADINGS = (
+    ("tokens", "", "n"),
+    ("embeddings", "√{width}·E[id]", "n × c"),
+    ("positions", "x = √{width}·E[id] + P[place]", "n × c"),
+    ("projections", "Q = x·W_Q + b_Q, …", "n × c → 3 × n × h × d"),
+    ("scores", "S = Q·Kᵀ / √{size}", "h × n × n"),
+    ("weights", "A = softmax(S)", "h × n × n"),
+    ("heads", "A·V", "n × h × d"),
+    ("joined", "[H0 … H{last_head}]", "n × h × d → n × c"),
+    ("output", "[H0 … H{last_head}]·W_O + b_O", "n × c"),
+    ("attention_norm", "LayerNorm(x + attention)", "n × c"),
+    ("feedforward", "ReLU(x·W₁ + b₁)·W₂ + b₂", "n × c → n × f → n × c"),
+    ("feedforward_norm", "LayerNorm(x + feed-forward)", "n × c"),
+)
+
+
+class WalkPage:
+    """Prints a walk, one numbered step after another."""
+
+    def __init__(
+        self, walk: Walk, words: Mapping[str, str], console: Console, *, seed: int
+    ) -> None:
+        self.walk, self.words, self.ink = walk, words, Ink(console)
+        self.tokens = [visible(token) for token in walk.tokens]
+        self.heads, self.size = walk[Stage.QUERY].model.shape[1:]
+        self.width, self.hidden = self.heads * self.size, walk[Stage.INSIDE].model.shape[1]
+        self.facts: dict[str, object] = {
+            "sentences": len(walk.sentences),
+            "sentence": walk.sentence,
+            "width": self.width,
+            "heads": self.heads,
+            "size": self.size,
+            "hidden": self.hidden,
+            "seed": seed,
+            "head": Head(0, walk.head),
+            "last_head": self.heads - 1,
+            "position": walk.position,
+            "last_position": len(walk.tokens) - 1,
+            "token": self.tokens[walk.position],
+            "other": self.tokens[walk.strongest_key],
+        }
+
+    def show(self) -> None:
+        """All steps, and whether model and hand agree."""
+        self._start()
+        steps = (
+            self._tokens,
+            self._embeddings,
+            self._positions,
+            self._projections,
+            self._scores,
+            self._weights,
+            self._heads,
+            self._joined,
+            self._output,
+            self._attention_norm,
+            self._feedforward,
+            self._feedforward_norm,
+        )
+        for number, (step, (name, formula, shape)) in enumerate(
+            zip(steps, HEADINGS, strict=True), start=1
+        ):
+            title = f"{number:2} {self._word(f'{name}.title')}"
+            self.ink.heading(title, formula.format(**self.facts), self._sizes(shape))
+            step()
+        self._result()
+
+    def draw(self, path: Path) -> None:
+        """All heads of the sentence as a picture."""
+        from manyheads.pictures.attention_maps import HeadsWords, draw_heads
+
+        told = ("title", "subtitle", "queries", "keys", "weight")
+        draw_heads(
+            self.walk[Stage.WEIGHTS].model.numpy(),
+            self.tokens,
+            path,
+            names=[str(Head(0, head)) for head in range(self.heads)],
+            entropies=self.walk.entropies().tolist(),
+            words=HeadsWords(
+                **{name: self._word(f"picture.{name}") for name in told},
+                entropy=self.words["picture.entropy"],
+            ),
+        )
+        self.ink.say(self._word("picture.written", path=path))
+
+    def _start(self) -> None:
+        many = len(self.walk.sentences) > 1
+        self.ink.title(self._word("start.batch_title" if many else "start.title"))
+        self.ink.say(self._word("start.model"))
+        self.ink.say(self._word("start.untrained"), "yellow")
+        self.ink.say(self._word("start.choice"))
+
+    def _tokens(self) -> None:
+        self.ink.say(self._word("tokens.text"))
+        if len(self.walk.sentences) > 1:
+            self._batch()
+        names = [self._word(f"tokens.{name}") for name in ("place", "word", "id")]
+        for table in token_tables(self.walk, self._window(MOST_TOKENS), names, self.ink.width):
+            self.ink.show(table)
+        self._say_part(MOST_TOKENS)
+
+    def _batch(self) -> None:
+        self.ink.show(batch_table(self.walk, self._word("tokens.padding"), self.ink.width))
+        lengths = [len(sentence) for sentence in self.walk.sentences]
+        starts = [str(sum(lengths[:index])) for index in range(len(lengths))]
+        self.ink.say(self._word("tokens.batch", tokens=sum(lengths), starts=", ".join(starts)))
+        self.ink.space()
+
+    def _embeddings(self) -> None:
+        self.ink.say(self._word("embeddings.text", root=math.sqrt(self.width)))
+        window = self._window(MOST_KEYS)
+        values = self.walk[Stage.EMBEDDINGS].model
+        rows = [(self.tokens[place], values[place].tolist()) for place in window]
+        self.ink.rows(rows, strong=window.index(self.walk.position))
+        self._say_part(MOST_KEYS)
+        self._agree(Stage.EMBEDDINGS)
+
+    def _positions(self) -> None:
+        self.ink.say(self._word("positions.text"))
+        self._show_token(
+            ("positions.embedding", Stage.EMBEDDINGS),
+            ("positions.position", Stage.POSITIONS),
+            ("positions.sum", Stage.PLACED),
+        )
+        self._agree(Stage.POSITIONS, Stage.PLACED)
+
+    def _projections(self) -> None:
+        self.ink.say(self._word("projections.text"))
+        stages = {"query": Stage.QUERY, "key": Stage.KEY, "value": Stage.VALUE}
+        here = self.walk.position, self.walk.head
+        self.ink.rows(
+            [
+                (self._word(f"projections.{name}"), self.walk[stage].model[here].tolist())
+                for name, stage in stages.items()
+            ]
+        )
+        self._agree(*stages.values())
+
+    def _scores(self) -> None:
+        walk, other = self.walk, self.walk.strongest_key
+        cell = walk.cell(other)
+        self.ink.say(self._word("scores.text", root=cell.root))
+        columns = ("key", "product", "hand", "kernel", "difference")
+        names = {name: self._word(f"scores.{name}") for name in columns}
+        self.ink.show(scores_table(walk, self._window(MOST_KEYS), names, self.ink.width))
+        self._say_part(MOST_KEYS)
+        self.ink.say(self._word("scores.cell"))
+        terms = [_times(q, k) for q, k in zip(cell.query, cell.key, strict=True)]
+        self.ink.say(f"q·k = {' + '.join(terms)} = {cell.product:.4f}", "cyan")
+        kernel = float(walk[Stage.SCORES].model[walk.head, walk.position, other])
+        by_hand = f"{cell.product:.4f} / √{self.size} = {cell.product:.4f} / {cell.root:g}"
+        name = self._word("scores.kernel")
+        self.ink.say(f"{by_hand} = {cell.score:.4f}   ({name}: {kernel:.4f})", "cyan")
+        step = walk[Stage.SCORES]
+        count, difference = step.model.numel(), step.difference
+        self._verdict(
+            self._word("agreement.scores", count=count, difference=difference), difference
+        )
+
+    def _weights(self) -> None:
+        self.ink.say(self._word("weights.text"))
+        self.ink.space()
+        window = self._window(MOST_KEYS)
+        sum_name = self._word("weights.sum")
+        self.ink.show(weights_table(self.walk, window, sum_name, self.ink.width))
+        self.ink.space()
+        self._say_part(MOST_KEYS)
+        self.ink.say(self._word("weights.cell"))
+        powers = self.walk.powers()
+        terms = [f"e^{_signed(math.log(power))}" for power in powers]
+        top, total = self.walk.strongest_key, sum(powers)
+        self.ink.say(f"{terms[top]} / ({_sum_of(terms)})", "cyan")
+        shares = f"{powers[top]:.3f} / {total:.3f} = {powers[top] / total:.4f}"
+        self.ink.say(f"= {shares}", "cyan")
+        self._agree(Stage.WEIGHTS)
+
+    def _heads(self) -> None:
+        walk = self.walk
+        self.ink.say(self._word("heads.text"))
+        pairs = walk.first_channel()
+        total = sum(weight * value for weight, value in pairs)
+        self.ink.say(f"{_sum_of([_times(*pair) for pair in pairs])} = {total:.3f}", "cyan")
+        outputs = walk[Stage.HEAD_OUTPUTS].model[walk.position].tolist()
+        rows = [(str(Head(0, index)), output) for index, output in enumerate(outputs)]
+        self.ink.rows(rows, strong=walk.head)
+        self._agree(Stage.HEAD_OUTPUTS)
+
+    def _joined(self) -> None:
+        self.ink.say(self._word("joined.text"))
+        joined = self.walk[Stage.JOINED].model[self.walk.position].tolist()
+        table = Table(box=box.MINIMAL, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
+        for head in range(self.heads):
+            table.add_column(str(Head(0, head)), no_wrap=True)
+        table.add_row(*[f"{first:.2f} …" for first in joined[:: self.size]])
+        self.ink.show(table)
+        self._agree(Stage.JOINED)
+
+    def _output(self) -> None:
+        self.ink.say(self._word("output.text"))
+        self._show_token(("output.row", Stage.ATTENTION_OUTPUT))
+        self._agree(Stage.ATTENTION_OUTPUT)
+
+    def _attention_norm(self) -> None:
+        self.ink.say(self._word("attention_norm.text"))
+        self._show_token(
+            ("rows.x", Stage.PLACED),
+            ("attention_norm.attention", Stage.ATTENTION_OUTPUT),
+            ("rows.sum", Stage.ATTENTION_SUM),
+            ("rows.normed", Stage.ATTENTION_NORMED),
+        )
+        self._moments(Stage.ATTENTION_SUM, Stage.ATTENTION_NORMED)
+        self._agree(Stage.ATTENTION_SUM, Stage.ATTENTION_NORMED)
+
+    def _feedforward(self) -> None:
+        inside = self.walk[Stage.INSIDE].model > 0
+        active, share = int(inside[self.walk.position].sum()), float(inside.float().mean())
+        self.ink.say(self._word("feedforward.text", active=active, share=share))
+        self._show_token(
+            ("feedforward.inside", Stage.INSIDE), ("feedforward.output", Stage.FEEDFORWARD_OUTPUT)
+        )
+        self._agree(Stage.INSIDE, Stage.FEEDFORWARD_OUTPUT)
+
+    def _feedforward_norm(self) -> None:
+        self.ink.say(self._word("feedforward_norm.text"))
+        self._show_token(
+            ("rows.x", Stage.ATTENTION_NORMED),
+            ("feedforward_norm.feedforward", Stage.FEEDFORWARD_OUTPUT),
+            ("rows.sum", Stage.FEEDFORWARD_SUM),
+            ("rows.normed", Stage.FEEDFORWARD_NORMED),
+        )
+        self._moments(Stage.FEEDFORWARD_SUM, Stage.FEEDFORWARD_NORMED)
+        self._agree(Stage.FEEDFORWARD_SUM, Stage.FEEDFORWARD_NORMED)
+
+    def _result(self) -> None:
+        step, agrees = self.walk[Stage.RESULT], self.walk.agrees
+        self.ink.heading(f" {'✓' if agrees else '✗'} {self._word('agreement.title')}")
+        self.ink.say(f"explain_kernels: {self.walk.kernels_explained}", "dim")
+        key = "agreement.result" if agrees else "agreement.result_differs"
+        facts = {"kernel": self.walk.kernel, "count": step.model.numel()}
+        text = self._word(key, difference=step.difference, **facts)
+        self.ink.say(text, "bold green" if agrees else "bold red")
+
+    def _word(self, key: str, **more: object) -> str:
+        return self.words[key].format(**{**self.facts, **more})
+
+    def _sizes(self, shape: str) -> str:
+        """The sizes for the letters of the design: `n × c` becomes `7 × 128`."""
+        sizes = {"n": len(self.tokens), "c": self.width, "h": self.heads, "d": self.size}
+        sizes["f"] = self.hidden
+        return " ".join(str(sizes.get(part, part)) for part in shape.split())
+
+    def _window(self, most: int) -> range:
+        """At most so many places, with the chosen one in the middle where that can be."""
+        count = len(self.tokens)
+        first = max(0, min(self.walk.position - most // 2, count - most))
+        return range(first, min(count, first + most))
+
+    def _say_part(self, most: int) -> None:
+        window, count = self._window(most), len(self.tokens)
+        if len(window) < count:
+            facts = {"first": window[0], "last": window[-1], "count": count}
+            self.ink.say(self._word("tokens.part", **facts), "dim")
+
+    def _show_token(self, *rows: tuple[str, Stage]) -> None:
+        """The chosen token at several stages."""
+        place = self.walk.position
+        self.ink.rows(
+            [(self._word(key), self.walk[stage].model[place].tolist()) for key, stage in rows]
+        )
+
+    def _moments(self, before: Stage, after: Stage) -> None:
+        said = []
+        for stage in (before, after):
+            row = self.walk[stage].hand[self.walk.position]
+            # Adding zero turns -0.000 into 0.000.
+            mean, deviation = round(float(row.mean()), 3) + 0.0, float(row.std(correction=0))
+            said.append(self._word("rows.moments", mean=mean, deviation=deviation))
+        self.ink.say(" → ".join(said))
+
+    def _agree(self, *stages: Stage) -> None:
+        difference = max(self.walk[stage].difference for stage in stages)
+        key = "agreement.step" if difference <= TOLERANCE else "agreement.step_differs"
+        self._verdict(self._word(key, difference=difference), difference)
+
+    def _verdict(self, text: str, difference: float) -> None:
+        good = difference <= TOLERANCE
+        self.ink.say(f"{'✓' if good else '✗'} {text}", "green" if good else "bold red")
+
+
+def _signed(number: float) -> str:
+    """
+    >>> _signed(0.5), _signed(-0.5), _signed(-0.001)
+    ('0.50', '(-0.50)', '0.00')
+    """
+    number = round(number, 2) + 0.0
+    return f"{number:.2f}" if number >= 0 else f"({number:.2f})"
+
+
+def _sum_of(terms: Sequence[str]) -> str:
+    more = ["…"] if len(terms) > MOST_TERMS else []
+    return " + ".join([*terms[:MOST_TERMS], *more])
+
+
+def _times(left: float, right: float) -> str:
+    return f"{_signed(left)}×{_signed(right)}"

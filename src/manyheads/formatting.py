@@ -1,0 +1,60 @@
+"""How things are said in a line, and in JSON."""
+
+import math
+from typing import Any
+
+# What stands in a table for a value that is not known.
+UNKNOWN = "–"
+
+
+def counted(count: int, thing: str) -> str:
+    """
+    >>> counted(1, "text"), counted(1200, "text")
+    ('1 text', '1,200 texts')
+    """
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
+def percent(fraction: float) -> str:
+    """A fraction with at least two significant digits, as pictures/page/format.js writes it.
+
+    >>> percent(0.974), percent(0.0421), percent(0.0003), percent(0.0), percent(math.nan)
+    ('97%', '4.2%', '0.03%', '0%', '–')
+    """
+    if math.isnan(fraction):
+        return UNKNOWN
+    size = abs(100 * fraction)
+    digits = 0 if size >= 9.95 or size == 0 else 1 if size >= 0.995 else 2
+    return f"{100 * fraction:.{digits}f}%".replace("-", "−")
+
+
+def number(value: float) -> str:
+    """Three significant digits, as pictures/page/format.js writes them.
+
+    >>> number(0.1234), number(-2.0), number(45.67), number(12345.6), number(2.14e-5)
+    ('0.123', '−2.00', '45.7', '12,346', '2.1e−5')
+    """
+    if math.isnan(value):
+        return UNKNOWN
+    size = abs(value)
+    if size >= 99.95:
+        text = f"{value:,.0f}"
+    elif size == 0 or size >= 0.001:
+        text = f"{value:#.3g}" if size else "0"
+    else:
+        digits, _, power = f"{value:.1e}".partition("e")
+        text = f"{digits}e{int(power)}"
+    return text.replace("-", "−")
+
+
+def without_nan(value: Any) -> Any:
+    """JSON knows no NaN: what is not defined is null.
+
+    >>> without_nan({"entropy": [1.0, math.nan]})
+    {'entropy': [1.0, None]}
+    """
+    if isinstance(value, dict):
+        return {name: without_nan(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

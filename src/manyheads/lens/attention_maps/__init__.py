@@ -1,0 +1,1 @@
+"""Attention patterns on request, and what can be read from them."""

@@ -1,0 +1,1 @@
+"""Attribution of an answer to heads, layers and tokens."""

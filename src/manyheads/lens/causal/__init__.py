@@ -1,0 +1,1 @@
+"""Causal analysis: ablation, patching, path patching, gradient importance."""

@@ -1,0 +1,109 @@
+"""The importance of every head from one backward pass, beside what ablation finds exactly."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.lens.causal.ablation import Ablation
+from manyheads.lens.causal.evaluate import Evaluation, GradientScores
+from manyheads.lens.inputs.cached_run import Edits, Part, StackName, part_of
+from manyheads.lens.inputs.metrics import Metric, named
+from manyheads.lens.inputs.texts import Targets
+from manyheads.lens.results.by_head import ByHead
+from manyheads.models.build import Model
+from manyheads.taps import Site, Sublayer, Tap
+
+Estimate = Literal["importance", "normalised", "predicted"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
+class Importance(ByHead):
+    """Estimates from gradients: "importance", "normalised" within each layer, and "predicted".
+
+    "importance" is arXiv 1905.10650's E |output_h . dL/d output_h|, summed over the tokens of a
+    text; "normalised" divides it by the l2 norm of its layer. "predicted" keeps the sign: by how
+    much the metric would change without the head, were the model linear.
+    """
+
+    def agreement(self, exact: Ablation, estimate: Estimate = "importance") -> float:
+        """Spearman's rank correlation with the changes that ablation measured."""
+        return rank_correlation(self[estimate].means, exact["change"].means)
+
+
+def importance(
+    model: Model,
+    texts: Any,
+    metric: Metric = "loss",
+    *,
+    targets: Targets | None = None,
+    stack: StackName | None = None,
+    sublayer: Sublayer = Sublayer.ATTENTION,
+    room: int | None = None,
+    shown: bool = True,
+) -> Importance:
+    """All heads from one forward and one backward a batch; means and errors over texts.
+
+    >>> from manyheads.models.build import build
+    >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
+    >>> importance(model, [[1, 2, 3, 4], [5, 6, 7]]).names
+    ('importance', 'normalised', 'predicted')
+    """
+    part = part_of(model, stack, sublayer)
+    evaluation = Evaluation.of(model, texts, metric, targets, batch_tokens=room, progress=shown)
+    sites = [part.site(layer, Tap.HEAD_OUTPUT) for layer in part.layers]
+    found = evaluation.gradient_scores(sites, product_by_head)
+    return _result(part, found, len(evaluation.given), named(metric))
+
+
+def rank_correlation(one: Float[np.ndarray, " h"], other: Float[np.ndarray, " h"]) -> float:
+    """Spearman's: the correlation of ranks, equal values sharing theirs; NaNs are left out.
+
+    >>> round(rank_correlation(np.array([1.0, 2.0, 9.0]), np.array([0.1, 0.3, 0.2])), 3)
+    0.5
+    """
+    known = ~(np.isnan(one) | np.isnan(other))
+    first, second = _ranks(one[known]), _ranks(other[known])
+    if known.sum() < 2 or first.std() == 0 or second.std() == 0:
+        return float("nan")
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def product_by_head(seen: Edits, site: Site, gradient: Tensor) -> Float[Tensor, "n h"]:
+    """Output . gradient of every head of a layer, for every token."""
+    return (seen[site].values.detach() * gradient).sum(-1)
+
+
+def _result(part: Part, found: list[GradientScores], texts: int, metric: str) -> Importance:
+    smallest = torch.finfo(torch.float64).tiny
+    columns = {
+        "importance": [each.importance for each in found],
+        "normalised": [
+            each.importance / each.importance.norm().clamp(min=smallest) for each in found
+        ],
+        "predicted": [each.predicted for each in found],
+    }
+    errors = {
+        "importance": [each.importance_error for each in found],
+        "predicted": [each.error for each in found],
+    }
+    return Importance(
+        kind="importance",
+        blocks=part.blocks,
+        means={name: torch.cat(each).numpy() for name, each in columns.items()},
+        errors={name: torch.cat(each).numpy() for name, each in errors.items()},
+        facts={"metric": metric, "texts": texts},
+    )
+
+
+def _ranks(values: Float[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
+    order = values.argsort()
+    ranks = np.empty(len(values))
+    ranks[order] = np.arange(len(values), dtype=float)
+    for value in np.unique(values):
+        same = values == value
+        ranks[same] = ranks[same].mean()
+    return ranks

@@ -1,0 +1,1 @@
+"""Whether attention weights explain an answer: erasure, adversarial weights, gradients."""

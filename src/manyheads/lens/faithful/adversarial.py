@@ -1,0 +1,167 @@
+"""Adversarial attention: weights as far from a model's own as can be, and the same answer."""
+
+from dataclasses import dataclass
+from math import log
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.errors import InputError
+from manyheads.lens.faithful.reweighting import Decision
+
+# Of two patterns that have no key in common.
+FARTHEST = log(2)
+# Where the search may stop: this share of the farthest is far by any measure.
+FAR_ENOUGH = 0.99
+STARTS = 2
+# How much a pattern pays for each unit by which it changes the answer too much (arXiv 1902.10186).
+PENALTY = 500.0
+RATE = 0.1
+HALVINGS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Adversary:
+    """How far the weights could be moved, and how far the answer moved with them.
+
+    `divergence` is the Jensen-Shannon divergence in nats, a mean over heads, layers and deciding
+    queries, at most ln 2; `moved` is the total variation of the answer's probabilities.
+    """
+
+    divergence: float
+    moved: float
+
+
+def jensen_shannon(
+    one: Float[Tensor, "*rows s"], other: Float[Tensor, "*rows s"]
+) -> Float[Tensor, "*rows"]:
+    """The divergence of two distributions from their mean, in nats: 0 if equal, ln 2 at most.
+
+    >>> round(float(jensen_shannon(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))), 4)
+    0.6931
+    """
+    middle = (one + other) / 2
+    tiny = torch.finfo(middle.dtype).tiny
+    logs = middle.clamp(min=tiny).log()
+    parts = [each * (each.clamp(min=tiny).log() - logs) for each in (one, other)]
+    return (parts[0] + parts[1]).sum(-1) / 2
+
+
+def total_variation(
+    one: Float[Tensor, "*rows v"], other: Float[Tensor, "*rows v"]
+) -> Float[Tensor, "*rows"]:
+    """Half the sum of absolute differences."""
+    return (one - other).abs().sum(-1) / 2
+
+
+def find_adversary(
+    decision: Decision, *, within: float = 0.01, iterations: int = 100, seed: int = 0
+) -> Adversary:
+    """Maximise the divergence of all deciding weights while the answer moves by `within` at most.
+
+    The search of arXiv 1902.10186, by Adam on scores whose softmax are the weights, from two
+    starts: most weight where there was least, and at random. Each end is drawn back towards the
+    model's own weights until the answer is the same, so that what is found is always allowed. It
+    is a lower bound of what could be found.
+    """
+    if not 0 < within < 1:
+        raise InputError(f"within={within} is no change of a probability", "use 0 < within < 1")
+    if iterations < 1:
+        raise InputError(f"iterations={iterations} is no search", "use 1 or more")
+    search = _Search(decision, within)
+    if not search.can_move:
+        return Adversary(0.0, 0.0)
+    scores = search.starts(seed)
+    optimiser = torch.optim.Adam(scores, lr=RATE)
+    best = Adversary(0.0, 0.0)
+    for _ in range(iterations):
+        with torch.enable_grad():
+            divergence, moved = search.measure(search.weights(scores))
+            over = (moved - within).clamp(min=0)
+            loss = (PENALTY * over - divergence).sum()
+            slopes = torch.autograd.grad(loss, scores)
+        best = search.better(best, divergence.detach(), moved.detach())
+        if best.divergence >= FAR_ENOUGH * FARTHEST:
+            return best
+        for each, slope in zip(scores, slopes, strict=True):
+            each.grad = slope
+        optimiser.step()
+    return search.draw_back(best, scores)
+
+
+class _Search:
+    """What is tried and how it is judged; weights are lists by layer, of `copies h r s`."""
+
+    def __init__(self, decision: Decision, within: float) -> None:
+        self.decision, self.within = decision, within
+        self.own = [decision.weights[layer] for layer in decision.layers]
+        self.seen = [decision.seen[layer] for layer in decision.layers]
+        # A query that sees one key alone has nothing else to look at.
+        self.free = [seen.sum(-1) > 1 for seen in self.seen]
+        self.places = {layer: place for place, layer in enumerate(decision.layers)}
+
+    @property
+    def can_move(self) -> bool:
+        return any(bool(free.any()) for free in self.free)
+
+    def starts(self, seed: int) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        scores = []
+        for own in self.own:
+            away = -own.clamp(min=1e-6).log()
+            chance = torch.randn(own.shape, generator=generator).to(own)
+            scores.append(torch.stack((away, 3 * chance)).requires_grad_())
+        return scores
+
+    def weights(self, scores: list[Tensor]) -> list[Tensor]:
+        found = []
+        for each, own, seen in zip(scores, self.own, self.seen, strict=True):
+            # A query that sees nothing stays as it is: with nothing.
+            softened = each.masked_fill(~seen & seen.any(-1, keepdim=True), -torch.inf).softmax(-1)
+            # What a learned sink takes is left to it.
+            found.append(softened * own.sum(-1, keepdim=True))
+        return found
+
+    def measure(self, weights: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """The divergence and the change of the answer, of each copy."""
+        decision = self.decision
+        answers = decision.under(
+            lambda layer, copy, _: weights[self.places[layer]][copy], len(weights[0])
+        )
+        moved = total_variation(answers, decision.probabilities.expand_as(answers))
+        rows = [
+            jensen_shannon(_whole(each), _whole(own).expand_as(each)).mean(1)[:, free]
+            for each, own, free in zip(weights, self.own, self.free, strict=True)
+        ]
+        return torch.cat(rows, dim=1).mean(1), moved
+
+    def better(self, best: Adversary, divergence: Tensor, moved: Tensor) -> Adversary:
+        for far, change in zip(divergence.tolist(), moved.tolist(), strict=True):
+            if change <= self.within and far > best.divergence:
+                best = Adversary(far, change)
+        return best
+
+    def draw_back(self, best: Adversary, scores: list[Tensor]) -> Adversary:
+        """Halve the way between the model's own weights and the ends of the search."""
+        with torch.no_grad():
+            ends = self.weights(scores)
+            low, high = torch.zeros(STARTS), torch.ones(STARTS)
+            share = high
+            for _ in range(HALVINGS):
+                mixed = [
+                    torch.lerp(own.expand_as(end), end, share.to(end).view(-1, 1, 1, 1))
+                    for own, end in zip(self.own, ends, strict=True)
+                ]
+                divergence, moved = self.measure(mixed)
+                best = self.better(best, divergence, moved)
+                allowed = moved.cpu() <= self.within
+                low, high = torch.where(allowed, share, low), torch.where(allowed, high, share)
+                share = (low + high) / 2
+        return best
+
+
+def _whole(weights: Float[Tensor, "*rows s"]) -> Float[Tensor, "*rows s"]:
+    """A distribution over the keys, where a sink takes a part."""
+    total = weights.sum(-1, keepdim=True)
+    return weights / total.clamp(min=torch.finfo(total.dtype).tiny)

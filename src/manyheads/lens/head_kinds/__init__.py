@@ -1,0 +1,1 @@
+"""Head kinds: tests, criteria and thresholds."""

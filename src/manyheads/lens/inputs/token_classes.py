@@ -1,0 +1,104 @@
+"""Classes of tokens that heads like to look at, told from what the tokenizer writes for them."""
+
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.errors import InputError
+
+# Ids of one class each, or the names of known classes.
+TokenClasses = Mapping[str, Iterable[int]] | Sequence[str] | None
+
+
+def _categories(text: str) -> set[str]:
+    return {unicodedata.category(letter) for letter in text.strip()}
+
+
+def _punctuation(text: str) -> bool:
+    return bool(text.strip()) and all(each.startswith("P") for each in _categories(text))
+
+
+def _digits(text: str) -> bool:
+    return bool(text.strip()) and all(each.startswith("N") for each in _categories(text))
+
+
+def _newline(text: str) -> bool:
+    return not text.strip() and "\n" in text
+
+
+def _brackets(text: str) -> bool:
+    return bool(text.strip()) and _categories(text) <= {"Ps", "Pe"}
+
+
+# Whether a token belongs, by its text; "special" ones are those the tokenizer calls so.
+BY_TEXT: dict[str, Callable[[str], bool]] = {
+    "punctuation": _punctuation,
+    "digits": _digits,
+    "newline": _newline,
+    "brackets": _brackets,
+}
+CLASSES = (*BY_TEXT, "special")
+
+
+def token_classes(
+    tokenizer: Any, vocabulary: int, classes: TokenClasses
+) -> dict[str, Float[Tensor, " v"]]:
+    """For each class a column of ones and zeros over the vocabulary.
+
+    `None` takes all known classes, or none where there is no tokenizer to tell them by.
+    """
+    if isinstance(classes, Mapping):
+        return {name: _column(name, ids, vocabulary) for name, ids in classes.items()}
+    if classes is None:
+        classes = CLASSES if tokenizer is not None else ()
+    for name in classes:
+        if name not in CLASSES:
+            raise InputError(
+                f"no class of tokens is called {name!r}",
+                f"use {', '.join(CLASSES)}, or give ids, as in {{{name!r}: [7, 8]}}",
+            )
+    if classes and tokenizer is None:
+        raise InputError(
+            "without a tokenizer nobody knows what a token is",
+            "set model.tokenizer, or give ids, as in {'mine': [7, 8]}",
+        )
+    special = _special(tokenizer) if classes else set()
+    texts = _texts(tokenizer, vocabulary) if set(classes) & set(BY_TEXT) else []
+    found = {}
+    for name in classes:
+        members: Iterable[int] = special
+        if name in BY_TEXT:
+            belongs = BY_TEXT[name]
+            plain = (token for token in range(len(texts)) if token not in special)
+            members = [token for token in plain if belongs(texts[token])]
+        found[name] = _column(name, members, vocabulary)
+    return found
+
+
+def _column(name: str, ids: Iterable[int], vocabulary: int) -> Float[Tensor, " v"]:
+    members = list(ids)
+    for token in members:
+        if not 0 <= token < vocabulary:
+            raise InputError(
+                f"class {name!r} has token id {token}, outside vocabulary={vocabulary}",
+                f"use ids of 0 to {vocabulary - 1}",
+            )
+    column = torch.zeros(vocabulary)
+    column[torch.tensor(members, dtype=torch.long)] = 1.0
+    return column
+
+
+def _special(tokenizer: Any) -> set[int]:
+    added = tokenizer.get_added_tokens_decoder()
+    return {token for token, kind in added.items() if kind.special}
+
+
+def _texts(tokenizer: Any, vocabulary: int) -> list[str]:
+    known = min(vocabulary, tokenizer.get_vocab_size())
+    texts = tokenizer.decode_batch([[token] for token in range(known)], skip_special_tokens=False)
+    # WordPiece marks what goes on a word, and a mark is no punctuation.
+    return [text.removeprefix("##") for text in texts]

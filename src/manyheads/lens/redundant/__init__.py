@@ -1,0 +1,1 @@
+"""Redundant, dead and collapsed heads and layers."""

@@ -1,0 +1,99 @@
+"""Where the heads of a model are: its attentions in order, and the address of each head."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from manyheads.attention import Attention, AttentionConfig
+from manyheads.errors import InputError
+from manyheads.models.layer import Layer, LayerConfig
+from manyheads.models.stack import Stack
+from manyheads.taps import Head, Sublayer
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A head, and where it is not in the self-attention of an only stack, that too.
+
+    >>> str(Address(Head(5, 1))), str(Address(Head(2, 0), "decoder", Sublayer.CROSS))
+    ('L5H1', 'decoder L2H0 cross')
+    >>> Address.parse("decoder L2H0 cross").stack
+    'decoder'
+    """
+
+    head: Head
+    stack: str = "main"
+    sublayer: Sublayer = Sublayer.ATTENTION
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        match = re.fullmatch(r"(?:(\S+) )?(L\d+H\d+)(?: (attention|cross))?", text.strip())
+        if match is None:
+            raise InputError(
+                f"{text!r} is not the address of a head", "write it as L5H1 or decoder L2H0 cross"
+            )
+        stack, head, sublayer = match.groups()
+        return cls(Head.parse(head), stack or "main", Sublayer(sublayer or "attention"))
+
+    def record(self) -> dict[str, Any]:
+        """The columns that name a head in a table."""
+        return {
+            "stack": self.stack,
+            "sublayer": self.sublayer.value,
+            "layer": self.head.layer,
+            "head": self.head.head,
+        }
+
+    def __str__(self) -> str:
+        stack = [] if self.stack == "main" else [self.stack]
+        sublayer = [] if self.sublayer is Sublayer.ATTENTION else [self.sublayer.value]
+        return " ".join([*stack, str(self.head), *sublayer])
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One attention of a model and how many heads it has."""
+
+    layer: int
+    heads: int
+    stack: str = "main"
+    sublayer: Sublayer = Sublayer.ATTENTION
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        heads = (Head(self.layer, head) for head in range(self.heads))
+        return tuple(Address(head, self.stack, self.sublayer) for head in heads)
+
+
+def stacks_of(model: nn.Module) -> dict[str, Stack]:
+    """The stacks of a model by name: "main", or "encoder" and "decoder"."""
+    return {each.name: each for each in model.modules() if isinstance(each, Stack)}
+
+
+def blocks_of(model: nn.Module) -> tuple[Block, ...]:
+    """Every attention of a model, from the first layer to the last; layers may differ in heads."""
+    return tuple(
+        Block(index, config.heads, name, sublayer)
+        for name, stack in stacks_of(model).items()
+        for index, layer in enumerate(stack.config.layers)
+        for sublayer, config in _attentions(layer)
+    )
+
+
+def attention_at(stack: Stack, layer: int, sublayer: Sublayer) -> Attention:
+    """The attention of a site; a layer without one is refused."""
+    if not 0 <= layer < len(stack.layers):
+        raise InputError(f"there is no layer {layer}", f"use 0 to {len(stack.layers) - 1}")
+    found = stack.layers[layer]
+    assert isinstance(found, Layer)
+    attention = found.cross if sublayer is Sublayer.CROSS else found.attention
+    if attention is None:
+        raise InputError(f"layer {layer} has no {sublayer.value}", "choose a layer that has")
+    return attention
+
+
+def _attentions(layer: LayerConfig) -> list[tuple[Sublayer, AttentionConfig]]:
+    branches = ((Sublayer.ATTENTION, layer.attention), (Sublayer.CROSS, layer.cross))
+    return [(sublayer, branch.inner) for sublayer, branch in branches if branch is not None]

@@ -1,0 +1,1 @@
+"""What the weights alone say: circuits, composition, feed-forward key-values, neurons."""

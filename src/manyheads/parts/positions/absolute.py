@@ -1,0 +1,102 @@
+"""A learned vector a position."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyheads.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """A table of `count` vectors; the first token takes number `offset` (2 in RoBERTa)."""
+
+    count: int
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.offset < self.count:
+            raise ConfigError(
+                f"offset={self.offset} leaves no place in a table of {self.count}",
+                f"use an offset of 0 to {self.count - 1}",
+            )
+
+    @property
+    def longest(self) -> int:
+        """The longest sequence that has a vector for every token."""
+        return self.count - self.offset
+
+
+@dataclass(frozen=True, slots=True)
+class NoPosition:
+    """Nothing is added, turned or biased."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sinusoidal:
+    """Position p becomes sin(p / theta^(2i/c)) and cos of the same.
+
+    `interleaved` alternates sine and cosine as the paper does; `halves` puts all sines first, as
+    Marian does.
+
+    >>> Sinusoidal().vectors(torch.tensor([0]), 4).tolist()
+    [[0.0, 1.0, 0.0, 1.0]]
+    >>> Sinusoidal(layout="halves").vectors(torch.tensor([0]), 4).tolist()
+    [[0.0, 0.0, 1.0, 1.0]]
+    """
+
+    layout: Literal["interleaved", "halves"] = "interleaved"
+    theta: float = 10_000.0
+
+    def vectors(self, positions: Int[Tensor, " n"], width: int) -> Float[Tensor, "n c"]:
+        if width % 2:
+            raise ConfigError(
+                f"width={width} cannot hold pairs of sine and cosine", "choose an even width"
+            )
+        channel = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64)
+        angles = positions.unsqueeze(1) * self.theta ** (-channel / width)
+        pair = (angles.sin().float(), angles.cos().float())
+        if self.layout == "halves":
+            return torch.cat(pair, dim=1)
+        return torch.stack(pair, dim=2).flatten(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """One vector for each of `rows` x `columns` patches, and one for the class token."""
+
+    rows: int
+    columns: int
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.columns < 1:
+            raise ConfigError(f"a grid of {self.rows} x {self.columns} is empty", "use 1 or more")
+
+
+class GridTable(nn.Module):
+    """The vectors; another grid gets them by bicubic interpolation (arXiv 2010.11929)."""
+
+    def __init__(self, config: Grid, width: int) -> None:
+        super().__init__()
+        self.config = config
+        self.class_token = nn.Parameter(torch.randn(width) * 0.02)
+        self.patches = nn.Parameter(torch.randn(config.rows, config.columns, width) * 0.02)
+
+    def forward(self, rows: int, columns: int) -> Float[Tensor, "n c"]:
+        """Vectors for the class token, then for the patches row by row."""
+        patches = resample(self.patches, rows, columns)
+        return torch.cat((self.class_token[None], patches.flatten(0, 1)))
+
+
+def resample(grid: Float[Tensor, "r q c"], rows: int, columns: int) -> Float[Tensor, "_ _ c"]:
+    """The same grid at another resolution, corners not aligned; its own resolution is exact."""
+    if grid.shape[:2] == (rows, columns):
+        return grid
+    image = rearrange(grid, "r q c -> 1 c r q").float()
+    resized = F.interpolate(image, size=(rows, columns), mode="bicubic", align_corners=False)
+    return rearrange(resized, "1 c r q -> r q c").to(grid.dtype)

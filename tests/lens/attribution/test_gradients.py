@@ -1,0 +1,276 @@
+"""Gradients: integrated ones add up, and estimates are those of their formulas."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.stats import spearmanr
+from torch import Tensor
+
+from manyheads import progress
+from manyheads.errors import InputError, ShapeError
+from manyheads.lens.attribution import gradients
+from manyheads.lens.attribution.direct_logits import attribute_logits
+from manyheads.lens.attribution.gradients import (
+    gradient_times_attention,
+    integrate_heads,
+    integrate_inputs,
+)
+from manyheads.lens.causal.ablation import ablate, ablate_together
+from manyheads.lens.causal.gradient_importance import importance, rank_correlation
+from manyheads.lens.inputs.metrics import LogitDifference
+from manyheads.models.build import build
+from manyheads.models.recipes import gpt2
+from manyheads.parts.masks import Causal
+from manyheads.parts.norms import NoNorm, Pre
+from manyheads.ragged import Ragged
+from manyheads.taps import Head, Patterns, Record, Site, Sublayer, Tap
+from tests.messages import refuses
+from tests.models.zoo import (
+    DECODERS,
+    ENCODERS,
+    SEQ2SEQS,
+    VISIONS,
+    decoder,
+    ids,
+    images,
+    layer,
+    own,
+    small,
+)
+
+LENGTHS = (5, 1, 12, 7)
+NAMES = ("gpt2", "llama", "gates", "experts", "uneven", "both norms")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gates", "uneven", "both norms"])
+def test_tokens_add_up_to_the_difference_from_a_baseline(name: str) -> None:
+    model, batch = small(DECODERS[name]), ids(LENGTHS)
+    with torch.no_grad():
+        start = model.embedding(batch, batch.lengths.positions).map(lambda x: x * 0.3)
+    found = integrate_inputs(model, batch, baseline=start, progress=False)
+    assert found.completeness < 1e-3
+    assert found.expected.abs().max() > 1e-2
+    assert found.tokens.lengths.each == LENGTHS
+
+
+def test_tokens_add_up_to_the_difference_from_nothing() -> None:
+    config = gpt2(width=32, heads=2, layers=2, vocabulary=50, positions=16)
+    model = build(config, seed=0)
+    found = integrate_inputs(model, [[1, 2, 3, 4], [5, 6, 7]], progress=False)
+    assert found.completeness < 1e-3
+    assert found.of(1).shape == (3,)
+
+
+def test_heads_add_up_to_what_all_of_them_bring() -> None:
+    model, batch = small(DECODERS["gates"]), ids(LENGTHS)
+    found = integrate_heads(model, batch, progress=False)
+    assert found.completeness < 1e-3
+    weights = torch.tensor([length - 1.0 for length in LENGTHS])
+    whole = float((found.expected * weights).sum() / weights.sum())
+    without = ablate_together(model, batch, "all", shown=False)
+    assert whole == pytest.approx(-without.change, abs=1e-5)
+    assert float(found.heads["attribution"].means.sum()) == pytest.approx(whole, abs=1e-3)
+
+
+def test_heads_of_one_layer_add_up_to_that_layer() -> None:
+    model, batch = small(DECODERS["llama"]), ids(LENGTHS)
+    found = integrate_heads(model, batch, layers=[1], progress=False)
+    assert found.completeness < 1e-3
+    without = ablate_together(model, batch, [Head(1, head) for head in range(4)], shown=False)
+    mean = float(found.heads["attribution"].means.sum())
+    assert mean == pytest.approx(-without.change, abs=1e-3)
+    with refuses(InputError, "layers (7,) do not all have heads: use some of (0, 1)."):
+        integrate_heads(model, batch, layers=[7])
+
+
+def test_in_a_linear_layer_heads_get_their_direct_logits() -> None:
+    bare = layer(own(mask=Causal()), None, norm=Pre(NoNorm()))
+    config = decoder(bare)
+    model = build(replace(config, stack=replace(config.stack, final_norm=NoNorm())), seed=0)
+    batch = ids((5, 7))
+    metric = LogitDifference(answer=(1, 2), distractor=(3, 4))
+    found = integrate_heads(model, batch, metric, steps=4, progress=False)
+    direct = attribute_logits(model, batch, (1, 2), (3, 4))
+    torch.testing.assert_close(found.by_head, direct.by_head, atol=1e-5, rtol=1e-5)
+
+
+def test_images_and_pairs_integrate_too() -> None:
+    # The class token enters as nothing, and only the first layer gives it a length.
+    vit, pair = small(VISIONS["vit"]), (ids((5, 3)), ids((4, 6), seed=1))
+    found = integrate_heads(
+        vit, images(), layers=[1], targets=[0, 1, 2, 3], steps=64, progress=False
+    )
+    assert found.completeness < 1e-3
+    places: Any = (
+        ("encoder", Sublayer.ATTENTION),
+        ("decoder", Sublayer.ATTENTION),
+        ("decoder", Sublayer.CROSS),
+    )
+    for stack, sublayer in places:
+        model = small(SEQ2SEQS["t5"])
+        found = integrate_heads(
+            model, pair, stack=stack, sublayer=sublayer, steps=96, progress=False
+        )
+        assert found.completeness < 1e-3
+
+
+def test_routers_that_jump_leave_a_rest_that_is_told() -> None:
+    model, batch = small(DECODERS["experts"]), ids((5, 4))
+    few = integrate_inputs(model, batch, steps=8, progress=False)
+    assert few.completeness > 1e-3
+    assert few.steps == 8
+
+
+def test_steps_that_are_no_path_are_refused() -> None:
+    model, batch = small(DECODERS["gpt2"]), ids((5, 4))
+    with refuses(InputError, "steps=0 is no path: use a whole number, 1 or more."):
+        integrate_inputs(model, batch, steps=0)
+    with refuses(InputError, "steps=-2 is no path: use a whole number, 1 or more."):
+        integrate_heads(model, batch, steps=-2)
+    with refuses(InputError, "steps=5000 are more than help: use 4096 or fewer."):
+        integrate_heads(model, batch, steps=5000)
+
+
+def test_progress_has_a_total_and_says_why_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(gradients, "FEW_TO_MANY", (2, 4))
+    found = integrate_inputs(small(DECODERS["experts"]), ids((5, 4)))
+    assert found.steps == 4
+    told = capsys.readouterr().err
+    assert "integrating in 2 steps: 1 of 2 steps" in told
+    assert "integrating in 4 steps, as 2 are off by" in told
+    assert ": 1 of 4 steps" in told
+
+
+def test_a_baseline_of_other_lengths_is_refused() -> None:
+    model = small(DECODERS["llama"])
+    start = Ragged.from_list([torch.zeros(3, 32)])
+    with refuses(ShapeError, "the baseline has lengths (3,): give (5,), as the texts."):
+        integrate_inputs(model, ids((5,)), baseline=start)
+
+
+def loss_of_each(logits: Ragged, batch: Ragged) -> Tensor:
+    return torch.stack(
+        [
+            F.cross_entropy(one[:-1], row[1:])
+            for one, row in zip(logits.to_list(), batch.to_list(), strict=True)
+        ]
+    )
+
+
+def test_gradient_times_attention_is_what_a_weight_is_worth() -> None:
+    model, batch = small(DECODERS["llama"]), ids((5, 7))
+    found = gradient_times_attention(model, batch, layers=[1])
+    assert list(found) == [1]
+    step = 1e-3
+
+    class Scale:
+        """One weight, a little larger or smaller."""
+
+        def __init__(self, by: float) -> None:
+            self.by = by
+
+        def wants(self, site: Site) -> bool:
+            return site == Site(1, Tap.PATTERN)
+
+        def see(self, _: Site, value: Any) -> Patterns:
+            first, second = (each.clone() for each in value.each)
+            second[2, 5, 3] *= self.by
+            return Patterns((first, second))
+
+    wide = build(DECODERS["llama"], seed=0).double()
+    with torch.no_grad():
+        up, down = (
+            loss_of_each(wide(batch, watch=Scale(1 + by)).logits, batch)[1] for by in (step, -step)
+        )
+    slope = float(up - down) / (2 * step)
+    assert float(found[1].of(1)[2, 5, 3]) == pytest.approx(slope, abs=1e-5)
+    assert abs(slope) > 1e-5
+
+
+def test_gradient_times_attention_needs_no_learning_weights() -> None:
+    model = build(DECODERS["gates"], seed=0).requires_grad_(False)
+    found = gradient_times_attention(model, ids((5, 7)))
+    learning = gradient_times_attention(small(DECODERS["gates"]), ids((5, 7)))
+    for one, other in zip(found[0].each, learning[0].each, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_importance_is_that_of_its_formula(name: str) -> None:
+    model, batch = build(DECODERS[name], seed=0), ids((5, 7, 6))
+    found = importance(model, batch, room=6, shown=False)
+    sites = [
+        Site(index, Tap.HEAD_OUTPUT)
+        for index, each in enumerate(model.config.stack.layers)
+        if each.attention is not None
+    ]
+    record = Record(sites)
+    losses = loss_of_each(model(batch, watch=record).logits, batch)
+    outputs = [record[site].values for site in sites]
+    slopes = torch.autograd.grad(losses.sum(), outputs)
+    weights = torch.tensor([4.0, 6.0, 5.0]) / 15
+    start = 0
+    for output, slope in zip(outputs, slopes, strict=True):
+        along = (output * slope).sum(-1).detach()
+        texts = along.split([5, 7, 6])
+        size = torch.stack([each.abs().sum(0) for each in texts])
+        signed = torch.stack([-each.sum(0) for each in texts])
+        mine = slice(start, start + along.shape[1])
+        start = mine.stop
+        expected = (weights[:, None] * size).sum(0).numpy()
+        np.testing.assert_allclose(found["importance"].means[mine], expected, rtol=1e-3)
+        normed = expected / np.linalg.norm(expected)
+        np.testing.assert_allclose(found["normalised"].means[mine], normed, rtol=1e-3)
+        predicted = (weights[:, None] * signed).sum(0).numpy()
+        np.testing.assert_allclose(found["predicted"].means[mine], predicted, atol=1e-5)
+
+
+def test_weights_that_do_not_learn_give_the_same_importance() -> None:
+    batch = ids(LENGTHS)
+    learning = importance(small(DECODERS["gpt2"]), batch, shown=False)
+    frozen = importance(build(DECODERS["gpt2"], seed=0).requires_grad_(False), batch, shown=False)
+    np.testing.assert_allclose(
+        frozen["importance"].means, learning["importance"].means, rtol=1e-4, atol=1e-7
+    )
+    assert all(each.grad is None for each in small(DECODERS["gpt2"]).parameters())
+
+
+def test_small_heads_are_predicted_well() -> None:
+    model = build(DECODERS["llama"], seed=0)
+    with torch.no_grad():
+        for each in model.stack.layers:
+            each.attention.output.weight.mul_(0.005)
+    batch = ids((12, 9, 14))
+    exact = ablate(model, batch, shown=False)
+    found = importance(model, batch, shown=False)
+    np.testing.assert_allclose(
+        found["predicted"].means,
+        exact["change"].means,
+        atol=0.1 * np.abs(exact["change"].means).max(),
+    )
+    assert found.agreement(exact, "predicted") > 0.9
+    assert -1 <= found.agreement(exact) <= 1
+
+
+def test_encoders_have_importance_where_words_are_masked() -> None:
+    found = importance(small(ENCODERS["bert"]), ids((5, 3)), targets=[{1: 2}, {0: 3}], shown=False)
+    assert (found["importance"].means > 0).all()
+
+
+def test_rank_correlation_is_spearmans() -> None:
+    draw = np.random.default_rng(0)
+    one, other = draw.integers(0, 6, 30).astype(float), draw.normal(size=30)
+    expected = spearmanr(one, other).statistic
+    assert rank_correlation(one, other) == pytest.approx(expected)
+    holes = np.where(np.arange(30) % 7 == 0, np.nan, other)
+    kept = ~np.isnan(holes)
+    expected = spearmanr(one[kept], holes[kept]).statistic
+    assert rank_correlation(one, holes) == pytest.approx(expected)
+    assert np.isnan(rank_correlation(np.ones(4), np.arange(4.0)))

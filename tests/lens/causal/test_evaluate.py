@@ -1,0 +1,76 @@
+"""Heads taken away one after another give what each set of them gives when measured alone."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from manyheads.lens.causal.evaluate import HeadAblation
+from manyheads.models.build import build
+from manyheads.taps import Sublayer
+
+TEXTS = [[1, 2, 3, 4, 5, 6], [5, 6, 7, 5, 6], [9, 8, 7, 6, 5, 4, 3], [11, 12, 13]]
+PAIRS = [([5, 6, 7], [1, 2, 3, 4]), ([9, 8, 7, 6], [5, 5, 6])]
+
+
+def translator() -> Any:
+    shape: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 32, "vocabulary": 50}
+    return build("transformer-base", **shape, seed=0)
+
+
+def gpt2() -> Any:
+    return build("gpt2", layers=3, width=32, heads=4, vocabulary=50, seed=0)
+
+
+@pytest.mark.parametrize("how", ["zero", "mean", "resample"])
+@pytest.mark.parametrize("room", [5, 1024])
+def test_a_walk_is_as_the_sets_alone(how: Any, room: int) -> None:
+    ablation = HeadAblation.of(gpt2(), TEXTS, replace_with=how, room=room, shown=False)
+    order = random.Random(0).sample(ablation.part.heads, 12)
+    found = ablation.measure_in_order(order)
+    alone = ablation.measure([tuple(order[: count + 1]) for count in range(12)])
+    assert found.sets == alone.sets
+    torch.testing.assert_close(found.values, alone.values, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.baseline, alone.baseline, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.weights, alone.weights)
+
+
+@pytest.mark.parametrize(
+    ("stack", "sublayer"),
+    [
+        ("encoder", Sublayer.ATTENTION),
+        ("decoder", Sublayer.ATTENTION),
+        ("decoder", Sublayer.CROSS),
+    ],
+)
+def test_a_walk_through_either_stack(stack: Any, sublayer: Sublayer) -> None:
+    ablation = HeadAblation.of(translator(), PAIRS, stack=stack, sublayer=sublayer, shown=False)
+    order = random.Random(1).sample(ablation.part.heads, len(ablation.part.heads))
+    found = ablation.measure_in_order(order)
+    alone = ablation.measure([tuple(order[: count + 1]) for count in range(len(order))])
+    torch.testing.assert_close(found.values, alone.values, atol=1e-5, rtol=0)
+
+
+def test_nothing_taken_is_the_whole_model() -> None:
+    ablation = HeadAblation.of(gpt2(), TEXTS, shown=False)
+    found = ablation.measure_in_order([])
+    assert found.values.shape == (4, 0)
+    torch.testing.assert_close(found.baseline, ablation.measure([]).baseline)
+
+
+def test_stopped_early_it_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    from manyheads.lens.inputs.cached_run import Trunk
+
+    go_on, runs = Trunk.go_on, iter(range(99))
+
+    def interrupted(self: Trunk, *given: Any) -> Any:
+        if next(runs) == 5:
+            raise KeyboardInterrupt
+        return go_on(self, *given)
+
+    monkeypatch.setattr(Trunk, "go_on", interrupted)
+    ablation = HeadAblation.of(gpt2(), TEXTS, room=6, shown=False)
+    found = ablation.measure_in_order(ablation.part.heads[:4])
+    assert not found.complete
+    assert int((~found.values.isnan()).sum()) == 5

@@ -1,0 +1,183 @@
+"""Two models side by side: what was changed is told, and what was not is not."""
+
+import copy
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from manyheads import lens
+from manyheads.lens.causal.ablation import ablate
+from manyheads.lens.diff.compare import compare
+from manyheads.lens.diff.comparison import Comparison
+from manyheads.lens.diff.head_matching import match_heads, weight_changes
+from manyheads.lens.head_kinds.kinds import kinds
+from manyheads.lens.measure.statistics import statistics
+from manyheads.lens.results.addresses import Address
+from manyheads.models.build import build
+from manyheads.parts.gates import Gate
+from manyheads.parts.positions import Rotary
+from manyheads.surgery import origins, prune, prune_layers
+from manyheads.taps import Head
+from tests.lens.diff.test_head_matching import pruned, whole
+from tests.models.zoo import ENCODERS, SEQ2SEQS, VISIONS, decoder, images, small, writes
+
+TEXTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2, 8], [1, 1, 2, 3], [9, 9, 8, 9, 9, 8]]
+
+
+def changed() -> Any:
+    """L1H1 writes nothing any more, L1H2 looks at all alike."""
+    model = copy.deepcopy(whole())
+    with torch.no_grad():
+        attention = model.stack.layers[1].attention
+        attention.output.weight[:, 8:16] = 0
+        attention.projections()["query"][16:24] = 0
+    return model
+
+
+@pytest.fixture(scope="module")
+def found() -> Comparison:
+    return compare(whole(), changed(), TEXTS, roles="not", how="zero", progress=False)
+
+
+def test_both_sides_are_what_statistics_measures(found: Comparison) -> None:
+    for model, side in ((whole(), found.before), (changed(), found.after)):
+        expected = statistics(model, TEXTS, progress=False)
+        for name in expected.names:
+            np.testing.assert_allclose(side.means[name], expected.means[name], atol=1e-6)
+        exact = ablate(model, TEXTS, shown=False)
+        np.testing.assert_allclose(side.means["loss_change"], exact.means["change"])
+    np.testing.assert_allclose(
+        found.change.means["entropy"], found.after.means["entropy"] - found.before.means["entropy"]
+    )
+
+
+def test_a_change_has_an_error_of_its_own(found: Comparison) -> None:
+    """The jackknife over texts, on queries of the changed head."""
+    differences, counts = [], []
+    for text in TEXTS:
+        one, two = (
+            statistics(model, [text], progress=False)["entropy"].of(Head(1, 2))
+            for model in (whole(), changed())
+        )
+        differences.append(two - one)
+        counts.append(len(text))
+    d, n = np.array(differences), np.array(counts)
+    mean = (d * n).sum() / n.sum()
+    error = np.sqrt(np.square((d - mean) * n / n.sum()).sum() * len(n) / (len(n) - 1))
+    told = found.of(Head(1, 2))["entropy"]
+    assert told.change == pytest.approx(mean, abs=1e-6)
+    assert told.error == pytest.approx(error, abs=1e-6)
+    assert told.z == pytest.approx(mean / error, rel=1e-4)
+
+
+def test_what_did_not_change_is_not_told(found: Comparison) -> None:
+    for name in found.names:
+        below = found.change[name].layers()[0]
+        # Ablation alone looks at a head through all that lies above it.
+        assert name == "loss_change" or (below[~np.isnan(below)] == 0).all()
+    assert found.of(Head(0, 0))["entropy"].z == 0
+    assert {str(head) for head, _ in found.ranked("entropy")[:1]} == {"L1H2"}
+    assert {str(head) for head, _ in found.ranked()[:2]} == {"L1H1", "L1H2"}
+
+
+def test_the_dead_and_the_losses(found: Comparison) -> None:
+    assert {str(head): why for head, why in found.died.items()} == {
+        "L1H1": ("ablation", "norm"),
+        "L1H2": ("entropy",),
+    }
+    assert found.revived == {}
+    assert found.losses is not None
+    assert found.losses.before == pytest.approx(ablate(whole(), TEXTS, shown=False).baseline)
+    assert found.losses.after == pytest.approx(ablate(changed(), TEXTS, shown=False).baseline)
+    assert found.losses.change == pytest.approx(found.losses.after - found.losses.before)
+    back = compare(changed(), whole(), TEXTS, roles="not", progress=False)
+    assert {str(head) for head in back.revived} == {"L1H1", "L1H2"}
+    assert back.died == {}
+
+
+def test_weights_tell_where_it_was_changed(found: Comparison) -> None:
+    assert found.weights["output"].of(Head(1, 1)) == pytest.approx(1)
+    assert found.weights["query"].of(Head(1, 2)) == pytest.approx(1)
+    assert found.weights["all"].of(Head(1, 0)) == 0
+
+
+def test_it_reads_well_and_can_be_saved(found: Comparison, tmp_path: Path) -> None:
+    told = str(found)
+    assert "8 heads compared by" in told
+    assert "L1H1 died (ablation, norm)" in told
+    assert "loss " in told
+    assert found.table().row_count == 8
+    assert len(found.frame()) == 8 * len(found.names)
+    for ending in ("json", "safetensors"):
+        found.save(tmp_path / f"found.{ending}")
+        again = lens.load(tmp_path / f"found.{ending}")
+        assert str(again) == told
+        assert again.losses == found.losses
+        assert again.died == found.died
+        assert again.after_at == found.after_at
+
+
+def test_a_pruned_model_is_compared_by_the_heads_it_has() -> None:
+    found = compare(whole(), pruned((0, 2, 3)), TEXTS, roles="not", progress=False)
+    assert [str(head) for head in found.gone] == ["L1H1"]
+    # Heads of one layer do not hear each other: what is left does what it did.
+    np.testing.assert_allclose(found.change["entropy"].means[[0, 1, 2, 3, 4, 6, 7]], 0, atol=1e-5)
+    assert np.isnan(found.of(Head(1, 1))["entropy"].after)
+    assert "gone: L1H1" in str(found)
+    assert found.after_at[Address(Head(1, 2))] == Address(Head(1, 1))
+
+
+def test_what_surgery_took_is_gone() -> None:
+    without = prune(whole(), ["L0H1", "L1H0", "L1H3"])
+    for known in (origins(without), None):
+        match = match_heads(whole(), without, known)
+        assert [str(head) for head in match.gone] == ["L0H1", "L1H0", "L1H3"]
+        assert np.nanmax(weight_changes(whole(), without, match).means["all"]) == 0
+    shorter = prune_layers(whole(), [0])
+    found = compare(whole(), shorter, TEXTS, origins=origins(shorter), roles="not", progress=False)
+    assert found.after_at[Address(Head(1, 2))] == Address(Head(0, 2))
+    assert [str(head) for head in found.gone] == [f"L0H{head}" for head in range(4)]
+
+
+def test_gated_and_not() -> None:
+    gated = build(decoder(*[writes(position=Rotary(), gates=(Gate(at="output"),))] * 2), seed=0)
+    found = compare(whole(), gated, TEXTS, roles="not", progress=False)
+    assert np.isnan(found.of(Head(0, 0))["gate_output"].before)
+    assert not np.isnan(found.of(Head(0, 0))["gate_output"].after)
+    assert np.isfinite(found.shift()).all()
+
+
+def test_a_new_role_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = import_module("manyheads.lens.diff.compare")
+    monkeypatch.setattr(module, "kinds", partial(kinds, sequences=6))
+    model = copy.deepcopy(whole())
+    with torch.no_grad():
+        # It sees nothing in what it reads: it looks at all alike.
+        model.stack.layers[0].attention.projections()["query"][:8] = 0
+    found = compare(whole(), model, TEXTS, progress=False)
+    assert "broad" in found.roles[Address(Head(0, 0))][1]
+    assert "broad" not in found.roles[Address(Head(0, 0))][0]
+    assert Address(Head(0, 1)) not in found.roles
+    assert "L0H0 was" in str(found)
+    assert next(iter(found.table().columns[-1].cells)).startswith("was ")
+
+
+def test_every_kind_of_model_is_compared() -> None:
+    one_text = compare(whole(), changed(), [TEXTS[0]], roles="not", progress=False)
+    assert one_text.of(Head(1, 2))["entropy"].error > 0
+    encoder = small(ENCODERS["modernbert"])
+    assert compare(encoder, encoder, TEXTS, roles="not", progress=False).losses is None
+    vision = small(VISIONS["vit"])
+    assert compare(vision, vision, images(), roles="not", progress=False).losses is None
+    seq2seq = small(SEQ2SEQS["t5"])
+    pairs = [([1, 2, 3], [4, 5, 6]), ([7, 8], [9, 1])]
+    found = compare(seq2seq, seq2seq, pairs, roles="not", progress=False)
+    assert found.losses is not None
+    assert found.losses.change == 0
+    assert "no head moved" in str(found)
+    assert {str(head) for head, _ in found.ranked("entropy")} >= {"decoder L0H0 cross"}

@@ -1,0 +1,101 @@
+"""The indirect-object task: prompts that fit the tokenizer, and heads told by their scores."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from manyheads.data.sources.texts import InMemoryTexts
+from manyheads.data.tokenizer_training import train_tokenizer
+from manyheads.errors import InputError
+from manyheads.lens.attribution.direct_logits import attribute_logits
+from manyheads.lens.head_kinds.ioi import (
+    NAMES,
+    find_name_heads,
+    indirect_objects,
+    tell_roles,
+)
+from manyheads.models.build import build
+from manyheads.models.recipes import gpt2
+from manyheads.taps import Head
+from tests.data import tiny
+from tests.messages import refuses
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    words = " ".join(f"went {name} and {name} gave a {name} to the" for name in NAMES)
+    tokenizer = train_tokenizer(InMemoryTexts((words,) * 3), 600, progress=False)
+    built = build(
+        gpt2(width=32, heads=4, layers=3, vocabulary=tokenizer.get_vocab_size(), positions=200),
+        seed=0,
+    )
+    with torch.no_grad():
+        for each in built.parameters():
+            each.mul_(4.0)
+    built.tokenizer = tokenizer
+    return built
+
+
+def test_every_name_is_one_token_and_the_subject_is_said_twice(model: Any) -> None:
+    task = indirect_objects(model, prompts=12, seed=5)
+    for clean, corrupted, right, wrong in zip(
+        task.clean, task.corrupted, task.objects, task.subjects, strict=True
+    ):
+        ids = model.tokenizer.encode(clean).ids
+        assert ids.count(right) == 1
+        assert ids.count(wrong) == 2
+        others = model.tokenizer.encode(corrupted).ids
+        assert len(others) == len(ids)
+        assert right not in others
+        assert wrong not in others
+        changed = sum(one != other for one, other in zip(ids, others, strict=True))
+        assert changed == 3
+    assert task == indirect_objects(model, prompts=12, seed=5)
+    assert task != indirect_objects(model, prompts=12, seed=6)
+    # Whoever is named first is the giver as often as not.
+    first = [clean.split()[1] == clean.split(", ")[-1].split()[0] for clean in task.clean[::3]]
+    assert len(set(first)) == 2
+
+
+def test_scores_are_those_of_attribution_and_attention(model: Any) -> None:
+    task = indirect_objects(model, prompts=6)
+    found = find_name_heads(model, task, progress=False)
+    direct = attribute_logits(model, task.clean, task.objects, task.subjects)
+    np.testing.assert_allclose(found["direct"].means, direct.heads["logit"].means)
+    assert found.facts["logit_difference"] == pytest.approx(float(direct.logits.mean()))
+    assert 0 <= found.facts["accuracy"] <= 1
+    assert set(found.roles) == {"name movers", "negative name movers", "inhibition heads"}
+    for name in ("to_object", "to_subject"):
+        assert ((found[name].means >= 0) & (found[name].means <= 1)).all()
+
+
+def test_roles_are_told_from_scores() -> None:
+    heads = tuple(Head(0, head) for head in range(6))
+    direct = np.array([0.5, -0.3, 0.5, 0.02, 0.9, 0.0])
+    to_object = np.array([0.6, 0.5, 0.1, 0.0, 0.4, 0.2])
+    to_subject = np.array([0.1, 0.2, 0.4, 0.7, 0.1, 0.1])
+    inhibition = np.array([0.0, np.nan, 0.01, 0.4, 0.0, 0.3])
+    looks = np.stack((to_object, to_subject))
+    assert tell_roles(heads, direct, looks, inhibition) == {
+        "name movers": [Head(0, 4), Head(0, 0)],
+        "negative name movers": [Head(0, 1)],
+        "inhibition heads": [Head(0, 3)],
+    }
+    assert tell_roles(heads, direct, looks)["inhibition heads"] == []
+
+
+def test_a_tokenizer_that_cuts_names_up_is_refused() -> None:
+    built = build(gpt2(width=32, heads=2, layers=1, vocabulary=300, positions=64), seed=0)
+    with refuses(
+        InputError,
+        "this model has no tokenizer: load it from a folder with one, or set model.tokenizer.",
+    ):
+        indirect_objects(built)
+    built.tokenizer = tiny.tokenizer()
+    with refuses(
+        InputError,
+        "only 0 of 40 names are single tokens of this tokenizer: use one with a larger vocabulary.",
+    ):
+        indirect_objects(built)

@@ -1,0 +1,398 @@
+"""Heads that were set by hand are found for what they are, and nothing else is."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from manyheads import lens
+from manyheads.attention import AttentionConfig
+from manyheads.data.sources.texts import InMemoryTexts
+from manyheads.data.tokenizer_training import train_tokenizer
+from manyheads.errors import InputError
+from manyheads.lens.head_kinds import head_tests, patch_attention
+from manyheads.lens.head_kinds.criteria import threshold_table
+from manyheads.lens.head_kinds.kinds import kinds
+from manyheads.lens.head_kinds.labels import Kinds, Label
+from manyheads.lens.inputs.synthetic import OWN_WORDS, numbered_lists
+from manyheads.lens.results.addresses import Address
+from manyheads.lens.weights.composition import compose
+from manyheads.models.build import build
+from manyheads.models.layer import Branch, LayerConfig
+from manyheads.models.readout import NoReadout
+from manyheads.models.stack import StackConfig
+from manyheads.models.vision import Patches, Vision, VisionConfig
+from manyheads.parts.masks import Window
+from manyheads.parts.norms import NoNorm
+from manyheads.parts.positions import Rotary
+from manyheads.taps import Head, Sublayer
+from tests.lens.planted import (
+    BARE,
+    DEAD,
+    MIXED,
+    SHARP,
+    Look,
+    attention_of,
+    offset_look,
+    planted_model,
+    text_model,
+)
+from tests.messages import refuses
+from tests.models.zoo import DECODERS, MODELS, decoder, small, writes
+
+
+def found_in(model: Any, texts: Any = None, **more: Any) -> Kinds:
+    return kinds(model, texts, progress=False, **more)
+
+
+def names(labels: tuple[Label, ...]) -> list[str]:
+    return [label.name for label in labels]
+
+
+@pytest.fixture(scope="module")
+def planted() -> Kinds:
+    return found_in(planted_model()[0])
+
+
+def test_planted_heads_are_labelled_exactly_so_and_nothing_else_is(planted: Kinds) -> None:
+    for head, kind in planted_model()[1].items():
+        expected = [] if kind in (DEAD, MIXED) else [kind]
+        assert names(planted.of(head)) == expected, head
+    assert planted.heads("induction") == (Address(Head(1, 0)),)
+    assert planted.heads("mixed") == tuple(
+        Address(Head(*each)) for each in ((0, 3), (1, 2), (1, 3))
+    )
+    assert planted.facts["silent"] == ["L1H2"]
+
+
+def test_planted_heads_are_found_on_any_draw_and_few_sequences() -> None:
+    model, expected = planted_model()
+    found = found_in(model, sequences=6, seed=11)
+    told = {head: found.best(head) for head in expected}
+    assert told == {head: MIXED if kind == DEAD else kind for head, kind in expected.items()}
+
+
+def test_an_induction_head_is_told_with_the_head_it_reads_through_its_keys(planted: Kinds) -> None:
+    (label,) = planted.of(Head(1, 0))
+    score = compose(planted_model()[0], "key").of(Head(0, 0), Head(1, 0))
+    assert planted.facts["partners"] == {
+        "L1H0": {"head": "L0H0", "composition": pytest.approx(score)}
+    }
+    assert label.evidence == (
+        "puts 100% of its weight on the token after an earlier copy over 64 random sequences said "
+        f"twice; reads L0H0 through its keys (composition {score:.2f})"
+    )
+
+
+def test_texts_that_are_given_decide_what_goes_by_place() -> None:
+    model, _ = planted_model()
+    found = found_in(model, [[5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6]] * 3, sequences=5)
+    assert names(found.of(Head(0, 0))) == ["previous-token"]
+    assert found.of(Head(0, 0))[0].evidence == (
+        "puts 100% of its weight on the previous token over 3 given texts"
+    )
+    assert found.facts["texts"] == 3
+    assert found.of(Head(1, 0))[0].evidence.startswith(
+        "puts 100% of its weight on the token after an earlier copy over 5 random sequences"
+    )
+
+
+def test_heads_that_look_ahead_or_by_an_offset_are_told() -> None:
+    offsets = {1: "next-token", 0: "self", -1: "previous-token", -3: "positional -3"}
+    model = text_model([offset_look(offset) for offset in (*offsets, 5)], causal=False)
+    found = found_in(model, sequences=8)
+    told = [found.best(Head(0, head)) for head in range(5)]
+    assert told == [*offsets.values(), "positional +5"]
+    assert "the token 5 after" in found.of(Head(0, 4))[0].evidence
+    assert found.heads("positional") == found.heads("positional -3") + found.heads("positional +5")
+
+
+def test_even_heads_are_broad_and_a_narrow_window_makes_no_previous_token_head() -> None:
+    even = found_in(text_model([Look(), Look()]), sequences=8)
+    assert [names(even.of(Head(0, head))) for head in (0, 1)] == [["broad"]] * 2
+    # Each of two keys gets half of the weight of every head.
+    narrow = found_in(small(decoder(*[writes(position=Rotary(), mask=Window(1))])), sequences=8)
+    assert not narrow.heads("previous-token")
+    assert not narrow.heads("self")
+
+
+MARKS = [*"()[]{}", '"', ",", ".", ";", "!", "?"]
+DIGITS = list("123456789")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    known = ["[CLS]", "[SEP]", *MARKS, *DIGITS, *OWN_WORDS]
+    split = Tokenizer(models.WordLevel({word: place for place, word in enumerate(known)}, "[CLS]"))
+    split.pre_tokenizer = pre_tokenizers.Whitespace()
+    split.add_special_tokens(["[CLS]", "[SEP]"])
+    split.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
+    )
+    return split
+
+
+def test_heads_for_marks_and_numbers_are_told_on_texts_of_the_models_own_words(
+    tokenizer: Any,
+) -> None:
+    vocabulary, places = tokenizer.get_vocab_size(), 160
+    ids = {word: tokenizer.token_to_id(word) for word in (*MARKS, *DIGITS)}
+    quotes, numbers, stops = (torch.zeros(vocabulary, vocabulary) for _ in range(3))
+    quotes[ids['"'], ids['"']] = SHARP
+    stops[:, [ids[stop] for stop in MARKS]] = SHARP
+    for one in DIGITS:
+        numbers[ids[one], [ids[digit] for digit in DIGITS]] = SHARP
+    # The latest of what fits, but not oneself.
+    place = torch.arange(places).float()
+    latest = place.expand(places, places) * 0.5 - 2 * SHARP * torch.eye(places)
+    looks = [Look(quotes, latest), Look(numbers, latest), Look(stops)]
+    # A taste for quotes, hardly more for the latest; and small ones beside a sink.
+    faint, small = place.expand(places, places) * 0.01, latest.clone()
+    small[:, 0] = SHARP + 0.5 * place + 1
+    looks += [Look(quotes, faint - 2 * SHARP * torch.eye(places)), Look(quotes, small)]
+    looks += [Look(numbers, small)]
+    found = found_in(text_model(looks, tokenizer=tokenizer, places=places), sequences=4)
+    wanted = ["bracket quotes", "numbering numbers", "punctuation"]
+    for head, name in enumerate(wanted):
+        assert name in names(found.of(Head(0, head)))
+        assert len(found.heads(name)) == 1
+    # Whitespace leaves no token of a line's end.
+    assert not any(name.startswith("numbering line ends") for name in found.scores.names)
+    assert "punctuation, which is" in found.of(Head(0, 2))[0].evidence
+    assert "of its weight, all others like it " in found.of(Head(0, 0))[0].evidence
+    for head, name in ((3, "bracket quotes"), (4, "bracket quotes"), (5, "numbering numbers")):
+        assert found.scores[name].of(Head(0, head)) > 0.8
+
+
+def test_a_tokenizer_that_pads_and_cuts_changes_nothing(tokenizer: Any) -> None:
+    vocabulary = tokenizer.get_vocab_size()
+    tastes = torch.randn(vocabulary, vocabulary, generator=torch.Generator().manual_seed(1))
+    model = text_model([Look(3 * tastes)], tokenizer=tokenizer, places=160)
+    plain = found_in(model, sequences=2)
+    model.tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    model.tokenizer.enable_padding(length=128)
+    model.tokenizer.enable_truncation(9)
+    again = found_in(model, sequences=2)
+    assert plain.labels == again.labels
+    for name in plain.scores.names:
+        np.testing.assert_array_equal(plain.scores.means[name], again.scores.means[name])
+
+
+def test_special_tokens_are_sinks_wherever_they_stand(tokenizer: Any) -> None:
+    vocabulary = tokenizer.get_vocab_size()
+    ends = torch.zeros(vocabulary, vocabulary)
+    ends[:, tokenizer.token_to_id("[SEP]")] = SHARP
+    model = text_model([Look(ends), Look()], tokenizer=tokenizer, places=160, causal=False)
+    found = found_in(model, sequences=4)
+    assert names(found.of(Head(0, 0))) == ["sink"]
+    assert "special tokens" in found.of(Head(0, 0))[0].evidence
+
+
+def vision_model() -> Vision:
+    """Heads for the patch itself, those around, the row, the column and the class token."""
+    side, width = 6, 37
+    attention = AttentionConfig(width=width, heads=6, head_size=width, scale=1.0)
+    layer = LayerConfig(attention=Branch(attention, BARE), feedforward=None)
+    stack = StackConfig(width=width, layers=(layer,), final_norm=NoNorm())
+    patches = Patches(width=width, image=side * 2, size=2)
+    model = build(VisionConfig(patches=patches, stack=stack, readout=NoReadout()), seed=0)
+    place = torch.arange(side * side)
+    down = (place[:, None] // side - place[None] // side).abs()
+    right = (place[:, None] % side - place[None] % side).abs()
+    other = down + right > 0
+    wanted = torch.zeros(6, width, width)
+    wanted[0, 1:, 1:] = (~other).float()
+    wanted[1, 1:, 1:] = ((down <= 1) & (right <= 1) & other).float()
+    wanted[2, 1:, 1:] = ((down == 0) & other).float()
+    wanted[3, 1:, 1:] = ((right == 0) & other).float()
+    wanted[4, :, 0] = 1.0
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.zero_()
+        every = torch.eye(width)
+        model.embedding.positions.class_token.copy_(every[0])
+        model.embedding.positions.patches.copy_(every[1:].reshape(side, side, width))
+        parts = attention_of(model.stack, 0).projections()
+        parts["query"].copy_(SHARP * wanted.transpose(1, 2).reshape(-1, width))
+        parts["key"].copy_(every.repeat(6, 1))
+        parts["value"].copy_(every.repeat(6, 1))
+        attention_of(model.stack, 0).output.weight.copy_(every.repeat(1, 6))
+    return model
+
+
+def test_heads_of_images_are_told_by_where_they_look_on_the_grid() -> None:
+    model = vision_model()
+    found = found_in(model)
+    told = [names(found.of(Head(0, head))) for head in range(6)]
+    assert told == [["self"], ["local"], ["row"], ["column"], ["class-token"], ["broad"]]
+    assert found.of(Head(0, 2))[0].evidence == (
+        "puts 100% of its weight on other patches of its row over 16 images"
+    )
+    given = found_in(model, [torch.randn(3, 12, 12), torch.randn(3, 12, 12)])
+    assert given.facts["images"] == 2
+    assert given.best(Head(0, 1)) == "local"
+    with refuses(InputError, "images have no syntax: leave syntax and coreference out."):
+        kinds(model, syntax="somewhere")
+
+
+def test_images_are_looked_at_in_pieces_with_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small(MODELS["vision vit"])
+    whole = found_in(model)
+    monkeypatch.setattr(patch_attention, "WEIGHTS_AT_ONCE", 1)
+    pieces = found_in(model)
+    for name in whole.scores.names:
+        np.testing.assert_allclose(pieces.scores.means[name], whole.scores.means[name], atol=1e-6)
+
+
+def test_the_ends_of_lines_are_asked_where_the_tokenizer_keeps_them() -> None:
+    words = " ".join(OWN_WORDS) + "\n".join((*MARKS, *DIGITS))
+    made = train_tokenizer(InMemoryTexts((words,) * 3), 400, progress=False)
+    model: Any = build(
+        "gpt2", layers=1, width=32, heads=2, vocabulary=made.get_vocab_size(), seed=0
+    )
+    model.tokenizer = made
+    found = found_in(model, sequences=2)
+    assert {"numbering line ends", "numbering numbers", "bracket quotes"} <= set(found.scores.names)
+    assert not found.missing.keys() - {"syntactic", "coreference"}
+
+
+def test_no_line_has_its_number_where_an_induction_head_looks() -> None:
+    asked = 0
+    for written in numbered_lists(OWN_WORDS, texts=4):
+        words = [written.text[start:stop] for start, stop in written.words]
+        for pair in written.pairs:
+            copies = [at for at in range(pair.source) if words[at] == words[pair.source]]
+            assert not {at + 1 for at in copies} & set(pair.targets)
+            asked += len(copies)
+    assert asked > 16
+
+
+KINDS_OF_MODELS = (
+    "encoder bert",
+    "encoder modernbert",
+    "encoder t5",
+    "encoder classes",
+    "decoder window",
+    "decoder alibi",
+    "decoder gates",
+    "decoder sinks",
+    "decoder uneven",
+    "seq2seq t5",
+    "seq2seq window",
+    "seq2seq one layer looks back",
+    "vision mean",
+)
+
+
+@pytest.mark.parametrize("name", KINDS_OF_MODELS)
+def test_every_model_has_an_answer_for_each_of_its_heads(name: str, tmp_path: Path) -> None:
+    found = found_in(small(MODELS[name]), sequences=3)
+    assert set(found.labels) == set(found.scores.addresses)
+    assert found.complete
+    known = set(threshold_table())
+    for labels in found.labels.values():
+        assert all(label.score > label.threshold and label.kind in known for label in labels)
+        assert list(labels) == sorted(labels, key=lambda label: -label.margin)
+    # No head of a model that has learned nothing finds or copies anything.
+    for kind in ("induction", "duplicate-token", "copying", "previous-token"):
+        assert not found.heads(kind)
+    found.save(tmp_path / "kinds.json")
+    assert lens.load(tmp_path / "kinds.json").labels == found.labels
+
+
+def test_copying_is_measured_where_words_enter_and_leave() -> None:
+    found = found_in(small(MODELS["seq2seq t5"]), sequences=3)
+    known = {address for address, score in found.scores["copying"].items() if not np.isnan(score)}
+    assert {(each.stack, each.sublayer) for each in known} == {
+        ("decoder", Sublayer.ATTENTION),
+        ("decoder", Sublayer.CROSS),
+    }
+    own = found_in(small(MODELS["seq2seq window"]), sequences=3)
+    known = {address for address, score in own.scores["copying"].items() if not np.isnan(score)}
+    assert {each.sublayer for each in known} == {Sublayer.CROSS}
+    assert found_in(small(MODELS["encoder classes"]), sequences=2).missing["copying"] == (
+        "the model scores no words"
+    )
+
+
+def test_results_read_well_and_come_back_as_they_were_saved(planted: Kinds, tmp_path: Path) -> None:
+    text = str(planted)
+    assert text.splitlines()[0] == (
+        "kinds of 8 heads: 1 previous-token, 1 sink, 1 duplicate-token, 1 induction, 1 copying, "
+        "3 mixed"
+    )
+    assert "  L1H0  induction (1.00)" in text
+    assert "not measured: punctuation, bracket, numbering (the model has no tokenizer)" in text
+    assert planted.table().row_count == 8
+    rows = planted.rows()
+    assert len(rows) == 8
+    assert rows[6]["kind"] == MIXED
+    assert rows[6]["evidence"] == "writes nothing to the residual stream"
+    assert rows[3]["evidence"] == "reaches no threshold"
+    assert next(iter(planted.frame()["score"])) == pytest.approx(1.0)
+    for ending in ("json", "safetensors"):
+        planted.save(tmp_path / f"kinds.{ending}")
+        again = lens.load(tmp_path / f"kinds.{ending}")
+        assert again.labels == planted.labels
+        assert again.facts == planted.facts
+        assert str(again) == text
+        for name in planted.scores.names:
+            np.testing.assert_array_equal(again.scores.means[name], planted.scores.means[name])
+
+
+def test_a_head_or_kind_that_is_not_there_is_refused(planted: Kinds) -> None:
+    with refuses(InputError, "there is no head L2H0: use L0H0 to L1H3."):
+        planted.of(Head(2, 0))
+    with pytest.raises(
+        InputError, match=r"^no kind of head is called 'clever': use previous-token"
+    ):
+        planted.heads("clever")
+    assert planted.heads("coreference") == ()
+
+
+def test_thresholds_are_one_table_with_sources_and_can_be_changed(planted: Kinds) -> None:
+    table = threshold_table()
+    assert all(each.source and 0 < each.above < 1 for each in table.values())
+    model, _ = planted_model()
+    strict = found_in(model, thresholds={"broad": 0.4}, sequences=4)
+    assert "broad" in names(strict.of(Head(0, 3)))
+    assert not planted.of(Head(0, 3))
+    with pytest.raises(InputError, match=r"^no kind of head is called 'bored': use "):
+        kinds(model, thresholds={"bored": 0.4})
+    with refuses(InputError, "a threshold of 2 for broad is no share: use 0 to 1."):
+        kinds(model, thresholds={"broad": 2})
+    with refuses(InputError, "sequences=0 shows nothing: use 1 or more."):
+        kinds(model, sequences=0)
+
+
+def raises_interrupt(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_breaking_off_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = planted_model()
+    monkeypatch.setattr(head_tests, "score_copying", raises_interrupt)
+    found = found_in(model, sequences=4)
+    assert not found.complete
+    assert found.best(Head(1, 0)) == "induction"
+    assert "copying" not in found.scores
+    assert "interrupted" in str(found)
+    monkeypatch.setattr(head_tests, "statistics", raises_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        found_in(model, sequences=4)
+
+
+def test_positions_and_words_that_are_few_are_respected() -> None:
+    short = build("gpt2", layers=1, width=16, heads=2, vocabulary=9, positions=12, seed=0)
+    assert found_in(short, sequences=3).complete
+    with pytest.raises(InputError, match="cannot repeat anything: use a larger one"):
+        kinds(build("gpt2", layers=1, width=16, heads=2, vocabulary=50, positions=4, seed=0))
+
+
+def test_looking_leaves_the_model_as_it_was() -> None:
+    model: Any = build(DECODERS["gpt2"], seed=0).train()
+    found_in(model, sequences=2)
+    assert model.training

@@ -1,0 +1,92 @@
+"""A head that was copied is found, in its layer and in another, and nothing else is."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from manyheads import lens
+from manyheads.errors import InputError
+from manyheads.lens.redundant.heads import Redundancy, redundancy
+from manyheads.models.build import build
+from manyheads.parts.positions import Rotary
+from manyheads.taps import Head
+from tests.messages import refuses
+from tests.models.zoo import decoder, layer, own, writes
+
+TEXTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2, 8], [1, 1, 2, 3]]
+
+
+def copied(model: Any, source: tuple[int, int], target: tuple[int, int]) -> None:
+    """One head's weights put in the place of another's."""
+    ours, theirs = (model.stack.layers[place].attention for place, _ in (source, target))
+    mine, other = (slice(8 * head, 8 * head + 8) for _, head in (source, target))
+    with torch.no_grad():
+        for name, rows in theirs.projections().items():
+            rows[other] = ours.projections()[name][mine]
+        theirs.output.weight[:, other] = ours.output.weight[:, mine]
+
+
+@pytest.fixture
+def found() -> Redundancy:
+    model: Any = build(decoder(*[writes(position=Rotary())] * 2), seed=0)
+    copied(model, (0, 1), (0, 3))
+    return redundancy(model, TEXTS, progress=False)
+
+
+def test_the_copy_is_found_and_nothing_else(found: Redundancy) -> None:
+    (double,) = found.doubles
+    assert (str(double.one), str(double.other)) == ("L0H1", "L0H3")
+    assert (double.patterns, double.outputs, double.weights) == pytest.approx((1, 1, 1), abs=1e-5)
+    assert [[str(head) for head in group] for group in found.clusters] == [["L0H1", "L0H3"]]
+    assert found.of(Head(0, 1), Head(0, 3))["joint"] == pytest.approx(1, abs=1e-5)
+
+
+def test_a_copy_in_a_later_layer_is_found() -> None:
+    """Where nothing is written in between, both layers read the same."""
+    model: Any = build(
+        decoder(*[layer(own(mask=writes().attention.inner.mask), None)] * 2),  # type: ignore[union-attr]
+        seed=0,
+    )
+    with torch.no_grad():
+        # The first layer writes so little that the second reads what it read.
+        model.stack.layers[0].attention.output.weight.mul_(1e-4)
+    copied(model, (0, 2), (1, 0))
+    pairs = [(str(each.one), str(each.other)) for each in redundancy(model, TEXTS).doubles]
+    assert pairs == [("L0H2", "L1H0")]
+
+
+def test_it_reads_well(found: Redundancy, tmp_path: Path) -> None:
+    assert "1 doubled pairs, 1 clusters" in str(found)
+    assert "cluster 0: L0H1, L0H3" in str(found)
+    rows = {row["head"]: row for row in found.rows()}
+    assert rows["L0H1"]["nearest"] == "L0H3"
+    assert rows["L0H1"]["cluster"] == 0
+    assert rows["L1H0"]["cluster"] is None
+    assert len(found.frame()) == 8
+    assert found.table().row_count == 8
+    assert len(found.cut(0.0)[0]) == 8
+    for ending in ("json", "safetensors"):
+        found.save(tmp_path / f"found.{ending}")
+        again = lens.load(tmp_path / f"found.{ending}")
+        assert again.doubles == found.doubles
+        assert again.facts == found.facts
+        np.testing.assert_allclose(again.likeness["outputs"], found.likeness["outputs"])
+
+
+def test_a_head_that_writes_nothing_doubles_nobody() -> None:
+    model: Any = build(decoder(*[writes()] * 1), seed=0)
+    with torch.no_grad():
+        model.stack.layers[0].attention.output.weight[:, :16] = 0
+    found = redundancy(model, TEXTS, by="patterns", progress=False)
+    assert found.doubles == ()
+    assert np.isnan(found.of(Head(0, 0), Head(0, 1))["outputs"])
+    assert "outputs" in found.rows()[0]
+
+
+def test_a_threshold_that_is_none_is_refused() -> None:
+    model = build(decoder(writes()), seed=0)
+    with refuses(InputError, "double_above=1.5 is no likeness: use one above 0 and up to 1."):
+        redundancy(model, [[1, 2]], double_above=1.5)

@@ -1,0 +1,91 @@
+"""What two heads write is compared as its definition says."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from manyheads.lens.redundant import outputs
+from manyheads.lens.redundant.outputs import resemble_outputs
+from manyheads.lens.results.addresses import attention_at, stacks_of
+from manyheads.models.build import build
+from manyheads.models.recipes import ModelConfig
+from manyheads.models.vision import Vision
+from manyheads.ragged import Ragged
+from manyheads.taps import Head, Record, Site, Tap
+from tests.lens.measure.test_statistics import fresh, texts_for
+from tests.models.zoo import DECODERS, ENCODERS, VISIONS
+
+CASES: list[ModelConfig] = [
+    DECODERS["uneven"],
+    DECODERS["sinks"],
+    ENCODERS["modernbert"],
+    VISIONS["vit"],
+]
+
+
+def written(model: Any, given: Any) -> np.ndarray:
+    """h n c: what each head adds to the residual stream."""
+    stack = stacks_of(model)["main"]
+    layers = [place for place, layer in enumerate(stack.layers) if layer.attention is not None]
+    record = Record(Site(layer, Tap.HEAD_OUTPUT) for layer in layers)
+    with torch.no_grad():
+        model(list(given.images) if isinstance(model, Vision) else given.ids, watch=record)
+    found = []
+    for layer in layers:
+        attention = attention_at(stack, layer, Site(layer, Tap.HEAD_OUTPUT).sublayer)
+        seen = record[Site(layer, Tap.HEAD_OUTPUT)]
+        assert isinstance(seen, Ragged)
+        size = attention.config.size
+        for head in range(attention.config.heads):
+            weight = attention.output.weight[:, head * size : (head + 1) * size].detach().double()
+            found.append(seen.values[:, head].double() @ weight.T)
+    return torch.stack(found).numpy()
+
+
+@pytest.mark.parametrize("config", CASES)
+def test_cosines_are_means_over_tokens(
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = fresh(config)
+    given = texts_for(model)
+    rows = written(model, given)
+    rows = rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+    expected = np.einsum("hnc,gnc->hg", rows, rows) / rows.shape[1]
+    found = resemble_outputs(model, given, progress=False)
+    np.testing.assert_allclose(found.values, expected, atol=1e-5)
+    monkeypatch.setattr(outputs, "LARGEST_CHUNK", {"cpu": 1})
+    pieces = resemble_outputs(model, given, batch_tokens=6, progress=False)
+    np.testing.assert_allclose(pieces.values, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", CASES)
+def test_alignment_is_linear_cka(config: ModelConfig) -> None:
+    model = fresh(config)
+    given = texts_for(model)
+    rows = written(model, given)
+    rows = rows - rows.mean(1, keepdims=True)
+    squares = np.square(np.einsum("hna,gnb->hgab", rows, rows)).sum((-1, -2))
+    own = np.sqrt(np.diagonal(squares))
+    found = resemble_outputs(model, given, "cka", batch_tokens=6, progress=False)
+    np.testing.assert_allclose(found.values, squares / np.outer(own, own), atol=1e-4)
+
+
+def test_a_head_that_takes_back_what_another_writes() -> None:
+    model: Any = build(DECODERS["gpt2"], seed=0)
+    attention = model.stack.layers[1].attention
+    with torch.no_grad():
+        for rows in attention.projections().values():
+            rows[8:16] = rows[:8]
+        attention.project.bias.zero_()
+        weight = attention.output.weight
+        weight[:, 8:16] = -2 * weight[:, :8]
+        weight[:, 16:24] = 0
+    texts = [[1, 2, 3, 4], [5, 6, 7]]
+    found = resemble_outputs(model, texts, progress=False)
+    assert found.of(Head(1, 0), Head(1, 1)) == pytest.approx(-1, abs=1e-5)
+    assert np.isnan(found.of(Head(1, 0), Head(1, 2)))
+    aligned = resemble_outputs(model, texts, "cka", progress=False)
+    assert aligned.of(Head(1, 0), Head(1, 1)) == pytest.approx(1, abs=1e-4)
+    assert np.isnan(aligned.of(Head(1, 2), Head(1, 2)))

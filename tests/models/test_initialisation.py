@@ -1,0 +1,212 @@
+"""Fresh weights are drawn as each family draws them."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from manyheads.attention import Attention, AttentionConfig
+from manyheads.models.build import build, get_config
+from manyheads.models.decoder import DecoderConfig
+from manyheads.models.embedding import Embedding
+from manyheads.models.initialisation import Initialisation
+from manyheads.models.layer import Branch, LayerConfig
+from manyheads.models.readout import LanguageHead, Transform
+from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.models.stack import StackConfig
+from manyheads.models.vision import Vision
+from manyheads.parts.experts import Experts, MixtureOfExperts
+from manyheads.parts.feedforward import MLP, FeedForward, SwiGLU
+from manyheads.parts.gates import Gate
+from manyheads.parts.masks import Causal
+from manyheads.parts.norms import LayerNorm, Normalise, Pre, RMSNorm
+from manyheads.parts.positions import Learned
+
+WIDTH, STD, LAYERS = 96, 0.05, 8
+GATED = AttentionConfig(
+    width=WIDTH,
+    heads=4,
+    kv_heads=2,
+    mask=Causal(),
+    bias="all",
+    gates=(Gate(at="output", per="channel"),),
+    query_norm=RMSNorm(centred=True),
+)
+EXPERTS = Experts(width=WIDTH, hidden=64, count=4, chosen=2, shared=64)
+MIXED = (
+    LayerConfig(attention=Branch(GATED), feedforward=Branch(EXPERTS)),
+    LayerConfig(
+        attention=Branch(GATED, Pre(LayerNorm(centred=True))),
+        feedforward=Branch(SwiGLU(width=WIDTH, hidden=128, bias=True)),
+    ),
+)
+
+
+def model(**init: Any) -> Any:
+    config = DecoderConfig(
+        embedding=Embedding(
+            vocabulary=200, width=WIDTH, position=Learned(count=100), types=30, norm=LayerNorm()
+        ),
+        stack=StackConfig(width=WIDTH, layers=MIXED * (LAYERS // 2), final_norm=RMSNorm()),
+        readout=LanguageHead(tied=False, transform=Transform(), bias=True),
+        init=Initialisation(**{"std": STD} | init),
+    )
+    return build(config, seed=0).requires_grad_(False)
+
+
+def outputs(module: nn.Module) -> Iterator[Tensor]:
+    """The projections that write to the residual stream."""
+    for part in module.modules():
+        if isinstance(part, Attention):
+            yield part.output.weight
+        elif isinstance(part, FeedForward):
+            yield part.contract.weight
+        elif isinstance(part, MixtureOfExperts):
+            yield part.contract
+
+
+def inputs(module: nn.Module) -> Iterator[Tensor]:
+    """The other projections."""
+    for part in module.modules():
+        if isinstance(part, Attention):
+            yield from part.projections().values()
+        elif isinstance(part, FeedForward):
+            yield part.expand.weight
+        elif isinstance(part, MixtureOfExperts):
+            yield part.expand
+            yield part.router.weight
+
+
+def tables(module: Any) -> list[Tensor]:
+    embedding = module.embedding
+    return [embedding.tokens.weight, embedding.positions.weight, embedding.types.weight]
+
+
+def test_normal_weights_have_the_deviation_everywhere() -> None:
+    drawn = model()
+    weights = [*inputs(drawn), *outputs(drawn), *tables(drawn)]
+    weights += [drawn.readout.weight, drawn.readout.transform.dense.weight]
+    assert len(weights) > 60
+    for weight in weights:
+        assert float(weight.std()) == pytest.approx(STD, rel=0.15)
+        assert abs(float(weight.mean())) < STD / 4
+    assert max(float(weight.abs().max()) for weight in weights) > 3 * STD
+
+
+def test_truncated_weights_end_at_two_deviations() -> None:
+    drawn = model(draw="truncated")
+    weights = [*inputs(drawn), *outputs(drawn), *tables(drawn), drawn.readout.weight]
+    for weight in weights:
+        assert float(weight.abs().max()) <= 2 * STD
+        # A normal cut at two deviations has 0.88 of its deviation left.
+        assert float(weight.std()) == pytest.approx(0.88 * STD, rel=0.15)
+    assert max(float(weight.abs().max()) for weight in weights) > 1.95 * STD
+
+
+def bound(out: int, into: int) -> float:
+    return math.sqrt(6 / (out + into))
+
+
+def test_xavier_draws_query_key_value_and_gate_each_on_its_own() -> None:
+    for layer in model(draw="xavier").stack.layers:
+        projections = layer.attention.projections()
+        assert set(projections) == {"query", "key", "value", "gate_output"}
+        for rows in (*projections.values(), layer.attention.output.weight):
+            assert rows.shape[0] in (WIDTH, WIDTH // 2)
+            largest = float(rows.abs().max())
+            assert 0.97 * bound(*rows.shape) < largest <= bound(*rows.shape)
+
+
+def test_xavier_draws_every_expert_on_its_own() -> None:
+    for layer in model(draw="xavier").stack.layers[::2]:
+        for experts in (layer.feedforward.expand, layer.feedforward.contract):
+            for expert in experts:
+                largest = float(expert.abs().max())
+                assert 0.97 * bound(*expert.shape) < largest <= bound(*expert.shape)
+
+
+def test_xavier_embeddings_have_the_deviation_of_2017() -> None:
+    for table in tables(model(draw="xavier")):
+        assert float(table.std()) == pytest.approx(WIDTH**-0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("draw", ["normal", "truncated", "xavier"])
+def test_scaled_outputs_are_divided_by_the_root_of_twice_the_layers(
+    draw: Literal["normal", "truncated", "xavier"],
+) -> None:
+    plain, scaled = model(draw=draw), model(draw=draw, scaled_outputs=True)
+    shrink = 1 / math.sqrt(2 * LAYERS)
+    # The same seed draws the same numbers, so that only the scale differs.
+    for before, after in zip(outputs(plain), outputs(scaled), strict=True):
+        torch.testing.assert_close(after, before * shrink)
+    for before, after in zip(inputs(plain), inputs(scaled), strict=True):
+        assert torch.equal(after, before)
+    assert torch.equal(plain.readout.weight, scaled.readout.weight)
+
+
+def test_each_stack_of_a_translator_is_scaled_by_its_own_depth() -> None:
+    def stack(layers: int, cross: bool) -> StackConfig:
+        memory = AttentionConfig(width=WIDTH, heads=4, keys_from="memory")
+        layer = LayerConfig(
+            attention=Branch(AttentionConfig(width=WIDTH, heads=4)),
+            cross=Branch(memory) if cross else None,
+            feedforward=Branch(MLP(width=WIDTH, hidden=128)),
+        )
+        return StackConfig(width=WIDTH, layers=(layer,) * layers)
+
+    drawn = build(
+        Seq2SeqConfig(
+            embedding=Embedding(vocabulary=20, width=WIDTH),
+            encoder=stack(2, cross=False),
+            decoder=stack(8, cross=True),
+            init=Initialisation(std=STD, scaled_outputs=True),
+        ),
+        seed=0,
+    ).requires_grad_(False)
+    for part, layers in ((drawn.encoder, 2), (drawn.decoder, 8)):
+        weights = list(outputs(part))
+        assert len(weights) == layers * (3 if layers == 8 else 2)
+        for weight in weights:
+            assert float(weight.std()) == pytest.approx(STD / math.sqrt(2 * layers), rel=0.1)
+
+
+@pytest.mark.parametrize("draw", ["normal", "truncated", "xavier"])
+def test_biases_start_at_zero_and_norms_at_one(
+    draw: Literal["normal", "truncated", "xavier"],
+) -> None:
+    drawn = model(draw=draw)
+    biases = [value for name, value in drawn.named_parameters() if name.endswith("bias")]
+    assert len(biases) > 20
+    assert not any(bias.any() for bias in biases)
+    norms = [part for part in drawn.modules() if isinstance(part, Normalise)]
+    assert {norm.config.centred for norm in norms} == {True, False}
+    for norm in norms:
+        assert (norm.weight == (0.0 if norm.config.centred else 1.0)).all()
+
+
+def test_a_zero_readout_starts_without_an_opinion() -> None:
+    drawn = model(zero_readout=True)
+    assert not drawn.readout.weight.any()
+    assert drawn.readout.transform.dense.weight.any()
+
+
+def test_vit_starts_with_a_zero_readout_and_truncated_patches() -> None:
+    drawn: Vision = build(
+        get_config("vit-b16", width=WIDTH, heads=4, hidden=64, layers=1, image=32), seed=0
+    ).requires_grad_(False)
+    assert not drawn.readout.weight.any()
+    patches = drawn.embedding.convolution.weight
+    assert float(patches.std()) == pytest.approx(0.88 * 0.02, rel=0.05)
+    assert float(patches.abs().max()) <= 0.04
+
+
+def test_modernbert_is_truncated_and_scaled() -> None:
+    shape = get_config("modernbert-base", width=WIDTH, heads=4, hidden=64, layers=6)
+    drawn = build(shape, seed=0).requires_grad_(False)
+    for weight in outputs(drawn):
+        assert float(weight.abs().max()) <= 0.04 / math.sqrt(12)
+    for weight in inputs(drawn):
+        assert 0.038 < float(weight.abs().max()) <= 0.04

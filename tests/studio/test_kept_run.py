@@ -1,0 +1,109 @@
+"""A reading forms any window of any head's pattern, whatever the layer is made of."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from manyheads.attention import AttentionConfig
+from manyheads.lens.attention_maps.patterns import patterns
+from manyheads.models.build import build
+from manyheads.models.decoder import DecoderConfig
+from manyheads.models.layer import Branch
+from manyheads.parts.masks import Causal, Window
+from manyheads.parts.positions import Alibi
+from manyheads.studio.kept_run import Memory, take
+from manyheads.studio.models import Book
+from manyheads.studio.requests import LeftError
+from manyheads.taps import Head
+from tests.studio import models
+
+TEXT = "The cat sat on the mat and the dog sat on the log"
+
+
+def changed(**parts: Any) -> Any:
+    """The small decoder with other parts in its attention."""
+    config = models.decoder(layers=2).config
+    assert isinstance(config, DecoderConfig)
+    layers = []
+    for layer in config.stack.layers:
+        assert isinstance(layer.attention, Branch)
+        assert isinstance(layer.attention.inner, AttentionConfig)
+        branch = replace(layer.attention, inner=replace(layer.attention.inner, **parts))
+        layers.append(replace(layer, attention=branch))
+    model = build(replace(config, stack=replace(config.stack, layers=tuple(layers))), seed=0)
+    for parameter in model.parameters():
+        parameter.data.mul_(3.0).add_(0.01)
+    model.tokenizer = models.tokenizer()
+    return model
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"mask": Window(before=3)},
+        {"position": Alibi()},
+        {"sink": "learned"},
+        {"mask": Causal() & Window(before=5), "position": Alibi()},
+    ],
+    ids=["rotary", "window", "alibi", "sink", "both"],
+)
+def test_every_window_is_that_of_the_pattern(parts: dict[str, Any]) -> None:
+    model = changed(**parts)
+    text = Book("one", model).read_text(TEXT)
+    length = len(text)
+    with torch.inference_mode():
+        reading = take(model, text.given)
+    for head in (Head(0, 0), Head(1, 3)):
+        whole = patterns(model, TEXT, [head]).of(head).weights
+        for rows, keys in (
+            (range(length), range(length)),
+            (range(2, 7), range(1, 5)),
+            (range(length - 1, length), range(length)),
+            (range(length), range(3, 4)),
+        ):
+            window = reading.weights(head, rows, keys)
+            expected = whole[rows.start : rows.stop, keys.start : keys.stop]
+            assert torch.allclose(window, expected, atol=1e-5)
+
+
+def test_whoever_leaves_ends_the_run_at_the_next_layer() -> None:
+    model = models.decoder()
+    text = Book("one", model).read_text(TEXT)
+    asked = 0
+
+    def stopped() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 4
+
+    with torch.inference_mode(), pytest.raises(LeftError):
+        take(model, text.given, stopped=stopped)
+    assert asked == 5
+
+
+def test_memory_lets_the_longest_unused_go() -> None:
+    model, made = models.decoder(layers=1), []
+    book = Book("one", model)
+
+    def reading(text: str) -> Any:
+        def make() -> Any:
+            made.append(text)
+            with torch.inference_mode():
+                return take(model, book.read_text(text).given)
+
+        return memory.get(text, make)
+
+    memory = Memory(most_bytes=1)
+    first = reading("The cat")
+    assert reading("The cat") is first
+    reading("The dog")
+    reading("The cat")
+    assert made == ["The cat", "The dog", "The cat"]
+    memory = Memory(most_bytes=10**9)
+    for text in ("The cat", "The dog", "The cat", "The dog"):
+        reading(text)
+    assert made[3:] == ["The cat", "The dog"]
+    assert memory.used > 0

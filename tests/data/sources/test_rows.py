@@ -56,8 +56,8 @@ def test_fields_that_are_not_there_or_no_text_are_named(tmp_path: Path) -> None:
         row.text("body")
     with refuses(
         InputError,
-        f"{file}, line 1: field 'half' holds half a character at 0, a lone surrogate: "
-        "write it anew, for example with errors='replace'.",
+        f"{file}, line 1: field 'half' has a lone surrogate at character 0: "
+        "write the file again, for example with errors='replace'.",
     ):
         row.text("half")
 

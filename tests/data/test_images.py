@@ -67,7 +67,7 @@ def test_npz_arrays_are_chosen_by_name_and_pickles_never_read(tmp_path: Path) ->
     with refuses(InputError, f"{file} has no array 'x': use one of: images, labels, other."):
         load_npz(file, images="x")
     np.savez(file, images=np.array([{}], dtype=object))
-    with pytest.raises(InputError, match=r"a\.npz is no \.npz of plain arrays"):
+    with pytest.raises(InputError, match=r"a\.npz is not an \.npz of plain arrays"):
         load_npz(file)
     with refuses(InputError, f"{tmp_path}/b.npz does not exist: check the path."):
         load_npz(tmp_path / "b.npz")

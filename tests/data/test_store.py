@@ -91,7 +91,7 @@ def test_what_is_wrong_with_the_files_is_said(folder: Path, tmp_path: Path) -> N
         file.truncate(size - 2)
     with refuses(
         InputError,
-        f"{folder}/tokens.bin has {size - 2} bytes, and index.json asks for {size}: "
+        f"{folder}/tokens.bin has {size - 2} bytes, and index.json says {size}: "
         "tokenise the texts again.",
     ):
         open_store(folder)
@@ -163,7 +163,7 @@ def test_what_cannot_be_split_is_refused() -> None:
         store_of([3]).split(1.5)
     with refuses(
         InputError,
-        "cannot split off the last 0.1 of 1 documents and 4 tokens: "
+        "cannot split off the last 0.1 of 1 documents and 3 tokens: "
         "use more text, another fraction, or a separator that gives more documents.",
     ):
         store_of([3]).split(0.1, by="documents")

@@ -182,7 +182,7 @@ def test_what_cannot_be_streamed_is_refused() -> None:
         next(stream.steps(rank=2, world_size=2))
     with refuses(
         ConfigError,
-        "micro_batches=2 of step 0 leave a process of 3 without work: use 3 or more.",
+        "step 0 has micro_batches=2 for 3 processes: use 3 or more.",
     ):
         next(stream.steps(rank=0, world_size=3))
 

@@ -107,7 +107,7 @@ def _first_of_word(
     """For each token, where its word begins."""
     if vocabulary.continues_word is None or vocabulary.is_continued is None:
         raise ConfigError(
-            'whole="words" asks which tokens make a word', "give the model its tokenizer"
+            'whole="words" needs a tokenizer', "give the model its tokenizer"
         )
     joined = vocabulary.continues_word[ids] & (positions > 0)
     joined[1:] &= vocabulary.is_continued[ids[:-1]]

@@ -85,7 +85,7 @@ def test_broken_packing_is_named(suffix: str, tmp_path: Path) -> None:
     packed = PACKERS[suffix](bytes(range(256)) * 1000)
     for data in (packed[: len(packed) // 2], b"not packed at all, only named so"):
         file.write_bytes(data)
-        problem = rf"a\.txt\{suffix} is no whole \{suffix} file \("
+        problem = rf"a\.txt\{suffix} is not a complete \{suffix} file \("
         with pytest.raises(InputError, match=problem), open_file(file) as unpacked:
             unpacked.read()
 
@@ -105,7 +105,7 @@ def test_zstandard_is_read_where_it_is(tmp_path: Path) -> None:
     with open_file(tmp_path / "a.zst") as unpacked:
         assert unpacked.read() == b"words " * 9
     packed = zstandard.compress(bytes(range(256)) * 1000)
-    problem = r"is no whole \.zst file \("
+    problem = r"is not a complete \.zst file \("
     for data in (packed[: len(packed) // 2], packed + packed[:9], b"no such thing"):
         (tmp_path / "a.zst").write_bytes(data)
         with pytest.raises(InputError, match=problem), open_file(tmp_path / "a.zst") as unpacked:

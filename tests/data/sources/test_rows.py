@@ -28,8 +28,8 @@ def test_json_lines_are_rows_and_blank_ones_are_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ('{"text": "a"', "is no JSON (Expecting ',' delimiter: "),
-        ("[1]", "is no object"),
+        ('{"text": "a"', "is not valid JSON (Expecting ',' delimiter: "),
+        ("[1]", "is not an object"),
     ],
 )
 def test_a_bad_line_is_named_by_its_number(line: str, problem: str, tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_bad_line_is_named_by_its_number(line: str, problem: str, tmp_path: Pa
 
 def test_bytes_that_are_no_utf8_are_a_bad_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{}\n{"text": "\xff"}\n')
-    with pytest.raises(InputError, match=r"a\.jsonl, line 2 is no JSON \('utf-8' codec"):
+    with pytest.raises(InputError, match=r"a\.jsonl, line 2 is not valid JSON \('utf-8' codec"):
         list(FileRows(tmp_path / "a.jsonl"))
 
 
@@ -50,12 +50,14 @@ def test_fields_that_are_not_there_or_no_text_are_named(tmp_path: Path) -> None:
     (row,) = FileRows((file,))
     with refuses(InputError, f"{file}, line 1 has no field 'text': use one of: body, half."):
         row.text("text")
-    with refuses(InputError, f"{file}, line 1: field 'body' is a int: give a text."):
+    with refuses(
+        InputError, f"{file}, line 1: field 'body' is a int, not a string: use a field of texts."
+    ):
         row.text("body")
     with refuses(
         InputError,
-        f"{file}, line 1: field 'half' holds half a character at 0, a lone surrogate: "
-        "write it anew, for example with errors='replace'.",
+        f"{file}, line 1: field 'half' has a lone surrogate at character 0: "
+        "write the file again, for example with errors='replace'.",
     ):
         row.text("half")
 

@@ -58,9 +58,9 @@ def _cut(checkpoint: Path) -> None:
     ("damage", "told"),
     [
         (_cut, "is damaged (Error while deserializing header: incomplete metadata"),
-        (lambda place: next(place.glob("*.safetensors")).unlink(), "holds no weights"),
-        (lambda place: (place / "state.json").write_text("{}"), "does not say where it stands"),
-        (lambda place: (place / "state.json").write_text("["), "is no checkpoint of a run (Exp"),
+        (lambda place: next(place.glob("*.safetensors")).unlink(), "has no weights"),
+        (lambda place: (place / "state.json").write_text("{}"), "lacks the state of the run"),
+        (lambda place: (place / "state.json").write_text("["), "is not a checkpoint of a run (Exp"),
     ],
 )
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_there(

@@ -216,7 +216,7 @@ def test_nothing_is_set_aside_for_a_start_that_cannot_be(place: Path) -> None:
     asked["optimiser"] = {"kind": "Muon"}
     told = (
         f"{there} has the optimiser state of AdamW, which Muon cannot use: use "
-        'optimiser.kind="AdamW", or begin a run with the saved model as model.folder.'
+        'optimiser.kind="AdamW", or start a run with the saved model as model.folder.'
     )
     with refuses(InputError, told):
         train(run_of(asked), resume_from="step-3", progress=False)

@@ -68,7 +68,7 @@ def test_contradictions_are_refused() -> None:
         replace(LONG, schedule=WarmupStableDecay(warmup=3, decay=4))
     with refuses(
         ConfigError,
-        "phase 'long' has length=8192 and lasts Steps(count=0): use 1 or more of each.",
+        "phase 'long' has length=8192 and duration=StepCount(count=0): use 1 or more of each.",
     ):
         replace(LONG, duration=StepCount(0))
     with refuses(ConfigError, "phase 'long' has rotary=0: use a base above 1, or \"kept\"."):

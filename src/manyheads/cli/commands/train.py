@@ -123,7 +123,7 @@ class Adapt:
 
         run = read_adapter_run(self.model, self.file, self.set)
         return follow(
-            lambda: train_adapter(run, since=self.since, fresh=self.fresh),
+            lambda: train_adapter(run, resume_from=self.since, fresh=self.fresh),
             f"manyheads adapt {self.model} {self.file}",
             self.set,
             self.since,

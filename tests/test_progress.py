@@ -99,7 +99,7 @@ def test_work_that_fails_stops_the_bar_and_says_nothing_of_success() -> None:
 
 def test_it_can_be_told_to_keep_quiet() -> None:
     stream, clock = io.StringIO(), Clock()
-    with Progress("reading", shown=False, stream=stream, clock=clock) as bar:
+    with Progress("reading", enabled=False, stream=stream, clock=clock) as bar:
         clock.now += 60
         bar.advance()
     assert stream.getvalue() == ""

@@ -29,7 +29,7 @@ class Progress:
         *,
         total: int | float | None = None,
         unit: str = "steps",
-        shown: bool = True,
+        enabled: bool = True,
         stream: TextIOBase | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -38,7 +38,7 @@ class Progress:
         self.unit = unit
         self.done: int | float = 0
         self._stream: Any = sys.stderr if stream is None else stream
-        self._shown = shown
+        self._enabled = enabled
         self._clock = clock
         self._started = clock()
         self._next = self._started + SILENT_SECONDS
@@ -69,7 +69,7 @@ class Progress:
         """So much more is done."""
         self.done += amount
         finished = self.total is not None and self.done >= self.total
-        if self._shown and not finished and self._clock() >= self._next:
+        if self._enabled and not finished and self._clock() >= self._next:
             self._tell()
 
     def expect(self, total: int | float) -> None:

@@ -181,7 +181,7 @@ def _write(
     first = True
     passages = islice(source.read(buffer.next_file), buffer.next_passage, None)
     total = None if left is None else left / MEGABYTE
-    with Progress("tokenising", total=total, unit="MB", shown=progress) as bar:
+    with Progress("tokenising", total=total, unit="MB", enabled=progress) as bar:
         for chunk in _chunks(passages, part_size):
             before = buffer.tokens, buffer.bytes
             _tokenise(tokenizer, chunk, buffer, index)

@@ -104,7 +104,7 @@ class _Read:
     def __iter__(self) -> Iterator[str]:
         expected = self._source.expected_bytes()
         total = None if expected is None else expected / MEGABYTE
-        with Progress("reading", total=total, unit="MB", shown=self._progress) as bar:
+        with Progress("reading", total=total, unit="MB", enabled=self._progress) as bar:
             try:
                 for passage in self._source.read():
                     self.passages += 1

@@ -78,7 +78,7 @@ def generate(
     request = GenerationRequest(model, [prompts] if isinstance(prompts, str) else prompts, config)
     loop = _loop(request)
     total = len(request.prompts) * config.max_new_tokens
-    with Progress("generating", total=total, unit="tokens", shown=progress) as bar:
+    with Progress("generating", total=total, unit="tokens", enabled=progress) as bar:
         for _ in loop.run():
             bar.advance(loop.tokens_done - bar.done)
             if on_progress is not None:

@@ -121,7 +121,7 @@ def classify_images(
     weight = next(model.parameters())
     found = []
     with (
-        Progress("classifying", total=total, unit="images", shown=progress) as bar,
+        Progress("classifying", total=total, unit="images", enabled=progress) as bar,
         resting(model),
         torch.no_grad(),
     ):

@@ -144,7 +144,7 @@ def read_pooled(
     work = partial(_encode_some, model, most=most, pooled=pooled, width=width)
     vectors = [torch.zeros(0, width, dtype=_wide(model), device=options.device)]
     tokens = cut = seen = 0
-    with Progress(options.doing, unit="tokens", shown=options.progress) as bar, resting(model):
+    with Progress(options.doing, unit="tokens", enabled=options.progress) as bar, resting(model):
         for ids, cut_here in _ahead(reader, TEXTS_AT_ONCE[kind]):
             tokens, cut, seen = tokens + sum(map(len, ids)), cut + cut_here, seen + len(ids)
             bar.expect(tokens * len(reader) / seen)

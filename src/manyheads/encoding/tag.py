@@ -66,7 +66,7 @@ def tag(
     lengths = [len(each) for each in tokens]
     total = sum(lengths)
     with (
-        Progress("tagging", total=total, unit="tokens", shown=progress) as bar,
+        Progress("tagging", total=total, unit="tokens", enabled=progress) as bar,
         resting(model),
         torch.inference_mode(),
     ):

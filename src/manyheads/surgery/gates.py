@@ -333,7 +333,7 @@ def _perplexity(model: Decoder | Encoder, texts: Sequence[Any], seed: int, progr
     with (
         torch.no_grad(),
         resting(model),
-        Progress("scoring", total=sum(sizes), unit="tokens", shown=progress) as bar,
+        Progress("scoring", total=sum(sizes), unit="tokens", enabled=progress) as bar,
     ):
         for some in shares(sizes, BATCH_TOKENS):
             judged = judge(model, given, some, "loss", inputs.targets)

@@ -52,7 +52,7 @@ def attention_flow(
     found = []
     places = [range(layers.shape[1]) if outputs is None else outputs for layers in every]
     total = sum(len(mine) * layers.shape[1] for mine, layers in zip(places, every, strict=True))
-    with Progress("flowing", total=total, unit="flows", shown=progress) as bar:
+    with Progress("flowing", total=total, unit="flows", enabled=progress) as bar:
         for mine, layers in zip(places, every, strict=True):
             capacities = layers.double().cpu().numpy()
             rows = np.zeros((len(mine), capacities.shape[1]))

@@ -266,7 +266,7 @@ def _integrate(
     for count in FEW_TO_MANY if steps is None else (steps,):
         parts = []
         label = f"integrating in {count} steps{why}"
-        with Progress(label, total=count, unit="steps", shown=progress) as bar:
+        with Progress(label, total=count, unit="steps", enabled=progress) as bar:
             for place, weight in _points(count):
                 parts.append(weight * gradient(place))
                 bar.advance()

@@ -186,7 +186,7 @@ class Evaluation:
         complete = True
         total = len(self.batches) * (count + 1)
         with (
-            Progress(label, total=total, unit="runs", shown=self.progress) as bar,
+            Progress(label, total=total, unit="runs", enabled=self.progress) as bar,
             torch.no_grad(),
         ):
             try:
@@ -235,7 +235,7 @@ class Evaluation:
         weights, batches = [], self.batches
         tracked = {site: _tracked_after((changes or {}).get(site)) for site in sites}
         with Progress(
-            "differentiating", total=len(batches), unit="runs", shown=self.progress
+            "differentiating", total=len(batches), unit="runs", enabled=self.progress
         ) as bar:
             for texts in batches:
                 seen = Edits({**(changes or {}), **tracked}, [*sites, *keep, _last(self.model)])
@@ -271,7 +271,7 @@ class Evaluation:
     ) -> Iterator[Edits]:
         """The values at the sites, one batch of texts after another."""
         batches = self.batches
-        with Progress(label, total=len(batches), unit="runs", shown=self.progress) as bar:
+        with Progress(label, total=len(batches), unit="runs", enabled=self.progress) as bar:
             for texts in batches:
                 seen = Edits(changes or {}, sites)
                 with resting(self.model), torch.no_grad():

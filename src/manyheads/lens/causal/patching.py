@@ -197,7 +197,7 @@ def _measure(runs: Runs, wanted: list[Patch], progress: bool) -> Patching:
     clean, corrupted = runs.ends
     weights = runs.judged.weights.double().cpu()
     shares, errors, complete = {}, {}, True
-    with Progress("patching", total=len(wanted), unit="patches", shown=progress) as bar:
+    with Progress("patching", total=len(wanted), unit="patches", enabled=progress) as bar:
         try:
             for group in _groups(wanted, runs.copies):
                 values = _run(runs, group).double().cpu()

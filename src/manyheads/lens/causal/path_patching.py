@@ -87,7 +87,7 @@ class _Paths:
         places = {head: place for place, head in enumerate(self.part.heads)}
         columns = np.full((2, len(places)), np.nan)
         complete = True
-        with Progress("patching paths", total=len(senders), unit="heads", shown=progress) as bar:
+        with Progress("patching paths", total=len(senders), unit="heads", enabled=progress) as bar:
             try:
                 for group in self._groups(senders):
                     for head, values in zip(group, self._run(group), strict=True):

@@ -260,7 +260,7 @@ class _Trial:
         complete = True
         openings = decisions_of(part, layers, given, at)
         with (
-            Progress("erasing", total=len(openings), unit="texts", shown=progress) as bar,
+            Progress("erasing", total=len(openings), unit="texts", enabled=progress) as bar,
             resting(part.model),
         ):
             try:

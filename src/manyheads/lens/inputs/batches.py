@@ -68,7 +68,7 @@ def lead(
         raise InputError(f"batch_tokens must be at least 1, got {largest}", "use 1 or more")
     total = len(texts) if hasattr(texts, "__len__") and not isinstance(texts, str) else None
     seen = tokens = first = 0
-    with Progress(label, total=total, unit=unit, shown=progress) as bar, resting(model):
+    with Progress(label, total=total, unit=unit, enabled=progress) as bar, resting(model):
         try:
             for portion in _portions(texts):
                 given = read(model, portion)

@@ -116,7 +116,7 @@ def gather_features(
     asked = sorted(by_text)
     sizes = items.given.sizes(part.model)
     with (
-        Progress("reading", total=len(asked), unit="texts", shown=progress) as bar,
+        Progress("reading", total=len(asked), unit="texts", enabled=progress) as bar,
         resting(part.model),
     ):
         for some in fill([sizes[text] for text in asked], streaming_batch_tokens(part.model)):
@@ -308,7 +308,7 @@ def _score_all(
     majority = task.mean(task.majority)
     total = sum(values.shape[1] for values in features.values())
     found: dict[int, list[Score]] = {}
-    with Progress("probing", total=total, unit="probes", shown=progress) as bar:
+    with Progress("probing", total=total, unit="probes", enabled=progress) as bar:
         for layer, values in sorted(features.items()):
             found[layer] = []
             for one in values.unbind(1):

@@ -183,7 +183,7 @@ def _trees(part: Part, sentences: Sequence[Any], progress: bool) -> list[_Tree]:
     given, places = split_words(part.model, [words for words, _ in sentences])
     found = []
     with (
-        Progress("reading", total=len(sentences), unit="sentences", shown=progress) as bar,
+        Progress("reading", total=len(sentences), unit="sentences", enabled=progress) as bar,
         resting(part.model),
     ):
         for number, (_, heads) in enumerate(sentences):
@@ -241,7 +241,7 @@ def _learn(scorer: _Scorer, trees: Sequence[_Tree], decay: float, progress: bool
     optimiser = torch.optim.LBFGS(
         scorer.parameters(), max_iter=STEPS, line_search_fn="strong_wolfe", tolerance_change=1e-7
     )
-    with Progress("learning", unit="rounds", shown=progress) as bar:
+    with Progress("learning", unit="rounds", enabled=progress) as bar:
 
         def loss() -> Tensor:
             optimiser.zero_grad()

@@ -212,7 +212,7 @@ def _each_head(
     part: Part, score: Callable[[Head], dict[str, float]], top_k: int, words: int, progress: bool
 ) -> ByHead:
     rows = []
-    with Progress("reading weights", total=len(part.heads), unit="heads", shown=progress) as bar:
+    with Progress("reading weights", total=len(part.heads), unit="heads", enabled=progress) as bar:
         for head in part.heads:
             rows.append(score(head))
             bar.advance()

@@ -382,7 +382,7 @@ def memories(
     groups = list(feeds.groups())
     found = []
     with (
-        Progress("reading weights", total=len(groups), unit="feed-forwards", shown=progress) as bar,
+        Progress("reading weights", total=len(groups), unit="feed-forwards", enabled=progress) as bar,
         torch.inference_mode(),
     ):
         for layer, expert in groups:

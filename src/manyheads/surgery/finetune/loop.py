@@ -108,7 +108,7 @@ def finetune(
     training, state = model.training, torch.get_rng_state()
     model.train()
     try:
-        with Progress(label, total=steps, unit="steps", shown=progress) as bar:
+        with Progress(label, total=steps, unit="steps", enabled=progress) as bar:
             batches = _steps(model, given, steps, batch_tokens, seed)
             for each in prepare_steps(batches, objective, model, seed=seed, first=0):
                 set_learning_rate(built, schedule.factor(each.number, steps))

@@ -9,7 +9,7 @@ from problem import Problem
 from side_by_side import Race, Work, alone, check_agreement, count, peak_extra, race, say, show
 from torch import Tensor
 
-from manyheads.parts.masks import All, Causal, GlobalTokens, Mask, Window, visible
+from manyheads.parts.masks import Causal, Full, GlobalTokens, Mask, Window, visible
 
 __all__ = ["run"]
 
@@ -28,7 +28,7 @@ def run(rounds: int, quick: bool) -> None:
     )
     scale = 4 if quick else 1
     _window(rounds, 8192 // scale)
-    _ragged(rounds, tuple(length // scale for length in RAGGED), All())
+    _ragged(rounds, tuple(length // scale for length in RAGGED), Full())
     _ragged(rounds, tuple(length // scale for length in RAGGED), Causal())
     _log_sum_exp(rounds, 2048 // scale)
     _memory(8192 // scale)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from manyheads.parts.masks import All, Causal, GlobalTokens, Mask, Window
+from manyheads.parts.masks import Causal, Full, GlobalTokens, Mask, Window
 from manyheads.parts.positions import Alibi
 
 __all__ = ["run"]
@@ -65,7 +65,7 @@ def _fixed(rounds: int, peak: float, longest: int) -> None:
         (heads, size, length, mask)
         for heads, size, lengths in ((16, 128, (1024, 2048, 8192, 32768)), (12, 64, (1024, 8192)))
         for length in lengths
-        for mask in (Causal(), All())
+        for mask in (Causal(), Full())
         if length <= longest
     ]
     rows = []
@@ -82,7 +82,7 @@ def _trained(rounds: int, peak: float) -> None:
     for heads, size, length, mask in (
         (16, 128, 2048, Causal()),
         (16, 128, 8192, Causal()),
-        (12, 64, 1024, All()),
+        (12, 64, 1024, Full()),
     ):
         problem = problem_on_cuda(
             lengths=(length,) * (16384 // length), mask=mask, heads=heads, size=size, grad=True
@@ -167,7 +167,7 @@ def _ragged(rounds: int, peak: float) -> None:
     drawn = torch.normal(4096.0, 8192 / 6, (16,), generator=torch.Generator().manual_seed(1))
     lengths = tuple(int(length) for length in drawn.clamp(16, 8192))
     rows = []
-    for mask in (All(), Causal(), Window(64, 64)):
+    for mask in (Full(), Causal(), Window(64, 64)):
         problem = problem_on_cuda(lengths=lengths, mask=mask, heads=12, size=64)
         entrants: dict[str, Work] = {
             "ours": problem.attend,
@@ -187,7 +187,7 @@ def _padded_mask(problem: Problem) -> Tensor | None:
         return None
     places = torch.arange(problem.longest, device=DEVICE)
     real = (places < torch.tensor(problem.lengths, device=DEVICE)[:, None])[:, None, None, :]
-    if problem.mask == All():
+    if problem.mask == Full():
         return real
     near = problem.mask.allows(places[:, None], places[None, :], places[:1, None] + problem.longest)
     # A query in the padding sees something too: rows without a key are another matter.

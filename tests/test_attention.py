@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.errors import ConfigError, InputError, KernelError, ShapeError
-from manyheads.parts.masks import All, Causal, Mask, Window
+from manyheads.parts.masks import Causal, Full, Mask, Window
 from manyheads.parts.norms import LayerNorm, RMSNorm
 from manyheads.parts.positions import Alibi, AttentionPosition, Rotary, Shaw, T5Buckets
 from manyheads.ragged import Lengths, Ragged
@@ -115,7 +115,7 @@ def agrees(layer: Attention, *each: int) -> None:
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("mask", [All(), Causal()])
+@pytest.mark.parametrize("mask", [Full(), Causal()])
 @pytest.mark.parametrize("bias", ["none", "all"])
 def test_multi_head_attention_is_pytorchs(mask: Mask, bias: str) -> None:
     theirs = nn.MultiheadAttention(12, 4, bias=bias == "all", batch_first=True)
@@ -149,7 +149,7 @@ def test_any_number_of_heads_of_any_size_is_a_plain_einsum(
     agrees(layer, *each)
 
 
-@pytest.mark.parametrize("mask", [All(), Causal(), Window(2, 1)], ids=str)
+@pytest.mark.parametrize("mask", [Full(), Causal(), Window(2, 1)], ids=str)
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("position", POSITIONS)
 def test_every_position_is_its_formula(position: str, kv_heads: int, mask: Mask) -> None:

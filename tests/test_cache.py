@@ -20,7 +20,7 @@ from manyheads.cache import (
 )
 from manyheads.errors import ConfigError, InputError
 from manyheads.parts.gates import Gate
-from manyheads.parts.masks import All, Blocks, Causal, GlobalTokens, Mask, Prefix, Window
+from manyheads.parts.masks import Blocks, Causal, Full, GlobalTokens, Mask, Prefix, Window
 from manyheads.parts.positions import (
     Alibi,
     AttentionPosition,
@@ -202,7 +202,7 @@ def test_only_a_causal_window_is_kept_in_a_ring(mask: str) -> None:
 
 
 def test_masks_that_look_ahead_are_kept_in_slots() -> None:
-    masks: list[Mask | None] = [All(), Window(3, 3), Blocks(4), Prefix(2), None]
+    masks: list[Mask | None] = [Full(), Window(3, 3), Blocks(4), Prefix(2), None]
     kinds = [type(store) for store in Cache(masks, DynamicCache()).stores]
     assert kinds == [FullLayerCache, FullLayerCache, FullLayerCache, FullLayerCache, type(None)]
 

@@ -15,7 +15,7 @@ from manyheads.kernels.choose import Choice, attend, choose
 from manyheads.kernels.contract import Facts, Request, Want
 from manyheads.parts.gates import GATE_TAPS, Gate, GatePlace, check_gates
 from manyheads.parts.head_groups import KeyHeads, groups_of, listed, nearest, owners_of, settled
-from manyheads.parts.masks import All, Mask
+from manyheads.parts.masks import Full, Mask
 from manyheads.parts.norms import NoNorm, Norm, make_norm
 from manyheads.parts.padded_linear import split_map
 from manyheads.parts.positions import (
@@ -74,7 +74,7 @@ class AttentionConfig:
     kv_heads: KeyHeads = "each"
     head_size: int | Literal["even"] = "even"
     position: AttentionPosition = NoPosition()
-    mask: Mask = All()
+    mask: Mask = Full()
     gates: tuple[Gate, ...] = ()
     query_norm: Norm = NoNorm()
     key_norm: Norm = NoNorm()

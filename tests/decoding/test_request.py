@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads import NoReadout, Ragged, StaticCache, build, generate
+from manyheads import Ragged, StaticCache, build, generate
 from manyheads.errors import ConfigError, InputError, ManyheadsError
+from manyheads.models import NoReadout
 from tests.decoding.peers import pair
 from tests.models import zoo
 

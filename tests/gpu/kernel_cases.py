@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from manyheads.kernels.choose import KERNELS
 from manyheads.kernels.contract import Attended, Facts, Request, Want
 from manyheads.parts.masks import (
-    All,
     Blocks,
     Causal,
+    Full,
     GlobalTokens,
     Mask,
     Prefix,
@@ -25,7 +25,7 @@ from manyheads.parts.positions.relative import Bias, BucketTable, ShawTable
 from manyheads.ragged import Lengths
 
 MASKS: dict[str, Mask] = {
-    "all": All(),
+    "all": Full(),
     "causal": Causal(),
     "window before": Window(20),
     "window both": Window(20, 9),

@@ -6,29 +6,20 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from manyheads import (
+from manyheads import AttentionConfig, DecoderConfig, EncoderConfig, Ragged, build, get_config
+from manyheads.attention import Attention
+from manyheads.models import Branch, Embedding, LanguageHead, LayerConfig, StackConfig
+from manyheads.parts import (
     Alibi,
-    AttentionConfig,
-    Branch,
     Causal,
-    DecoderConfig,
-    Embedding,
-    EncoderConfig,
     Gate,
     GlobalTokens,
-    LanguageHead,
-    LayerConfig,
     NoPosition,
-    Ragged,
     Rotary,
-    StackConfig,
     SwiGLU,
     T5Buckets,
     Window,
-    build,
-    get_config,
 )
-from manyheads.attention import Attention
 
 SMALL = {"layers": 2, "vocabulary": 1000}
 LENGTHS = (700, 1, 0, 300, 1100)

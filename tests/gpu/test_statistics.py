@@ -18,13 +18,13 @@ from manyheads.lens.measure.score_tiles import Meeting
 from manyheads.lens.measure.statistics import statistics
 from manyheads.lens.measure.triton_row_sums import below
 from manyheads.lens.measure.watcher import cannot, median_of, stream_rows
-from manyheads.parts.masks import All, Causal, Mask, Window
+from manyheads.parts.masks import Causal, Full, Mask, Window
 from manyheads.parts.positions import Alibi
 from manyheads.ragged import Lengths
 
 BANDS: dict[str, Mask] = {
     "causal": Causal(),
-    "all": All(),
+    "all": Full(),
     "window before": Window(20),
     "window both": Window(70, 9),
     "window far": Window(150),

@@ -6,24 +6,10 @@ import pytest
 import torch
 
 from manyheads import (
-    Alibi,
     AttentionConfig,
-    Branch,
-    Causal,
     DecoderConfig,
     DynamicCache,
-    Embedding,
-    LanguageHead,
-    LayerConfig,
-    Learned,
-    NoPosition,
-    Pre,
     Ragged,
-    RMSNorm,
-    Rotary,
-    StackConfig,
-    SwiGLU,
-    Window,
     build,
     generate,
     get_config,
@@ -31,7 +17,19 @@ from manyheads import (
 from manyheads.decoding.steps import triton_step
 from manyheads.decoding.steps.cached import CachedSteps
 from manyheads.decoding.steps.cuda_graph import cuda_graph_steps
+from manyheads.models import Branch, Embedding, LanguageHead, LayerConfig, StackConfig
 from manyheads.models.decoder import Decoder
+from manyheads.parts import (
+    Alibi,
+    Causal,
+    Learned,
+    NoPosition,
+    PreNorm,
+    RMSNorm,
+    Rotary,
+    SwiGLU,
+    Window,
+)
 
 WIDTH, VOCABULARY = 256, 500
 NORM = RMSNorm(eps=1e-6)
@@ -42,8 +40,8 @@ def config(**changes: object) -> DecoderConfig:
     position = choices.pop("embedding_position", NoPosition())
     attention = AttentionConfig(width=WIDTH, heads=4, **choices)
     layer = LayerConfig(
-        attention=Branch(attention, Pre(NORM)),
-        feedforward=Branch(SwiGLU(width=WIDTH, hidden=700), Pre(NORM)),
+        attention=Branch(attention, PreNorm(NORM)),
+        feedforward=Branch(SwiGLU(width=WIDTH, hidden=700), PreNorm(NORM)),
     )
     return DecoderConfig(
         embedding=Embedding(vocabulary=VOCABULARY, width=WIDTH, position=position),

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from manyheads.kernels.contract import Request, Want
 from manyheads.parts.masks import (
-    All,
     Blocks,
     Causal,
+    Full,
     GlobalTokens,
     Mask,
     Prefix,
@@ -65,7 +65,7 @@ def _global(*places: int) -> Sees:
 
 
 RULES = {
-    "all": Rule(All(), lambda i, j, n: True),
+    "all": Rule(Full(), lambda i, j, n: True),
     "causal": Rule(Causal(), lambda i, j, n: j <= i),
     "window": Rule(Window(3), lambda i, j, n: 0 <= i - j <= 3),
     "both sides": Rule(Window(2, 4), lambda i, j, n: -4 <= i - j <= 2),

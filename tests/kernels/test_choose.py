@@ -8,7 +8,7 @@ import torch
 from manyheads.errors import KernelError
 from manyheads.kernels.choose import KERNELS, Choice, attend, choose
 from manyheads.kernels.contract import Facts, Request, Want
-from manyheads.parts.masks import All, Blocks, Causal, GlobalTokens, Mask, RandomBlocks, Window
+from manyheads.parts.masks import Blocks, Causal, Full, GlobalTokens, Mask, RandomBlocks, Window
 from manyheads.parts.positions.alibi import Alibi
 from manyheads.parts.positions.relative import Bias, BucketBias, ShawBias, T5Buckets
 from manyheads.ragged import Lengths
@@ -58,7 +58,7 @@ def asked(
 @pytest.mark.parametrize(
     ("request_", "facts", "kernel"),
     [
-        (asked(All()), CPU, "fused"),
+        (asked(Full()), CPU, "fused"),
         (asked(Causal()), CPU, "fused"),
         (asked(Blocks(64) | RandomBlocks(64) | GlobalTokens()), CPU, "fused"),
         (asked(Window(64, 64)), CPU, "banded"),
@@ -67,10 +67,10 @@ def asked(
         (asked(Window(600)), CPU, "fused"),
         (asked(Window(64, 64), EQUAL, sink=True), replace(CPU, grad=False), "banded"),
         (asked(Window(64, 64), sink=True), CPU, "reference"),
-        (asked(All(), bias=T5), CPU, "reference"),
-        (asked(All(), bias=T5), replace(CPU, grad=False), "fused"),
-        (asked(All(), bias=T5_FIXED), CPU, "fused"),
-        (asked(All(), bias=SHAW_VALUES), replace(CPU, grad=False), "reference"),
+        (asked(Full(), bias=T5), CPU, "reference"),
+        (asked(Full(), bias=T5), replace(CPU, grad=False), "fused"),
+        (asked(Full(), bias=T5_FIXED), CPU, "fused"),
+        (asked(Full(), bias=SHAW_VALUES), replace(CPU, grad=False), "reference"),
         (asked(Causal(), dropout=0.1), CPU, "reference"),
         (asked(Window(64), pattern=True), CPU, "reference"),
         (asked(Window(64)), replace(CPU, value_size=32), "fused"),
@@ -82,9 +82,9 @@ def asked(
         (asked(Causal(), sink=True), CUDA, "flex"),
         (asked(Window(64) | GlobalTokens()), CUDA, "flex"),
         (asked(Causal(), dropout=0.1), CUDA, "fused"),
-        (asked(All(), bias=SHAW_VALUES), CUDA, "reference"),
+        (asked(Full(), bias=SHAW_VALUES), CUDA, "reference"),
         (asked(Causal(), pattern=True), CUDA, "reference"),
-        (asked(All()), replace(CPU, device="mps"), "reference"),
+        (asked(Full()), replace(CPU, device="mps"), "reference"),
     ],
 )
 def test_the_fastest_kernel_that_can_is_chosen(
@@ -125,7 +125,7 @@ def test_auto_and_every_able_kernel_by_name_give_one_answer() -> None:
 
 def test_a_kernel_asked_by_name_for_what_it_cannot_do_says_who_can() -> None:
     q = torch.randn(5, 2, 8)
-    request = asked(All(), Lengths.of([5]))
+    request = asked(Full(), Lengths.of([5]))
     with refuses(
         KernelError,
         "banded cannot do this, the mask has no limit on both sides: use auto, reference, fused.",
@@ -139,17 +139,17 @@ def test_an_unknown_kernel_is_an_error_that_lists_the_known() -> None:
         KernelError,
         "there is no kernel 'flash': use auto, reference, fused, banded, varlen, flex, step.",
     ):
-        attend(q, q, q, asked(All(), Lengths.of([5])), "flash")
+        attend(q, q, q, asked(Full(), Lengths.of([5])), "flash")
 
 
 def test_facts_need_gradients_where_anything_learns() -> None:
     q = torch.randn(5, 2, 8)
     learns = q.clone().requires_grad_()
     lengths = Lengths.of([5])
-    plain = asked(All(), lengths)
+    plain = asked(Full(), lengths)
     assert not Facts.of(q, q, q, plain).grad
     assert Facts.of(q, q, learns, plain).grad
-    assert Facts.of(q, q, q, asked(All(), lengths, bias=T5)).grad
+    assert Facts.of(q, q, q, asked(Full(), lengths, bias=T5)).grad
     assert Facts.of(q, q, q, replace(plain, sink=torch.zeros(2, requires_grad=True))).grad
     with torch.no_grad():
         assert not Facts.of(learns, learns, learns, plain).grad
@@ -174,6 +174,6 @@ def test_kernels_of_the_gpu_refuse_the_cpu(kernel: str) -> None:
 def test_a_batch_is_uniform_where_one_call_serves_it(
     queries: list[int], keys: list[int], shapes: set[tuple[int, int]]
 ) -> None:
-    request = Request(queries=Lengths.of(queries), keys=Lengths.of(keys), mask=All(), scale=1.0)
+    request = Request(queries=Lengths.of(queries), keys=Lengths.of(keys), mask=Full(), scale=1.0)
     assert request.shapes == shapes
     assert request.uniform == (len(shapes) == 1)

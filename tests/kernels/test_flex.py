@@ -7,10 +7,10 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
 from manyheads.kernels import flex
-from manyheads.parts.masks import All, Causal, GlobalTokens, Mask, RandomBlocks, Window
+from manyheads.parts.masks import Causal, Full, GlobalTokens, Mask, RandomBlocks, Window
 from manyheads.ragged import Lengths
 
-MASKS = [All(), Causal(), Window(30, 5), Window(40, 40) | GlobalTokens((0, -1)), RandomBlocks(64)]
+MASKS = [Full(), Causal(), Window(30, 5), Window(40, 40) | GlobalTokens((0, -1)), RandomBlocks(64)]
 EACH = [(700, 0, 1, 300), (256, 128), (5,)]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manyheads.kernels import fused, reference
 from manyheads.kernels.contract import Facts, Request, Want
-from manyheads.parts.masks import All, Causal, Mask, Window
+from manyheads.parts.masks import Causal, Full, Mask, Window
 from manyheads.parts.positions.alibi import Alibi
 from manyheads.ragged import Lengths
 
@@ -49,8 +49,8 @@ def test_keys_are_never_repeated_for_heads_that_share_them(calls: list[tuple[Any
 @pytest.mark.parametrize(
     ("mask", "queries", "keys", "causal"),
     [
-        (All(), 5, 5, False),
-        (All(), 7, 5, False),
+        (Full(), 5, 5, False),
+        (Full(), 7, 5, False),
         (Causal(), 5, 5, True),
         (Causal(), 1, 5, False),
         (Window(4, 4), 5, 5, False),
@@ -83,7 +83,7 @@ def test_a_written_out_bias_comes_in_chunks(
 ) -> None:
     monkeypatch.setattr(reference, "LARGEST_CHUNK", 4 * 2 * 10 * 3)
     lengths = Lengths.of([10, 10])
-    attend(All(), lengths, lengths, bias=Alibi().bias(4, torch.device("cpu")))
+    attend(Full(), lengths, lengths, bias=Alibi().bias(4, torch.device("cpu")))
     assert [tuple(added.shape) for *_, added, _ in calls] == [(2, 4, 3, 10)] * 3 + [(2, 4, 1, 10)]
 
 

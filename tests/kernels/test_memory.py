@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from manyheads.kernels import banded, fused, reference
 from manyheads.kernels.contract import Facts, Request
-from manyheads.parts.masks import All, Blocks, Causal, Mask, Window
+from manyheads.parts.masks import Blocks, Causal, Full, Mask, Window
 from manyheads.parts.positions.alibi import Alibi
 from manyheads.ragged import Lengths
 
@@ -74,7 +74,7 @@ def train(kernel: ModuleType, mask: Mask, alibi: bool, tokens: int, grad: bool =
 
 CASES = {
     "reference, causal": (reference, Causal(), False),
-    "reference, alibi": (reference, All(), True),
+    "reference, alibi": (reference, Full(), True),
     "fused, causal": (fused, Causal(), False),
     "fused, blocks": (fused, Blocks(64), False),
     "fused, alibi": (fused, Causal(), True),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from manyheads.kernels import reference
 from manyheads.kernels.contract import Request, Want
-from manyheads.parts.masks import All, Causal
+from manyheads.parts.masks import Causal, Full
 from manyheads.ragged import Lengths
 from manyheads.taps import Patterns
 from tests.kernels.oracle import BIASES, RULES, Problem, assert_close
@@ -53,7 +53,7 @@ def test_scores_hold_minus_infinity_where_the_mask_hides_a_key() -> None:
 
 def test_mix_reads_what_any_given_pattern_says() -> None:
     v, lengths = torch.randn(5, 2, 3), Lengths.of([2, 3])
-    request = Request(queries=lengths, keys=lengths, mask=All(), scale=1.0)
+    request = Request(queries=lengths, keys=lengths, mask=Full(), scale=1.0)
     patterns = Patterns((torch.rand(4, 2, 2), torch.rand(4, 3, 3)))
     mixed = reference.mix(patterns, v, request)
     spread = v.repeat_interleave(2, dim=1)
@@ -87,7 +87,7 @@ def test_dropout_drops_a_share_of_the_weights_and_keeps_the_mean(want: Want) -> 
     q = k = torch.zeros(200, 2, 4)
     # Every weight is 1/200; the columns of the identity show each weight after dropout.
     v = torch.eye(200)[:, None]
-    request = Request(queries=lengths, keys=lengths, mask=All(), scale=1.0, dropout=0.25, want=want)
+    request = Request(queries=lengths, keys=lengths, mask=Full(), scale=1.0, dropout=0.25, want=want)
     seen = 200 * reference.attend(q, k[:, :1], v, request).output
     values, counts = seen.round(decimals=3).unique(return_counts=True)
     torch.testing.assert_close(values, torch.tensor([0.0, 1 / 0.75]), rtol=0, atol=1e-3)
@@ -97,7 +97,7 @@ def test_dropout_drops_a_share_of_the_weights_and_keeps_the_mean(want: Want) -> 
 def test_dropout_drops_the_same_weights_in_the_backward_pass() -> None:
     lengths = Lengths.of([50])
     q, v = torch.zeros(50, 1, 4), torch.eye(50)[:, None].requires_grad_()
-    request = Request(queries=lengths, keys=lengths, mask=All(), scale=1.0, dropout=0.5)
+    request = Request(queries=lengths, keys=lengths, mask=Full(), scale=1.0, dropout=0.5)
     output = reference.attend(q, q, v, request).output
     pull = torch.randn_like(output)
     output.backward(pull)

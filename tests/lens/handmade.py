@@ -10,7 +10,7 @@ from manyheads.lens.measure.measures import Scope, Tally, repeated, tally_heads
 from manyheads.lens.measure.row_sums import Wanted, sum_rows
 from manyheads.lens.measure.score_tiles import Meeting
 from manyheads.lens.results.addresses import Block
-from manyheads.parts.masks import All, Causal, Mask
+from manyheads.parts.masks import Causal, Full, Mask
 from manyheads.ragged import Lengths
 
 # A weight of nothing: e to this power is zero in float32.
@@ -33,7 +33,7 @@ def measured(
         count = len(pattern)
         query[place, 0, :count] = pattern.log().clamp(min=NEVER)
         key[place, 0, :count] = torch.eye(count)
-    mask: Mask = Causal() if causal else All()
+    mask: Mask = Causal() if causal else Full()
     request = Request(queries=lengths, keys=lengths, mask=mask, scale=1.0)
     tokens = torch.arange(lengths.total) if ids is None else torch.tensor(list(ids))
     classes = classes or {}

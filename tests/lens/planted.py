@@ -19,8 +19,8 @@ from manyheads.models.encoder import EncoderConfig
 from manyheads.models.layer import Branch, Layer, LayerConfig
 from manyheads.models.readout import LanguageHead
 from manyheads.models.stack import Stack, StackConfig
-from manyheads.parts.masks import All, Causal, Mask
-from manyheads.parts.norms import NoNorm, Pre
+from manyheads.parts.masks import Causal, Full, Mask
+from manyheads.parts.norms import NoNorm, PreNorm
 from manyheads.parts.positions import Learned
 from manyheads.taps import Head
 
@@ -29,7 +29,7 @@ __all__ = ["DEAD", "MIXED", "PLANTED", "Look", "offset_look", "planted_model", "
 WORDS, PLACES = 48, 80
 # Scores so far apart that the softmax leaves nothing to the rest.
 SHARP = 40.0
-BARE = Pre(NoNorm())
+BARE = PreNorm(NoNorm())
 
 DEAD, MIXED = "dead", "mixed"
 PLANTED = {
@@ -128,7 +128,7 @@ def text_model(
 ) -> Any:
     """One layer with a head a look: a decoder, or an encoder where it sees both ways."""
     words = WORDS if tokenizer is None else tokenizer.get_vocab_size()
-    model = _model(Stream(words, places), [looks], Causal() if causal else All())
+    model = _model(Stream(words, places), [looks], Causal() if causal else Full())
     model.tokenizer = tokenizer
     return model
 

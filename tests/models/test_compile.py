@@ -11,7 +11,7 @@ from manyheads.models.readout import ClassHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.parts.feedforward import GeGLU
 from manyheads.parts.masks import Causal, GlobalTokens, Window
-from manyheads.parts.norms import Both, Post, Pre, RMSNorm
+from manyheads.parts.norms import PostNorm, PreNorm, RMSNorm, SandwichNorm
 from manyheads.parts.positions import Alibi, Learned, Rotary, Shaw, Sinusoidal, T5Buckets
 from tests.models.zoo import (
     EVERY_GATE,
@@ -56,7 +56,7 @@ def test_ragged_batches() -> None:
     batch = ids((9, 2))
     reads = encoder(
         layer(own(position=Rotary(), mask=Window(1, 1)), GeGLU(width=WIDTH, hidden=24)),
-        layer(own(mask=Window(1, 1) | GlobalTokens((0,))), None, norm=Post()),
+        layer(own(mask=Window(1, 1) | GlobalTokens((0,))), None, norm=PostNorm()),
         layer(own(position=T5Buckets(buckets=8, reach=9), scale=1.0), None),
         position=Learned(count=9),
         types=2,
@@ -66,11 +66,11 @@ def test_ragged_batches() -> None:
     assert_compiles(reads, batch)
     writes = decoder(
         layer(own(mask=Window(2), position=Rotary(), kv_heads=2, gates=EVERY_GATE), EXPERTS),
-        layer(own(mask=Causal(), position=Alibi(), query_norm=RMSNorm()), norm=Both(RMSNorm())),
+        layer(own(mask=Causal(), position=Alibi(), query_norm=RMSNorm()), norm=SandwichNorm(RMSNorm())),
         layer(
             own(mask=Causal(), key_norm=RMSNorm(centred=True)),
             replace(EXPERTS, shared=8, shared_gate="sigmoid"),
-            norm=Pre(RMSNorm(centred=True)),
+            norm=PreNorm(RMSNorm(centred=True)),
         ),
         layer(own(mask=Causal(), position=Shaw(reach=2), sink="learned"), None),
     )

@@ -12,9 +12,9 @@ from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder
 from manyheads.parts.masks import (
-    All,
     Blocks,
     Causal,
+    Full,
     GlobalTokens,
     Mask,
     Prefix,
@@ -169,7 +169,7 @@ def test_no_token_sees_a_later_one(name: str) -> None:
     assert (after[6:] - before[6:]).abs().amax(1).min() > 1e-3
 
 
-@pytest.mark.parametrize("mask", [All(), Window(2, 1), Prefix(4), Blocks(3)], ids=str)
+@pytest.mark.parametrize("mask", [Full(), Window(2, 1), Prefix(4), Blocks(3)], ids=str)
 def test_a_model_that_sees_ahead_refuses_a_cache(mask: Mask) -> None:
     model = build(decoder(layer(own(mask=Causal())), layer(None), layer(own(mask=mask))))
     with pytest.raises(ConfigError) as caught:

@@ -11,7 +11,7 @@ from manyheads.models.build import build
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
 from manyheads.models.stack import StackConfig
-from manyheads.parts.masks import All, Blocks, Causal, GlobalTokens, Mask, Window
+from manyheads.parts.masks import Blocks, Causal, Full, GlobalTokens, Mask, Window
 from tests.models.zoo import ENCODERS, VOCABULARY, WIDTH, encoder, ids, layer, own, small
 
 
@@ -26,7 +26,7 @@ def moved(config: EncoderConfig, changed: int, length: int = 12) -> list[int]:
 
 
 SEES: dict[str, tuple[Mask, Callable[[int, int], bool]]] = {
-    "all": (All(), lambda query, key: min(query, key) >= 0),
+    "all": (Full(), lambda query, key: min(query, key) >= 0),
     "causal": (Causal(), lambda query, key: key <= query),
     "window": (Window(2, 1), lambda query, key: query - 2 <= key <= query + 1),
     "blocks": (Blocks(4, before=0, after=0), lambda query, key: query // 4 == key // 4),

@@ -14,7 +14,7 @@ from manyheads.models.decoder import DecoderConfig
 from manyheads.models.embedding import Embedding
 from manyheads.models.initialisation import Initialisation
 from manyheads.models.layer import Branch, LayerConfig
-from manyheads.models.readout import LanguageHead, Transform
+from manyheads.models.readout import LanguageHead, ReadoutTransform
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.stack import StackConfig
 from manyheads.models.vision import Vision
@@ -22,7 +22,7 @@ from manyheads.parts.experts import Experts, MixtureOfExperts
 from manyheads.parts.feedforward import MLP, FeedForward, SwiGLU
 from manyheads.parts.gates import Gate
 from manyheads.parts.masks import Causal
-from manyheads.parts.norms import LayerNorm, Normalise, Pre, RMSNorm
+from manyheads.parts.norms import LayerNorm, Normalise, PreNorm, RMSNorm
 from manyheads.parts.positions import Learned
 
 WIDTH, STD, LAYERS = 96, 0.05, 8
@@ -39,7 +39,7 @@ EXPERTS = Experts(width=WIDTH, hidden=64, count=4, chosen=2, shared=64)
 MIXED = (
     LayerConfig(attention=Branch(GATED), feedforward=Branch(EXPERTS)),
     LayerConfig(
-        attention=Branch(GATED, Pre(LayerNorm(centred=True))),
+        attention=Branch(GATED, PreNorm(LayerNorm(centred=True))),
         feedforward=Branch(SwiGLU(width=WIDTH, hidden=128, bias=True)),
     ),
 )
@@ -51,7 +51,7 @@ def model(**init: Any) -> Any:
             vocabulary=200, width=WIDTH, position=Learned(count=100), types=30, norm=LayerNorm()
         ),
         stack=StackConfig(width=WIDTH, layers=MIXED * (LAYERS // 2), final_norm=RMSNorm()),
-        readout=LanguageHead(tied=False, transform=Transform(), bias=True),
+        readout=LanguageHead(tied=False, transform=ReadoutTransform(), bias=True),
         init=Initialisation(**{"std": STD} | init),
     )
     return build(config, seed=0).requires_grad_(False)

@@ -12,7 +12,15 @@ from manyheads.models.layer import Branch, Layer, LayerConfig
 from manyheads.models.stack import StackConfig
 from manyheads.parts.experts import MixtureOfExperts
 from manyheads.parts.feedforward import MLP
-from manyheads.parts.norms import Both, LayerNorm, NoNorm, Placement, Post, Pre, RMSNorm
+from manyheads.parts.norms import (
+    LayerNorm,
+    NoNorm,
+    Placement,
+    PostNorm,
+    PreNorm,
+    RMSNorm,
+    SandwichNorm,
+)
 from manyheads.ragged import Ragged
 from tests.models.zoo import EXPERTS, WIDTH, decoder, ids, layer, own
 
@@ -41,15 +49,15 @@ def normed(x: Tensor, norm: torch.nn.Module) -> Tensor:
 def around(placement: Placement, x: Tensor, inner: object, residual: object) -> Tensor:
     """The formula of each placement, written out."""
     match placement:
-        case Pre():
+        case PreNorm():
             return x + inner(normed(x, residual.norm))
-        case Post():
+        case PostNorm():
             return normed(x + inner(x), residual.norm)
-        case Both():
+        case SandwichNorm():
             return x + normed(inner(normed(x, residual.norm)), residual.second_norm)
 
 
-@pytest.mark.parametrize("placement", [Pre(), Post(), Both()], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("placement", [PreNorm(), PostNorm(), SandwichNorm()], ids=lambda one: type(one).__name__)
 def test_each_placement_follows_its_formula(placement: Placement) -> None:
     module = made(layer(norm=placement, cross=CROSS))
     x, memory = hidden(), hidden(1, (2, 4, 1))
@@ -73,15 +81,15 @@ def test_both_has_two_norms_and_the_others_one() -> None:
     def norms(placement: Placement) -> int:
         return sum("norm" in name for name, _ in made(layer(norm=placement)).named_parameters())
 
-    assert norms(Both(RMSNorm())) == 4
-    assert norms(Pre(RMSNorm())) == norms(Post(RMSNorm())) == 2
-    assert norms(Pre(NoNorm())) == 0
+    assert norms(SandwichNorm(RMSNorm())) == 4
+    assert norms(PreNorm(RMSNorm())) == norms(PostNorm(RMSNorm())) == 2
+    assert norms(PreNorm(NoNorm())) == 0
 
 
 def test_branches_of_one_layer_may_be_placed_differently() -> None:
     config = LayerConfig(
-        attention=Branch(own(), Pre(NoNorm())),
-        feedforward=Branch(MLP(width=WIDTH, hidden=24), Post(LayerNorm())),
+        attention=Branch(own(), PreNorm(NoNorm())),
+        feedforward=Branch(MLP(width=WIDTH, hidden=24), PostNorm(LayerNorm())),
     )
     module, x = made(config), hidden()
     middle = x.values + module.attention(x).values
@@ -122,7 +130,7 @@ def test_experts_report_their_losses() -> None:
 
 def test_dropout_falls_on_what_is_added_and_only_in_training() -> None:
     config = LayerConfig(
-        attention=Branch(own(), Pre(), 0.5), feedforward=Branch(MLP(width=WIDTH, hidden=24))
+        attention=Branch(own(), PreNorm(), 0.5), feedforward=Branch(MLP(width=WIDTH, hidden=24))
     )
     module, x = made(config), hidden()
     module.feedforward = None

@@ -13,8 +13,8 @@ from manyheads.models.readout import (
     ClassHead,
     LanguageHead,
     NoReadout,
+    ReadoutTransform,
     TokenHead,
-    Transform,
     make_readout,
     pooled,
 )
@@ -75,7 +75,7 @@ def test_a_token_head_scores_every_token() -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_transform_is_dense_activation_norm(bias: bool) -> None:
-    transform = Transform(activation="gelu", norm=LayerNorm(), bias=bias)
+    transform = ReadoutTransform(activation="gelu", norm=LayerNorm(), bias=bias)
     readout = make_readout(LanguageHead(transform=transform), WIDTH, VOCABULARY)
     table, x = torch.randn(VOCABULARY, WIDTH), torch.randn(4, WIDTH)
     dense = readout.transform.dense
@@ -86,7 +86,7 @@ def test_a_transform_is_dense_activation_norm(bias: bool) -> None:
 
 
 def test_a_pooler_without_norm_is_dense_and_tanh() -> None:
-    head = ClassHead(classes=3, transform=Transform(activation="tanh", norm=NoNorm()))
+    head = ClassHead(classes=3, transform=ReadoutTransform(activation="tanh", norm=NoNorm()))
     readout, x = make_readout(head, WIDTH), torch.randn(4, WIDTH)
     dense = readout.transform.dense
     inner = torch.tanh(F.linear(x[[0, 1]], dense.weight, dense.bias))

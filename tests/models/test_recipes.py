@@ -13,8 +13,8 @@ from manyheads.models.vision import VisionConfig
 from manyheads.parts.experts import Experts
 from manyheads.parts.feedforward import MLP, GeGLU, SwiGLU
 from manyheads.parts.gates import Gate
-from manyheads.parts.masks import All, Causal, Window
-from manyheads.parts.norms import LayerNorm, NoNorm, Post, Pre, RMSNorm
+from manyheads.parts.masks import Causal, Full, Window
+from manyheads.parts.norms import LayerNorm, NoNorm, PostNorm, PreNorm, RMSNorm
 from manyheads.parts.positions import Learned, NoPosition, Rotary, Sinusoidal
 
 KINDS = {
@@ -76,7 +76,7 @@ def test_bert_norms_after_and_learns_its_positions() -> None:
     config = bert(**TINY["bert"])
     (layer,) = config.stack.layers
     norm = LayerNorm(eps=1e-12)
-    assert layer.attention.norm == layer.feedforward.norm == Post(norm)
+    assert layer.attention.norm == layer.feedforward.norm == PostNorm(norm)
     assert config.embedding.position == Learned(count=8)
     assert (config.embedding.types, config.embedding.norm) == (2, norm)
     assert config.stack.final_norm == NoNorm()
@@ -101,9 +101,9 @@ def test_modernbert_sees_all_every_so_many_layers_and_else_a_window(every: int) 
     for index, layer in enumerate(config.stack.layers):
         attention = layer.attention.inner
         whole = index % every == 0
-        assert attention.mask == (All() if whole else Window(64, 64))
+        assert attention.mask == (Full() if whole else Window(64, 64))
         assert attention.position == Rotary(theta=160_000.0 if whole else 10_000.0)
-        assert layer.attention.norm == Pre(NoNorm() if index == 0 else LayerNorm(bias=False))
+        assert layer.attention.norm == PreNorm(NoNorm() if index == 0 else LayerNorm(bias=False))
         assert isinstance(layer.feedforward.inner, GeGLU)
         assert attention.bias == "none"
     assert config.embedding.norm == config.stack.final_norm == LayerNorm(bias=False)
@@ -119,7 +119,7 @@ def test_modernbert_has_no_bias_but_the_readouts() -> None:
 def test_gpt2_norms_before_and_after_the_last_layer() -> None:
     config = gpt2(**TINY["gpt2"])
     (layer,) = config.stack.layers
-    assert layer.attention.norm == layer.feedforward.norm == Pre(LayerNorm())
+    assert layer.attention.norm == layer.feedforward.norm == PreNorm(LayerNorm())
     assert config.stack.final_norm == LayerNorm()
     assert layer.attention.inner.mask == Causal()
     assert layer.feedforward.inner.hidden == 4 * config.stack.width
@@ -158,10 +158,10 @@ def test_the_transformer_of_2017_adds_sines_to_scaled_words() -> None:
     assert config.embedding.position == Sinusoidal(layout="interleaved")
     assert config.embedding.scale == 512**0.5
     reads, writes = config.encoder.layers[0], config.decoder.layers[0]
-    assert (reads.attention.inner.mask, writes.attention.inner.mask) == (All(), Causal())
+    assert (reads.attention.inner.mask, writes.attention.inner.mask) == (Full(), Causal())
     assert reads.cross is None
     assert writes.cross.inner.keys_from == "memory"
-    assert writes.attention.norm == writes.cross.norm == writes.feedforward.norm == Post()
+    assert writes.attention.norm == writes.cross.norm == writes.feedforward.norm == PostNorm()
     assert writes.feedforward.inner.activation == "relu"
     assert config.shared
     assert config.readout.tied

@@ -10,7 +10,7 @@ from manyheads.cache import DynamicCache, StaticCache
 from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.models.build import build
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.parts.masks import All, Causal
+from manyheads.parts.masks import Causal, Full
 from manyheads.parts.positions import Rotary
 from manyheads.ragged import Ragged
 from manyheads.taps import Record, Site, Sublayer, Tap
@@ -113,7 +113,7 @@ def test_every_target_has_a_source() -> None:
 
 
 def test_a_decoder_that_sees_ahead_refuses_a_cache() -> None:
-    model = build(seq2seq([layer()], [layer(own(mask=All()), cross=CROSS)]))
+    model = build(seq2seq([layer()], [layer(own(mask=Full()), cross=CROSS)]))
     with pytest.raises(ConfigError, match=r"layer 0 sees ahead under All\(\) and cannot write"):
         model.new_cache()
 

@@ -16,7 +16,7 @@ from manyheads.models.stack import StackConfig
 from manyheads.models.vision import VisionConfig
 from manyheads.parts.experts import Experts
 from manyheads.parts.masks import Causal
-from manyheads.parts.norms import Both, Post, Pre
+from manyheads.parts.norms import PostNorm, PreNorm, SandwichNorm
 from manyheads.ragged import Ragged
 from manyheads.taps import Head, Patterns, Record, Site, Sublayer, Tap
 from tests.models.zoo import (
@@ -222,8 +222,8 @@ def test_a_pattern_switches_only_the_asked_layers(
     assert calls == Counter(attend=3 - len(asked), mix=len(asked))
 
 
-@pytest.mark.parametrize("norm", [Pre(), Both()])
-def test_the_residual_stream_is_a_sum(norm: Pre | Both) -> None:
+@pytest.mark.parametrize("norm", [PreNorm(), SandwichNorm()])
+def test_the_residual_stream_is_a_sum(norm: PreNorm | SandwichNorm) -> None:
     model = small(decoder(*[layer(own(mask=Causal()), norm=norm)] * 3))
     record = Record(every_site(model.config))
     with torch.no_grad():
@@ -244,7 +244,7 @@ def test_the_residual_stream_is_a_sum(norm: Pre | Both) -> None:
 
 
 def test_after_a_post_norm_the_stream_is_the_normed_sum() -> None:
-    model = small(encoder(layer(norm=Post())))
+    model = small(encoder(layer(norm=PostNorm())))
     taps = [Site(0, tap) for tap in (Tap.BEFORE, Tap.OUTPUT, Tap.AFTER)]
     record = Record(taps)
     with torch.no_grad():

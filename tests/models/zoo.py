@@ -25,7 +25,7 @@ from manyheads.parts.experts import Experts
 from manyheads.parts.feedforward import MLP, GeGLU, SwiGLU
 from manyheads.parts.gates import Gate
 from manyheads.parts.masks import Causal, GlobalTokens, Window
-from manyheads.parts.norms import Both, LayerNorm, Placement, Post, Pre, RMSNorm
+from manyheads.parts.norms import LayerNorm, Placement, PostNorm, PreNorm, RMSNorm, SandwichNorm
 from manyheads.parts.positions import (
     Alibi,
     EmbeddingPosition,
@@ -74,7 +74,7 @@ TARGETS = (3, 6, 1, 4, 0)
 
 BIG = Initialisation(std=0.25)
 NOWHERE = NoPosition()
-PRE = Pre()
+PRE = PreNorm()
 WORDS = LanguageHead()
 CLASSES = ClassHead(classes=5)
 PLAIN = AttentionConfig(width=WIDTH, heads=HEADS)
@@ -175,7 +175,7 @@ def writes(**changes: Any) -> LayerConfig:
 
 ENCODERS: dict[str, EncoderConfig] = {
     "bert": encoder(
-        *[layer(own(bias="all"), norm=Post(LayerNorm()))] * 2, position=LEARNED, types=2
+        *[layer(own(bias="all"), norm=PostNorm(LayerNorm()))] * 2, position=LEARNED, types=2
     ),
     "modernbert": encoder(layer(ROTARY, GEGLU), layer(LOCAL, GEGLU), layer(LOCAL, GEGLU)),
     "longformer": encoder(
@@ -214,7 +214,7 @@ DECODERS: dict[str, DecoderConfig] = {
     "sinks": decoder(*[writes(position=Rotary(), sink="learned", head_scale="learned")] * 2),
     "experts": decoder(*[layer(own(mask=Causal(), position=Rotary()), EXPERTS)] * 2),
     "both norms": decoder(
-        *[layer(own(mask=Causal(), position=Rotary()), SWIGLU, norm=Both(RMSNorm()))] * 2
+        *[layer(own(mask=Causal(), position=Rotary()), SWIGLU, norm=SandwichNorm(RMSNorm()))] * 2
     ),
     "uneven": decoder(
         writes(heads=8, position=Rotary()),
@@ -230,8 +230,8 @@ WRITES_T5 = layer(
 )
 SEQ2SEQS: dict[str, Seq2SeqConfig] = {
     "2017": seq2seq(
-        [layer(norm=Post())] * 2,
-        [layer(own(mask=Causal()), cross=CROSS, norm=Post())] * 2,
+        [layer(norm=PostNorm())] * 2,
+        [layer(own(mask=Causal()), cross=CROSS, norm=PostNorm())] * 2,
         position=Sinusoidal(),
     ),
     "t5": seq2seq([READS_T5] * 2, [WRITES_T5] * 2),

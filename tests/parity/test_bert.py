@@ -4,7 +4,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 from manyheads.models.build import build
-from manyheads.models.readout import ClassHead, Transform
+from manyheads.models.readout import ClassHead, ReadoutTransform
 from manyheads.models.recipes import bert
 from manyheads.parts.norms import NoNorm
 from manyheads.ragged import Ragged
@@ -40,7 +40,7 @@ def test_masked_words_are_those_of_transformers() -> None:
 
 
 def test_classes_of_typed_texts_are_those_of_transformers() -> None:
-    pooler = Transform(activation="tanh", norm=NoNorm())
+    pooler = ReadoutTransform(activation="tanh", norm=NoNorm())
     ours = build(bert(**OURS, readout=ClassHead(classes=5, transform=pooler)))
     theirs = BertForSequenceClassification(THEIRS).eval()
     copying.scramble(theirs)

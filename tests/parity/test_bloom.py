@@ -13,7 +13,7 @@ from manyheads.models.readout import LanguageHead
 from manyheads.models.stack import StackConfig
 from manyheads.parts.feedforward import MLP
 from manyheads.parts.masks import Causal
-from manyheads.parts.norms import LayerNorm, Pre
+from manyheads.parts.norms import LayerNorm, PreNorm
 from manyheads.parts.positions import Alibi
 from manyheads.ragged import Ragged
 from tests.parity import copying
@@ -36,8 +36,8 @@ def test_logits_are_those_of_transformers(heads: int) -> None:
     copying.scramble(theirs)
     attention = AttentionConfig(width=48, heads=heads, position=Alibi(), mask=Causal(), bias="all")
     layer = LayerConfig(
-        attention=Branch(attention, Pre(LayerNorm())),
-        feedforward=Branch(MLP(width=48, hidden=192, activation="gelu_tanh"), Pre(LayerNorm())),
+        attention=Branch(attention, PreNorm(LayerNorm())),
+        feedforward=Branch(MLP(width=48, hidden=192, activation="gelu_tanh"), PreNorm(LayerNorm())),
     )
     ours = build(
         DecoderConfig(

@@ -23,9 +23,9 @@ from manyheads.models.decoder import DecoderConfig
 from manyheads.models.layer import Branch
 from manyheads.models.recipes import llama
 from manyheads.parts.masks import Window
-from manyheads.parts.norms import Pre, RMSNorm
+from manyheads.parts.norms import PreNorm, RMSNorm
 from manyheads.parts.positions import Rotary
-from manyheads.parts.positions.rotary import Linear, Llama3, Scaling, YaRN
+from manyheads.parts.positions.rotary import LinearScaling, Llama3Scaling, Scaling, YarnScaling
 from manyheads.ragged import Ragged
 from tests.parity import copying
 from tests.parity.comparing import VOCABULARY, assert_same, each_alone, texts
@@ -95,13 +95,13 @@ def test_llama_with_a_tied_head() -> None:
 
 
 SCALINGS: dict[str, tuple[Scaling, dict[str, Any]]] = {
-    "linear": (Linear(factor=4.0), {"factor": 4.0}),
+    "linear": (LinearScaling(factor=4.0), {"factor": 4.0}),
     "yarn": (
-        YaRN(factor=4.0, trained=64),
+        YarnScaling(factor=4.0, trained=64),
         {"factor": 4.0, "original_max_position_embeddings": 64},
     ),
     "yarn with its own ramp": (
-        YaRN(factor=8.0, trained=40, fast=16.0, slow=2.0),
+        YarnScaling(factor=8.0, trained=40, fast=16.0, slow=2.0),
         {
             "rope_type": "yarn",
             "factor": 8.0,
@@ -111,7 +111,7 @@ SCALINGS: dict[str, tuple[Scaling, dict[str, Any]]] = {
         },
     ),
     "llama3": (
-        Llama3(factor=8.0, trained=64, fast=4.0, slow=1.0),
+        Llama3Scaling(factor=8.0, trained=64, fast=4.0, slow=1.0),
         {
             "factor": 8.0,
             "original_max_position_embeddings": 64,
@@ -168,8 +168,8 @@ def test_gated_attention_of_qwen3_next() -> None:
     layers = tuple(
         replace(
             layer,
-            attention=replace(layer.attention, norm=Pre(norm)),
-            feedforward=replace(layer.feedforward, norm=Pre(norm)),
+            attention=replace(layer.attention, norm=PreNorm(norm)),
+            feedforward=replace(layer.feedforward, norm=PreNorm(norm)),
         )
         for layer in config.stack.layers
     )

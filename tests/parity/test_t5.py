@@ -15,8 +15,8 @@ from manyheads.models.readout import LanguageHead
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.stack import StackConfig
 from manyheads.parts.feedforward import MLP, GeGLU
-from manyheads.parts.masks import All, Causal
-from manyheads.parts.norms import Pre, RMSNorm
+from manyheads.parts.masks import Causal, Full
+from manyheads.parts.norms import PreNorm, RMSNorm
 from manyheads.parts.positions import T5Buckets
 from manyheads.ragged import Ragged
 from tests.parity import copying
@@ -30,14 +30,14 @@ SOURCES, TARGETS = (7, 1, 50, 12), (3, 9, 1, 45)
 
 
 def stack(version: Version, *, decodes: bool) -> StackConfig:
-    norm = Pre(RMSNorm(eps=1e-6))
+    norm = PreNorm(RMSNorm(eps=1e-6))
     own = AttentionConfig(
         width=WIDTH,
         heads=4,
         head_size=SIZE,
         scale=1.0,
         position=T5Buckets(buckets=12, reach=30, bidirectional=not decodes),
-        mask=Causal() if decodes else All(),
+        mask=Causal() if decodes else Full(),
     )
     cross = AttentionConfig(width=WIDTH, heads=4, head_size=SIZE, scale=1.0, keys_from="memory")
     feedforward: MLP | GeGLU = GeGLU(width=WIDTH, hidden=HIDDEN, activation="gelu_tanh")

@@ -126,7 +126,7 @@ def test_the_scores_of_one_pass_are_their_detectors(both: Both) -> None:
 
 def test_losses_without_a_head_are_theirs(both: Both) -> None:
     ids = both.tokens(TEXTS["a repeated block"])
-    ours = ablate(both.ours, [ids.tolist()], shown=False)
+    ours = ablate(both.ours, [ids.tolist()], progress=False)
     for head in EVERY_HEAD:
 
         def silence(spoken: Tensor, hook: Any, head: int = head.head) -> Tensor:  # noqa: ARG001

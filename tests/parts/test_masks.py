@@ -11,10 +11,10 @@ from torch import Tensor
 
 from manyheads.errors import ConfigError
 from manyheads.parts.masks import (
-    All,
     Band,
     Blocks,
     Causal,
+    Full,
     GlobalTokens,
     Mask,
     Prefix,
@@ -26,7 +26,7 @@ from tests.messages import refuses
 small = st.integers(0, 5)
 lengths = st.integers(0, 14)
 bands = st.one_of(
-    st.builds(All), st.builds(Causal), st.builds(Window, small, small), st.builds(Window, small)
+    st.builds(Full), st.builds(Causal), st.builds(Window, small, small), st.builds(Window, small)
 )
 single = st.one_of(
     bands,
@@ -61,7 +61,7 @@ def by_hand(length: int, sees: Callable[[int, int], bool]) -> Tensor:
 def test_windows_causal_and_all_are_what_their_names_say(
     length: int, before: int, after: int
 ) -> None:
-    assert table(All(), length).all()
+    assert table(Full(), length).all()
     assert torch.equal(table(Causal(), length), by_hand(length, lambda i, j: j <= i))
     window = by_hand(length, lambda i, j: i - before <= j <= i + after)
     assert torch.equal(table(Window(before, after), length), window)
@@ -73,7 +73,7 @@ def test_modernberts_window_holds_129_keys() -> None:
 
 def test_all_lets_a_query_before_the_first_key_see_every_key() -> None:
     place = torch.arange(3)
-    seen = All().allows(place[:, None] - 2, place[None, :1], torch.ones(1, 1, dtype=torch.long))
+    seen = Full().allows(place[:, None] - 2, place[None, :1], torch.ones(1, 1, dtype=torch.long))
     assert torch.equal(seen, torch.ones(3, 1, dtype=torch.bool))
 
 
@@ -164,7 +164,7 @@ def test_nothing_is_seen_outside_the_reach(mask: Mask, length: int) -> None:
 @pytest.mark.parametrize(
     ("mask", "reach"),
     [
-        (All(), Band(math.inf, math.inf)),
+        (Full(), Band(math.inf, math.inf)),
         (Causal(), Band(math.inf, 0)),
         (Window(5, 2), Band(5, 2)),
         (Prefix(4), Band(math.inf, 3)),

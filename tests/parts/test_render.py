@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads.parts.masks import (
-    All,
     Band,
     Blocks,
     Causal,
+    Full,
     GlobalTokens,
     Mask,
     Prefix,
@@ -22,7 +22,7 @@ from manyheads.parts.masks import (
 CPU = torch.device("cpu")
 
 masks = st.one_of(
-    st.builds(All),
+    st.builds(Full),
     st.builds(Causal),
     st.builds(Window, st.integers(0, 9), st.integers(0, 9)),
     st.builds(Prefix, st.integers(0, 5)),
@@ -58,8 +58,8 @@ def test_a_window_that_hides_nothing_or_the_future_alone_is_found(
 @pytest.mark.parametrize(
     ("mask", "queries", "keys", "form"),
     [
-        (All(), 3, 9, "all"),
-        (All(), 9, 3, "all"),
+        (Full(), 3, 9, "all"),
+        (Full(), 9, 3, "all"),
         (Causal(), 4, 4, "causal"),
         (Causal(), 1, 9, "all"),
         (Causal(), 2, 9, "other"),

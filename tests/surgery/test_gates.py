@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads import Gate, build, load, save
+from manyheads import build, load, save
 from manyheads.errors import ConfigError
+from manyheads.parts import Gate
 from manyheads.surgery import LoraConfig, adapt, add_gates, freeze_except_gates
 from manyheads.taps import Sublayer
 from tests.models.zoo import MODELS, answer, small, values

@@ -1,1 +1,41 @@
-"""Whole models, each a list of layer configs."""
+"""Models and what they are made of: an embedding, a stack of layer configs and a readout."""
+
+from manyheads.models.decoder import Decoder, DecoderConfig
+from manyheads.models.embedding import Embedding
+from manyheads.models.encoder import Encoder, EncoderConfig
+from manyheads.models.initialisation import Initialisation
+from manyheads.models.layer import Branch, LayerConfig
+from manyheads.models.padding import Output
+from manyheads.models.readout import (
+    ClassHead,
+    LanguageHead,
+    NoReadout,
+    ReadoutTransform,
+    TokenHead,
+)
+from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from manyheads.models.stack import StackConfig
+from manyheads.models.vision import Patches, Vision, VisionConfig
+
+__all__ = [
+    "Branch",
+    "ClassHead",
+    "Decoder",
+    "DecoderConfig",
+    "Embedding",
+    "Encoder",
+    "EncoderConfig",
+    "Initialisation",
+    "LanguageHead",
+    "LayerConfig",
+    "NoReadout",
+    "Output",
+    "Patches",
+    "ReadoutTransform",
+    "Seq2Seq",
+    "Seq2SeqConfig",
+    "StackConfig",
+    "TokenHead",
+    "Vision",
+    "VisionConfig",
+]

@@ -12,7 +12,7 @@ from manyheads.errors import ConfigError
 from manyheads.parts.constant import Constant, ConstantLayer
 from manyheads.parts.experts import Experts, MixtureOfExperts, RouterLosses
 from manyheads.parts.feedforward import MLP, FeedForward, GeGLU, SwiGLU
-from manyheads.parts.norms import Both, Placement, Post, Pre, make_norm
+from manyheads.parts.norms import SandwichNorm, Placement, PostNorm, PreNorm, make_norm
 from manyheads.ragged import Ragged
 from manyheads.taps import Look, Sublayer, Tap, seen
 
@@ -25,7 +25,7 @@ class Branch(Generic[Inner]):
     """A sublayer and how it stands on the residual stream."""
 
     inner: Inner
-    norm: Placement = Pre()
+    norm: Placement = PreNorm()
     dropout: float = 0.0
 
 
@@ -74,13 +74,13 @@ class Residual(nn.Module):
         super().__init__()
         self.placement = branch.norm
         self.norm = make_norm(branch.norm.norm, width)
-        twice = isinstance(branch.norm, Both)
+        twice = isinstance(branch.norm, SandwichNorm)
         self.second_norm = make_norm(branch.norm.norm, width) if twice else None
         self.dropout = nn.Dropout(branch.dropout)
 
     def enter(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
         """What the sublayer reads."""
-        return x if isinstance(self.placement, Post) else self.norm(x)
+        return x if isinstance(self.placement, PostNorm) else self.norm(x)
 
     def leave(
         self, x: Ragged, written: Float[Tensor, "n c"], look: Look | None
@@ -90,7 +90,7 @@ class Residual(nn.Module):
             written = self.second_norm(written)
         written = seen(look, Tap.OUTPUT, written, x)
         summed = x.values + self.dropout(written)
-        summed = self.norm(summed) if isinstance(self.placement, Post) else summed
+        summed = self.norm(summed) if isinstance(self.placement, PostNorm) else summed
         return seen(look, Tap.AFTER, summed, x)
 
 

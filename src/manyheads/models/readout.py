@@ -19,7 +19,7 @@ class NoReadout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transform:
+class ReadoutTransform:
     """Dense, activation, norm: what BERT does before it names a word."""
 
     activation: Activation = "gelu"
@@ -32,7 +32,7 @@ class LanguageHead:
     """A score for every word, masked or next; `tied` scores with the embedding's own table."""
 
     tied: bool = True
-    transform: Transform | None = None
+    transform: ReadoutTransform | None = None
     bias: bool = False
     scale: float = 1.0
 
@@ -43,7 +43,7 @@ class ClassHead:
 
     classes: int
     pool: Literal["first", "mean", "last"] = "first"
-    transform: Transform | None = None
+    transform: ReadoutTransform | None = None
     bias: bool = True
 
 
@@ -52,7 +52,7 @@ class TokenHead:
     """A score for every class of each token."""
 
     classes: int
-    transform: Transform | None = None
+    transform: ReadoutTransform | None = None
     bias: bool = True
 
 
@@ -60,7 +60,7 @@ Readout = NoReadout | LanguageHead | ClassHead | TokenHead
 
 
 class TransformLayer(nn.Module):
-    def __init__(self, config: Transform, width: int) -> None:
+    def __init__(self, config: ReadoutTransform, width: int) -> None:
         super().__init__()
         self.config = config
         self.dense = nn.Linear(width, width, bias=config.bias)

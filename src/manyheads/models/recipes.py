@@ -14,7 +14,7 @@ from manyheads.models.readout import (
     LanguageHead,
     NoReadout,
     Readout,
-    Transform,
+    ReadoutTransform,
 )
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.stack import StackConfig
@@ -22,8 +22,8 @@ from manyheads.models.vision import Patches, VisionConfig
 from manyheads.parts.experts import Experts
 from manyheads.parts.feedforward import MLP, GeGLU, SwiGLU
 from manyheads.parts.gates import Gate
-from manyheads.parts.masks import All, Causal, Window
-from manyheads.parts.norms import LayerNorm, NoNorm, Post, Pre, RMSNorm
+from manyheads.parts.masks import Full, Causal, Window
+from manyheads.parts.norms import LayerNorm, NoNorm, PostNorm, PreNorm, RMSNorm
 from manyheads.parts.positions import Learned, NoPosition, Rotary, Sinusoidal
 
 ModelConfig = EncoderConfig | DecoderConfig | Seq2SeqConfig | VisionConfig
@@ -36,8 +36,8 @@ def council(
     attention = AttentionConfig(width=width, heads=heads, bias="all")
     feedforward = MLP(width=width, hidden=hidden, activation="relu")
     layer = LayerConfig(
-        attention=Branch(attention, Post(LayerNorm())),
-        feedforward=Branch(feedforward, Post(LayerNorm())),
+        attention=Branch(attention, PostNorm(LayerNorm())),
+        feedforward=Branch(feedforward, PostNorm(LayerNorm())),
     )
     return EncoderConfig(
         embedding=Embedding(
@@ -62,15 +62,15 @@ def transformer(
 
     def layer(*, decodes: bool) -> LayerConfig:
         def branch(inner: AttentionConfig) -> Branch[AttentionConfig]:
-            return Branch(inner, Post(LayerNorm()), dropout)
+            return Branch(inner, PostNorm(LayerNorm()), dropout)
 
-        own = AttentionConfig(width=width, heads=heads, mask=Causal() if decodes else All())
+        own = AttentionConfig(width=width, heads=heads, mask=Causal() if decodes else Full())
         cross = AttentionConfig(width=width, heads=heads, keys_from="memory")
         feedforward = MLP(width=width, hidden=hidden, activation="relu")
         return LayerConfig(
             attention=branch(own),
             cross=branch(cross) if decodes else None,
-            feedforward=Branch(feedforward, Post(LayerNorm()), dropout),
+            feedforward=Branch(feedforward, PostNorm(LayerNorm()), dropout),
         )
 
     return Seq2SeqConfig(
@@ -103,10 +103,10 @@ def bert(
     norm = LayerNorm(eps=1e-12)
     attention = AttentionConfig(width=width, heads=heads, bias="all", dropout=dropout)
     layer = LayerConfig(
-        attention=Branch(attention, Post(norm), dropout),
-        feedforward=Branch(MLP(width=width, hidden=hidden), Post(norm), dropout),
+        attention=Branch(attention, PostNorm(norm), dropout),
+        feedforward=Branch(MLP(width=width, hidden=hidden), PostNorm(norm), dropout),
     )
-    words = LanguageHead(tied=True, transform=Transform(norm=norm), bias=True)
+    words = LanguageHead(tied=True, transform=ReadoutTransform(norm=norm), bias=True)
     return EncoderConfig(
         embedding=Embedding(
             vocabulary=vocabulary,
@@ -144,16 +144,16 @@ def modernbert(
             width=width,
             heads=heads,
             position=Rotary(theta=global_theta if whole else local_theta),
-            mask=All() if whole else Window(window // 2, window // 2),
+            mask=Full() if whole else Window(window // 2, window // 2),
         )
         # The embedding is normed already, so the first attention has no norm of its own.
-        before = Pre(NoNorm()) if index == 0 else Pre(norm)
+        before = PreNorm(NoNorm()) if index == 0 else PreNorm(norm)
         feedforward = GeGLU(width=width, hidden=hidden)
         return LayerConfig(
-            attention=Branch(attention, before), feedforward=Branch(feedforward, Pre(norm))
+            attention=Branch(attention, before), feedforward=Branch(feedforward, PreNorm(norm))
         )
 
-    words = LanguageHead(tied=True, transform=Transform(norm=norm, bias=False), bias=True)
+    words = LanguageHead(tied=True, transform=ReadoutTransform(norm=norm, bias=False), bias=True)
     return EncoderConfig(
         embedding=Embedding(vocabulary=vocabulary, width=width, norm=norm),
         stack=StackConfig(
@@ -186,8 +186,8 @@ def gpt2(
     inside = 4 * width if hidden == "four" else hidden
     feedforward = MLP(width=width, hidden=inside, activation="gelu_tanh")
     layer = LayerConfig(
-        attention=Branch(attention, Pre(norm), dropout),
-        feedforward=Branch(feedforward, Pre(norm), dropout),
+        attention=Branch(attention, PreNorm(norm), dropout),
+        feedforward=Branch(feedforward, PreNorm(norm), dropout),
     )
     return DecoderConfig(
         embedding=Embedding(
@@ -236,7 +236,7 @@ def llama(
     if experts:
         feedforward = Experts(width=width, hidden=hidden, count=experts, chosen=chosen)
     layer = LayerConfig(
-        attention=Branch(attention, Pre(norm)), feedforward=Branch(feedforward, Pre(norm))
+        attention=Branch(attention, PreNorm(norm)), feedforward=Branch(feedforward, PreNorm(norm))
     )
     return DecoderConfig(
         embedding=Embedding(vocabulary=vocabulary, width=width, position=NoPosition()),
@@ -260,8 +260,8 @@ def vit(
     norm = LayerNorm(eps=1e-12)
     attention = AttentionConfig(width=width, heads=heads, bias="all")
     layer = LayerConfig(
-        attention=Branch(attention, Pre(norm)),
-        feedforward=Branch(MLP(width=width, hidden=hidden), Pre(norm)),
+        attention=Branch(attention, PreNorm(norm)),
+        feedforward=Branch(MLP(width=width, hidden=hidden), PreNorm(norm)),
     )
     return VisionConfig(
         patches=Patches(width=width, image=image, size=patch, channels=channels),

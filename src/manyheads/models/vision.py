@@ -14,7 +14,7 @@ from manyheads.models.padding import Door, Output
 from manyheads.models.provenance import Origin
 from manyheads.models.readout import NoReadout, Readout, make_readout
 from manyheads.models.stack import Explained, Stack, StackConfig
-from manyheads.parts.positions.absolute import Grid, GridTable
+from manyheads.parts.positions.absolute import LearnedGrid, GridTable
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Watcher
 
@@ -40,8 +40,8 @@ class Patches:
             )
 
     @property
-    def grid(self) -> Grid:
-        return Grid(rows=self.image // self.size, columns=self.image // self.size)
+    def grid(self) -> LearnedGrid:
+        return LearnedGrid(rows=self.image // self.size, columns=self.image // self.size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,58 @@
-"""The values a layer is made of."""
+"""The parts of a layer: masks, positions, norms, feed-forwards, experts and gates."""
+
+from manyheads.parts.experts import Experts
+from manyheads.parts.feedforward import MLP, GeGLU, SwiGLU
+from manyheads.parts.gates import Gate
+from manyheads.parts.masks import Blocks, Causal, Full, GlobalTokens, Prefix, RandomBlocks, Window
+from manyheads.parts.norms import LayerNorm, NoNorm, PostNorm, PreNorm, RMSNorm, SandwichNorm
+from manyheads.parts.positions import (
+    Alibi,
+    Learned,
+    LearnedGrid,
+    NoPosition,
+    Rotary,
+    Shaw,
+    Sinusoidal,
+    T5Buckets,
+)
+from manyheads.parts.positions.rotary import (
+    LinearScaling,
+    Llama3Scaling,
+    NoScaling,
+    NTKScaling,
+    YarnScaling,
+)
+
+__all__ = [
+    "Alibi",
+    "Blocks",
+    "Causal",
+    "Experts",
+    "Full",
+    "Gate",
+    "GeGLU",
+    "GlobalTokens",
+    "LayerNorm",
+    "Learned",
+    "LearnedGrid",
+    "LinearScaling",
+    "Llama3Scaling",
+    "MLP",
+    "NTKScaling",
+    "NoNorm",
+    "NoPosition",
+    "NoScaling",
+    "PostNorm",
+    "PreNorm",
+    "Prefix",
+    "RMSNorm",
+    "RandomBlocks",
+    "Rotary",
+    "SandwichNorm",
+    "Shaw",
+    "Sinusoidal",
+    "SwiGLU",
+    "T5Buckets",
+    "Window",
+    "YarnScaling",
+]

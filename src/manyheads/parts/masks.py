@@ -59,7 +59,7 @@ class Mask(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class All(Mask):
+class Full(Mask):
     """Every query sees every key: encoders, and cross-attention to another sequence."""
 
     def allows(

@@ -38,27 +38,27 @@ Norm = LayerNorm | RMSNorm | NoNorm
 
 
 @dataclass(frozen=True, slots=True)
-class Pre:
+class PreNorm:
     """x + f(norm(x)): the residual stream itself is never normed (arXiv 2002.04745)."""
 
     norm: Norm = LayerNorm()
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class PostNorm:
     """norm(x + f(x)), as in the 2017 Transformer and BERT."""
 
     norm: Norm = LayerNorm()
 
 
 @dataclass(frozen=True, slots=True)
-class Both:
+class SandwichNorm:
     """x + norm(f(norm(x))): a norm of its own on either side of the sublayer (arXiv 2105.13290)."""
 
     norm: Norm = LayerNorm()
 
 
-Placement = Pre | Post | Both
+Placement = PreNorm | PostNorm | SandwichNorm
 
 
 class Normalise(nn.Module):

@@ -21,7 +21,7 @@ from manyheads.checkpoints.families.qwen_gated import with_attention
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.layer import Branch
 from manyheads.parts.masks import Causal, Window
-from manyheads.parts.positions.rotary import Llama3
+from manyheads.parts.positions.rotary import Llama3Scaling
 from tests.checkpoints.theirs import assert_equal, check_decoder, randomised
 from tests.parity.comparing import VOCABULARY
 
@@ -119,7 +119,7 @@ def test_older_spelling_of_rotary_scaling_is_read() -> None:
     }
     position = LLAMA.read_config(old).stack.layers[0].attention.inner.position
     assert position.theta == 500.0
-    assert position.scaling == Llama3(factor=4.0, trained=16, fast=4.0, slow=1.0)
+    assert position.scaling == Llama3Scaling(factor=4.0, trained=16, fast=4.0, slow=1.0)
 
 
 def test_mistral_without_a_window_sees_all_that_came_before() -> None:

@@ -19,7 +19,7 @@ from transformers import (
 from manyheads import Ragged, build, load, save
 from manyheads.checkpoints.families.modernbert import MODERNBERT
 from manyheads.errors import ConfigError
-from manyheads.parts.masks import All, Window
+from manyheads.parts.masks import Full, Window
 from tests.checkpoints.theirs import check_decoder, randomised, same_files
 from tests.parity.comparing import VOCABULARY, assert_same, texts
 
@@ -141,7 +141,7 @@ def test_the_older_config_says_the_same(tmp_path: Path) -> None:
     assert newer["layer_types"] == ["full_attention", "sliding_attention"] * 2
     assert MODERNBERT.read_config(older) == MODERNBERT.read_config(newer)
     layers = MODERNBERT.read_config(older).stack.layers
-    assert [layer.attention.inner.mask for layer in layers] == [All(), Window(3, 3)] * 2
+    assert [layer.attention.inner.mask for layer in layers] == [Full(), Window(3, 3)] * 2
     assert [layer.attention.inner.position.theta for layer in layers] == [500.0, 50.0] * 2
 
 

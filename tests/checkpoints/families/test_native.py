@@ -21,7 +21,7 @@ from manyheads.models.build import get_config, list_configs
 from manyheads.models.recipes import ModelConfig
 from manyheads.parts.masks import Causal, GlobalTokens, Mask, Window
 from manyheads.parts.positions import Rotary
-from manyheads.parts.positions.rotary import YaRN
+from manyheads.parts.positions.rotary import YarnScaling
 from tests.models.zoo import MODELS, answer, small, values
 
 SMALL_TABLE = {"type": "Embedding", "vocabulary": 8, "width": 8}
@@ -164,7 +164,7 @@ def test_a_config_comes_back_equal(config: ModelConfig) -> None:
 def test_a_part_comes_back_equal() -> None:
     mask = (Window(3, 4) | GlobalTokens((0, -1))) & Causal()
     assert there_and_back(Mask, mask) == mask
-    rotary = Rotary(theta=5.5, share=0.5, scaling=YaRN(factor=4.0, trained=128))
+    rotary = Rotary(theta=5.5, share=0.5, scaling=YarnScaling(factor=4.0, trained=128))
     assert there_and_back(Rotary, rotary) == rotary
 
 

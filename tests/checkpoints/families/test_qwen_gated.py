@@ -18,7 +18,7 @@ from manyheads.parts.gates import Gate
 from manyheads.parts.masks import Window
 from manyheads.parts.norms import NoNorm
 from manyheads.parts.positions import Rotary
-from manyheads.parts.positions.rotary import Linear, YaRN
+from manyheads.parts.positions.rotary import LinearScaling, YarnScaling
 from tests.checkpoints.families.gated_study import SMALL, logits, random_tensors, write
 from tests.checkpoints.theirs import assert_equal, check_decoder, randomised, same_files
 from tests.parity.comparing import assert_same, texts
@@ -169,7 +169,7 @@ def test_what_the_study_cannot_say_is_saved_as_our_own(name: str, tmp_path: Path
     assert_equal(load(tmp_path), model)
 
 
-@pytest.mark.parametrize("scaling", [Linear(factor=2.0), YaRN(factor=4.0, trained=64)])
+@pytest.mark.parametrize("scaling", [LinearScaling(factor=2.0), YarnScaling(factor=4.0, trained=64)])
 def test_scaled_rotary_is_spelled_as_their_older_code_reads_it(scaling: Any) -> None:
     config = with_attention(GATED, position=Rotary(theta=1e6, scaling=scaling))
     described = QWEN_GATED.write_config(config)

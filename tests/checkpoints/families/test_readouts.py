@@ -20,18 +20,9 @@ from transformers import (
     Qwen3Config,
 )
 
-from manyheads import (
-    ClassHead,
-    LanguageHead,
-    NoReadout,
-    Ragged,
-    TokenHead,
-    build,
-    load,
-    save,
-    with_classes,
-)
+from manyheads import Ragged, build, load, save, with_classes
 from manyheads.checkpoints.families.readouts import causal_readout
+from manyheads.models import ClassHead, LanguageHead, NoReadout, TokenHead
 from tests.checkpoints.theirs import check_decoder, randomised
 from tests.parity.comparing import VOCABULARY, assert_same, texts
 

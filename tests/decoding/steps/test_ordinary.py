@@ -8,7 +8,7 @@ from torch import nn
 
 from manyheads import build
 from manyheads.decoding.steps.ordinary import DecoderWeights, why_not_ordinary
-from manyheads.models.readout import ClassHead, Transform
+from manyheads.models.readout import ClassHead, ReadoutTransform
 from tests.models import zoo
 
 ORDINARY = {
@@ -53,7 +53,7 @@ def test_masks_kernels_and_readouts_of_their_own_are_named() -> None:
     assert "GlobalTokens" in reasons(build(one_layer(mask=zoo.Causal() & zoo.GlobalTokens((0,)))))
     assert "reference" in reasons(build(one_layer(kernel="reference")))
     assert "shares keys unevenly" in reasons(build(one_layer(kv_heads=(3, 1))))
-    for readout in (ClassHead(classes=3), zoo.LanguageHead(transform=Transform())):
+    for readout in (ClassHead(classes=3), zoo.LanguageHead(transform=ReadoutTransform())):
         assert "language head" in reasons(build(replace(one_layer(), readout=readout)))
 
 

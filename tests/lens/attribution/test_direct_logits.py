@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import InputError
-from manyheads.lens.attribution.direct_logits import attribute_logits
-from manyheads.lens.attribution.logit_lens import logit_lens
+from manyheads.lens.attribution.direct_logits import attribute_logits, logit_lens
 from manyheads.models.build import build
-from manyheads.models.readout import LanguageHead, Transform
+from manyheads.models.readout import LanguageHead, ReadoutTransform
 from manyheads.parts.masks import Causal
-from manyheads.parts.norms import LayerNorm, NoNorm, Post, Pre
+from manyheads.parts.norms import LayerNorm, NoNorm, PostNorm, PreNorm
 from manyheads.parts.positions import Rotary
 from manyheads.ragged import Ragged
 from manyheads.taps import Head, Record, Site, Sublayer, Tap
@@ -36,7 +35,7 @@ from tests.parity.copying import scramble
 
 LENGTHS = (5, 1, 12, 7)
 WRITERS = DECODERS | {
-    "post": decoder(*[layer(own(mask=Causal(), bias="all"), norm=Post(LayerNorm()))] * 2),
+    "post": decoder(*[layer(own(mask=Causal(), bias="all"), norm=PostNorm(LayerNorm()))] * 2),
     "gate times": decoder(
         *[layer(own(mask=Causal(), bias="all", gates=(replace(EVERY_GATE[4], how="times"),)))] * 2
     ),
@@ -105,7 +104,7 @@ def test_a_layer_adds_what_its_heads_and_bias_add() -> None:
 
 
 def test_without_norms_a_head_of_the_last_layer_adds_what_its_loss_takes() -> None:
-    bare = layer(own(mask=Causal(), position=Rotary()), None, norm=Pre(NoNorm()))
+    bare = layer(own(mask=Causal(), position=Rotary()), None, norm=PreNorm(NoNorm()))
     config = decoder(bare, bare)
     model = build(replace(config, stack=replace(config.stack, final_norm=NoNorm())), seed=0)
     batch = ids((6, 4))
@@ -138,7 +137,7 @@ def test_the_likeliest_answer_is_attributed_where_none_is_named() -> None:
 
 
 def test_a_readout_that_bends_is_refused() -> None:
-    bent = encoder(layer(), readout=LanguageHead(transform=Transform()))
+    bent = encoder(layer(), readout=LanguageHead(transform=ReadoutTransform()))
     with refuses(
         InputError,
         "this readout bends what it reads before it scores, so that no logit is a sum: "

@@ -19,9 +19,15 @@ from manyheads.lens.faithful.adversarial import (
     jensen_shannon,
     total_variation,
 )
-from manyheads.lens.faithful.erasure import erase, erase_key_weights, rank_keys, renormalise
+from manyheads.lens.faithful.erasure import (
+    Decision,
+    decisions_of,
+    erase,
+    erase_key_weights,
+    rank_keys,
+    renormalise,
+)
 from manyheads.lens.faithful.faithfulness_report import faithfulness, kendall
-from manyheads.lens.faithful.reweighting import Decision, decisions_of
 from manyheads.lens.inputs.cached_run import part_of
 from manyheads.lens.inputs.texts import read
 from manyheads.models.build import build
@@ -30,7 +36,7 @@ from manyheads.models.encoder import Encoder, EncoderConfig
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import ClassHead
 from manyheads.models.stack import StackConfig
-from manyheads.parts.norms import NoNorm, Pre
+from manyheads.parts.norms import NoNorm, PreNorm
 from manyheads.taps import Patterns, Record, Site, Sublayer, Tap
 from tests.messages import refuses
 from tests.models.zoo import DECODERS, ENCODERS, SEQ2SEQS, VISIONS, ids, images, small
@@ -49,7 +55,7 @@ def handmade(sharpness: float = 8.0, *, equal_values: bool = False) -> Encoder:
     classes are read off. Without the mark the class is that of words.
     """
     attention = AttentionConfig(width=WIDTH, heads=1, scale=1.0, bias="all")
-    one = LayerConfig(attention=Branch(attention, Pre(NoNorm())), feedforward=None)
+    one = LayerConfig(attention=Branch(attention, PreNorm(NoNorm())), feedforward=None)
     config = EncoderConfig(
         embedding=Embedding(vocabulary=3, width=WIDTH),
         stack=StackConfig(width=WIDTH, layers=(one,), final_norm=NoNorm()),

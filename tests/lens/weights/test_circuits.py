@@ -23,7 +23,7 @@ from manyheads.lens.weights.composition import compose, resemble
 from manyheads.models.build import build
 from manyheads.models.readout import LanguageHead
 from manyheads.parts.masks import Causal
-from manyheads.parts.norms import NoNorm, Pre
+from manyheads.parts.norms import NoNorm, PreNorm
 from manyheads.taps import Head, Sublayer
 from tests.messages import refuses
 from tests.models.zoo import (
@@ -39,7 +39,7 @@ from tests.models.zoo import (
     small,
 )
 
-PLAIN_LAYER = layer(own(mask=Causal()), None, norm=Pre(NoNorm()))
+PLAIN_LAYER = layer(own(mask=Causal()), None, norm=PreNorm(NoNorm()))
 
 
 def plant(config: Any, heads: dict[Head, tuple[Tensor, Tensor]]) -> Any:

@@ -11,7 +11,7 @@ from manyheads.lens.weights.ffn_key_values import Feeds, Neuron, feeds_of
 from manyheads.models.build import build
 from manyheads.models.recipes import ModelConfig
 from manyheads.parts.masks import Causal
-from manyheads.parts.norms import Both, LayerNorm, RMSNorm
+from manyheads.parts.norms import LayerNorm, RMSNorm, SandwichNorm
 from manyheads.ragged import Ragged
 from manyheads.taps import Record, Site, Sublayer, Tap
 from tests.messages import refuses
@@ -82,7 +82,7 @@ def test_keys_read_the_stream_as_the_feedforward_does(case: str) -> None:
 
 @pytest.mark.parametrize("norm", [RMSNorm(), LayerNorm()])
 def test_a_norm_behind_is_passed_through(norm: Any) -> None:
-    model: Any = build(decoder(layer(own(mask=Causal()), norm=Both(norm))), seed=0)
+    model: Any = build(decoder(layer(own(mask=Causal()), norm=SandwichNorm(norm))), seed=0)
     feeds, second = feeds_of(model), model.stack.layers[0].feedforward_residual.second_norm
     with torch.no_grad():
         second.weight.normal_()

@@ -12,7 +12,7 @@ from manyheads import lens
 from manyheads.errors import InputError
 from manyheads.lens.weights.ffn_key_values import Neuron, memories
 from manyheads.models.build import build
-from manyheads.models.readout import LanguageHead, Transform
+from manyheads.models.readout import LanguageHead, ReadoutTransform
 from tests.lens.weights.test_neurons import planted
 from tests.messages import refuses
 from tests.models.zoo import DECODERS, ENCODERS, SEQ2SEQS, VISIONS, encoder, layer, small
@@ -46,7 +46,7 @@ def test_scores_are_those_of_the_readout(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_head_with_a_layer_of_its_own_is_gone_through() -> None:
-    config = encoder(layer(), readout=LanguageHead(transform=Transform()))
+    config = encoder(layer(), readout=LanguageHead(transform=ReadoutTransform()))
     model: Any = build(config, seed=0)
     found = memories(model, progress=False)
     assert found.facts["through"] == "transform and unembedding"

@@ -8,7 +8,7 @@ from transformers import ViTConfig
 from transformers.models.vit.modeling_vit import ViTEmbeddings
 
 from manyheads.errors import ConfigError
-from manyheads.parts.positions import Grid
+from manyheads.parts.positions import LearnedGrid
 from manyheads.parts.positions.absolute import GridTable, resample
 from tests.messages import refuses
 
@@ -16,7 +16,7 @@ from tests.messages import refuses
 @pytest.mark.parametrize(("height", "width"), [(384, 384), (224, 224), (160, 320), (112, 384)])
 def test_interpolation_is_that_of_vit(height: int, width: int) -> None:
     theirs = ViTEmbeddings(ViTConfig(hidden_size=12, image_size=224, patch_size=16))
-    ours = GridTable(Grid(rows=14, columns=14), 12)
+    ours = GridTable(LearnedGrid(rows=14, columns=14), 12)
     with torch.no_grad():
         ours.class_token.copy_(theirs.position_embeddings[0, 0])
         ours.patches.copy_(theirs.position_embeddings[0, 1:].reshape(14, 14, 12))
@@ -28,13 +28,13 @@ def test_interpolation_is_that_of_vit(height: int, width: int) -> None:
 
 @given(rows=st.integers(1, 6), columns=st.integers(1, 6))
 def test_its_own_resolution_is_exact(rows: int, columns: int) -> None:
-    table = GridTable(Grid(rows=rows, columns=columns), 3)
+    table = GridTable(LearnedGrid(rows=rows, columns=columns), 3)
     assert torch.equal(table(rows, columns)[1:], table.patches.reshape(-1, 3))
 
 
 @given(rows=st.integers(1, 9), columns=st.integers(1, 9))
 def test_the_class_token_is_never_resampled(rows: int, columns: int) -> None:
-    table = GridTable(Grid(rows=4, columns=5), 3)
+    table = GridTable(LearnedGrid(rows=4, columns=5), 3)
     vectors = table(rows, columns)
     assert vectors.shape == (1 + rows * columns, 3)
     assert torch.equal(vectors[0], table.class_token)
@@ -56,7 +56,7 @@ def test_rows_and_columns_are_not_confused() -> None:
 
 
 def test_gradients_reach_the_table_through_another_resolution() -> None:
-    table = GridTable(Grid(rows=3, columns=3), 2)
+    table = GridTable(LearnedGrid(rows=3, columns=3), 2)
     table(5, 4).sum().backward()
     assert table.patches.grad is not None
     assert table.patches.grad.all()
@@ -65,4 +65,4 @@ def test_gradients_reach_the_table_through_another_resolution() -> None:
 
 def test_an_empty_grid_is_refused() -> None:
     with refuses(ConfigError, "a grid of 0 x 14 is empty: use 1 or more."):
-        Grid(rows=0, columns=14)
+        LearnedGrid(rows=0, columns=14)

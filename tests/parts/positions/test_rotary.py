@@ -10,15 +10,22 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from manyheads.errors import ConfigError
 from manyheads.parts.positions import Rotary
-from manyheads.parts.positions.rotary import NTK, Linear, Llama3, Scaling, Unscaled, YaRN
+from manyheads.parts.positions.rotary import (
+    LinearScaling,
+    Llama3Scaling,
+    NoScaling,
+    NTKScaling,
+    Scaling,
+    YarnScaling,
+)
 from tests.messages import refuses
 
 SCALINGS: list[Scaling] = [
-    Unscaled(),
-    Linear(factor=4.0),
-    NTK(factor=2.5),
-    YaRN(factor=4.0, trained=64),
-    Llama3(factor=8.0, trained=64),
+    NoScaling(),
+    LinearScaling(factor=4.0),
+    NTKScaling(factor=2.5),
+    YarnScaling(factor=4.0, trained=64),
+    Llama3Scaling(factor=8.0, trained=64),
 ]
 
 
@@ -88,7 +95,7 @@ def published(kind: str, length: int | None = None, **more: object) -> tuple[tor
 
 def test_linear_scaling_is_the_published() -> None:
     theirs, _ = published("linear", factor=4.0)
-    ours = Rotary(scaling=Linear(factor=4.0)).frequencies(64)
+    ours = Rotary(scaling=LinearScaling(factor=4.0)).frequencies(64)
     torch.testing.assert_close(ours.float(), theirs)
 
 
@@ -96,13 +103,13 @@ def test_linear_scaling_is_the_published() -> None:
 @pytest.mark.parametrize("factor", [2.0, 8.0])
 def test_ntk_is_the_dynamic_one_held_at_a_length(length: int, factor: float) -> None:
     theirs, _ = published("dynamic", length=length, factor=factor)
-    stretched = NTK(factor=factor * length / 4096 - (factor - 1))
+    stretched = NTKScaling(factor=factor * length / 4096 - (factor - 1))
     torch.testing.assert_close(Rotary(scaling=stretched).frequencies(64).float(), theirs)
 
 
 def test_ntk_stretches_the_slowest_by_its_factor_and_the_fastest_not() -> None:
     plain, scaled = (
-        Rotary(scaling=scaling).frequencies(64) for scaling in (Unscaled(), NTK(factor=4.0))
+        Rotary(scaling=scaling).frequencies(64) for scaling in (NoScaling(), NTKScaling(factor=4.0))
     )
     assert scaled[0] == plain[0] == 1.0
     assert plain[-1] / scaled[-1] == pytest.approx(4.0)
@@ -118,18 +125,18 @@ def test_yarn_is_the_published(factor: float, fast: float, slow: float) -> None:
         beta_fast=fast,
         beta_slow=slow,
     )
-    scaling = YaRN(factor=factor, trained=2048, fast=fast, slow=slow)
+    scaling = YarnScaling(factor=factor, trained=2048, fast=fast, slow=slow)
     torch.testing.assert_close(Rotary(scaling=scaling).frequencies(64).float(), theirs)
     assert scaling.temperature == pytest.approx(temperature)
 
 
 def test_yarn_multiplies_scores_by_the_square_of_its_temperature() -> None:
-    scaling = YaRN(factor=4.0, trained=64)
+    scaling = YarnScaling(factor=4.0, trained=64)
     x = torch.randn(5, 1, 16)
     turned = Rotary(scaling=scaling).turn(torch.arange(5), 16)(x)
     expected = scaling.temperature**2 * x.square().sum(-1)
     torch.testing.assert_close(turned.square().sum(-1), expected)
-    assert YaRN(factor=1.0, trained=64).temperature == 1.0
+    assert YarnScaling(factor=1.0, trained=64).temperature == 1.0
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
@@ -141,12 +148,12 @@ def test_llama3_scaling_is_the_published(factor: float) -> None:
         high_freq_factor=4.0,
         original_max_position_embeddings=1024,
     )
-    scaling = Llama3(factor=factor, trained=1024)
+    scaling = Llama3Scaling(factor=factor, trained=1024)
     torch.testing.assert_close(Rotary(scaling=scaling).frequencies(64).float(), theirs)
 
 
-@given(scaling=st.sampled_from([Linear, NTK]), size=st.sampled_from([2, 8, 64]))
-def test_a_factor_of_one_changes_nothing(scaling: type[Linear | NTK], size: int) -> None:
+@given(scaling=st.sampled_from([LinearScaling, NTKScaling]), size=st.sampled_from([2, 8, 64]))
+def test_a_factor_of_one_changes_nothing(scaling: type[LinearScaling | NTKScaling], size: int) -> None:
     torch.testing.assert_close(
         Rotary(scaling=scaling(factor=1.0)).frequencies(size), Rotary().frequencies(size)
     )
@@ -184,4 +191,4 @@ def test_impossible_rotations_are_refused() -> None:
     with refuses(ConfigError, "share=1.5 of a head cannot turn: use 0 < share <= 1."):
         Rotary(share=1.5)
     with refuses(ConfigError, "factor=0.5 shortens the context: use a factor of 1 or more."):
-        Rotary(scaling=Linear(factor=0.5))
+        Rotary(scaling=LinearScaling(factor=0.5))

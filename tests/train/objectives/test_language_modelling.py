@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, ModernBertConfig, ModernBe
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import build
-from manyheads.models.readout import LanguageHead, Transform
+from manyheads.models.readout import LanguageHead, ReadoutTransform
 from manyheads.models.recipes import gpt2, modernbert
 from manyheads.parts.masks import Causal
 from manyheads.ragged import Ragged
@@ -124,7 +124,7 @@ HEADS = {
     "tied": LanguageHead(),
     "own": LanguageHead(tied=False, bias=True),
     "scaled": LanguageHead(scale=0.3),
-    "transformed": LanguageHead(transform=Transform(), bias=True, scale=2.0),
+    "transformed": LanguageHead(transform=ReadoutTransform(), bias=True, scale=2.0),
 }
 
 
@@ -233,7 +233,7 @@ def test_the_start_comes_from_the_models_own_description() -> None:
 def test_models_that_do_not_fit_are_refused() -> None:
     with refuses(
         ConfigError,
-        "layer 0 sees the tokens that CausalLM predicts, with All(): "
+        "layer 0 sees the tokens that CausalLM predicts, with Full(): "
         "use Causal() or a window without `after`.",
     ):
         CausalLM().check(fresh(ENCODERS["t5"]))

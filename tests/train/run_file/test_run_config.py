@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from manyheads.errors import ConfigError, InputError
-from manyheads.train.loop.run_folder import RunFolder, check_disk_space
+from manyheads.train.loop.checkpoint import RunFolder, check_disk_space
 from manyheads.train.loop.session import train
 from manyheads.train.objectives import CausalLM, MaskedLM
 from manyheads.train.optim.optimisers import Muon
 from manyheads.train.optim.schedules import BatchGrowth, Cosine
-from manyheads.train.run_file.run_config import read_run, run_of
-from manyheads.train.run_file.toml_config import apply_settings
+from manyheads.train.run_file.run_config import apply_settings, read_run, run_of
 from tests.messages import refuses
 from tests.train.tiny import tables, write_corpus
 
@@ -351,7 +350,7 @@ def test_an_objective_that_the_model_cannot_serve_is_refused(tmp_path: Path) -> 
         "change": {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "vocabulary": 300},
     }
     message = (
-        "layer 0 sees the tokens that CausalLM predicts, with All(): "
+        "layer 0 sees the tokens that CausalLM predicts, with Full(): "
         "use Causal() or a window without `after`."
     )
     refused(ConfigError, message, made)

@@ -21,12 +21,12 @@ from manyheads.models.readout import (
     NoReadout,
     Readout,
     TokenHead,
-    Transform,
+    ReadoutTransform,
 )
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.stack import StackConfig
 from manyheads.parts.feedforward import MLP, Activation
-from manyheads.parts.norms import LayerNorm, NoNorm, Post
+from manyheads.parts.norms import LayerNorm, NoNorm, PostNorm
 from manyheads.parts.positions import Learned
 
 POOLED = ("pooler.dense.weight", "pooler.dense.bias")
@@ -39,7 +39,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "silu": "silu",
 }
-POOLER = Transform(activation="tanh", norm=NoNorm())
+POOLER = ReadoutTransform(activation="tanh", norm=NoNorm())
 CLASSES = {"bert": "Bert", "roberta": "Roberta"}
 HEADS: dict[type[Readout], str] = {
     NoReadout: "Model",
@@ -122,8 +122,8 @@ class BertFamily(Family):
             width=width, hidden=theirs["intermediate_size"], activation=_activation(theirs)
         )
         layer = LayerConfig(
-            attention=Branch(attention, Post(norm), dropout),
-            feedforward=Branch(feedforward, Post(norm), dropout),
+            attention=Branch(attention, PostNorm(norm), dropout),
+            feedforward=Branch(feedforward, PostNorm(norm), dropout),
         )
         return EncoderConfig(
             embedding=Embedding(
@@ -274,7 +274,7 @@ def _readout(theirs: Mapping[str, Any], norm: LayerNorm) -> Readout:
             # RoBERTa's head is GELU whatever its layers are.
             activation = "gelu" if family == "roberta" else _activation(theirs)
             tied = bool(theirs.get("tie_word_embeddings", True))
-            transform = Transform(activation=activation, norm=norm)
+            transform = ReadoutTransform(activation=activation, norm=norm)
             return LanguageHead(tied=tied, transform=transform, bias=True)
         case "ForSequenceClassification":
             return ClassHead(classes=class_count(theirs), transform=POOLER)

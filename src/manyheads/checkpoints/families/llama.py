@@ -16,15 +16,15 @@ from manyheads.models.recipes import ModelConfig
 from manyheads.models.stack import StackConfig
 from manyheads.parts.feedforward import SwiGLU
 from manyheads.parts.masks import Causal, Mask, Window
-from manyheads.parts.norms import NoNorm, Pre, RMSNorm
+from manyheads.parts.norms import NoNorm, PreNorm, RMSNorm
 from manyheads.parts.positions.rotary import (
-    NTK,
-    Linear,
-    Llama3,
+    NTKScaling,
+    LinearScaling,
+    Llama3Scaling,
     Rotary,
     Scaling,
-    Unscaled,
-    YaRN,
+    NoScaling,
+    YarnScaling,
 )
 
 # The default where config.json leaves it out; rotary positions have no limit of their own.
@@ -66,7 +66,7 @@ class LlamaFamily(Family):
             biased = family == "llama" and theirs.get("mlp_bias", False)
             feedforward = SwiGLU(width=width, hidden=theirs["intermediate_size"], bias=biased)
             return LayerConfig(
-                attention=Branch(attention, Pre(norm)), feedforward=Branch(feedforward, Pre(norm))
+                attention=Branch(attention, PreNorm(norm)), feedforward=Branch(feedforward, PreNorm(norm))
             )
 
         return DecoderConfig(
@@ -199,11 +199,11 @@ def _scaling(rope: Mapping[str, Any], theirs: Mapping[str, Any]) -> Scaling:
     trained = rope.get("original_max_position_embeddings") or theirs.get("max_position_embeddings")
     match kind:
         case "default":
-            return Unscaled()
+            return NoScaling()
         case "linear":
-            return Linear(factor=float(rope["factor"]))
+            return LinearScaling(factor=float(rope["factor"]))
         case "llama3":
-            return Llama3(
+            return Llama3Scaling(
                 factor=float(rope["factor"]),
                 trained=int(trained or 0),
                 fast=float(rope["high_freq_factor"]),
@@ -217,8 +217,8 @@ def _scaling(rope: Mapping[str, Any], theirs: Mapping[str, Any]) -> Scaling:
     )
 
 
-def _yarn(rope: Mapping[str, Any], trained: int) -> YaRN:
-    scaling = YaRN(
+def _yarn(rope: Mapping[str, Any], trained: int) -> YarnScaling:
+    scaling = YarnScaling(
         factor=float(rope["factor"]),
         trained=trained,
         fast=float(rope.get("beta_fast") or 32.0),
@@ -235,19 +235,19 @@ def _yarn(rope: Mapping[str, Any], trained: int) -> YaRN:
 
 
 def _describe_rotary(position: object) -> dict[str, Any] | None:
-    if not isinstance(position, Rotary) or isinstance(position.scaling, NTK):
+    if not isinstance(position, Rotary) or isinstance(position.scaling, NTKScaling):
         return None
     rope: dict[str, Any] = {"rope_theta": position.theta}
     if position.share != 1.0:
         rope["partial_rotary_factor"] = position.share
     match position.scaling:
-        case Linear(factor=factor):
+        case LinearScaling(factor=factor):
             return rope | {"rope_type": "linear", "factor": factor}
-        case Llama3(factor=factor, trained=trained, fast=fast, slow=slow):
+        case Llama3Scaling(factor=factor, trained=trained, fast=fast, slow=slow):
             bounds = {"high_freq_factor": fast, "low_freq_factor": slow}
             own = {"factor": factor, "original_max_position_embeddings": trained}
             return rope | {"rope_type": "llama3"} | own | bounds
-        case YaRN(factor=factor, trained=trained, fast=fast, slow=slow):
+        case YarnScaling(factor=factor, trained=trained, fast=fast, slow=slow):
             own = {"factor": factor, "original_max_position_embeddings": trained}
             return rope | {"rope_type": "yarn", "beta_fast": fast, "beta_slow": slow} | own
     return rope | {"rope_type": "default"}

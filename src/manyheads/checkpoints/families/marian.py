@@ -15,8 +15,8 @@ from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.stack import StackConfig
 from manyheads.parts.feedforward import MLP, Activation
-from manyheads.parts.masks import All, Causal
-from manyheads.parts.norms import LayerNorm, Post
+from manyheads.parts.masks import Full, Causal
+from manyheads.parts.norms import LayerNorm, PostNorm
 from manyheads.parts.positions import Sinusoidal
 
 # The rows of the table of sinusoids in `transformers`; ours has no limit.
@@ -138,7 +138,7 @@ def _stack(theirs: Mapping[str, Any], side: str) -> StackConfig:
             dropout=float(theirs.get("attention_dropout", 0.0)),
             **own,
         )
-        return Branch(config, Post(LayerNorm()), dropout)
+        return Branch(config, PostNorm(LayerNorm()), dropout)
 
     feedforward = MLP(
         width=width,
@@ -147,9 +147,9 @@ def _stack(theirs: Mapping[str, Any], side: str) -> StackConfig:
         dropout=float(theirs.get("activation_dropout", 0.0)),
     )
     layer = LayerConfig(
-        attention=attention(mask=Causal() if decodes else All()),
+        attention=attention(mask=Causal() if decodes else Full()),
         cross=attention(keys_from="memory") if decodes else None,
-        feedforward=Branch(feedforward, Post(LayerNorm()), dropout),
+        feedforward=Branch(feedforward, PostNorm(LayerNorm()), dropout),
     )
     return StackConfig(width=width, layers=(layer,) * theirs[f"{side}_layers"])
 

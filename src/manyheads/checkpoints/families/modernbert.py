@@ -18,13 +18,13 @@ from manyheads.models.readout import (
     NoReadout,
     Readout,
     TokenHead,
-    Transform,
+    ReadoutTransform,
 )
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.stack import StackConfig
 from manyheads.parts.feedforward import Activation, GeGLU, SwiGLU
-from manyheads.parts.masks import All, Window
-from manyheads.parts.norms import LayerNorm, NoNorm, Pre
+from manyheads.parts.masks import Full, Window
+from manyheads.parts.norms import LayerNorm, NoNorm, PreNorm
 from manyheads.parts.positions import Rotary
 
 # Where several names mean one of our activations, we write the first.
@@ -84,15 +84,15 @@ class ModernBertFamily(Family):
                 width=width,
                 heads=theirs["num_attention_heads"],
                 position=rotary[kinds[index]],
-                mask=All() if kinds[index] == FULL else Window(side, side),
+                mask=Full() if kinds[index] == FULL else Window(side, side),
                 bias="all" if theirs.get("attention_bias", False) else "none",
                 dropout=dropout,
             )
             # The embedding is already normalised, so the first attention has no norm.
-            before = Pre(NoNorm()) if index == 0 else Pre(norm)
+            before = PreNorm(NoNorm()) if index == 0 else PreNorm(norm)
             return LayerConfig(
                 attention=Branch(attention, before, dropout),
-                feedforward=Branch(_feedforward(theirs), Pre(norm)),
+                feedforward=Branch(_feedforward(theirs), PreNorm(norm)),
             )
 
         return EncoderConfig(
@@ -252,7 +252,7 @@ def _their_name(activation: Activation) -> str:
 
 
 def _readout(theirs: Mapping[str, Any]) -> Readout:
-    transform = Transform(
+    transform = ReadoutTransform(
         activation=_activation(theirs, "classifier_activation"),
         norm=_norm(theirs),
         bias=bool(theirs.get("classifier_bias", False)),

@@ -15,7 +15,7 @@ from manyheads.models.recipes import ModelConfig
 from manyheads.parts.experts import Experts
 from manyheads.parts.feedforward import SwiGLU
 from manyheads.parts.gates import Gate
-from manyheads.parts.norms import Pre, RMSNorm
+from manyheads.parts.norms import PreNorm, RMSNorm
 
 # The defaults where config.json leaves them out.
 DEFAULTS: dict[str, Any] = {
@@ -156,8 +156,8 @@ def _with_norm_and_feedforward(
         assert layer.feedforward is not None
         return replace(
             layer,
-            attention=replace(layer.attention, norm=Pre(norm)),
-            feedforward=Branch(inner, Pre(norm), layer.feedforward.dropout),
+            attention=replace(layer.attention, norm=PreNorm(norm)),
+            feedforward=Branch(inner, PreNorm(norm), layer.feedforward.dropout),
         )
 
     layers = map(changed, config.stack.layers, feedforwards)

@@ -15,8 +15,8 @@ from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.stack import StackConfig
 from manyheads.parts.feedforward import MLP, Activation, GeGLU, SwiGLU
-from manyheads.parts.masks import All, Causal
-from manyheads.parts.norms import Pre, RMSNorm
+from manyheads.parts.masks import Full, Causal
+from manyheads.parts.norms import PreNorm, RMSNorm
 from manyheads.parts.positions.relative import T5Buckets
 
 PLAIN: dict[str, Activation] = {"relu": "relu", "gelu": "gelu", "silu": "silu"}
@@ -46,7 +46,7 @@ class T5Family(Family):
                 dropout=dropout,
                 **own,
             )
-            return Branch(config, Pre(norm), dropout)
+            return Branch(config, PreNorm(norm), dropout)
 
         def stack(layers: int, *, decodes: bool) -> StackConfig:
             position = T5Buckets(
@@ -55,9 +55,9 @@ class T5Family(Family):
                 bidirectional=not decodes,
             )
             layer = LayerConfig(
-                attention=attention(position=position, mask=Causal() if decodes else All()),
+                attention=attention(position=position, mask=Causal() if decodes else Full()),
                 cross=attention(keys_from="memory") if decodes else None,
-                feedforward=Branch(_feedforward(theirs, dropout), Pre(norm), dropout),
+                feedforward=Branch(_feedforward(theirs, dropout), PreNorm(norm), dropout),
             )
             return StackConfig(width=width, layers=(layer,) * layers, final_norm=norm)
 

@@ -16,7 +16,7 @@ from manyheads.models.recipes import ModelConfig
 from manyheads.models.stack import StackConfig
 from manyheads.models.vision import Patches, VisionConfig
 from manyheads.parts.feedforward import MLP, Activation
-from manyheads.parts.norms import LayerNorm, Pre
+from manyheads.parts.norms import LayerNorm, PreNorm
 
 CLASSIFIER = "ViTForImageClassification"
 BARE = "ViTModel"
@@ -74,8 +74,8 @@ class ViTFamily(Family):
             width=width, hidden=theirs["intermediate_size"], activation=_activation(theirs)
         )
         layer = LayerConfig(
-            attention=Branch(attention, Pre(norm), dropout),
-            feedforward=Branch(feedforward, Pre(norm), dropout),
+            attention=Branch(attention, PreNorm(norm), dropout),
+            feedforward=Branch(feedforward, PreNorm(norm), dropout),
         )
         return VisionConfig(
             patches=Patches(

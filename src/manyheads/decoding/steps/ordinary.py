@@ -18,7 +18,7 @@ from manyheads.models.readout import LanguageHead
 from manyheads.parts.experts import Experts
 from manyheads.parts.feedforward import Activation, FeedForward
 from manyheads.parts.masks import exact_band
-from manyheads.parts.norms import NoNorm, Pre
+from manyheads.parts.norms import NoNorm, PreNorm
 from manyheads.parts.positions import NoPosition, Rotary
 
 PROJECTIONS = (
@@ -54,7 +54,7 @@ def _why_not_ordinary_layer(layer: LayerConfig) -> Iterator[str]:
         return
     if isinstance(feedforward.inner, Experts):
         yield "has experts"
-    if not (isinstance(attention.norm, Pre) and isinstance(feedforward.norm, Pre)):
+    if not (isinstance(attention.norm, PreNorm) and isinstance(feedforward.norm, PreNorm)):
         yield "is not pre-norm"
     config = attention.inner
     if config.gates or config.sink != "none" or config.head_scale != "none":

@@ -24,7 +24,7 @@ from manyheads.models.layer import Layer
 from manyheads.models.readout import LanguageHead, ReadoutLayer
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
-from manyheads.parts.norms import LayerNorm, Normalise, Post
+from manyheads.parts.norms import LayerNorm, Normalise, PostNorm
 from manyheads.progress import Progress
 from manyheads.taps import Head, Sublayer
 
@@ -134,7 +134,7 @@ class Circuits:
         assert isinstance(module, Layer)
         crosses = self.part.sublayer is Sublayer.CROSS
         residual = module.cross_residual if crosses else module.attention_residual
-        return torch.nn.Identity() if isinstance(residual.placement, Post) else residual.norm
+        return torch.nn.Identity() if isinstance(residual.placement, PostNorm) else residual.norm
 
 
 def circuits(

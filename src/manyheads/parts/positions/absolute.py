@@ -67,7 +67,7 @@ class Sinusoidal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class LearnedGrid:
     """One vector for each of `rows` x `columns` patches, and one for the class token."""
 
     rows: int
@@ -81,7 +81,7 @@ class Grid:
 class GridTable(nn.Module):
     """The vectors; another grid gets them by bicubic interpolation (arXiv 2010.11929)."""
 
-    def __init__(self, config: Grid, width: int) -> None:
+    def __init__(self, config: LearnedGrid, width: int) -> None:
         super().__init__()
         self.config = config
         self.class_token = nn.Parameter(torch.randn(width) * 0.02)

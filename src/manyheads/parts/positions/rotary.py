@@ -15,26 +15,26 @@ from manyheads.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Unscaled:
+class NoScaling:
     """The frequencies the model was trained with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linear:
+class LinearScaling:
     """Positions are divided by `factor` (arXiv 2306.15595)."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NTK:
+class NTKScaling:
     """The base is raised: the slowest frequency is stretched by `factor`, the fastest not."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class YaRN:
+class YarnScaling:
     """Slow frequencies are stretched, fast ones kept, with a ramp between (arXiv 2309.00071).
 
     The ramp runs from the channel that turns `slow` times within `trained` positions to the one
@@ -52,7 +52,7 @@ class YaRN:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Llama3:
+class Llama3Scaling:
     """Wavelengths above `trained` / `slow` are stretched, those below `trained` / `fast` kept."""
 
     factor: float = 8.0
@@ -61,7 +61,7 @@ class Llama3:
     slow: float = 1.0
 
 
-Scaling = Unscaled | Linear | NTK | YaRN | Llama3
+Scaling = NoScaling | LinearScaling | NTKScaling | YarnScaling | Llama3Scaling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,12 +122,12 @@ class Rotary:
 
     theta: float = 10_000.0
     share: float = 1.0
-    scaling: Scaling = Unscaled()
+    scaling: Scaling = NoScaling()
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise ConfigError(f"share={self.share} of a head cannot turn", "use 0 < share <= 1")
-        if not isinstance(self.scaling, Unscaled) and self.scaling.factor < 1:
+        if not isinstance(self.scaling, NoScaling) and self.scaling.factor < 1:
             raise ConfigError(
                 f"factor={self.scaling.factor} shortens the context", "use a factor of 1 or more"
             )
@@ -151,22 +151,22 @@ class Rotary:
         exponent = torch.arange(0, channels, 2, dtype=torch.float64, device=device) / channels
         plain = self.theta**-exponent
         match self.scaling:
-            case Unscaled():
+            case NoScaling():
                 return plain
-            case Linear(factor=factor):
+            case LinearScaling(factor=factor):
                 return plain / factor
-            case NTK(factor=factor):
+            case NTKScaling(factor=factor):
                 base = self.theta * factor ** (channels / max(channels - 2, 1))
                 return base**-exponent
-            case YaRN():
+            case YarnScaling():
                 return _yarn(plain, self.theta, channels, self.scaling)
-            case Llama3():
+            case Llama3Scaling():
                 return _llama3(plain, self.scaling)
 
     @property
     def stretch(self) -> float:
         """What cosine and sine are multiplied by."""
-        return self.scaling.temperature if isinstance(self.scaling, YaRN) else 1.0
+        return self.scaling.temperature if isinstance(self.scaling, YarnScaling) else 1.0
 
     def turn(self, positions: Int[Tensor, " n"], size: int) -> Turn:
         if torch.compiler.is_compiling():
@@ -204,7 +204,7 @@ def _frequencies_on(rotary: Rotary, size: int, device: torch.device) -> Float[Te
 
 
 def _yarn(
-    plain: Float[Tensor, " half"], theta: float, channels: int, scaling: YaRN
+    plain: Float[Tensor, " half"], theta: float, channels: int, scaling: YarnScaling
 ) -> Float[Tensor, " half"]:
     def channel_turning(times: float) -> float:
         wavelength = scaling.trained / (times * 2 * math.pi)
@@ -217,7 +217,7 @@ def _yarn(
     return plain / scaling.factor * stretched + plain * (1 - stretched)
 
 
-def _llama3(plain: Float[Tensor, " half"], scaling: Llama3) -> Float[Tensor, " half"]:
+def _llama3(plain: Float[Tensor, " half"], scaling: Llama3Scaling) -> Float[Tensor, " half"]:
     turns = scaling.trained * plain / (2 * math.pi)
     kept = ((turns - scaling.slow) / (scaling.fast - scaling.slow)).clamp(0, 1)
     return plain * kept + plain / scaling.factor * (1 - kept)

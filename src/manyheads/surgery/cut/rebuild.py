@@ -17,7 +17,7 @@ from manyheads.models.recipes import ModelConfig
 from manyheads.models.stack import Stack, StackConfig
 from manyheads.parts.constant import Constant
 from manyheads.parts.feedforward import FeedForward
-from manyheads.parts.norms import Both, NoNorm, Post, Pre
+from manyheads.parts.norms import SandwichNorm, NoNorm, PostNorm, PreNorm
 from manyheads.parts.positions import T5Buckets
 from manyheads.parts.positions.relative import BucketTable
 from manyheads.surgery.cut.layer_plan import LayerPlan
@@ -158,12 +158,12 @@ class _StackCut:
         written = written_by(getattr(self._old(kept.source), name), (), self._means(kept, sublayer))
         _check_gates(branch.inner, written, f"layer {kept.source} gates its {sublayer.value}")
         constant = Constant(width=branch.inner.width)
-        if isinstance(branch.norm, Post):
+        if isinstance(branch.norm, PostNorm):
             return Branch(constant, branch.norm, branch.dropout)
         silent = not self._vector(kept, sublayer).any()
         if silent and sublayer is Sublayer.ATTENTION:
             return None
-        return Branch(constant, Pre(NoNorm()), branch.dropout)
+        return Branch(constant, PreNorm(NoNorm()), branch.dropout)
 
     def _vector(self, kept: LayerPlan, sublayer: Sublayer) -> Float[Tensor, " c"]:
         old, name = self._old(kept.source), dict(BRANCHES)[sublayer]
@@ -175,7 +175,7 @@ class _StackCut:
         if written is None:
             written = attention.output.weight.new_zeros(attention.config.width)
         residual: Residual = getattr(old, f"{name}_residual")
-        if isinstance(residual.placement, Both) and residual.second_norm is not None:
+        if isinstance(residual.placement, SandwichNorm) and residual.second_norm is not None:
             written = residual.second_norm(written[None])[0]
         return written
 

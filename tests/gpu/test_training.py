@@ -14,8 +14,7 @@ from manyheads.data.batch import Batch
 from manyheads.data.stream import StreamPosition, StreamStep
 from manyheads.models.build import build
 from manyheads.ragged import Ragged
-from manyheads.train.distributed import join_processes
-from manyheads.train.loop.model_wrapper import ModelWrapper
+from manyheads.train.distributed import ModelWrapper, join_processes
 from manyheads.train.loop.session import train
 from manyheads.train.loop.train_step import Updater, can_run_ahead, prepare_steps
 from manyheads.train.loss.chunked_cross_entropy import cross_entropy_sums
@@ -94,7 +93,7 @@ def test_a_compiled_step_has_the_gradients_of_another(name: str) -> None:
     for score in (objective.score, torch.compile(objective.score)):
         twin = copy.deepcopy(model)
         with torch.autocast("cuda", torch.bfloat16):
-            loss = score(twin, prepared).whole
+            loss = score(twin, prepared).combined
         loss.backward()
         losses.append(float(loss))
         gradients.append({key: each.grad for key, each in twin.named_parameters()})
@@ -111,7 +110,7 @@ def test_a_compiled_step_has_the_gradients_of_another(name: str) -> None:
 def test_a_step_never_waits_for_the_device(name: str) -> None:
     model, objective, batch = started(name)
     step = StreamStep(
-        number=0, batches=(batch,), positions=(0,), tokens=381, sequences=3, after=StreamPosition()
+        number=0, batches=(batch,), indices=(0,), tokens=381, sequences=3, after=StreamPosition()
     )
     [prepared_step] = prepare_steps(iter((step,)), objective, model, seed=0, first=0)
     with join_processes("none", "cuda") as processes:

@@ -43,9 +43,9 @@ test: $(COMPLETE) ## check format, lint and types, run tests and doctests
 	$(BIN)/mypy
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-bench: $(READY) ## time us and the peers side by side
+bench: $(READY) ## run every row of README's comparison that this machine can
 	@$(INSTALL) --editable '.[bench]'
-	$(BIN)/python bench/kernels.py
+	$(BIN)/python bench/readme_table.py
 
 # No .venv and no network: a machine with an accelerator brings its own torch and pytest, often of
 # other versions than ours, so that their warnings are shown and do not fail the run. Compiling takes

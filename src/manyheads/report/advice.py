@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import dataclass
 
-from manyheads.formatting import counted
+from manyheads.formatting import pluralise
 from manyheads.lens.measure.measures import SINK_ABOVE
 from manyheads.lens.redundant.dead_heads import LOSS_BELOW
 from manyheads.models.decoder import Decoder
@@ -74,7 +74,7 @@ def _gate(report: ReportData, model: str, text: str) -> list[Advice]:
         Advice(
             "Give the heads a gate",
             f"{sinks} of {report.heads} heads have a sink at the first token, and there are "
-            f"massive activations in {counted(massive, 'layer')}. With a gate after its output a "
+            f"massive activations in {pluralise(massive, 'layer')}. With a gate after its output a "
             "head can write nothing without a sink (Qiu et al., arXiv 2505.06708).",
             f"manyheads gate {model} --file {text} -o gated/ --at output --per head",
         )
@@ -90,7 +90,7 @@ def _merge(report: ReportData, model: str, text: str) -> list[Advice]:
     return [
         Advice(
             "Remove duplicate heads",
-            f"In {counted(len(doubles), 'pair')} both heads have the same pattern and output, "
+            f"In {pluralise(len(doubles), 'pair')} both heads have the same pattern and output, "
             f"above all {pair.one} and {pair.other}. Prune by redundancy to keep one of each pair.",
             f"manyheads prune {model} --file {text} --by redundancy --fraction 0.1 -o pruned/",
         )

@@ -6,7 +6,7 @@ from html import escape
 
 import numpy as np
 
-from manyheads.formatting import counted, number, percent
+from manyheads.formatting import pluralise, number, percent
 from manyheads.lens.head_kinds.labels import Label
 from manyheads.lens.inspection import HeadImportance
 from manyheads.lens.measure.measure_table import format_value
@@ -27,7 +27,7 @@ def about_model(report: ReportData) -> str:
     blocks, model = report.statistics.blocks, report.model
     weights = sum(each.numel() for each in model.parameters())
     counts = sorted({block.heads for block in blocks})
-    each = counted(counts[-1], "attention head")
+    each = pluralise(counts[-1], "attention head")
     if len(counts) > 1:
         each = f"{counts[0]} to {each}"
     picture = report.input.picture
@@ -39,7 +39,7 @@ def about_model(report: ReportData) -> str:
         else "every token sees those before and after it"
     )
     shared = (
-        f" Its heads share {counted(inner.key_heads, 'set')} of keys and values in a layer."
+        f" Its heads share {pluralise(inner.key_heads, 'set')} of keys and values in a layer."
         if inner.key_heads != inner.heads
         else ""
     )
@@ -47,7 +47,7 @@ def about_model(report: ReportData) -> str:
         kind, sees = "an encoder of images", "every patch and the class token see all the others"
     return (
         f"<strong>{escape(report.name)}</strong> is {kind} of {_amount(weights)} parameters: "
-        f"{counted(len(blocks), 'layer')} of {each}, {report.heads} in all, on a residual "
+        f"{pluralise(len(blocks), 'layer')} of {each}, {report.heads} in all, on a residual "
         f"stream of {inner.width} channels; {sees}.{shared} {_measured_on(report)}"
     )
 
@@ -60,9 +60,9 @@ def _measured_on(report: ReportData) -> str:
             f"{picture.columns} patches behind the class token, which stands first."
         )
     return (
-        f"Every number below was measured on {counted(facts['tokens'], 'token')} of the given "
-        f"text, in {counted(facts['texts'], 'piece')}; the patterns are those of its first "
-        f"{counted(len(report.input), 'token')}."
+        f"Every number below was measured on {pluralise(facts['tokens'], 'token')} of the given "
+        f"text, in {pluralise(facts['texts'], 'piece')}; the patterns are those of its first "
+        f"{pluralise(len(report.input), 'token')}."
     )
 
 
@@ -72,7 +72,7 @@ def overview(report: ReportData) -> str:
     named = report.heads - kinds.get("mixed", 0)
     several = [(kind, count) for kind, count in kinds.most_common() if kind != "mixed"]
     common = ", ".join(f"{count} {kind}" for kind, count in several[:4])
-    cards = [(str(report.heads), "heads", f"in {counted(len(report.statistics.blocks), 'layer')}")]
+    cards = [(str(report.heads), "heads", f"in {pluralise(len(report.statistics.blocks), 'layer')}")]
     cards.append((str(named), "have a kind", common))
     if report.importance is not None:
         best = int(np.nanargmax(report.importance.change))
@@ -85,7 +85,7 @@ def overview(report: ReportData) -> str:
         name = str(report.statistics.addresses[best])
         cards.append((name, "matters most", told))
     harmful = 0 if report.importance is None else len(report.importance.harmful)
-    idle = f"{counted(len(report.inspection.doubles), 'duplicate pair')}, {harmful} harmful"
+    idle = f"{pluralise(len(report.inspection.doubles), 'duplicate pair')}, {harmful} harmful"
     cards.append((str(len(report.inspection.dead.heads)), "are dead", idle))
     if "first_token" in report.statistics:
         share = float(np.nanmean(report.statistics.means["first_token"]))
@@ -251,7 +251,7 @@ def _how_importance(importance: HeadImportance) -> str:
         if importance.texts > 1
         else ", so the standard error is unknown"
     )
-    return f"{method} Means over {counted(importance.texts, 'piece')}{errors}."
+    return f"{method} Means over {pluralise(importance.texts, 'piece')}{errors}."
 
 
 def _bars(

@@ -20,7 +20,7 @@ from manyheads.cli.arguments import (
     open_model,
 )
 from manyheads.errors import InputError
-from manyheads.formatting import counted
+from manyheads.formatting import pluralise
 
 if TYPE_CHECKING:
     from manyheads.encoding.classify import Classes
@@ -116,7 +116,7 @@ class Classify:
             return
         _write_rows(_told(found, given, what), self.out)
         counts = ", ".join(f"{found.labels.count(name):,} {name}" for name in found.names)
-        print(f"{counted(len(given), what)} ({counts}) to {self.out}")
+        print(f"{pluralise(len(given), what)} ({counts}) to {self.out}")
 
     def _tag(self, model: "Model", texts: list[str]) -> None:
         """A word a line and a blank one between texts, or rows as training reads them."""
@@ -136,8 +136,8 @@ class Classify:
             for row in found
         )
         _write_rows(rows, self.out)
-        words = counted(sum(map(len, found)), "word")
-        print(f"{words} of {counted(len(texts), 'text')} to {self.out}")
+        words = pluralise(sum(map(len, found)), "word")
+        print(f"{words} of {pluralise(len(texts), 'text')} to {self.out}")
 
 
 def _best(found: "Classes") -> list[float]:

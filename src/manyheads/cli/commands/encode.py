@@ -18,7 +18,7 @@ from manyheads.cli.arguments import (
     open_model,
 )
 from manyheads.errors import InputError
-from manyheads.formatting import counted
+from manyheads.formatting import pluralise
 
 if TYPE_CHECKING:
     from manyheads.encoding.encode import Options
@@ -84,7 +84,7 @@ class Encode:
         if done.cut:
             print(done.told, file=sys.stderr)
         print(
-            f"{counted(len(texts), 'text')}, {done.tokens:,} tokens in {seconds:.1f} s "
+            f"{pluralise(len(texts), 'text')}, {done.tokens:,} tokens in {seconds:.1f} s "
             f"({done.tokens / seconds:,.0f} tokens/s): "
             f"vectors of {done.vectors.shape[1]} to {self.out}"
         )

@@ -30,7 +30,7 @@ from manyheads.cli.arguments import (
     write_json,
 )
 from manyheads.errors import InputError
-from manyheads.formatting import counted
+from manyheads.formatting import pluralise
 
 if TYPE_CHECKING:
     from manyheads.surgery.pipeline import PruningConfig, PruningResult
@@ -140,7 +140,7 @@ class Prune:
             done = run_pruning(
                 model, measured, config, more=more, targets=asked, more_targets=others
             )
-        show(Console(), done, counted(len(measured), "text" if folder is None else "image"))
+        show(Console(), done, pluralise(len(measured), "text" if folder is None else "image"))
         if self.json is not None:
             write_json(self.json, done.to_dict())
         if done.model is None:

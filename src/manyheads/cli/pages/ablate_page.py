@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from manyheads.console import Ink, visible
-from manyheads.formatting import counted
+from manyheads.formatting import pluralise
 
 if TYPE_CHECKING:
     from manyheads.lens.causal.ablation import Ablation, Cumulative
@@ -22,7 +22,7 @@ def show(
     told = "" if error is None else f" ±{error:.2g}"
     ink.say(
         f"The {facts['metric']} of the whole model is {found.baseline:.4f}{told} over "
-        f"{counted(facts['texts'], of)}. "
+        f"{pluralise(facts['texts'], of)}. "
         f"Heads are replaced by {_replacement(facts['replace_with'])}, one at a time."
     )
     ink.heading("Heads")

@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 
 from manyheads.console import Ink, visible
-from manyheads.formatting import counted, percent
+from manyheads.formatting import pluralise, percent
 from manyheads.lens.inspection import Inspection
 from manyheads.lens.measure.watcher import Activation
 
@@ -25,8 +25,8 @@ def show(console: Console, name: str, inspection: Inspection, tokenizer: Any) ->
     facts = inspection.statistics.facts
     own = " that come with manyheads" if inspection.facts["own_texts"] else ""
     ink.say(
-        f"{inspection.model} Measured on {counted(facts['texts'], 'text')}{own}, "
-        f"{counted(facts['tokens'], 'token')}."
+        f"{inspection.model} Measured on {pluralise(facts['texts'], 'text')}{own}, "
+        f"{pluralise(facts['tokens'], 'token')}."
     )
     if inspection.kinds is not None:
         ink.say(str(inspection.kinds).splitlines()[0].capitalize() + ".")

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from manyheads.console import Ink, heat
-from manyheads.formatting import counted
+from manyheads.formatting import pluralise
 from manyheads.lens.measure.measure_table import describe_measure, format_value
 from manyheads.lens.results.addresses import Address
 from manyheads.pictures.attention_maps import draw_grid, draw_head_map
@@ -29,7 +29,7 @@ def show(console: Console, report: ReportData, *, where: str, file: str) -> None
     """Print the most important heads, or all of a few, and what to try next."""
     ink = Ink(console)
     heads, layers = report.heads, len(report.statistics.blocks)
-    ink.title(f"{report.name}: {counted(heads, 'head')} in {counted(layers, 'layer')}")
+    ink.title(f"{report.name}: {pluralise(heads, 'head')} in {pluralise(layers, 'layer')}")
     ink.space()
     ink.show(_table(report))
     if heads > MOST_ROWS:

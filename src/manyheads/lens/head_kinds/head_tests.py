@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 
 from manyheads.encoding.text_reader import TextReader, find_longest, reads_texts
-from manyheads.formatting import counted
+from manyheads.formatting import pluralise
 from manyheads.kernels.contract import Request
 from manyheads.lens.head_kinds.criteria import (
     FEWEST,
@@ -243,7 +243,7 @@ def try_given(gathered: Gathered, texts: Any) -> None:
         gathered.complete &= found.complete
     else:
         found = gathered.measure(texts, OFFSETS)
-    over = counted(found.facts["texts"], "given text")
+    over = pluralise(found.facts["texts"], "given text")
     gathered.facts["texts"] = found.facts["texts"]
     gathered.findings += of_places(found, {}, gathered.table, over)
     gathered.findings.append(of_entropy(found, gathered.table, over))
@@ -338,7 +338,7 @@ def try_images(gathered: Gathered, model: Vision, given: Any, seed: int) -> None
     seen: Given = read(model, images(model, seed=seed) if given is None else given)
     gathered.facts |= {"images": len(seen), "given": given is not None}
     found = gathered.measure(seen)
-    over = counted(found.facts["texts"], "image")
+    over = pluralise(found.facts["texts"], "image")
     gathered.findings.append(of_entropy(found, gathered.table, over))
     if gathered.complete:
         glances = glance(model, seen, progress=gathered.progress)

@@ -41,7 +41,7 @@ def test_lengths_know_where_every_token_stands(each: list[int]) -> None:
 @given(each=lengths, spare=st.integers(0, 3))
 def test_room_moves_the_starts_and_nothing_else(each: list[int], spare: int) -> None:
     room = max(each, default=0) + spare
-    found, tight = Lengths.with_room(each, room, "cpu"), Lengths.of(each)
+    found, tight = Lengths.with_capacity(each, room, "cpu"), Lengths.of(each)
     assert found.starts == tuple(room * index for index in range(len(each)))
     assert found.each == tight.each
     assert torch.equal(found.positions, tight.positions)
@@ -160,7 +160,7 @@ def test_what_cannot_be_a_batch_is_refused() -> None:
     ):
         Ragged(values, Lengths.of([2, 2]))
     with refuses(ShapeError, "these lengths leave room between sequences: use Lengths.of(each)."):
-        Ragged(values, Lengths.with_room([1, 2], 4, "cpu"))
+        Ragged(values, Lengths.with_capacity([1, 2], 4, "cpu"))
     with refuses(InputError, "an empty list says nothing of shape or type: give one sequence."):
         Ragged.from_list([])
     with refuses(

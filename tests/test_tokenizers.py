@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from manyheads.errors import InputError
-from manyheads.tokenizers import cutting_copy, plain_copy, unbound
+from manyheads.tokenizers import plain_copy, truncating_copy, unbound
 from tests.messages import refuses
 
 WORDS = ("a", "b", "c", "[X]")
@@ -31,12 +31,12 @@ def test_a_copy_neither_pads_nor_cuts_and_leaves_the_first_as_it_was(bound: Toke
 
 
 def test_it_cuts_at_ones_own_length_on_the_tokenizers_own_side(bound: Tokenizer) -> None:
-    assert cutting_copy(bound, 2).encode("a b").ids == [3, 0]
-    assert cutting_copy(bound, None).encode("a b c a").ids == [3, 0, 1, 2, 0]
+    assert truncating_copy(bound, 2).encode("a b").ids == [3, 0]
+    assert truncating_copy(bound, None).encode("a b c a").ids == [3, 0, 1, 2, 0]
     bound.enable_truncation(3, direction="left")
-    assert cutting_copy(bound, 2).encode("a b").ids == [3, 1]
+    assert truncating_copy(bound, 2).encode("a b").ids == [3, 1]
 
 
 def test_room_for_nothing_but_special_tokens_is_refused(bound: Tokenizer) -> None:
     with refuses(InputError, "longest=1 leaves no room beside 1 special tokens: use 2 or more."):
-        cutting_copy(bound, 1)
+        truncating_copy(bound, 1)

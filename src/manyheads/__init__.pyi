@@ -4,15 +4,13 @@ from manyheads.attention import Attention, AttentionConfig
 from manyheads.cache import Cache, DynamicCache, StaticCache
 from manyheads.checkpoints.classification_head import with_classes
 from manyheads.checkpoints.folder import load, save
-from manyheads.data.image_preprocessing import read_image
+from manyheads.data.images import read_image
 from manyheads.decoding.chat import apply_chat, chat_prompt
 from manyheads.decoding.generation import generate, stream
-from manyheads.decoding.generation_config import GenerationConfig
-from manyheads.decoding.output import Generation
+from manyheads.decoding.generation_config import Generation, GenerationConfig
 from manyheads.decoding.sampling import BeamSearch, Greedy, Sample
-from manyheads.encoding.classify import classify, classify_images
+from manyheads.encoding.classify import classify, classify_images, tag
 from manyheads.encoding.encode import encode
-from manyheads.encoding.tag import tag
 from manyheads.errors import ManyheadsError
 from manyheads.models.build import build, get_config, list_configs
 from manyheads.models.decoder import Decoder, DecoderConfig

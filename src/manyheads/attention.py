@@ -14,10 +14,17 @@ from manyheads.kernels import reference
 from manyheads.kernels.choose import Choice, attend, choose
 from manyheads.kernels.contract import Facts, Request, Want
 from manyheads.parts.gates import GATE_TAPS, Gate, GatePlace, check_gates
-from manyheads.parts.head_groups import KeyHeads, groups_of, listed, nearest, owners_of, settled
+from manyheads.parts.head_groups import (
+    KeyHeads,
+    groups_of,
+    key_head_of_query_heads,
+    listed,
+    nearest,
+    settled,
+)
+from manyheads.parts.linear_layout import split_map
 from manyheads.parts.masks import Full, Mask
 from manyheads.parts.norms import NoNorm, Norm, make_norm
-from manyheads.parts.padded_linear import split_map
 from manyheads.parts.positions import (
     Alibi,
     AttentionPosition,
@@ -28,7 +35,7 @@ from manyheads.parts.positions import (
 )
 from manyheads.parts.positions.alibi import AlibiBias
 from manyheads.parts.positions.relative import Bias, BucketBias, BucketTable, ShawTable
-from manyheads.parts.positions.rotary import Turn
+from manyheads.parts.positions.rotary import Rotation
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
 
@@ -45,7 +52,7 @@ def drop_heads(
 
 
 # What a layer needs to know of positions, made once a forward and shared by layers that agree.
-Place = Turn | AlibiBias | BucketBias | None
+Place = Rotation | AlibiBias | BucketBias | None
 
 # Named, because torch.compile cannot trace the default of a dataclass made inside the graph.
 OUTPUT_ALONE = Want()
@@ -132,7 +139,7 @@ class AttentionConfig:
     @property
     def owners(self) -> tuple[int, ...]:
         """For every query head the head of keys and values that it reads."""
-        return owners_of(groups_of(self.heads, self.kv_heads))
+        return key_head_of_query_heads(groups_of(self.heads, self.kv_heads))
 
     @property
     def score_scale(self) -> float:
@@ -293,7 +300,7 @@ class Attention(nn.Module):
         self, x: Float[Tensor, "n c"], place: Place
     ) -> tuple[dict[str, Float[Tensor, "n rows"]], Place]:
         """The rows of the projection by name, and how queries and keys are still to turn."""
-        if self.plain and isinstance(place, Turn) and place.cuts(x, self.config.size):
+        if self.plain and isinstance(place, Rotation) and place.cuts(x, self.config.size):
             return place.cut(self.project(x), self.our_rows), None
         return split_map(self.project, x, self.our_rows), place
 
@@ -303,7 +310,7 @@ class Attention(nn.Module):
         query = self._gated("query", self._heads(parts["query"]), parts, x, look)
         # Autocast norms in float32, and the kernel wants one type for all three.
         query = self.query_norm(query).to(query.dtype)
-        if isinstance(place, Turn):
+        if isinstance(place, Rotation):
             query = place(query)
         return seen(look, Tap.QUERY, query, x)
 
@@ -312,7 +319,7 @@ class Attention(nn.Module):
     ) -> tuple[Float[Tensor, "m g d"], Float[Tensor, "m g d"]]:
         key = self._gated("key", self._heads(parts["key"]), parts, source, look)
         key = self.key_norm(key).to(key.dtype)
-        if isinstance(place, Turn):
+        if isinstance(place, Rotation):
             key = place(key)
         value = self._gated("value", self._heads(parts["value"]), parts, source, look)
         return seen(look, Tap.KEY, key, source), seen(look, Tap.VALUE, value, source)
@@ -377,7 +384,7 @@ class Attention(nn.Module):
     def _bias(self, query: Float[Tensor, "n h d"], place: Place) -> Bias | None:
         if isinstance(self.table, ShawTable):
             return self.table.bias(query, self.config.score_scale)
-        return None if isinstance(place, Turn) else place
+        return None if isinstance(place, Rotation) else place
 
     def _gated(
         self,

@@ -63,7 +63,7 @@ class CachePlan:
     def lengths(self, each: tuple[int, ...], room: int) -> Lengths:
         if (each, room) not in self._lengths:
             device = self.new.positions.device
-            self._lengths[each, room] = Lengths.with_room(each, room, device)
+            self._lengths[each, room] = Lengths.with_capacity(each, room, device)
         return self._lengths[each, room]
 
 

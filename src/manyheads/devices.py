@@ -24,7 +24,7 @@ def device_of(asked: str, option: str = "device") -> torch.device:
 HAS_TRITON = find_spec("triton") is not None
 
 
-def learns_compiled(x: Tensor) -> bool:
+def trains_compiled(x: Tensor) -> bool:
     """Whether these numbers pass through such a step; the kernels compute in float32."""
     learns = torch.compiler.is_compiling() and torch.is_grad_enabled()
     return learns and x.is_cuda and x.dtype != torch.float64 and HAS_TRITON

@@ -45,7 +45,7 @@ class TrainingError(ManyheadsError, RuntimeError):
     """A run that cannot go on as it is."""
 
 
-class CutWarning(UserWarning):
+class TruncationWarning(UserWarning):
     """Some texts were longer than the model reads, and were cut."""
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.errors import InputError, ShapeError
 
 
-class OnHost:
+class HostLengths:
     """Lengths and starts as plain numbers.
 
     No dataclass and no tuple, because compiled code would be tied to whatever such a one holds.
@@ -39,7 +39,7 @@ class Lengths:
     (5, 3, [0, 1, 0, 1, 2])
     """
 
-    host: OnHost
+    host: HostLengths
     offsets: Int[Tensor, "b_plus_1"]
     positions: Int[Tensor, " n"]
     sequence_of_token: Int[Tensor, " n"]
@@ -59,7 +59,7 @@ class Lengths:
         owner = torch.arange(len(each)).repeat_interleave(counts, output_size=offsets[-1])
         positions = torch.arange(offsets[-1]) - torch.tensor(offsets)[owner]
         return cls(
-            host=OnHost(each, offsets[:-1]),
+            host=HostLengths(each, offsets[:-1]),
             offsets=torch.tensor(offsets, dtype=torch.int32).to(device),
             positions=positions.to(device),
             sequence_of_token=owner.to(device),
@@ -69,13 +69,13 @@ class Lengths:
         )
 
     @classmethod
-    def with_room(cls, each: Sequence[int], room: int, device: torch.device | str) -> "Lengths":
+    def with_capacity(cls, each: Sequence[int], room: int, device: torch.device | str) -> "Lengths":
         """Sequences that each own `room` places of the packed tensor and fill the first of them."""
         packed = cls.of(each, device)
         starts = tuple(room * index for index in range(len(packed.each)))
         # The room behind the last sequence counts too: the packed tensor holds it.
         tight = all(length == room for length in packed.each)
-        return replace(packed, host=OnHost(packed.each, starts), tight=tight)
+        return replace(packed, host=HostLengths(packed.each, starts), tight=tight)
 
     @property
     def each(self) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ def plain_copy(tokenizer: Any) -> Any:
     return unbound(type(tokenizer).from_str(tokenizer.to_str()))
 
 
-def cutting_copy(tokenizer: Any, longest: int | None) -> Any:
+def truncating_copy(tokenizer: Any, longest: int | None) -> Any:
     """A copy that does not pad, and cuts texts to `longest` tokens, its special tokens included.
 
     It cuts on the side that the tokenizer does, the end unless it says otherwise.

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from manyheads import classify, with_classes
-from manyheads.errors import CutWarning, InputError
+from manyheads.errors import InputError, TruncationWarning
 from tests.encoding.tiny import letters, small
 from tests.messages import refuses
 
@@ -43,7 +43,7 @@ def test_decoders_tell_classes_by_their_last_token() -> None:
 
 
 def test_long_texts_are_cut_and_told() -> None:
-    with pytest.warns(CutWarning, match="1 of 1 texts were cut at 6 tokens"):
+    with pytest.warns(TruncationWarning, match="1 of 1 texts were cut at 6 tokens"):
         classify(with_classes(small(), 2), "the cat sat", longest=6)
 
 

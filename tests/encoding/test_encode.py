@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from manyheads import Ragged, build, encode
 from manyheads.encoding.encode import TEXTS_AT_ONCE, Options, encode_counted
 from manyheads.encoding.text_reader import _COPIES
-from manyheads.errors import CutWarning, InputError
+from manyheads.errors import InputError, TruncationWarning
 from manyheads.models.provenance import Pooling, Sentence
-from manyheads.parts import weight_layout
+from manyheads.parts import linear_layout
 from tests.encoding.tiny import as_ids, letters, plain_hidden, small
 from tests.messages import refuses
 
@@ -100,7 +100,7 @@ def test_the_folder_says_how_vectors_are_made_and_the_caller_may_differ() -> Non
 
 def test_long_texts_are_cut_with_their_special_tokens_kept_and_counted() -> None:
     model = small()
-    with pytest.warns(CutWarning, match=r"^2 of 3 texts were cut at 6 tokens$"):
+    with pytest.warns(TruncationWarning, match=r"^2 of 3 texts were cut at 6 tokens$"):
         found = encode(model, ["abcdefgh", "abcd", "abcde"], longest=6)
     expected = encode(model, [as_ids("abcd")] * 3)
     torch.testing.assert_close(found, expected)
@@ -156,8 +156,8 @@ def test_vectors_are_plain_tensors_of_float32_that_may_be_trained_on() -> None:
 
 
 def test_weights_are_put_back_where_encoding_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_layout.platform, "machine", lambda: "aarch64")
-    monkeypatch.setattr(weight_layout, "FEWEST_TOKENS", 1)
+    monkeypatch.setattr(linear_layout.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(linear_layout, "FEWEST_TOKENS", 1)
     model = small()
     monkeypatch.setattr(type(model.stack), "forward", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -10,8 +10,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from manyheads import encode, load
-from manyheads.errors import CutWarning
-from manyheads.parts.weight_layout import FEWEST_TOKENS
+from manyheads.errors import TruncationWarning
+from manyheads.parts.linear_layout import FEWEST_TOKENS
 
 TEXTS = [
     "The cat sat on the mat.",
@@ -52,7 +52,7 @@ def expected(theirs: SentenceTransformer, texts: list[str]) -> torch.Tensor:
 def test_vectors_are_those_of_sentence_transformers(
     model: Any, theirs: SentenceTransformer
 ) -> None:
-    with pytest.warns(CutWarning, match=r"^1 of 9 texts were cut at 256 tokens$"):
+    with pytest.warns(TruncationWarning, match=r"^1 of 9 texts were cut at 256 tokens$"):
         found = encode(model, TEXTS)
     torch.testing.assert_close(found, expected(theirs, TEXTS), atol=TOLERANCE, rtol=0)
 
@@ -60,7 +60,7 @@ def test_vectors_are_those_of_sentence_transformers(
 def test_a_shorter_limit_cuts_as_theirs_does(model: Any, place: Path) -> None:
     theirs = SentenceTransformer(str(place), device="cpu", local_files_only=True)
     theirs.max_seq_length = 7
-    with pytest.warns(CutWarning):
+    with pytest.warns(TruncationWarning):
         found = encode(model, TEXTS, longest=7)
     torch.testing.assert_close(found, expected(theirs, TEXTS), atol=TOLERANCE, rtol=0)
 

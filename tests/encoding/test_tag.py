@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from manyheads import tag, with_classes
-from manyheads.errors import CutWarning, InputError
+from manyheads.errors import InputError, TruncationWarning
 from tests.encoding.tiny import FIRST, LAST, LETTERS, small
 from tests.messages import refuses
 
@@ -41,7 +41,7 @@ def test_words_may_come_as_lists() -> None:
 
 def test_words_beyond_what_is_read_have_no_class() -> None:
     model = with_classes(small(), 2, "tokens")
-    with pytest.warns(CutWarning, match="1 of 2 texts were read in part"):
+    with pytest.warns(TruncationWarning, match="1 of 2 texts were read in part"):
         found = tag(model, ["the cat sat", "a"], longest=6)
     assert [bool(each.label) for each in found[0]] == [True, True, False]
 

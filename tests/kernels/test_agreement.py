@@ -195,7 +195,7 @@ def test_keys_with_room_between_sequences_are_read_in_their_places(
 ) -> None:
     counts = [new + old for new, old in each]
     room = max(counts, default=0) + spare
-    keys = Lengths.with_room(counts, room, "cpu")
+    keys = Lengths.with_capacity(counts, room, "cpu")
     behind = room - counts[-1] if counts else 0
     queries = Lengths.of([new for new, _ in each])
     problem = Problem(RULES[rule], queries, keys, spare=behind)

@@ -87,7 +87,9 @@ def test_dropout_drops_a_share_of_the_weights_and_keeps_the_mean(want: Want) -> 
     q = k = torch.zeros(200, 2, 4)
     # Every weight is 1/200; the columns of the identity show each weight after dropout.
     v = torch.eye(200)[:, None]
-    request = Request(queries=lengths, keys=lengths, mask=Full(), scale=1.0, dropout=0.25, want=want)
+    request = Request(
+        queries=lengths, keys=lengths, mask=Full(), scale=1.0, dropout=0.25, want=want
+    )
     seen = 200 * reference.attend(q, k[:, :1], v, request).output
     values, counts = seen.round(decimals=3).unique(return_counts=True)
     torch.testing.assert_close(values, torch.tensor([0.0, 1 / 0.75]), rtol=0, atol=1e-3)

@@ -66,7 +66,9 @@ def test_ragged_batches() -> None:
     assert_compiles(reads, batch)
     writes = decoder(
         layer(own(mask=Window(2), position=Rotary(), kv_heads=2, gates=EVERY_GATE), EXPERTS),
-        layer(own(mask=Causal(), position=Alibi(), query_norm=RMSNorm()), norm=SandwichNorm(RMSNorm())),
+        layer(
+            own(mask=Causal(), position=Alibi(), query_norm=RMSNorm()), norm=SandwichNorm(RMSNorm())
+        ),
         layer(
             own(mask=Causal(), key_norm=RMSNorm(centred=True)),
             replace(EXPERTS, shared=8, shared_gate="sigmoid"),

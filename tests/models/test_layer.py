@@ -57,7 +57,9 @@ def around(placement: Placement, x: Tensor, inner: object, residual: object) -> 
             return x + normed(inner(normed(x, residual.norm)), residual.second_norm)
 
 
-@pytest.mark.parametrize("placement", [PreNorm(), PostNorm(), SandwichNorm()], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    "placement", [PreNorm(), PostNorm(), SandwichNorm()], ids=lambda one: type(one).__name__
+)
 def test_each_placement_follows_its_formula(placement: Placement) -> None:
     module = made(layer(norm=placement, cross=CROSS))
     x, memory = hidden(), hidden(1, (2, 4, 1))

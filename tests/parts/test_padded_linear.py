@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from manyheads.parts.padded_linear import split_map, split_wide
+from manyheads.parts.linear_layout import split_map, split_wide
 
 ROWS = {"query": 70, "gate": 3, "key": 64, "value": 1}
 

@@ -4,21 +4,21 @@ import pytest
 import torch
 from torch import nn
 
-from manyheads.parts import weight_layout
+from manyheads.parts import linear_layout
 
 
 @pytest.fixture(autouse=True)
 def on_arm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_layout.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(linear_layout.platform, "machine", lambda: "aarch64")
 
 
 def test_weights_are_laid_out_anew_for_many_tokens_only_and_put_back() -> None:
     linear, table = nn.Linear(3, 5), nn.Embedding(7, 3)
     weights = (linear.weight, table.weight)
     places, values = [each.data_ptr() for each in weights], [each.clone() for each in weights]
-    with weight_layout.relaid(linear, weight_layout.FEWEST_TOKENS - 1, table.weight):
+    with linear_layout.column_major_weights(linear, linear_layout.FEWEST_TOKENS - 1, table.weight):
         assert all(each.is_contiguous() for each in weights)
-    with weight_layout.relaid(linear, weight_layout.FEWEST_TOKENS, table.weight):
+    with linear_layout.column_major_weights(linear, linear_layout.FEWEST_TOKENS, table.weight):
         assert all(each.T.is_contiguous() for each in weights)
         assert all(torch.equal(*pair) for pair in zip(weights, values, strict=True))
     assert all(each.is_contiguous() for each in weights)
@@ -28,15 +28,15 @@ def test_weights_are_laid_out_anew_for_many_tokens_only_and_put_back() -> None:
 def test_a_weight_that_is_shared_is_laid_out_once() -> None:
     linear, table = nn.Linear(3, 7, bias=False), nn.Embedding(7, 3)
     linear.weight = table.weight
-    with weight_layout.relaid(linear, weight_layout.FEWEST_TOKENS, table.weight):
+    with linear_layout.column_major_weights(linear, linear_layout.FEWEST_TOKENS, table.weight):
         assert table.weight.T.is_contiguous()
     assert table.weight.is_contiguous()
 
 
 def test_half_precision_and_large_models_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     half, large = nn.Linear(3, 5).bfloat16(), nn.Linear(3, 5)
-    with weight_layout.relaid(half, weight_layout.FEWEST_TOKENS):
+    with linear_layout.column_major_weights(half, linear_layout.FEWEST_TOKENS):
         assert half.weight.is_contiguous()
-    monkeypatch.setattr(weight_layout, "MOST_BYTES", 59)
-    with weight_layout.relaid(large, weight_layout.FEWEST_TOKENS):
+    monkeypatch.setattr(linear_layout, "MOST_BYTES", 59)
+    with linear_layout.column_major_weights(large, linear_layout.FEWEST_TOKENS):
         assert large.weight.is_contiguous()

@@ -8,9 +8,8 @@ from typing import Any, Literal, cast
 from torch import Tensor
 
 from manyheads.checkpoints.config_json import description_of, facts_of, family_of, matches
-from manyheads.checkpoints.families.family import Family
+from manyheads.checkpoints.families.family import Family, label_maps, unnamed
 from manyheads.checkpoints.families.native import NATIVE
-from manyheads.checkpoints.families.readouts import label_maps, unnamed
 from manyheads.checkpoints.folder import refuse_changed
 from manyheads.checkpoints.side_files import GENERATION, SIDE_FILES
 from manyheads.checkpoints.tensor_map import Entry, TensorMap, to_theirs

@@ -8,9 +8,9 @@ from typing import Any
 
 from manyheads.checkpoints.files import read_json, read_list
 from manyheads.errors import InputError
+from manyheads.models.encoder import TextConfig
 from manyheads.models.provenance import Pooling, Sentence
 from manyheads.models.recipes import ModelConfig
-from manyheads.models.text import TextConfig
 from manyheads.parts.positions import Learned
 
 MODULES = "modules.json"

@@ -1,19 +1,27 @@
-"""Texts to classes, by a model with a head for them."""
+"""Classify texts, images and words with a model that has a classification head."""
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.encoding.encode import Encoded, Options, read_pooled
-from manyheads.encoding.text_reader import Texts, reads_texts
-from manyheads.errors import CutWarning, InputError
-from manyheads.models.build import Model
-from manyheads.models.eval_mode import resting
+from manyheads.encoding.encode import BATCH_TOKENS, Encoded, Options, read_pooled
+from manyheads.encoding.text_reader import (
+    Texts,
+    fill,
+    on_device,
+    require_text_model,
+    resolve_max_length,
+    truncating_tokenizer,
+)
+from manyheads.errors import InputError, TruncationWarning
+from manyheads.models.build import Model, eval_mode
 from manyheads.models.readout import ClassHead, ReadoutLayer, TokenHead
 from manyheads.models.vision import Vision
 from manyheads.progress import Progress
@@ -57,13 +65,13 @@ def classify(
     )
     classes, done = classify_counted(model, texts, options)
     if done.cut:
-        warnings.warn(done.told, CutWarning, stacklevel=2)
+        warnings.warn(done.told, TruncationWarning, stacklevel=2)
     return classes
 
 
 def classify_counted(model: Model, texts: Texts, options: Options) -> tuple[Classes, Encoded]:
     """The classes of `classify` with the counts beside them, and no warning."""
-    reader = reads_texts(model)
+    reader = require_text_model(model)
     head, readout = model.config.readout, getattr(reader, "readout", None)
     if not isinstance(head, ClassHead) or not isinstance(readout, ReadoutLayer):
         if isinstance(head, TokenHead):
@@ -122,7 +130,7 @@ def classify_images(
     found = []
     with (
         Progress("classifying", total=total, unit="images", enabled=progress) as bar,
-        resting(model),
+        eval_mode(model),
         torch.no_grad(),
     ):
         for some in _together(images, batch):
@@ -139,3 +147,68 @@ def _together(images: Iterable[Tensor], batch: int) -> Iterator[list[Tensor]]:
     left = iter(images)
     while some := list(islice(left, batch)):
         yield some
+
+
+class Tag(NamedTuple):
+    """A word, its likeliest class and the share of that; no class where the word was not read."""
+
+    word: str
+    label: str
+    share: float
+
+
+NOT_READ = ("", 0.0)
+
+
+def tag(
+    model: Model,
+    texts: Sequence[str] | Sequence[Sequence[str]],
+    *,
+    batch_tokens: int | None = None,
+    longest: int | None = None,
+    progress: bool = True,
+) -> list[list[Tag]]:
+    """The class of each word, as a model of `TokenClassification` learns it: off its first token.
+
+    Texts are split into words at white space, or given as lists of words. A `TruncationWarning`
+    counts texts with words that were not read, beyond `longest` tokens or without any token.
+    """
+    reader = require_text_model(model)
+    head = model.config.readout
+    if not isinstance(head, TokenHead):
+        raise InputError(
+            "the model tells no classes of tokens",
+            "train one that does, with model.classes and TokenClassification",
+        )
+    words = [text.split() if isinstance(text, str) else list(text) for text in texts]
+    tokenizer = truncating_tokenizer(reader, resolve_max_length(reader, longest))
+    encoded: Sequence[Any] = tokenizer.encode_batch(words, is_pretokenized=True)
+    names = names_of(model, head)
+    device = next(model.parameters()).device
+    most = batch_tokens or BATCH_TOKENS["cpu" if device.type == "cpu" else "cuda"]
+    found: list[list[Tag]] = [[Tag(word, *NOT_READ) for word in each] for each in words]
+    tokens = [np.array(one.ids, dtype=np.int64) for one in encoded]
+    lengths = [len(each) for each in tokens]
+    total = sum(lengths)
+    with (
+        Progress("tagging", total=total, unit="tokens", enabled=progress) as bar,
+        eval_mode(model),
+        torch.inference_mode(),
+    ):
+        for places in fill(lengths, most):
+            batch = on_device([tokens[place] for place in places], device)
+            logits = reader(batch).logits
+            assert isinstance(logits, Ragged)
+            shares, classes = logits.values.float().softmax(1).max(1)
+            told = zip(classes.tolist(), shares.tolist(), strict=True)
+            for place in places:
+                for word in encoded[place].word_ids:
+                    number, share = next(told)
+                    if word is not None and not found[place][word].label:
+                        found[place][word] = Tag(words[place][word], names[number], share)
+            bar.advance(batch.values.shape[0])
+    part = sum(any(not each.label for each in row) for row in found)
+    if part:
+        told_part = f"{part:,} of {len(found):,} texts were read in part"
+        warnings.warn(told_part, TruncationWarning, stacklevel=2)
+    return found

@@ -10,30 +10,29 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.atomic_write import whole, write_tensors
-from manyheads.encoding.pooling import POOLINGS, pool
 from manyheads.encoding.text_reader import (
     Ids,
     Reader,
     TextReader,
     Texts,
     fill,
-    find_longest,
     on_device,
-    open_texts,
-    reads_texts,
+    open_reader,
+    require_text_model,
+    resolve_max_length,
     sent,
 )
-from manyheads.errors import CutWarning, InputError
-from manyheads.models.build import Model
-from manyheads.models.eval_mode import resting
+from manyheads.errors import InputError, TruncationWarning
+from manyheads.models.build import Model, eval_mode
 from manyheads.models.provenance import Pooling, Sentence
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import Stack
-from manyheads.parts.weight_layout import relaid
+from manyheads.parts.linear_layout import column_major_weights
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 
@@ -97,9 +96,10 @@ def encode(
 
     `pooling` takes the mean of a text's tokens, the first ("cls") or the last. It and `normalise`
     follow the folder the model came from, or else are "mean" and False. Texts of more than
-    `longest` tokens are cut, their special tokens kept, and a `CutWarning` counts them. Texts may
-    also be token ids, in lists or a `Ragged`, which are read as they are. A text without any token
-    gives zeros. An encoder-decoder gives what its encoder reads. `device` is where the vectors go.
+    `longest` tokens are truncated, their special tokens kept, and a `TruncationWarning` counts
+    them. Texts may also be token ids, in lists or a `Ragged`, which are used as they are. A text
+    without any token gives zeros, and an encoder-decoder uses its encoder. The vectors are returned
+    on `device`.
 
     >>> from manyheads.models.build import build
     >>> encode(build("council", seed=0), [[5, 6, 7], [8]]).shape
@@ -115,13 +115,13 @@ def encode(
     )
     done = encode_counted(model, texts, options)
     if done.cut:
-        warnings.warn(done.told, CutWarning, stacklevel=2)
+        warnings.warn(done.told, TruncationWarning, stacklevel=2)
     return done.vectors
 
 
 def encode_counted(model: Model, texts: Texts, options: Options) -> Encoded:
     """The vectors of `encode` with the counts beside them, and no warning."""
-    model = reads_texts(model)
+    model = require_text_model(model)
     said = model.sentence or Sentence()
     pooled = partial(
         pool,
@@ -135,16 +135,16 @@ def read_pooled(
     model: Model, texts: Texts, options: Options, pooled: Pooled, width: int
 ) -> Encoded:
     """As many numbers a text as `width`, which `pooled` makes of its tokens; of none, zeros."""
-    model = reads_texts(model)
+    model = require_text_model(model)
     home = model.embedding.tokens.weight.device
     kind = "cpu" if home.type == "cpu" else "cuda"
-    longest = find_longest(model, options.longest)
-    reader = open_texts(model, texts, longest)
+    longest = resolve_max_length(model, options.longest)
+    reader = open_reader(model, texts, longest)
     most = options.batch_tokens or BATCH_TOKENS[kind]
     work = partial(_encode_some, model, most=most, pooled=pooled, width=width)
     vectors = [torch.zeros(0, width, dtype=_wide(model), device=options.device)]
     tokens = cut = seen = 0
-    with Progress(options.doing, unit="tokens", enabled=options.progress) as bar, resting(model):
+    with Progress(options.doing, unit="tokens", enabled=options.progress) as bar, eval_mode(model):
         for ids, cut_here in _ahead(reader, TEXTS_AT_ONCE[kind]):
             tokens, cut, seen = tokens + sum(map(len, ids)), cut + cut_here, seen + len(ids)
             bar.expect(tokens * len(reader) / seen)
@@ -166,7 +166,7 @@ def _encode_some(
     """Texts of all lengths, on the model's device; nothing here waits for it."""
     stack, home = _stack(model), model.embedding.tokens.weight.device
     lengths = [len(each) for each in ids]
-    with relaid(stack, sum(lengths)), torch.inference_mode():
+    with column_major_weights(stack, sum(lengths)), torch.inference_mode():
         without = [place for place, length in enumerate(lengths) if not length]
         found = [torch.zeros(len(without), width, dtype=_wide(model), device=home)]
         order = without
@@ -248,3 +248,23 @@ WRITERS: dict[str, Callable[[Tensor, Sequence[str], Path], None]] = {
     ".safetensors": _write_safetensors,
     ".jsonl": _write_jsonl,
 }
+
+
+POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")
+
+
+def pool(hidden: Ragged, pooling: Pooling, normalise: bool) -> Float[Tensor, "b c"]:
+    """One vector a sequence, in float32 at least: the mean of its tokens, the first or the last."""
+    values, lengths = hidden.values, hidden.lengths
+    wide = torch.promote_types(values.dtype, torch.float32)
+    match pooling:
+        case "mean":
+            summed = torch.zeros(
+                lengths.count, values.shape[1], dtype=wide, device=values.device
+            ).index_add_(0, lengths.sequence_of_token, values.to(wide))
+            vectors = summed / lengths.offsets.diff().unsqueeze(1)
+        case "cls":
+            vectors = values[lengths.offsets[:-1].long()].to(wide)
+        case "last":
+            vectors = values[lengths.offsets[1:].long() - 1].to(wide)
+    return F.normalize(vectors, dim=-1) if normalise else vectors

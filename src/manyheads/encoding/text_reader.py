@@ -17,7 +17,7 @@ from manyheads.models.encoder import Encoder
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.parts.positions import Learned
 from manyheads.ragged import Lengths, Ragged
-from manyheads.tokenizers import cutting_copy
+from manyheads.tokenizers import truncating_copy
 
 Ids = NDArray[np.int64]
 # Strings, or the token ids of each text as a list, an array or a tensor.
@@ -67,7 +67,7 @@ class Reader:
             )
 
 
-def reads_texts(model: Model) -> TextReader:
+def require_text_model(model: Model) -> TextReader:
     """The model itself, unless it reads something else."""
     if isinstance(model, TextReader):
         return model
@@ -78,7 +78,7 @@ def reads_texts(model: Model) -> TextReader:
     )
 
 
-def open_texts(model: TextReader, texts: Texts, longest: int | None) -> Reader:
+def open_reader(model: TextReader, texts: Texts, longest: int | None) -> Reader:
     """A reader of strings, or of ids that somebody else made."""
     vocabulary = model.config.embedding.vocabulary
     if isinstance(texts, Ragged):
@@ -95,11 +95,11 @@ def open_texts(model: TextReader, texts: Texts, longest: int | None) -> Reader:
             f"text {place} is a {type(listed[place]).__name__} among strings", "give strings alone"
         )
     return Reader(
-        listed, cutting_tokenizer(model, longest) if listed else None, vocabulary, longest
+        listed, truncating_tokenizer(model, longest) if listed else None, vocabulary, longest
     )
 
 
-def find_longest(model: TextReader, asked: int | None) -> int | None:
+def resolve_max_length(model: TextReader, asked: int | None) -> int | None:
     """How many tokens of a text are read: as asked, as the folder says, as positions allow."""
     position = model.config.embedding.position
     bound = position.longest if isinstance(position, Learned) else None
@@ -117,7 +117,7 @@ def find_longest(model: TextReader, asked: int | None) -> int | None:
     return min((each for each in (said or trained, bound) if each is not None), default=None)
 
 
-def cutting_tokenizer(model: TextReader, longest: int | None) -> Any:
+def truncating_tokenizer(model: TextReader, longest: int | None) -> Any:
     """The model's tokenizer, which cuts texts there, without the padding its file may ask for."""
     original = model.tokenizer
     if original is None:
@@ -128,7 +128,7 @@ def cutting_tokenizer(model: TextReader, longest: int | None) -> Any:
     known = _COPIES.get(model)
     if known is not None and known[0] is original and known[1] == longest:
         return known[2]
-    copy = cutting_copy(original, longest)
+    copy = truncating_copy(original, longest)
     _COPIES[model] = original, longest, copy
     return copy
 

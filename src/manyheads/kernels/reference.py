@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from manyheads.kernels.contract import Attended, Facts, Request
-from manyheads.parts.head_groups import owners_of
+from manyheads.parts.head_groups import key_head_of_query_heads
 from manyheads.parts.masks import visible
 from manyheads.parts.positions.relative import ShawBias
 from manyheads.taps import Patterns
@@ -114,7 +114,7 @@ def _scores(
 
 def _shared(x: Float[Tensor, "s g d"], request: Request) -> Float[Tensor, "s g_or_h d"]:
     """Heads of keys that serve different numbers of queries, one for every query."""
-    return x if request.groups is None else x[:, list(owners_of(request.groups))]
+    return x if request.groups is None else x[:, list(key_head_of_query_heads(request.groups))]
 
 
 def _bias(

@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Any, overload
 
 import torch
+from torch import nn
 
 from manyheads.errors import ConfigError
 from manyheads.models.decoder import Decoder, DecoderConfig
@@ -125,3 +126,16 @@ def _make(config: ModelConfig) -> Model:
             return Seq2Seq(config)
         case VisionConfig():
             return Vision(config)
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Nothing is dropped inside the block; each part is put back into the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from manyheads.cache import Cache, DynamicCache, StaticCache
 from manyheads.errors import ConfigError
+from manyheads.models.encoder import TextConfig, TextModel, last_tokens
 from manyheads.models.padding import Output, enter
 from manyheads.models.stack import StackConfig
-from manyheads.models.text import TextConfig, TextModel, last_tokens
 from manyheads.parts.experts import RouterLosses
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher

@@ -1,8 +1,113 @@
-"""Encoders of text: every token may see both ways."""
+"""Encoders of text, and what they share with decoders: embedding, stack and readout."""
 
 from dataclasses import dataclass
 
-from manyheads.models.text import TextConfig, TextModel
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.errors import ConfigError, InputError
+from manyheads.models.embedding import Embedding, TokenEmbedding
+from manyheads.models.initialisation import Initialisation, initialise
+from manyheads.models.padding import Output, enter
+from manyheads.models.provenance import Provenance
+from manyheads.models.readout import NoReadout, Readout, make_readout
+from manyheads.models.stack import Explained, Stack, StackConfig
+from manyheads.parts.experts import RouterLosses
+from manyheads.parts.positions import Learned
+from manyheads.ragged import Lengths, Ragged
+from manyheads.taps import Watcher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextConfig:
+    """Embedding, layers, readout."""
+
+    embedding: Embedding
+    stack: StackConfig
+    readout: Readout = NoReadout()
+    init: Initialisation = Initialisation()
+
+    def __post_init__(self) -> None:
+        check_embedding(self.embedding, self.stack)
+
+
+def check_embedding(embedding: Embedding, stack: StackConfig) -> None:
+    """Refuse an embedding that does not fit the layers above it."""
+    if embedding.width != stack.width:
+        raise ConfigError(
+            f"an embedding of width {embedding.width} enters a stack of {stack.width}",
+            "give both the same width",
+        )
+    if not isinstance(embedding.position, Learned):
+        return
+    for index in range(len(stack.layers)):
+        attention = stack.attention(index)
+        if attention is None:
+            continue
+        reach = attention.mask.reach
+        for side, far in (("back", reach.before), ("ahead", reach.after)):
+            if embedding.position.longest <= far < float("inf"):
+                raise ConfigError(
+                    f"layer {index} looks {far} tokens {side} and the model has "
+                    f"{embedding.position.longest} positions",
+                    f"use a window shorter than {embedding.position.longest}, "
+                    f"or Learned(count={int(far) + 1 + embedding.position.offset})",
+                )
+
+
+def last_tokens(batch: Ragged) -> Ragged:
+    """The last token of every sequence, as a batch of sequences of one."""
+    lengths = batch.lengths
+    if lengths.uniform and lengths.longest == 1:
+        return batch
+    if 0 in lengths.each:
+        raise InputError("an empty sequence has no last token", "give each at least one")
+    ends = lengths.offsets[1:].long() - 1
+    return Ragged(batch.values[ends], Lengths.of([1] * len(lengths), batch.device))
+
+
+class TextModel(nn.Module, Provenance):
+    """Ids in, hidden states and logits out; padded in, padded out, ragged in, ragged out."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = TokenEmbedding(config.embedding)
+        self.stack = Stack(config.stack)
+        self.readout = make_readout(config.readout, config.stack.width, config.embedding.vocabulary)
+        initialise(self, config.init)
+
+    def forward(
+        self,
+        ids: Ragged | Tensor,
+        mask: Tensor | None = None,
+        *,
+        types: Ragged | Tensor | None = None,
+        watch: Watcher | None = None,
+    ) -> Output:
+        batch, door = enter(ids, mask)
+        kinds = None if types is None else enter(types, mask, "types")[0]
+        hidden, router = self.hidden(batch, kinds, watch=watch)
+        return door.out(hidden, self._read(hidden), router)
+
+    def hidden(
+        self, ids: Ragged, types: Ragged | None = None, *, watch: Watcher | None = None
+    ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
+        """The hidden states that the readout reads, for whoever scores only some of them."""
+        x = self.embedding(ids, ids.lengths.positions, types)
+        return self.stack(x, watch=watch)
+
+    @property
+    def table(self) -> Float[Tensor, "v c"]:
+        """The vectors of the words, with which a tied readout scores."""
+        return self.embedding.tokens.weight
+
+    def explain_kernels(self, batch: Ragged | Tensor, mask: Tensor | None = None) -> Explained:
+        """Which kernel each layer would use for this batch, and why."""
+        return self.stack.explain_kernels(enter(batch, mask)[0].lengths)
+
+    def _read(self, hidden: Ragged) -> Ragged | Tensor | None:
+        return None if self.readout is None else self.readout(hidden, self.table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

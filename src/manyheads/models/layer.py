@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from manyheads.attention import Attention, AttentionConfig, Place
 from manyheads.cache import CacheSlot, KeyValues
 from manyheads.errors import ConfigError
-from manyheads.parts.constant import Constant, ConstantLayer
 from manyheads.parts.experts import Experts, MixtureOfExperts, RouterLosses
-from manyheads.parts.feedforward import MLP, FeedForward, GeGLU, SwiGLU
-from manyheads.parts.norms import SandwichNorm, Placement, PostNorm, PreNorm, make_norm
+from manyheads.parts.feedforward import MLP, Constant, ConstantLayer, FeedForward, GeGLU, SwiGLU
+from manyheads.parts.norms import Placement, PostNorm, PreNorm, SandwichNorm, make_norm
 from manyheads.ragged import Ragged
 from manyheads.taps import Look, Sublayer, Tap, seen
 

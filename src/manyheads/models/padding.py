@@ -23,7 +23,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Door:
+class BatchLayout:
     """How a batch came in, and so how its answers go out: ragged, rectangular, or masked."""
 
     rectangle: tuple[int, int] | None = None
@@ -47,16 +47,16 @@ class Door:
 
 def enter(
     batch: Ragged | Tensor, mask: Shaped[Tensor, "..."] | None, what: str = "ids"
-) -> tuple[Ragged, Door]:
+) -> tuple[Ragged, BatchLayout]:
     """A ragged batch from whatever was given."""
     if isinstance(batch, Ragged):
         if mask is not None:
             raise InputError("a ragged batch has no padding to mask", "leave mask out")
-        return batch, Door()
+        return batch, BatchLayout()
     if batch.dim() != 2:
         raise ShapeError(
             f"{what} have shape {tuple(batch.shape)}",
             "give (batch, length), or a Ragged; one sequence is ids[None]",
         )
     ragged = Ragged.from_padded(batch, mask)
-    return ragged, Door((batch.shape[0], batch.shape[1]), mask)
+    return ragged, BatchLayout((batch.shape[0], batch.shape[1]), mask)

@@ -27,7 +27,7 @@ ORIGIN = ("described", "tokenizer", "sentence", "generation", "side_files", "unr
 NAMELESS = "LABEL_"
 
 
-class Origin:
+class Provenance:
     """Where a model comes from, so that it can be written back whole; one built here has nothing.
 
     `described` is its config.json and `generation` its generation_config.json. `unread` are tensors
@@ -42,7 +42,7 @@ class Origin:
     side_files: Mapping[str, bytes] = MappingProxyType({})
     unread: Mapping[str, Tensor] = MappingProxyType({})
 
-    def comes_from(self, other: "Origin") -> None:
+    def copy_provenance(self, other: "Provenance") -> None:
         """Take over all that came with another model, of which this one is made."""
         for name in ORIGIN:
             setattr(self, name, getattr(other, name))

@@ -22,7 +22,7 @@ from manyheads.models.vision import Patches, VisionConfig
 from manyheads.parts.experts import Experts
 from manyheads.parts.feedforward import MLP, GeGLU, SwiGLU
 from manyheads.parts.gates import Gate
-from manyheads.parts.masks import Full, Causal, Window
+from manyheads.parts.masks import Causal, Full, Window
 from manyheads.parts.norms import LayerNorm, NoNorm, PostNorm, PreNorm, RMSNorm
 from manyheads.parts.positions import Learned, NoPosition, Rotary, Sinusoidal
 

@@ -9,12 +9,12 @@ from manyheads.cache import Cache, DynamicCache, StaticCache
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.decoder import check_decodes
 from manyheads.models.embedding import Embedding, TokenEmbedding
+from manyheads.models.encoder import check_embedding, last_tokens
 from manyheads.models.initialisation import Initialisation, initialise
 from manyheads.models.padding import Output, enter
-from manyheads.models.provenance import Origin
+from manyheads.models.provenance import Provenance
 from manyheads.models.readout import LanguageHead, Readout, make_readout
 from manyheads.models.stack import Explained, Stack, StackConfig
-from manyheads.models.text import check_embedding, last_tokens
 from manyheads.parts.experts import RouterLosses
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
@@ -41,7 +41,7 @@ class Seq2SeqConfig:
             raise ConfigError("no decoder layer looks at the encoder", "give one a cross branch")
 
 
-class Seq2Seq(nn.Module, Origin):
+class Seq2Seq(nn.Module, Provenance):
     """A model that reads one text and writes another.
 
     Sites inside it name their stack, "encoder" or "decoder".

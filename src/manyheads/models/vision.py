@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.models.initialisation import Initialisation, initialise
-from manyheads.models.padding import Door, Output
-from manyheads.models.provenance import Origin
+from manyheads.models.padding import BatchLayout, Output
+from manyheads.models.provenance import Provenance
 from manyheads.models.readout import NoReadout, Readout, make_readout
 from manyheads.models.stack import Explained, Stack, StackConfig
-from manyheads.parts.positions.absolute import LearnedGrid, GridTable
+from manyheads.parts.positions.absolute import GridTable, LearnedGrid
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Watcher
 
@@ -98,7 +98,7 @@ class PatchEmbedding(nn.Module):
             )
 
 
-class Vision(nn.Module, Origin):
+class Vision(nn.Module, Provenance):
     """A model that reads images: one (batch, channels, y, x) tensor, or a list of any sizes.
 
     A list gives ragged hidden states, a tensor rectangular ones; the class token comes first.
@@ -124,7 +124,7 @@ class Vision(nn.Module, Origin):
             lengths = self._enter(images)[0].lengths
         return self.stack.explain_kernels(lengths)
 
-    def _enter(self, images: Images) -> tuple[Ragged, Door]:
+    def _enter(self, images: Images) -> tuple[Ragged, BatchLayout]:
         if isinstance(images, Tensor):
             if images.dim() != 4:
                 raise ShapeError(
@@ -134,10 +134,10 @@ class Vision(nn.Module, Origin):
             tokens = self.embedding(images)
             batch, count = tokens.shape[:2]
             lengths = Lengths.of([count] * batch, tokens.device)
-            return Ragged(tokens.flatten(0, 1), lengths), Door((batch, count))
+            return Ragged(tokens.flatten(0, 1), lengths), BatchLayout((batch, count))
         if not images:
             raise InputError("an empty list holds no image", "give at least one")
-        return Ragged.from_list(self._embed_each(images)), Door()
+        return Ragged.from_list(self._embed_each(images)), BatchLayout()
 
     def _embed_each(self, images: Sequence[Tensor]) -> list[Tensor]:
         """Images of one size are embedded together."""

@@ -1,14 +1,15 @@
-"""Feed-forward layers: MLP, GeGLU, SwiGLU."""
+"""Feed-forward layers (MLP, GeGLU, SwiGLU), and the constant that is left of a pruned sublayer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.devices import learns_compiled
+from manyheads.devices import trains_compiled
 from manyheads.ragged import Ragged
 from manyheads.taps import Look, Tap, seen
 
@@ -90,10 +91,32 @@ class FeedForward(nn.Module):
 
 def _gated(joined: Float[Tensor, "n two_m"], activation: Activation) -> Float[Tensor, "n m"]:
     """One half, activated, times the other."""
-    if learns_compiled(joined) and joined.dim() == 2:
+    if trains_compiled(joined) and joined.dim() == 2:
         # Its way back is faster than what a compiler makes of the lines below.
         from manyheads.parts.triton_glu import KINDS, gated
 
         return gated(joined, KINDS.index(activation))
     gate, passed = joined.chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate) * passed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """A learned vector, written to every token alike.
+
+    An attention whose heads are all taken away still writes the bias of its output projection.
+    """
+
+    width: int
+
+
+class ConstantLayer(nn.Module):
+    """The vector itself."""
+
+    def __init__(self, config: Constant) -> None:
+        super().__init__()
+        self.config = config
+        self.vector = nn.Parameter(torch.zeros(config.width))
+
+    def forward(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        return self.vector.to(x.dtype).expand_as(x)

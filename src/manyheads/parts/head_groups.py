@@ -51,10 +51,10 @@ def groups_of(heads: int, kv_heads: KeyHeads) -> tuple[int, ...]:
     return (heads // count,) * count
 
 
-def owners_of(groups: tuple[int, ...]) -> tuple[int, ...]:
+def key_head_of_query_heads(groups: tuple[int, ...]) -> tuple[int, ...]:
     """For every query head the head of keys that it reads.
 
-    >>> owners_of((2, 3))
+    >>> key_head_of_query_heads((2, 3))
     (0, 0, 1, 1, 1)
     """
     return tuple(chain.from_iterable(repeat(key, size) for key, size in enumerate(groups)))

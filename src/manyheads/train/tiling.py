@@ -16,12 +16,12 @@ from manyheads.attention import Attention, AttentionConfig
 from manyheads.errors import ConfigError
 from manyheads.models.build import Model, build
 from manyheads.models.embedding import TokenEmbedding
+from manyheads.models.encoder import TextModel
 from manyheads.models.layer import Layer, LayerConfig
 from manyheads.models.readout import LanguageHead, ReadoutLayer
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.stack import Stack, StackConfig
-from manyheads.models.text import TextModel
 from manyheads.parts.experts import MixtureOfExperts
 from manyheads.parts.feedforward import FeedForward
 from manyheads.parts.positions import Rotary

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from manyheads import Ragged, build, load, save
-from manyheads.checkpoints.families.qwen_gated import QWEN_GATED, with_attention
+from manyheads.checkpoints.families.qwen import QWEN_GATED, with_attention
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import get_config
 from manyheads.parts.feedforward import SwiGLU
@@ -169,7 +169,9 @@ def test_what_the_study_cannot_say_is_saved_as_our_own(name: str, tmp_path: Path
     assert_equal(load(tmp_path), model)
 
 
-@pytest.mark.parametrize("scaling", [LinearScaling(factor=2.0), YarnScaling(factor=4.0, trained=64)])
+@pytest.mark.parametrize(
+    "scaling", [LinearScaling(factor=2.0), YarnScaling(factor=4.0, trained=64)]
+)
 def test_scaled_rotary_is_spelled_as_their_older_code_reads_it(scaling: Any) -> None:
     config = with_attention(GATED, position=Rotary(theta=1e6, scaling=scaling))
     described = QWEN_GATED.write_config(config)

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from manyheads import Ragged, build, load, save, with_classes
-from manyheads.checkpoints.families.readouts import causal_readout
+from manyheads.checkpoints.families.family import causal_readout
 from manyheads.models import ClassHead, LanguageHead, NoReadout, TokenHead
 from tests.checkpoints.theirs import check_decoder, randomised
 from tests.parity.comparing import VOCABULARY, assert_same, texts

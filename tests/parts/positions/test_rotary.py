@@ -153,7 +153,9 @@ def test_llama3_scaling_is_the_published(factor: float) -> None:
 
 
 @given(scaling=st.sampled_from([LinearScaling, NTKScaling]), size=st.sampled_from([2, 8, 64]))
-def test_a_factor_of_one_changes_nothing(scaling: type[LinearScaling | NTKScaling], size: int) -> None:
+def test_a_factor_of_one_changes_nothing(
+    scaling: type[LinearScaling | NTKScaling], size: int
+) -> None:
     torch.testing.assert_close(
         Rotary(scaling=scaling(factor=1.0)).frequencies(size), Rotary().frequencies(size)
     )

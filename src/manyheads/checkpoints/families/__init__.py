@@ -7,8 +7,7 @@ from manyheads.checkpoints.families.llama import LLAMA
 from manyheads.checkpoints.families.marian import MARIAN
 from manyheads.checkpoints.families.modernbert import MODERNBERT
 from manyheads.checkpoints.families.native import NATIVE
-from manyheads.checkpoints.families.qwen_gated import QWEN_GATED
-from manyheads.checkpoints.families.qwen_next import QWEN_NEXT
+from manyheads.checkpoints.families.qwen import QWEN_GATED, QWEN_NEXT
 from manyheads.checkpoints.families.t5 import T5
 from manyheads.checkpoints.families.vit import VIT
 

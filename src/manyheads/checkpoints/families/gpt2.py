@@ -4,8 +4,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from manyheads.checkpoints.families.family import Family
-from manyheads.checkpoints.families.readouts import CAUSAL_HEADS, causal_readout, default_labels
+from manyheads.checkpoints.families.family import (
+    CAUSAL_HEADS,
+    Family,
+    causal_readout,
+    default_labels,
+)
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.decoder import DecoderConfig

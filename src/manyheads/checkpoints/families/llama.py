@@ -4,8 +4,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.family import Family
-from manyheads.checkpoints.families.readouts import CAUSAL_HEADS, causal_readout, default_labels
+from manyheads.checkpoints.families.family import (
+    CAUSAL_HEADS,
+    Family,
+    causal_readout,
+    default_labels,
+)
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.decoder import DecoderConfig
@@ -18,12 +22,12 @@ from manyheads.parts.feedforward import SwiGLU
 from manyheads.parts.masks import Causal, Mask, Window
 from manyheads.parts.norms import NoNorm, PreNorm, RMSNorm
 from manyheads.parts.positions.rotary import (
-    NTKScaling,
     LinearScaling,
     Llama3Scaling,
+    NoScaling,
+    NTKScaling,
     Rotary,
     Scaling,
-    NoScaling,
     YarnScaling,
 )
 
@@ -66,7 +70,8 @@ class LlamaFamily(Family):
             biased = family == "llama" and theirs.get("mlp_bias", False)
             feedforward = SwiGLU(width=width, hidden=theirs["intermediate_size"], bias=biased)
             return LayerConfig(
-                attention=Branch(attention, PreNorm(norm)), feedforward=Branch(feedforward, PreNorm(norm))
+                attention=Branch(attention, PreNorm(norm)),
+                feedforward=Branch(feedforward, PreNorm(norm)),
             )
 
         return DecoderConfig(

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.family import Family
-from manyheads.checkpoints.families.readouts import class_count, default_labels
+from manyheads.checkpoints.families.family import Family, class_count, default_labels
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
@@ -17,8 +16,8 @@ from manyheads.models.readout import (
     LanguageHead,
     NoReadout,
     Readout,
-    TokenHead,
     ReadoutTransform,
+    TokenHead,
 )
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.stack import StackConfig

@@ -19,7 +19,7 @@ from manyheads.models import (
     vision,
 )
 from manyheads.models.recipes import ModelConfig
-from manyheads.parts import constant, experts, feedforward, gates, masks, norms
+from manyheads.parts import experts, feedforward, gates, masks, norms
 from manyheads.parts.positions import absolute, alibi, relative, rotary
 
 # The only classes that a file may name; nothing else is ever made from one.
@@ -42,7 +42,7 @@ CONFIG_JSON = DataclassCodec(
         stack.StackConfig,
         vision.Patches,
         vision.VisionConfig,
-        constant.Constant,
+        feedforward.Constant,
         experts.Experts,
         feedforward.GeGLU,
         feedforward.MLP,

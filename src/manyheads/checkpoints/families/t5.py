@@ -15,7 +15,7 @@ from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.stack import StackConfig
 from manyheads.parts.feedforward import MLP, Activation, GeGLU, SwiGLU
-from manyheads.parts.masks import Full, Causal
+from manyheads.parts.masks import Causal, Full
 from manyheads.parts.norms import PreNorm, RMSNorm
 from manyheads.parts.positions.relative import T5Buckets
 

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.family import Family
-from manyheads.checkpoints.families.readouts import class_count, default_labels
+from manyheads.checkpoints.families.family import Family, class_count, default_labels
 from manyheads.checkpoints.tensor_map import Entry, Packed
 from manyheads.errors import ConfigError
 from manyheads.models.initialisation import Initialisation

@@ -86,7 +86,7 @@ class GateCommand:
         """Print the figures before and after, and where the model is."""
         from manyheads.checkpoints.folder import save
         from manyheads.data.sources.texts import TextFiles
-        from manyheads.encoding.text_reader import reads_texts
+        from manyheads.encoding.text_reader import require_text_model
         from manyheads.parts.gates import Gate
         from manyheads.surgery.gates import split_chunks, train_gates
 
@@ -104,7 +104,7 @@ class GateCommand:
         read = (passage.text for passage in TextFiles(str(self.file)).read())
         most = 2 * max(1, self.steps) * max(1, self.batch // self.length)
         training, held = split_chunks(
-            reads_texts(model).tokenizer, read, self.length, most, self.held_out
+            require_text_model(model).tokenizer, read, self.length, most, self.held_out
         )
         done = train_gates(
             model,

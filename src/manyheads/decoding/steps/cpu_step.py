@@ -21,7 +21,7 @@ from manyheads.decoding.steps.ordinary import DecoderWeights, LayerWeights, why_
 from manyheads.models.decoder import Decoder
 from manyheads.parts.feedforward import ACTIVATIONS
 from manyheads.parts.norms import LayerNorm, Normalise
-from manyheads.parts.positions.rotary import Turn
+from manyheads.parts.positions.rotary import Rotation
 from manyheads.ragged import Ragged
 
 Function = Callable[[Tensor], Tensor]
@@ -74,11 +74,11 @@ class CpuStep:
         cache.seen = tuple(position + 1 for position in seen)
         return logits
 
-    def _rotations(self, positions: Int[Tensor, " b"]) -> list[Turn | None]:
+    def _rotations(self, positions: Int[Tensor, " b"]) -> list[Rotation | None]:
         stack = self.model.stack
         places = stack._places(positions)
         each = [places[owner] for owner in stack.place_owner]
-        return [place if isinstance(place, Turn) else None for place in each]
+        return [place if isinstance(place, Rotation) else None for place in each]
 
 
 class OrdinaryDecoder:
@@ -95,7 +95,7 @@ class OrdinaryDecoder:
         self.readout = _product(weights.vocabulary, weights.vocabulary_bias, out=logits)
 
     def __call__(
-        self, x: Float[Tensor, "*b c"], cache: Cache, rotations: list[Turn | None]
+        self, x: Float[Tensor, "*b c"], cache: Cache, rotations: list[Rotation | None]
     ) -> Float[Tensor, "*b v"]:
         slots_of: dict[tuple[bool, int, float], KeyValueSlots] = {}
         for layer, store, rotation in zip(self.layers, cache.stores, rotations, strict=True):
@@ -133,7 +133,7 @@ class OrdinaryLayer:
         x: Float[Tensor, "*b c"],
         store: LayerCache,
         slots: "KeyValueSlots",
-        rotation: Turn | None,
+        rotation: Rotation | None,
     ) -> Float[Tensor, "*b c"]:
         projected = self.project(self.attention_norm(x))
         x = self.add_output(x, self.attention(projected, store, slots, rotation))
@@ -208,7 +208,7 @@ class OrdinaryAttention(ABC):
         projected: Float[Tensor, "*b rows"],
         store: LayerCache,
         slots: KeyValueSlots,
-        rotation: Turn | None,
+        rotation: Rotation | None,
     ) -> Float[Tensor, "*b hd"]:
         heads = self.heads(projected)
         if self.query_norm is not None:

@@ -1,6 +1,6 @@
 """How a model knows where a token stands, one scheme a file."""
 
-from manyheads.parts.positions.absolute import LearnedGrid, Learned, NoPosition, Sinusoidal
+from manyheads.parts.positions.absolute import Learned, LearnedGrid, NoPosition, Sinusoidal
 from manyheads.parts.positions.alibi import Alibi
 from manyheads.parts.positions.relative import Shaw, T5Buckets
 from manyheads.parts.positions.rotary import Rotary

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyheads.devices import learns_compiled
+from manyheads.devices import trains_compiled
 from manyheads.errors import ConfigError
 
 
@@ -65,14 +65,14 @@ Scaling = NoScaling | LinearScaling | NTKScaling | YarnScaling | Llama3Scaling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
+class Rotation:
     """Cosine and sine of every token's angles, made once a forward and used by all layers."""
 
     cos: Float[Tensor, "n 1 half"]
     sin: Float[Tensor, "n 1 half"]
 
     def __call__(self, x: Float[Tensor, "n h d"]) -> Float[Tensor, "n h d"]:
-        """Turn the first channels of each head, the rest stays."""
+        """Rotation the first channels of each head, the rest stays."""
         if torch.compiler.is_compiling():
             return self.turned_whole(x)
         half = self.cos.shape[-1]
@@ -85,7 +85,7 @@ class Turn:
         """Whether to `cut` a projection of these tokens: worth it for the way back alone."""
         half = self.cos.shape[-1]
         whole = size == 2 * half and half >= 16 and half & (half - 1) == 0
-        return whole and learns_compiled(x)
+        return whole and trains_compiled(x)
 
     def cut(
         self, joined: Float[Tensor, "n rows"], rows: Mapping[str, int]
@@ -168,13 +168,13 @@ class Rotary:
         """What cosine and sine are multiplied by."""
         return self.scaling.temperature if isinstance(self.scaling, YarnScaling) else 1.0
 
-    def turn(self, positions: Int[Tensor, " n"], size: int) -> Turn:
+    def turn(self, positions: Int[Tensor, " n"], size: int) -> Rotation:
         if torch.compiler.is_compiling():
             # Made on the device, which a copy from the host would wait for.
             frequencies = self.frequencies(size, positions.device).float()
-            return Turn(*_turn_whole(positions, frequencies, self.stretch))
+            return Rotation(*_turn_whole(positions, frequencies, self.stretch))
         frequencies = self.frequencies_on(size, positions.device)
-        return Turn(*_cos_sin(positions, frequencies, self.stretch))
+        return Rotation(*_cos_sin(positions, frequencies, self.stretch))
 
     def frequencies_on(self, size: int, device: torch.device) -> Float[Tensor, " half"]:
         """In float32 and kept on the device: a recorded step cannot copy from the host."""

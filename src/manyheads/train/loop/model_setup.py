@@ -11,8 +11,7 @@ from torch import Tensor
 from manyheads.checkpoints.classification_head import Classified, name_classes, with_classes
 from manyheads.checkpoints.folder import Saved, load, save
 from manyheads.checkpoints.side_files import TOKENIZER, read_tokenizer
-from manyheads.data.image_preprocessing import image_mean_std, record_image_preprocessing
-from manyheads.data.images import PerChannel
+from manyheads.data.images import PerChannel, image_mean_std, record_image_preprocessing
 from manyheads.errors import ConfigError, InputError, ManyheadsError
 from manyheads.models.build import Model, build
 from manyheads.models.provenance import Sentence
@@ -21,12 +20,11 @@ from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision, VisionConfig
 from manyheads.parts.positions import Learned
-from manyheads.train.loop.model_wrapper import ModelWrapper
+from manyheads.train.distributed import ModelWrapper
 from manyheads.train.objectives import CausalLM, Contrastive, Objective, Seq2SeqLM
 from manyheads.train.regularisers import fold_gates
 from manyheads.train.run_file.data_config import Data, Images, Pairs, Texts
-from manyheads.train.run_file.head_config import without_head_dropping
-from manyheads.train.run_file.run_config import Start
+from manyheads.train.run_file.run_config import Start, without_head_dropping
 from manyheads.train.tiling import tile
 
 
@@ -151,7 +149,7 @@ def model_with_weights(config: ModelConfig, weights: Mapping[str, Tensor], like:
     """A model with these weights, and tokenizer, class names and files of another."""
     fresh = build(config, device="meta")
     fresh.load_state_dict(fold_gates(like, weights), assign=True)
-    fresh.comes_from(like)
+    fresh.copy_provenance(like)
     return fresh
 
 

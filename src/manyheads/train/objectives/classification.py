@@ -11,8 +11,8 @@ from torch import nn
 from manyheads.checkpoints.classification_head import Classified
 from manyheads.data.batch import IGNORE_INDEX, Batch
 from manyheads.errors import InputError
+from manyheads.models.encoder import TextModel
 from manyheads.models.readout import ClassHead, TokenHead
-from manyheads.models.text import TextModel
 from manyheads.models.vision import Vision
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher

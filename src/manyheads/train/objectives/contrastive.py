@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError, InputError
+from manyheads.models.encoder import TextModel
 from manyheads.models.provenance import Pooling, Sentence
 from manyheads.models.readout import pooled
-from manyheads.models.text import TextModel
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
 from manyheads.train.objectives.objective import (

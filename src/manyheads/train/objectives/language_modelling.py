@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from manyheads.data.batch import Batch
 from manyheads.data.masking import Masking, MaskingVocabulary, mask_tokens, masking_vocabulary
 from manyheads.errors import ConfigError, InputError
+from manyheads.models.encoder import TextModel
 from manyheads.models.readout import LanguageHead
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import StackConfig
-from manyheads.models.text import TextModel
 from manyheads.parts.experts import RouterLosses
 from manyheads.taps import Watcher
 from manyheads.train.loss.chunked_cross_entropy import cross_entropy_sums

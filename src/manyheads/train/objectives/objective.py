@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from manyheads.checkpoints.classification_head import Classified
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError, InputError
+from manyheads.models.encoder import TextModel
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.models.text import TextModel
 from manyheads.models.vision import Vision
 from manyheads.parts.experts import RouterLosses
 from manyheads.ragged import Ragged

@@ -31,8 +31,8 @@ from manyheads.data.sources.texts import InMemoryTexts
 from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.lens.attention_maps.patterns import patterns
 from manyheads.models.build import build
-from manyheads.report.data import collect_report
-from manyheads.report.page import compose, write_page
+from manyheads.report import collect_report
+from manyheads.report.page import write_report
 from manyheads.taps import Head
 
 # A weight is kept as a byte of its root.
@@ -76,9 +76,9 @@ def report(model: Any, text: str, length: int) -> None:
         on_progress=step,
     )
     step("page")
-    page = compose(found, where="model/", file="text.txt")
+    page = render_report(found, model_path="model/", text_file="text.txt")
     with tempfile.TemporaryDirectory() as folder:
-        size = write_page(page, Path(folder) / "report.html")
+        size = write_report(page, Path(folder) / "report.html")
     marks.append(("", time.process_time()))
     wall = time.perf_counter() - wall
     check(model, page, list(found.input.ids))

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.pictures.curves import draw_training, read_heads
-from manyheads.train.loop.metrics_log import MetricsLog
+from manyheads.pictures import draw_training, read_telemetry
+from manyheads.train.loop.reporting import MetricsLog
 from manyheads.train.loop.session import train
-from manyheads.train.run_file.run_config import run_of
+from manyheads.train.run_file.run_config import parse_run
 
 HERE = Path(__file__).parent
 PICTURE = HERE.parents[1] / "docs/images/induction-bump.png"
@@ -41,7 +41,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_texts(folder)
-        train(run_of(tables(folder, asked.steps)))
+        train(parse_run(tables(folder, asked.steps)))
         telemetry = folder / "out/telemetry.jsonl"
         grown = read(telemetry)
         draw(telemetry, grown)
@@ -109,7 +109,7 @@ def read(telemetry: Path) -> list[Line]:
 
 
 def draw(telemetry: Path, grown: list[Line]) -> None:
-    steps, panels = read_heads(telemetry, KINDS)
+    steps, panels = read_telemetry(telemetry, KINDS)
     losses = {
         name.split("_")[0] + " copy": np.array([line[name] for line in grown]) for name in COPIES
     }

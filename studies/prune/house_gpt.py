@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from manyheads import lens, load
-from manyheads.lens.causal.ablation import Cumulative
+from manyheads.lens.causal.ablation import CumulativeAblation
 from manyheads.lens.results.addresses import Address
 from manyheads.models.build import Model
-from manyheads.pictures.curves import CurveWords, Line, draw_curve
+from manyheads.pictures import Curve, CurveLabels, draw_curve
 from manyheads.surgery import select_heads
 from manyheads.surgery.selection.l0_selection import L0Config
 
@@ -65,13 +65,13 @@ def main() -> None:
         "orders": told,
     }
     (asked.out / "house_gpt.json").write_text(json.dumps(facts, indent=1) + "\n")
-    words = CurveWords(
+    labels = CurveLabels(
         title=f"{MODEL} with fewer and fewer heads",
         subtitle=f"{len(other)} pieces of {asked.length} tokens that no order was chosen by",
-        share="fraction of heads removed",
-        value="loss a token, in nats",
+        xlabel="fraction of heads removed",
+        ylabel="loss a token, in nats",
     )
-    draw_curve(lines, facts["baseline"], asked.out / "house_gpt.png", words=words)
+    draw_curve(lines, facts["baseline"], asked.out / "house_gpt.png", labels=labels)
 
 
 def cut(model: Model, text: str, count: int, length: int) -> list[list[int]]:
@@ -105,7 +105,7 @@ def orders(
     return found, harmful
 
 
-def described(curve: Cumulative) -> dict[str, Any]:
+def described(curve: CumulativeAblation) -> dict[str, Any]:
     changes = [step.change for step in curve.steps]
     return {
         "baseline": curve.baseline,
@@ -133,10 +133,10 @@ def summary(name: str, told: dict[str, Any]) -> str:
     return f"{name:16} {read}   within {told['within']}"
 
 
-def drawn(name: str, told: dict[str, Any]) -> Line:
+def drawn(name: str, told: dict[str, Any]) -> Curve:
     total = len(told["loss"])
     shares = [(place + 1) / total for place in range(total)]
-    return Line(name=name, shares=shares, values=told["loss"], errors=told["errors"])
+    return Curve(name=name, fractions=shares, values=told["loss"], errors=told["errors"])
 
 
 if __name__ == "__main__":

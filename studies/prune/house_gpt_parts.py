@@ -124,7 +124,7 @@ def described(
     effects = evaluation.measure(sets)
     found = [effects.of(place) for place in range(len(sets))]
     return {
-        "baseline": effects.whole[0],
+        "baseline": effects.baseline_mean[0],
         "taken": list(counts),
         "perplexity": [round(math.exp(value), 2) for value, _, _ in found],
         "change": [round(change, 4) for _, change, _ in found],

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 from manyheads import lens, load
-from manyheads.pictures.curves import CurveWords, Line, draw_curve
+from manyheads.pictures import Curve, CurveLabels, draw_curve
 from manyheads.surgery import select_heads
 
 ALIKE = 0.99
@@ -54,17 +54,17 @@ def main() -> None:
             "free_share": free,
         }
         print(f"{name}: {free:.0%} of the heads at a likeness of {ALIKE}")
-        lines.append(Line(name=name, shares=shares, values=values, errors=told[name]["errors"]))
+        lines.append(Curve(name=name, fractions=shares, values=values, errors=told[name]["errors"]))
     asked.out.mkdir(parents=True, exist_ok=True)
     facts = {"sentences": len(other), "harmful": [str(head) for head in exact.harmful]}
     (asked.out / "minilm.json").write_text(json.dumps({**facts, "orders": told}, indent=1))
-    words = CurveWords(
+    labels = CurveLabels(
         title="all-MiniLM-L6-v2 with fewer and fewer heads",
         subtitle=f"{len(other)} sentences that no order was chosen by",
-        share="fraction of heads removed",
-        value="cosine with the whole model's vector",
+        xlabel="fraction of heads removed",
+        ylabel="cosine with the whole model's vector",
     )
-    draw_curve(lines, 1.0, asked.out / "minilm.png", words=words)
+    draw_curve(lines, 1.0, asked.out / "minilm.png", labels=labels)
 
 
 if __name__ == "__main__":

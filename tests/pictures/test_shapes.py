@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 
 from manyheads.errors import ShapeError
-from manyheads.pictures.attention_maps import draw_grid, draw_head_map
-from manyheads.pictures.head_charts import draw_atlas, draw_bars, draw_gates, draw_likeness
-from manyheads.pictures.overlays import draw_over_image, draw_over_text
+from manyheads.pictures import (
+    draw_atlas,
+    draw_bars,
+    draw_gates,
+    draw_grid,
+    draw_head_map,
+    draw_over_image,
+    draw_over_text,
+    draw_similarity,
+)
 
 NOWHERE = Path("nowhere.png")
 
@@ -16,7 +23,7 @@ NOWHERE = Path("nowhere.png")
 def test_a_token_too_few() -> None:
     with pytest.raises(ShapeError, match="2 queries and 2 keys"):
         draw_head_map(np.eye(2), ["one"], NOWHERE)
-    with pytest.raises(ShapeError, match="give one a token"):
+    with pytest.raises(ShapeError, match="one per token"):
         draw_over_text(["one"], {"rollout": np.ones(2)}, NOWHERE)
 
 
@@ -24,10 +31,10 @@ def test_a_name_too_few() -> None:
     with pytest.raises(ShapeError, match="1 names, 2 values"):
         draw_bars(["L0H0"], [1.0, 2.0], NOWHERE)
     with pytest.raises(ShapeError, match="1 names"):
-        draw_likeness(np.eye(2), ["L0H0"], NOWHERE)
+        draw_similarity(np.eye(2), ["L0H0"], NOWHERE)
     with pytest.raises(ShapeError, match="1 names for 2 heads"):
         draw_over_image(np.zeros((4, 4, 3)), np.zeros((2, 2, 2)), NOWHERE, names=["one"])
-    with pytest.raises(ShapeError, match="as many labels"):
+    with pytest.raises(ShapeError, match="one label per head"):
         draw_atlas([[1.0, 2.0]], NOWHERE, labels=[["one"]])
 
 
@@ -42,4 +49,4 @@ def test_nothing_to_draw() -> None:
 
 def test_a_head_is_in_one_cluster() -> None:
     with pytest.raises(ShapeError, match="two clusters"):
-        draw_likeness(np.eye(2), ["a", "b"], NOWHERE, clusters=[[0, 1], [1]])
+        draw_similarity(np.eye(2), ["a", "b"], NOWHERE, clusters=[[0, 1], [1]])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from manyheads.report.page import compose, write_page
+from manyheads.report.page import render_report, write_report
 from tests.report.small import report
 
 CHROMIUM = (
@@ -22,7 +22,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     path: Path = tmp_path_factory.mktemp("page") / "report.html"
-    write_page(compose(report(), where="it", file="text.txt"), path)
+    write_report(render_report(report(), model_path="it", text_file="text.txt"), path)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         opened: Any = browser.new_page(viewport={"width": 1280, "height": 900})
@@ -41,19 +41,21 @@ def _elsewhere(address: str) -> list[str]:
     return [] if address.startswith(("file:", "data:", "blob:")) else [address]
 
 
-def test_a_hovered_token_tells_where_it_looks(page: Any) -> None:
+def test_hovering_over_a_token_shows_what_it_attends_to(page: Any) -> None:
     page.hover(".token >> nth=20")
-    page.wait_for_function("document.querySelector('#said').textContent.includes('token 20')")
-    assert "looks at" in page.text_content("#said")
+    page.wait_for_function("document.querySelector('#summary').textContent.includes('token 20')")
+    assert "attends to" in page.text_content("#summary")
     assert page.evaluate("document.querySelectorAll('.token[style*=background]').length") > 0
 
 
 def test_lines_the_map_and_the_way_back(page: Any) -> None:
     page.click("[data-view=lines]")
     page.wait_for_selector("#view-lines path.strong", state="attached")
-    page.check("#back")
-    page.wait_for_function("document.querySelector('#said').textContent.includes('looked at by')")
-    page.uncheck("#back")
+    page.check("#incoming")
+    page.wait_for_function(
+        "document.querySelector('#summary').textContent.includes('attended to by')"
+    )
+    page.uncheck("#incoming")
     page.click("[data-view=map]")
     page.wait_for_function("document.querySelector('#map').width === 64")
     page.click("[data-view=text]")
@@ -85,18 +87,20 @@ def test_a_share_stands_behind_its_word_whichever_way_that_is_written(
 ) -> None:
     found, path = report(), tmp_path / "hebrew.html"
     hebrew = replace(found.input, tokens=(" שלום",) * len(found.input))
-    write_page(compose(replace(found, input=hebrew), where="it", file="text.txt"), path)
+    write_report(
+        render_report(replace(found, input=hebrew), model_path="it", text_file="text.txt"), path
+    )
     other = page.context.browser.new_page()
     other.goto(path.as_uri())
     other.hover(".token >> nth=20")
-    other.wait_for_function("document.querySelector('#said').textContent.includes('token 20')")
+    other.wait_for_function("document.querySelector('#summary').textContent.includes('token 20')")
     # Where a word ends and what follows it begins, in pixels from the left.
     edges = """words => words.map((word) => {
       const range = document.createRange();
       range.selectNode(word.nextSibling);
       return [word.getBoundingClientRect().right, range.getBoundingClientRect().right];
     })"""
-    said = other.eval_on_selector_all("#said bdi", edges)
+    said = other.eval_on_selector_all("#summary bdi", edges)
     assert len(said) == 5
     other.click("[data-view=lines]")
     other.wait_for_selector("#view-lines text.seen")

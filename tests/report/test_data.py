@@ -36,7 +36,7 @@ def test_the_inspection_is_the_one_that_the_lens_makes() -> None:
         np.testing.assert_allclose(found.statistics.means[name], means, rtol=1e-4, atol=1e-7)
     assert other.kinds is not None
     assert found.kinds.rows() == other.kinds.rows()
-    assert found.inspection.doubles == other.doubles
+    assert found.inspection.duplicate_pairs == other.duplicate_pairs
 
 
 def test_gradients_are_used_where_they_are_asked_for() -> None:
@@ -92,14 +92,14 @@ def test_every_measure_of_the_page_is_in_every_row_of_json() -> None:
 def test_json_names_are_those_of_an_inspection() -> None:
     rows, theirs = report_json(report())["rows"], report().inspection.rows()
     assert [set(row) for row in rows] == [set(row) for row in theirs]
-    assert report_json(report())["statistics"].keys() == report().statistics.facts.keys()
+    assert report_json(report())["statistics"].keys() == report().statistics.metadata.keys()
 
 
 def test_dead_duplicate_and_harmful_heads_are_in_json() -> None:
     found = with_importance(change=np.array([0.5, -0.4, 0.1, 0.1]), errors=np.full(4, 0.1))
     # With this threshold all heads are duplicates.
     [alike] = found.inspection.redundancy
-    inspection = replace(found.inspection, redundancy=(replace(alike, double_above=-1.0),))
+    inspection = replace(found.inspection, redundancy=(replace(alike, duplicate_above=-1.0),))
     rows = report_json(replace(found, inspection=inspection))["rows"]
     assert [row["harmful"] for row in rows] == [False, True, False, False]
     assert sorted(rows[1]["duplicates"]) == ["L0H0", "L1H0", "L1H1"]

@@ -11,11 +11,11 @@ import torch
 
 from manyheads.checkpoints.folder import save
 from manyheads.cli.main import main
-from manyheads.data.image_preprocessing import image_normalisation
+from manyheads.data.images import image_normalisation
 from manyheads.lens.attention_maps.patterns import patterns
 from manyheads.report.data import ReportData, collect_report
 from manyheads.report.inputs import read_image
-from manyheads.report.page import compose, write_page
+from manyheads.report.page import render_report, write_report
 from manyheads.taps import Head
 from tests.studio.models import vision
 
@@ -63,15 +63,15 @@ def test_a_model_says_its_own_range() -> None:
 
 
 def test_the_kept_weights_are_those_of_the_patterns(found: ReportData) -> None:
-    assert found.input.picture is not None
-    whole = patterns(found.model, [found.input.picture.pixels], [Head(1, 2)])
+    assert found.input.image is not None
+    whole = patterns(found.model, [found.input.image.pixels], [Head(1, 2)])
     kept = next(each for each in found.largest if each.address.head == Head(1, 2))
     weights = whole.of(Head(1, 2)).weights
     assert torch.allclose(weights.gather(1, kept.keys.long()), kept.weights, atol=1e-6)
 
 
 def test_the_page_speaks_of_the_image(found: ReportData) -> None:
-    page = compose(found, where="vit/", file="text.txt")
+    page = render_report(found, model_path="vit/", text_file="text.txt")
     assert "data:image/png;base64," in page
     assert "4 x 4 patches behind the class token" in page
     assert "manyheads prune" not in page
@@ -100,7 +100,7 @@ def test_patches_lie_over_the_image_in_a_browser(found: ReportData, tmp_path: Pa
     from playwright.sync_api import expect, sync_playwright
 
     path = tmp_path / "report.html"
-    write_page(compose(found, where="vit/", file="text.txt"), path)
+    write_report(render_report(found, model_path="vit/", text_file="text.txt"), path)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 1400})
@@ -116,6 +116,6 @@ def test_patches_lie_over_the_image_in_a_browser(found: ReportData, tmp_path: Pa
         assert box["x"] + box["width"] == pytest.approx(image["x"] + image["width"], abs=2)
         assert box["width"] == pytest.approx(image["width"] / 4, abs=2)
         last.hover()
-        expect(page.locator("#said")).to_contain_text("row 3 column 3")
+        expect(page.locator("#summary")).to_contain_text("row 3 column 3")
         browser.close()
     assert faults == []

@@ -5,7 +5,7 @@ import pytest
 
 from manyheads.errors import InputError
 from manyheads.models.build import build
-from manyheads.report.inputs import check_model, read_file, read_text
+from manyheads.report.inputs import check_model, read_file, read_text_input
 from tests.report.small import WORDS, decoder
 
 
@@ -26,7 +26,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 def test_pieces_are_even_and_letters_are_those_of_the_text() -> None:
     text = WORDS * 8
-    found = read_text(decoder(), "it", text, measured=128, shown=20)
+    found = read_text_input(decoder(), "it", text, measured=128, shown=20)
     assert len(found.ids) == len(found.tokens) == 20
     assert text.startswith("".join(found.tokens))
     assert len(found.measured) == 4
@@ -43,4 +43,4 @@ def test_other_models_are_refused_in_plain_words(size: str, said: str) -> None:
 
 def test_an_empty_text_is_refused() -> None:
     with pytest.raises(InputError, match="the text is empty"):
-        read_text(decoder(), "it", " \n", measured=10, shown=10)
+        read_text_input(decoder(), "it", " \n", measured=10, shown=10)

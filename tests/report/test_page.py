@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import InputError
-from manyheads.report.page import compose, pack, quantise, write_page
+from manyheads.report.page import pack, quantise, render_report, write_report
 from tests.report.small import report
 
 
@@ -36,7 +36,7 @@ class Seen(HTMLParser):
 
 
 def page() -> str:
-    return compose(report(), where="some where", file="it's.txt", made="Today.")
+    return render_report(report(), model_path="some where", text_file="it's.txt", made="Today.")
 
 
 def test_whatever_a_text_holds_is_harmless() -> None:
@@ -89,15 +89,15 @@ def test_scripts_are_those_of_the_studio_without_exports() -> None:
 
 def test_a_page_is_written_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "new" / "report.html"
-    assert write_page("<p>ö</p>", path) == 9
-    assert path.read_text("utf-8") == "<p>ö</p>"
+    assert write_report("<p>ö</p>", path) == 9
+    assert path.read_text_input("utf-8") == "<p>ö</p>"
     assert [each.name for each in path.parent.iterdir()] == ["report.html"]
 
 
 @pytest.mark.parametrize("name", ["report.txt", "report"])
 def test_other_endings_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match=r"must end in \.html"):
-        write_page("", tmp_path / name)
+        write_report("", tmp_path / name)
 
 
 def unpack(packed: str, length: int) -> list[dict[int, float]]:

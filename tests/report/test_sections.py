@@ -1,5 +1,4 @@
-from manyheads.report import sections
-from manyheads.report.data import collect_report
+from manyheads.report import collect_report, sections
 from tests.report.small import WORDS, decoder, report
 
 
@@ -8,8 +7,8 @@ def test_one_piece_is_one_piece() -> None:
     found = collect_report(
         decoder(layers=1), WORDS, name="it", on_progress=said.append, progress=False
     )
-    assert found.statistics.facts["texts"] == 1
-    told = sections.about_model(found) + sections.important(found) + sections.overview(found)
+    assert found.statistics.metadata["texts"] == 1
+    told = sections.about_model(found) + sections.importance(found) + sections.overview(found)
     assert "in 1 piece;" in told
     assert "1 layer of 2 attention heads" in told
     assert "Means over 1 piece, so the standard error is unknown." in told
@@ -17,11 +16,11 @@ def test_one_piece_is_one_piece() -> None:
 
 
 def test_several_pieces_have_errors() -> None:
-    told = sections.important(report())
+    told = sections.importance(report())
     assert "pieces; whiskers are two standard errors." in told
 
 
 def test_one_head_is_one_head() -> None:
     found = collect_report(decoder(heads=1), WORDS * 4, name="it", by="none", progress=False)
     assert "2 layers of 1 attention head, 2 in all" in sections.about_model(found)
-    assert "Not measured: it was switched off." in sections.important(found)
+    assert "Not measured: it was switched off." in sections.importance(found)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from manyheads.console import Ink, heat
+from manyheads.console import TerminalPage, heat
 from manyheads.errors import InputError
 
 SIZES = (8, 16, 32, 64, 128, 256, 512)
@@ -84,13 +84,13 @@ class ScalingPage:
     def __init__(
         self, found: Sequence[Scaling], words: Mapping[str, str], console: Console, *, seed: int
     ) -> None:
-        self.found, self.words, self.ink, self.seed = found, words, Ink(console), seed
+        self.found, self.words, self.page, self.seed = found, words, TerminalPage(console), seed
 
     def show(self) -> None:
-        self.ink.title(self.words["scaling.title"])
+        self.page.title(self.words["scaling.title"])
         text = self.words["scaling.text"]
-        self.ink.say(text.format(rows=ROWS, keys=KEYS, seed=self.seed))
-        self.ink.show(self._table())
+        self.page.paragraph(text.format(rows=ROWS, keys=KEYS, seed=self.seed))
+        self.page.show(self._table())
         last = self.found[-1]
         conclusion = self.words["scaling.conclusion"].format(
             size=last.size,
@@ -98,11 +98,11 @@ class ScalingPage:
             largest=last.plain.largest_weight,
             ratio=last.scaled.slope / last.plain.slope,
         )
-        self.ink.say(conclusion, "bold")
+        self.page.paragraph(conclusion, "bold")
 
     def draw(self, path: Path) -> None:
         """The same as curves."""
-        from manyheads.pictures.curves import ScalingCurves, ScalingWords, draw_scaling
+        from manyheads.pictures import ScalingCurves, ScalingLabels, draw_scaling
 
         panels = [
             ScalingCurves(
@@ -117,14 +117,14 @@ class ScalingPage:
             [row.size for row in self.found],
             panels,
             path,
-            words=ScalingWords(
+            labels=ScalingLabels(
                 title=self.words["scaling.title"],
                 size=self.words["picture.size"],
                 plain=self.words["scaling.plain"],
                 scaled=self.words["scaling.scaled"],
             ),
         )
-        self.ink.say(self.words["picture.written"].format(path=path))
+        self.page.paragraph(self.words["picture.written"].format(path=path))
 
     def _table(self) -> Table:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))

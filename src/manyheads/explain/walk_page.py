@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from manyheads.console import Ink, heat, short, visible
+from manyheads.console import TerminalPage, heat, short, visible
 from manyheads.explain.layer_walk import TOLERANCE, Stage, Walk
 from manyheads.taps import Head
 
@@ -167,7 +167,7 @@ class WalkPage:
     def __init__(
         self, walk: Walk, words: Mapping[str, str], console: Console, *, seed: int
     ) -> None:
-        self.walk, self.words, self.ink = walk, words, Ink(console)
+        self.walk, self.words, self.page = walk, words, TerminalPage(console)
         self.tokens = [visible(token) for token in walk.tokens]
         self.heads, self.size = walk[Stage.QUERY].model.shape[1:]
         self.width, self.hidden = self.heads * self.size, walk[Stage.INSIDE].model.shape[1]
@@ -208,13 +208,13 @@ class WalkPage:
             zip(steps, HEADINGS, strict=True), start=1
         ):
             title = f"{number:2} {self._word(f'{name}.title')}"
-            self.ink.heading(title, formula.format(**self.facts), self._sizes(shape))
+            self.page.heading(title, formula.format(**self.facts), self._sizes(shape))
             step()
         self._result()
 
     def draw(self, path: Path) -> None:
         """All heads of the sentence as a picture."""
-        from manyheads.pictures.attention_maps import HeadsWords, draw_heads
+        from manyheads.pictures import HeadMapLabels, draw_heads
 
         told = ("title", "subtitle", "queries", "keys", "weight")
         draw_heads(
@@ -223,47 +223,47 @@ class WalkPage:
             path,
             names=[str(Head(0, head)) for head in range(self.heads)],
             entropies=self.walk.entropies().tolist(),
-            words=HeadsWords(
+            labels=HeadMapLabels(
                 **{name: self._word(f"picture.{name}") for name in told},
                 entropy=self.words["picture.entropy"],
             ),
         )
-        self.ink.say(self._word("picture.written", path=path))
+        self.page.paragraph(self._word("picture.written", path=path))
 
     def _start(self) -> None:
         many = len(self.walk.sentences) > 1
-        self.ink.title(self._word("start.batch_title" if many else "start.title"))
-        self.ink.say(self._word("start.model"))
-        self.ink.say(self._word("start.untrained"), "yellow")
-        self.ink.say(self._word("start.choice"))
+        self.page.title(self._word("start.batch_title" if many else "start.title"))
+        self.page.paragraph(self._word("start.model"))
+        self.page.paragraph(self._word("start.untrained"), "yellow")
+        self.page.paragraph(self._word("start.choice"))
 
     def _tokens(self) -> None:
-        self.ink.say(self._word("tokens.text"))
+        self.page.paragraph(self._word("tokens.text"))
         if len(self.walk.sentences) > 1:
             self._batch()
         names = [self._word(f"tokens.{name}") for name in ("place", "word", "id")]
-        for table in token_tables(self.walk, self._window(MOST_TOKENS), names, self.ink.width):
-            self.ink.show(table)
+        for table in token_tables(self.walk, self._window(MOST_TOKENS), names, self.page.width):
+            self.page.show(table)
         self._say_part(MOST_TOKENS)
 
     def _batch(self) -> None:
-        self.ink.show(batch_table(self.walk, self._word("tokens.padding"), self.ink.width))
+        self.page.show(batch_table(self.walk, self._word("tokens.padding"), self.page.width))
         lengths = [len(sentence) for sentence in self.walk.sentences]
         starts = [str(sum(lengths[:index])) for index in range(len(lengths))]
-        self.ink.say(self._word("tokens.batch", tokens=sum(lengths), starts=", ".join(starts)))
-        self.ink.space()
+        self.page.paragraph(self._word("tokens.batch", tokens=sum(lengths), starts=", ".join(starts)))
+        self.page.blank_line()
 
     def _embeddings(self) -> None:
-        self.ink.say(self._word("embeddings.text", root=math.sqrt(self.width)))
+        self.page.paragraph(self._word("embeddings.text", root=math.sqrt(self.width)))
         window = self._window(MOST_KEYS)
         values = self.walk[Stage.EMBEDDINGS].model
         rows = [(self.tokens[place], values[place].tolist()) for place in window]
-        self.ink.rows(rows, strong=window.index(self.walk.position))
+        self.page.number_rows(rows, strong=window.index(self.walk.position))
         self._say_part(MOST_KEYS)
         self._agree(Stage.EMBEDDINGS)
 
     def _positions(self) -> None:
-        self.ink.say(self._word("positions.text"))
+        self.page.paragraph(self._word("positions.text"))
         self._show_token(
             ("positions.embedding", Stage.EMBEDDINGS),
             ("positions.position", Stage.POSITIONS),
@@ -272,10 +272,10 @@ class WalkPage:
         self._agree(Stage.POSITIONS, Stage.PLACED)
 
     def _projections(self) -> None:
-        self.ink.say(self._word("projections.text"))
+        self.page.paragraph(self._word("projections.text"))
         stages = {"query": Stage.QUERY, "key": Stage.KEY, "value": Stage.VALUE}
         here = self.walk.position, self.walk.head
-        self.ink.rows(
+        self.page.number_rows(
             [
                 (self._word(f"projections.{name}"), self.walk[stage].model[here].tolist())
                 for name, stage in stages.items()
@@ -286,18 +286,18 @@ class WalkPage:
     def _scores(self) -> None:
         walk, other = self.walk, self.walk.strongest_key
         cell = walk.cell(other)
-        self.ink.say(self._word("scores.text", root=cell.root))
+        self.page.paragraph(self._word("scores.text", root=cell.root))
         columns = ("key", "product", "hand", "kernel", "difference")
         names = {name: self._word(f"scores.{name}") for name in columns}
-        self.ink.show(scores_table(walk, self._window(MOST_KEYS), names, self.ink.width))
+        self.page.show(scores_table(walk, self._window(MOST_KEYS), names, self.page.width))
         self._say_part(MOST_KEYS)
-        self.ink.say(self._word("scores.cell"))
+        self.page.paragraph(self._word("scores.cell"))
         terms = [_times(q, k) for q, k in zip(cell.query, cell.key, strict=True)]
-        self.ink.say(f"q·k = {' + '.join(terms)} = {cell.product:.4f}", "cyan")
+        self.page.paragraph(f"q·k = {' + '.join(terms)} = {cell.product:.4f}", "cyan")
         kernel = float(walk[Stage.SCORES].model[walk.head, walk.position, other])
         by_hand = f"{cell.product:.4f} / √{self.size} = {cell.product:.4f} / {cell.root:g}"
         name = self._word("scores.kernel")
-        self.ink.say(f"{by_hand} = {cell.score:.4f}   ({name}: {kernel:.4f})", "cyan")
+        self.page.paragraph(f"{by_hand} = {cell.score:.4f}   ({name}: {kernel:.4f})", "cyan")
         step = walk[Stage.SCORES]
         count, difference = step.model.numel(), step.difference
         self._verdict(
@@ -305,50 +305,50 @@ class WalkPage:
         )
 
     def _weights(self) -> None:
-        self.ink.say(self._word("weights.text"))
-        self.ink.space()
+        self.page.paragraph(self._word("weights.text"))
+        self.page.blank_line()
         window = self._window(MOST_KEYS)
         sum_name = self._word("weights.sum")
-        self.ink.show(weights_table(self.walk, window, sum_name, self.ink.width))
-        self.ink.space()
+        self.page.show(weights_table(self.walk, window, sum_name, self.page.width))
+        self.page.blank_line()
         self._say_part(MOST_KEYS)
-        self.ink.say(self._word("weights.cell"))
+        self.page.paragraph(self._word("weights.cell"))
         powers = self.walk.powers()
         terms = [f"e^{_signed(math.log(power))}" for power in powers]
         top, total = self.walk.strongest_key, sum(powers)
-        self.ink.say(f"{terms[top]} / ({_sum_of(terms)})", "cyan")
+        self.page.paragraph(f"{terms[top]} / ({_sum_of(terms)})", "cyan")
         shares = f"{powers[top]:.3f} / {total:.3f} = {powers[top] / total:.4f}"
-        self.ink.say(f"= {shares}", "cyan")
+        self.page.paragraph(f"= {shares}", "cyan")
         self._agree(Stage.WEIGHTS)
 
     def _heads(self) -> None:
         walk = self.walk
-        self.ink.say(self._word("heads.text"))
+        self.page.paragraph(self._word("heads.text"))
         pairs = walk.first_channel()
         total = sum(weight * value for weight, value in pairs)
-        self.ink.say(f"{_sum_of([_times(*pair) for pair in pairs])} = {total:.3f}", "cyan")
+        self.page.paragraph(f"{_sum_of([_times(*pair) for pair in pairs])} = {total:.3f}", "cyan")
         outputs = walk[Stage.HEAD_OUTPUTS].model[walk.position].tolist()
         rows = [(str(Head(0, index)), output) for index, output in enumerate(outputs)]
-        self.ink.rows(rows, strong=walk.head)
+        self.page.number_rows(rows, strong=walk.head)
         self._agree(Stage.HEAD_OUTPUTS)
 
     def _joined(self) -> None:
-        self.ink.say(self._word("joined.text"))
+        self.page.paragraph(self._word("joined.text"))
         joined = self.walk[Stage.JOINED].model[self.walk.position].tolist()
         table = Table(box=box.MINIMAL, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
         for head in range(self.heads):
             table.add_column(str(Head(0, head)), no_wrap=True)
         table.add_row(*[f"{first:.2f} …" for first in joined[:: self.size]])
-        self.ink.show(table)
+        self.page.show(table)
         self._agree(Stage.JOINED)
 
     def _output(self) -> None:
-        self.ink.say(self._word("output.text"))
+        self.page.paragraph(self._word("output.text"))
         self._show_token(("output.row", Stage.ATTENTION_OUTPUT))
         self._agree(Stage.ATTENTION_OUTPUT)
 
     def _attention_norm(self) -> None:
-        self.ink.say(self._word("attention_norm.text"))
+        self.page.paragraph(self._word("attention_norm.text"))
         self._show_token(
             ("rows.x", Stage.PLACED),
             ("attention_norm.attention", Stage.ATTENTION_OUTPUT),
@@ -361,14 +361,14 @@ class WalkPage:
     def _feedforward(self) -> None:
         inside = self.walk[Stage.INSIDE].model > 0
         active, share = int(inside[self.walk.position].sum()), float(inside.float().mean())
-        self.ink.say(self._word("feedforward.text", active=active, share=share))
+        self.page.paragraph(self._word("feedforward.text", active=active, share=share))
         self._show_token(
             ("feedforward.inside", Stage.INSIDE), ("feedforward.output", Stage.FEEDFORWARD_OUTPUT)
         )
         self._agree(Stage.INSIDE, Stage.FEEDFORWARD_OUTPUT)
 
     def _feedforward_norm(self) -> None:
-        self.ink.say(self._word("feedforward_norm.text"))
+        self.page.paragraph(self._word("feedforward_norm.text"))
         self._show_token(
             ("rows.x", Stage.ATTENTION_NORMED),
             ("feedforward_norm.feedforward", Stage.FEEDFORWARD_OUTPUT),
@@ -380,12 +380,12 @@ class WalkPage:
 
     def _result(self) -> None:
         step, agrees = self.walk[Stage.RESULT], self.walk.agrees
-        self.ink.heading(f" {'✓' if agrees else '✗'} {self._word('agreement.title')}")
-        self.ink.say(f"explain_kernels: {self.walk.kernels_explained}", "dim")
+        self.page.heading(f" {'✓' if agrees else '✗'} {self._word('agreement.title')}")
+        self.page.paragraph(f"explain_kernels: {self.walk.kernels_explained}", "dim")
         key = "agreement.result" if agrees else "agreement.result_differs"
         facts = {"kernel": self.walk.kernel, "count": step.model.numel()}
         text = self._word(key, difference=step.difference, **facts)
-        self.ink.say(text, "bold green" if agrees else "bold red")
+        self.page.paragraph(text, "bold green" if agrees else "bold red")
 
     def _word(self, key: str, **more: object) -> str:
         return self.words[key].format(**{**self.facts, **more})
@@ -406,12 +406,12 @@ class WalkPage:
         window, count = self._window(most), len(self.tokens)
         if len(window) < count:
             facts = {"first": window[0], "last": window[-1], "count": count}
-            self.ink.say(self._word("tokens.part", **facts), "dim")
+            self.page.paragraph(self._word("tokens.part", **facts), "dim")
 
     def _show_token(self, *rows: tuple[str, Stage]) -> None:
         """The chosen token at several stages."""
         place = self.walk.position
-        self.ink.rows(
+        self.page.number_rows(
             [(self._word(key), self.walk[stage].model[place].tolist()) for key, stage in rows]
         )
 
@@ -422,7 +422,7 @@ class WalkPage:
             # Adding zero turns -0.000 into 0.000.
             mean, deviation = round(float(row.mean()), 3) + 0.0, float(row.std(correction=0))
             said.append(self._word("rows.moments", mean=mean, deviation=deviation))
-        self.ink.say(" → ".join(said))
+        self.page.paragraph(" → ".join(said))
 
     def _agree(self, *stages: Stage) -> None:
         difference = max(self.walk[stage].difference for stage in stages)
@@ -431,7 +431,7 @@ class WalkPage:
 
     def _verdict(self, text: str, difference: float) -> None:
         good = difference <= TOLERANCE
-        self.ink.say(f"{'✓' if good else '✗'} {text}", "green" if good else "bold red")
+        self.page.paragraph(f"{'✓' if good else '✗'} {text}", "green" if good else "bold red")
 
 
 def _signed(number: float) -> str:

@@ -1,1 +1,44 @@
-"""Plain arrays to PNG and SVG."""
+"""Draw heads and results as PNG or SVG, from plain arrays."""
+
+from manyheads.pictures.attention_maps import (
+    HeadMapLabels,
+    draw_grid,
+    draw_head_map,
+    draw_heads,
+    draw_over_image,
+    draw_over_text,
+)
+from manyheads.pictures.canvas import check_image_path
+from manyheads.pictures.curves import (
+    Curve,
+    CurveLabels,
+    ScalingCurves,
+    ScalingLabels,
+    draw_curve,
+    draw_scaling,
+    draw_training,
+    read_telemetry,
+)
+from manyheads.pictures.head_charts import draw_atlas, draw_bars, draw_gates, draw_similarity
+
+__all__ = [
+    "Curve",
+    "CurveLabels",
+    "HeadMapLabels",
+    "ScalingCurves",
+    "ScalingLabels",
+    "check_image_path",
+    "draw_atlas",
+    "draw_bars",
+    "draw_curve",
+    "draw_gates",
+    "draw_grid",
+    "draw_head_map",
+    "draw_heads",
+    "draw_over_image",
+    "draw_over_text",
+    "draw_scaling",
+    "draw_similarity",
+    "draw_training",
+    "read_telemetry",
+]

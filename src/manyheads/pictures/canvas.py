@@ -1,4 +1,4 @@
-"""What pictures are drawn on: light or dark paper, colours all can tell apart, any script."""
+"""Figures in a light and a dark theme: palettes, fonts for any script, saving to a file."""
 
 import logging
 import warnings
@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from manyheads.atomic_write import whole
 from manyheads.errors import InputError
 
-DOTS = 100
-INK, QUIET = "#1a1a1a", "#5c5c5c"
+DPI = 100
+TEXT_COLOUR, MUTED = "#1a1a1a", "#5c5c5c"
 
-# The keys are a literal type of matplotlib's, which not all of its versions have.
+# The type of these keys is not in every version of matplotlib.
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "axes.spines.top": False,
@@ -29,44 +29,43 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def check_path(path: Path, endings: tuple[str, ...] = (".png",)) -> None:
-    """Refuse a name that no picture can have, before anything is computed for it."""
-    if path.suffix.lower() not in endings:
-        kinds = " or ".join(ending[1:].upper() for ending in endings)
+def check_image_path(path: Path, suffixes: tuple[str, ...] = (".png",)) -> None:
+    """Raise an InputError for a path where no image can be written, before it is computed."""
+    if path.suffix.lower() not in suffixes:
         raise InputError(
-            f"the picture {path} is no {kinds}", f"let its name end in {' or '.join(endings)}"
+            f"the picture must end in {' or '.join(suffixes)}, got {path}", "rename it"
         )
     if path.is_dir():
-        raise InputError(f"the picture {path} is a folder", "name a file in it")
+        raise InputError(f"the picture {path} is a folder", "pass the path of a file")
     if not path.parent.is_dir():
         raise InputError(
-            f"the picture {path} has no folder {path.parent}", "make the folder, or name another"
+            f"there is no folder {path.parent} for the picture {path.name}", "create it first"
         )
 
 
-def write_png(figure: Figure, path: Path) -> None:
-    """In the plain style of the older pictures."""
-    check_path(path)
+def save_png(figure: Figure, path: Path) -> None:
+    """Save a figure in the plain style as PNG."""
+    check_image_path(path)
     with rc_context(STYLE):
-        write_figure(figure, path, dpi=DOTS)
+        save_figure(figure, path, dpi=DPI)
 
 
-def write_figure(figure: Figure, path: Path, **options: Any) -> None:
-    """A failure leaves what was there before, and names the file that was asked for."""
+def save_figure(figure: Figure, path: Path, **options: Any) -> None:
+    """Save a figure; a failed write leaves the old file, and its error names the path."""
     try:
         with whole(path) as beside, beside.open("wb") as file, warnings.catch_warnings():
-            # A token in a script that the font lacks is drawn as boxes; the map is still right.
+            # Tokens in a script without an installed font are drawn as boxes.
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             figure.savefig(file, format=path.suffix.lower()[1:], **options)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-Look = Literal["light", "dark"]
-ENDINGS = (".png", ".svg")
+Theme = Literal["light", "dark"]
+IMAGE_SUFFIXES = (".png", ".svg")
 
-# One face for each script that a token may be written in; those that are installed are used.
-FACES = (
+# One font per script; those that are installed are used.
+FONTS = (
     "DejaVu Sans",
     "Noto Sans",
     "Noto Sans CJK SC",
@@ -86,158 +85,165 @@ FACES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paper:
-    """The colours of a look: Okabe and Ito's for lines, scales whose lightness tells the value."""
+class Palette:
+    """The colours of a theme: Okabe and Ito's for series, colour maps that vary in lightness."""
 
-    back: str
-    ink: str
-    quiet: str
-    line: str
-    colours: tuple[str, ...]
-    scale: Colormap
-    two_sided: Colormap
+    background: str
+    text: str
+    muted: str
+    grid: str
+    series: tuple[str, ...]
+    sequential: Colormap
+    diverging: Colormap
 
 
-def _scale(name: str, stops: Sequence[str]) -> Colormap:
-    # What has no value is as pale as the frame.
+def _colormap(name: str, stops: Sequence[str]) -> Colormap:
     return LinearSegmentedColormap.from_list(name, list(stops)).with_extremes(bad="#9a9a9a33")
 
 
-PAPERS: dict[Look, Paper] = {
-    "light": Paper(
-        back="#ffffff",
-        ink="#1c2433",
-        quiet="#5d6779",
-        line="#dedbd4",
-        colours=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07d00", "#56b4e9", "#6a51a3"),
-        scale=_scale(
+PALETTES: dict[Theme, Palette] = {
+    "light": Palette(
+        background="#ffffff",
+        text="#1c2433",
+        muted="#5d6779",
+        grid="#dedbd4",
+        series=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07d00", "#56b4e9", "#6a51a3"),
+        sequential=_colormap(
             "light",
             ("#faf9f5", "#e9f0cd", "#badcba", "#74bfbd", "#3891b8", "#245b9d", "#132a60"),
         ),
-        two_sided=_scale(
-            "two sided light",
+        diverging=_colormap(
+            "diverging light",
             ("#b04416", "#e2945c", "#f9ddc1", "#faf9f6", "#c4daee", "#629bce", "#18549e"),
         ),
     ),
-    "dark": Paper(
-        back="#191d26",
-        ink="#e9ebf1",
-        quiet="#a2abbb",
-        line="#343b48",
-        colours=("#48a7ea", "#f58342", "#2fc796", "#e59cc6", "#f2b632", "#9ad6f7", "#b39dee"),
-        scale=_scale(
+    "dark": Palette(
+        background="#191d26",
+        text="#e9ebf1",
+        muted="#a2abbb",
+        grid="#343b48",
+        series=("#48a7ea", "#f58342", "#2fc796", "#e59cc6", "#f2b632", "#9ad6f7", "#b39dee"),
+        sequential=_colormap(
             "dark",
             ("#1e232e", "#24325c", "#295680", "#277a88", "#40a07f", "#92c65c", "#fae255"),
         ),
-        two_sided=_scale(
-            "two sided dark",
+        diverging=_colormap(
+            "diverging dark",
             ("#ff9e64", "#c4683a", "#5c3a2c", "#1e232e", "#263e60", "#427ab8", "#8cc4ff"),
         ),
     ),
 }
 
 
-def paper_of(look: Look) -> Paper:
-    if look not in PAPERS:
-        raise InputError(f"look={look!r} is no paper", "use light or dark")
-    return PAPERS[look]
+def get_palette(theme: Theme) -> Palette:
+    if theme not in PALETTES:
+        raise InputError(f"theme must be light or dark, got {theme!r}", "use one of them")
+    return PALETTES[theme]
 
 
 @contextmanager
-def drawing(
-    look: Look, size: tuple[float, float], *, title: str = "", subtitle: str = ""
-) -> Iterator[tuple[Figure, Paper]]:
-    """A figure of so many inches on one paper, with its title above room for everything else."""
-    paper = paper_of(look)
+def new_figure(
+    theme: Theme, size: tuple[float, float], *, title: str = "", subtitle: str = ""
+) -> Iterator[tuple[Figure, Palette]]:
+    """A figure of a size in inches in one theme, with its title above the plots."""
+    palette = get_palette(theme)
     style: dict[Any, Any] = STYLE | {
-        "font.family": _faces(),
-        "text.color": paper.ink,
-        "axes.labelcolor": paper.quiet,
-        "axes.edgecolor": paper.line,
-        "axes.facecolor": paper.back,
-        "xtick.color": paper.ink,
-        "ytick.color": paper.ink,
+        "font.family": _installed_fonts(),
+        "text.color": palette.text,
+        "axes.labelcolor": palette.muted,
+        "axes.edgecolor": palette.grid,
+        "axes.facecolor": palette.background,
+        "xtick.color": palette.text,
+        "ytick.color": palette.text,
         "svg.fonttype": "none",
         "svg.hashsalt": "manyheads",
     }
     with rc_context(style):
-        figure = Figure(figsize=size, dpi=DOTS, facecolor=paper.back)
-        room = head_room(title, subtitle) / size[1]
-        figure.set_layout_engine("constrained", rect=(0.008, 0.012, 0.984, 0.98 - room))
+        figure = Figure(figsize=size, dpi=DPI, facecolor=palette.background)
+        header = title_height(title, subtitle) / size[1]
+        figure.set_layout_engine("constrained", rect=(0.008, 0.012, 0.984, 0.98 - header))
         if title:
             height = 1 - 0.32 / size[1]
-            figure.text(0.015, height, title, size=16, weight="bold", color=paper.ink, va="center")
+            figure.text(
+                0.015, height, title, size=16, weight="bold", color=palette.text, va="center"
+            )
         if subtitle:
             height = 1 - (0.68 if title else 0.3) / size[1]
-            figure.text(0.015, height, subtitle, size=11, color=paper.quiet, va="center")
-        yield figure, paper
+            figure.text(0.015, height, subtitle, size=11, color=palette.muted, va="center")
+        yield figure, palette
 
 
-def head_room(title: str, subtitle: str) -> float:
-    """Inches above the picture that its words need."""
+def title_height(title: str, subtitle: str) -> float:
+    """The height of the title and the subtitle in inches."""
     return 0.5 * bool(title) + 0.36 * bool(subtitle)
 
 
-def quiet_axes(axes: Axes, paper: Paper, *, grid: Literal["x", "y", "none"] = "y") -> None:
-    """Thin lines behind what is shown, and none around it."""
+def style_axes(axes: Axes, palette: Palette, *, grid: Literal["x", "y", "none"] = "y") -> None:
+    """Thin grid lines behind the data, and no frame."""
     axes.spines[:].set_visible(False)
-    axes.tick_params(length=0, labelsize=10, labelcolor=paper.ink)
+    axes.tick_params(length=0, labelsize=10, labelcolor=palette.text)
     if grid != "none":
-        axes.grid(axis=grid, color=paper.line, linewidth=0.8)
+        axes.grid(axis=grid, color=palette.grid, linewidth=0.8)
     axes.set_axisbelow(True)
 
 
-def visible(token: str, longest: int = 16) -> str:
-    """A token as it can be seen on paper: line ends and outer spaces have a shape.
+def visible_token(token: str, max_length: int = 16) -> str:
+    """A token with visible spaces and line ends.
 
-    >>> visible(" the"), visible("a\\n"), visible("")
+    >>> visible_token(" the"), visible_token("a\\n"), visible_token("")
     ('·the', 'a⏎', '∅')
     """
     inner = token.strip(" ")
     left = len(token) - len(token.lstrip(" "))
     right = len(token) - len(token.rstrip(" ")) if inner else 0
-    seen = "·" * left + inner.replace("\n", "⏎").replace("\t", "⇥") + "·" * right
-    seen = "".join(letter if letter.isprintable() else "�" for letter in seen)
-    seen = seen if len(seen) <= longest else seen[: longest - 1] + "…"
-    return seen or "∅"
+    text = "·" * left + inner.replace("\n", "⏎").replace("\t", "⇥") + "·" * right
+    text = "".join(letter if letter.isprintable() else "�" for letter in text)
+    text = text if len(text) <= max_length else text[: max_length - 1] + "…"
+    return text or "∅"
 
 
-def thinned(count: int, most: int) -> range:
-    """Places that are labelled: all of few, every second, third, ... of many.
+def tick_positions(count: int, max_ticks: int) -> range:
+    """The positions to label: all of them, or every second, third, ... where there are many.
 
-    >>> list(thinned(5, 10)), list(thinned(7, 3))
+    >>> list(tick_positions(5, 10)), list(tick_positions(7, 3))
     ([0, 1, 2, 3, 4], [0, 3, 6])
     """
-    return range(0, count, max(1, -(-count // most)))
+    return range(0, count, max(1, -(-count // max_ticks)))
 
 
-def write_picture(figure: Figure, path: Path) -> None:
-    """PNG or SVG by the ending."""
-    check_path(path, ENDINGS)
-    # The same picture is the same file: no time of drawing in it.
+def ink_on(colour: Sequence[float]) -> str:
+    """A text colour that can be read on this background."""
+    red, green, blue = colour[:3]
+    return "#1c2433" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.53 else "#f6f7fa"
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Save a figure as PNG or SVG, by the suffix."""
+    check_image_path(path, IMAGE_SUFFIXES)
+    # Without a date the same figure gives the same file.
     about: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix.lower() == ".svg" else {}
-    # That a face has no bold letters is nothing a reader could mend.
-    faces = logging.getLogger("matplotlib.font_manager")
-    level = faces.level
-    faces.setLevel(logging.ERROR)
+    # Silence warnings about fonts without a bold face.
+    logger = logging.getLogger("matplotlib.font_manager")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        write_figure(figure, path, dpi=DOTS, facecolor=figure.get_facecolor(), **about)
+        save_figure(figure, path, dpi=DPI, facecolor=figure.get_facecolor(), **about)
     finally:
-        faces.setLevel(level)
+        logger.setLevel(level)
 
 
 @cache
-def _faces() -> list[str]:
-    """The faces that are installed; matplotlib brings the first itself.
+def _installed_fonts() -> list[str]:
+    """The installed fonts; matplotlib itself brings the first.
 
-    Its list of faces is kept between runs, and knows none that came since.
+    Its cached list of fonts misses those installed since, which are added here.
     """
-    files = {face.replace(" ", "") + "-Regular": face for face in FACES}
+    files = {font.replace(" ", "") + "-Regular": font for font in FONTS}
     files["NotoSansCJK-Regular"] = "Noto Sans CJK JP"
     known = set(font_manager.get_font_names())
-    if not set(FACES[1:]) & known:
+    if not set(FONTS[1:]) & known:
         for file in font_manager.findSystemFonts():
-            if files.get(Path(file).stem, FACES[0]) not in known:
+            if files.get(Path(file).stem, FONTS[0]) not in known:
                 font_manager.fontManager.addfont(file)
         known = set(font_manager.get_font_names())
-    return [face for face in FACES if face in known]
+    return [font for font in FONTS if font in known]

@@ -1,4 +1,4 @@
-"""The atlas: layers down, heads across, coloured by one statistic and labelled by kind."""
+"""Charts of all heads: the atlas, bars, gate histograms and similarity matrices."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,16 @@ from matplotlib.colors import FuncNorm, Normalize
 from matplotlib.patches import Rectangle
 
 from manyheads.errors import ShapeError
-from manyheads.pictures.canvas import Look, drawing, head_room, quiet_axes, thinned, write_picture
+from manyheads.formatting import percent
+from manyheads.pictures.canvas import (
+    Theme,
+    ink_on,
+    new_figure,
+    save_picture,
+    style_axes,
+    tick_positions,
+    title_height,
+)
 
 Rows = Sequence[Sequence[float]]
 
@@ -22,27 +31,28 @@ def draw_atlas(
     measure: str = "",
     title: str = "",
     subtitle: str = "",
-    look: Look = "light",
+    theme: Theme = "light",
 ) -> None:
-    """Write one cell a head with its value and, below, its label; layers may differ in heads.
+    """Draw one cell per head, layers down and heads across, with its value and its label.
 
-    Values of both signs are coloured from the middle, by their root; NaN has no colour.
+    Values of both signs get a diverging scale of their square root; NaN has no colour. Layers may
+    differ in their number of heads.
     """
     if not values or not all(len(row) for row in values):
-        raise ShapeError("there is no head to draw", "give one or more values a layer")
+        raise ShapeError("there is no head to draw", "pass at least one value per layer")
     if labels is not None and [len(row) for row in labels] != [len(row) for row in values]:
-        raise ShapeError("there are not as many labels as values", "give one a head")
+        raise ShapeError("labels and values differ in their shapes", "pass one label per head")
     heads = max(len(row) for row in values)
     table = np.full((len(values), heads), np.nan)
     for layer, row in enumerate(values):
         table[layer, : len(row)] = row
     wide = 1.02 if heads <= 8 else 0.86
-    size = (heads * wide + 1.9, len(values) * 0.66 + 0.6 + head_room(title, subtitle))
-    with drawing(look, size, title=title, subtitle=subtitle) as (figure, paper):
+    size = (heads * wide + 1.9, len(values) * 0.66 + 0.6 + title_height(title, subtitle))
+    with new_figure(theme, size, title=title, subtitle=subtitle) as (figure, palette):
         axes = figure.subplots()
-        norm, colours = _norm(table), paper.scale
+        norm, colours = _normalisation(table), palette.sequential
         if isinstance(norm, FuncNorm):
-            colours = paper.two_sided
+            colours = palette.diverging
         image = axes.imshow(table, cmap=colours, norm=norm, aspect="auto")
         axes.set_xticks(range(heads), [f"H{head}" for head in range(heads)], size=10)
         axes.set_yticks(range(len(values)), [f"L{layer}" for layer in range(len(values))], size=10)
@@ -50,35 +60,35 @@ def draw_atlas(
         axes.spines[:].set_visible(False)
         axes.set_xticks(np.arange(heads + 1) - 0.5, minor=True)
         axes.set_yticks(np.arange(len(values) + 1) - 0.5, minor=True)
-        axes.grid(which="minor", color=paper.back, linewidth=3)
-        axes.tick_params(which="both", length=0, labelcolor=paper.quiet)
+        axes.grid(which="minor", color=palette.background, linewidth=3)
+        axes.tick_params(which="both", length=0, labelcolor=palette.muted)
         for layer, row in enumerate(values):
             for head, value in enumerate(row):
-                ink = _ink_on(colours(norm(value)))
+                ink = ink_on(colours(norm(value)))
                 label = "" if labels is None else _short(labels[layer][head], wide)
                 lift = 0.14 if label else 0.0
-                said = "–" if np.isnan(value) else f"{value:.2g}".replace("-", "−")
-                ink = paper.quiet if np.isnan(value) else ink
-                axes.text(head, layer - lift, said, ha="center", va="center", size=10, color=ink)
+                text = "–" if np.isnan(value) else f"{value:.2g}".replace("-", "−")
+                ink = palette.muted if np.isnan(value) else ink
+                axes.text(head, layer - lift, text, ha="center", va="center", size=10, color=ink)
                 axes.text(head, layer + 0.24, label, ha="center", va="center", size=7, color=ink)
         bar = figure.colorbar(image, ax=axes, aspect=22, pad=0.015)
         bar.outline.set_visible(False)
         bar.ax.tick_params(length=0, labelsize=9)
-        bar.set_label(measure, size=10, color=paper.quiet)
-        write_picture(figure, path)
+        bar.set_label(measure, size=10, color=palette.muted)
+        save_picture(figure, path)
 
 
-def _norm(table: np.ndarray) -> Normalize:
+def _normalisation(table: np.ndarray) -> Normalize:
     known = table[~np.isnan(table)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
     if low < 0 < high:
-        most = max(-low, high)
-        return FuncNorm((_root, _square), vmin=-most, vmax=most)
+        largest = max(-low, high)
+        return FuncNorm((_root, _square), vmin=-largest, vmax=largest)
     return Normalize(low, high if high > low else low + 1)
 
 
 def _root(values: np.ndarray) -> np.ndarray:
-    """One head that matters most would leave all others pale."""
+    """Keep small values visible beside one large value."""
     return np.sign(values) * np.sqrt(np.abs(values))
 
 
@@ -86,14 +96,9 @@ def _square(values: np.ndarray) -> np.ndarray:
     return np.sign(values) * np.square(values)
 
 
-def _ink_on(colour: Sequence[float]) -> str:
-    red, green, blue = colour[:3]
-    return "#1c2433" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.53 else "#f6f7fa"
-
-
 def _short(label: str, wide: float) -> str:
-    most = int(15 * wide)
-    return label if len(label) <= most else label[: most - 1] + "…"
+    length = int(15 * wide)
+    return label if len(label) <= length else label[: length - 1] + "…"
 
 
 def draw_bars(
@@ -102,37 +107,44 @@ def draw_bars(
     path: Path,
     *,
     errors: Sequence[float] = (),
-    most: int = 24,
-    value: str = "",
+    top_k: int = 24,
+    xlabel: str = "",
     title: str = "",
     subtitle: str = "",
-    look: Look = "light",
+    theme: Theme = "light",
 ) -> None:
-    """Write the `most` bars that are farthest from 0, those below it in another colour."""
+    """Draw the `top_k` largest absolute values as bars, negative ones in another colour."""
     if not len(names) == len(values) or not names or len(errors) not in (0, len(values)):
         raise ShapeError(
             f"there are {len(names)} names, {len(values)} values and {len(errors)} errors",
-            "give as many of each, or no errors",
+            "pass as many of each, or no errors",
         )
     numbers = np.nan_to_num(np.asarray(values, dtype=float))
-    kept = sorted(np.argsort(-np.abs(numbers))[:most].tolist(), key=lambda place: -numbers[place])
-    size = (9.0, 0.29 * len(kept) + 0.9 + head_room(title, subtitle))
-    with drawing(look, size, title=title, subtitle=subtitle) as (figure, paper):
+    kept = sorted(np.argsort(-np.abs(numbers))[:top_k].tolist(), key=lambda index: -numbers[index])
+    size = (9.0, 0.29 * len(kept) + 0.9 + title_height(title, subtitle))
+    with new_figure(theme, size, title=title, subtitle=subtitle) as (figure, palette):
         axes = figure.subplots()
-        places = np.arange(len(kept))
-        colours = [paper.colours[0] if numbers[place] >= 0 else paper.colours[1] for place in kept]
-        axes.barh(places, numbers[kept], color=colours, height=0.72)
+        positions = np.arange(len(kept))
+        colours = [
+            palette.series[0] if numbers[index] >= 0 else palette.series[1] for index in kept
+        ]
+        axes.barh(positions, numbers[kept], color=colours, height=0.72)
         if len(errors):
             spread = np.nan_to_num(np.asarray(errors, dtype=float))[kept]
             axes.errorbar(
-                numbers[kept], places, xerr=spread, fmt="none", ecolor=paper.ink, elinewidth=1.2
+                numbers[kept],
+                positions,
+                xerr=spread,
+                fmt="none",
+                ecolor=palette.text,
+                elinewidth=1.2,
             )
-        axes.axvline(0, color=paper.quiet, linewidth=1)
-        axes.set_yticks(places, [names[place] for place in kept])
+        axes.axvline(0, color=palette.muted, linewidth=1)
+        axes.set_yticks(positions, [names[index] for index in kept])
         axes.set_ylim(len(kept) - 0.4, -0.6)
-        quiet_axes(axes, paper, grid="x")
-        axes.set_xlabel(value, size=11)
-        write_picture(figure, path)
+        style_axes(axes, palette, grid="x")
+        axes.set_xlabel(xlabel, size=11)
+        save_picture(figure, path)
 
 
 BINS = 40
@@ -146,15 +158,15 @@ def draw_gates(
     largest: float = 1.0,
     title: str = "",
     subtitle: str = "",
-    look: Look = "light",
+    theme: Theme = "light",
 ) -> None:
-    """Write a row a layer: the values of each head's gate, and how many are shut, below 0.1."""
+    """Draw a histogram of gate values per head, and the fraction that is closed, below 0.1."""
     if not layers or not all(len(layer) for layer in layers):
-        raise ShapeError("there is no gate to draw", "give one or more a layer")
+        raise ShapeError("there is no gate to draw", "pass at least one per layer")
     columns = max(len(layer) for layer in layers)
     side = 1.55 if columns <= 8 else 1.3
-    size = (columns * side + 0.6, len(layers) * 1.35 + 0.5 + head_room(title, subtitle))
-    with drawing(look, size, title=title, subtitle=subtitle) as (figure, paper):
+    size = (columns * side + 0.6, len(layers) * 1.35 + 0.5 + title_height(title, subtitle))
+    with new_figure(theme, size, title=title, subtitle=subtitle) as (figure, palette):
         grid = figure.subplots(len(layers), columns, squeeze=False, sharex=True)
         for axes in grid.flat:
             axes.set_visible(False)
@@ -163,66 +175,67 @@ def draw_gates(
                 axes = grid[number, head]
                 axes.set_visible(True)
                 counts, edges = np.histogram(values, bins=BINS, range=(0, largest))
-                axes.stairs(counts, edges, fill=True, color=paper.colours[0])
-                axes.axvline(CLOSED, color=paper.colours[1], linewidth=1)
+                axes.stairs(counts, edges, fill=True, color=palette.series[0])
+                axes.axvline(CLOSED, color=palette.series[1], linewidth=1)
                 axes.set_yticks([])
                 axes.set_xlim(0, largest)
                 axes.set_xticks([0, largest / 2, largest])
                 axes.spines[["left", "top", "right"]].set_visible(False)
-                axes.tick_params(length=0, labelsize=8, labelcolor=paper.quiet)
+                axes.tick_params(length=0, labelsize=8, labelcolor=palette.muted)
                 closed = float(np.mean(values < CLOSED))
                 name = f"L{number}H{head}"
-                axes.set_title(name, loc="left", size=8.5, weight="bold", color=paper.ink, pad=2)
-                shut = f"{closed:.0%} shut"
-                axes.set_title(shut, loc="right", size=7.5, color=paper.quiet, pad=2)
-        write_picture(figure, path)
+                axes.set_title(name, loc="left", size=8.5, weight="bold", color=palette.text, pad=2)
+                label = f"{percent(closed)} closed"
+                axes.set_title(label, loc="right", size=7.5, color=palette.muted, pad=2)
+        save_picture(figure, path)
 
 
-MOST_LABELS = 48
+MAX_LABELS = 48
 
 
-def draw_likeness(
-    likeness: Float[np.ndarray, "h h"],
+def draw_similarity(
+    similarity: Float[np.ndarray, "h h"],
     names: Sequence[str],
     path: Path,
     *,
     clusters: Sequence[Sequence[int]] = (),
-    measure: str = "likeness",
+    measure: str = "similarity",
     title: str = "",
     subtitle: str = "",
-    look: Look = "light",
+    theme: Theme = "light",
 ) -> None:
-    """Write the matrix; `clusters` are groups of places that are brought together."""
+    """Draw the matrix; the heads of each of the `clusters`, given by index, are put together."""
     heads = len(names)
-    if likeness.shape != (heads, heads) or not heads:
+    if similarity.shape != (heads, heads) or not heads:
         raise ShapeError(
-            f"a matrix of {likeness.shape} has {heads} names", "give a square, and a name a row"
+            f"the matrix has shape {similarity.shape} and {heads} names",
+            "pass a square matrix and one name per row",
         )
-    grouped = [place for group in clusters for place in group]
+    grouped = [index for group in clusters for index in group]
     if len(set(grouped)) != len(grouped) or not set(grouped) <= set(range(heads)):
-        raise ShapeError("a head is in two clusters, or is none of these", "name each once")
-    order = [*grouped, *(place for place in range(heads) if place not in set(grouped))]
-    side = max(3.4, 0.2 * min(heads, MOST_LABELS))
-    size = (side + 2.0, side + 1.0 + head_room(title, subtitle))
-    with drawing(look, size, title=title, subtitle=subtitle) as (figure, paper):
+        raise ShapeError("a head is unknown or in two clusters", "use each once")
+    order = [*grouped, *(index for index in range(heads) if index not in set(grouped))]
+    side = max(3.4, 0.2 * min(heads, MAX_LABELS))
+    size = (side + 2.0, side + 1.0 + title_height(title, subtitle))
+    with new_figure(theme, size, title=title, subtitle=subtitle) as (figure, palette):
         axes = figure.subplots()
-        table = likeness[np.ix_(order, order)]
-        image = axes.imshow(table, cmap=paper.scale, vmin=0, vmax=1, interpolation="nearest")
+        table = similarity[np.ix_(order, order)]
+        image = axes.imshow(table, cmap=palette.sequential, vmin=0, vmax=1, interpolation="nearest")
         start = 0
-        for place, group in enumerate(clusters):
+        for index, group in enumerate(clusters):
             corner = (start - 0.5, start - 0.5)
-            colour = paper.colours[1 + place % (len(paper.colours) - 1)]
+            colour = palette.series[1 + index % (len(palette.series) - 1)]
             frame = Rectangle(corner, len(group), len(group), fill=False, ec=colour, lw=2.2)
             axes.add_patch(frame)
             start += len(group)
-        shown = thinned(heads, MOST_LABELS)
-        labels = [names[order[place]] for place in shown]
-        axes.set_xticks(shown, labels, size=8, rotation=90)
-        axes.set_yticks(shown, labels, size=8)
+        ticks = tick_positions(heads, MAX_LABELS)
+        labels = [names[order[index]] for index in ticks]
+        axes.set_xticks(ticks, labels, size=8, rotation=90)
+        axes.set_yticks(ticks, labels, size=8)
         axes.spines[:].set_visible(False)
-        axes.tick_params(length=0, labelcolor=paper.ink)
+        axes.tick_params(length=0, labelcolor=palette.text)
         bar = figure.colorbar(image, ax=axes, aspect=32, pad=0.02)
         bar.outline.set_visible(False)
         bar.ax.tick_params(length=0, labelsize=9)
-        bar.set_label(measure, size=10, color=paper.quiet)
-        write_picture(figure, path)
+        bar.set_label(measure, size=10, color=palette.muted)
+        save_picture(figure, path)

@@ -1,5 +1,6 @@
-"""What a report shows: an inspection of a model on a text, importance and attention patterns."""
+"""The data of a report: an inspection, importance, attention patterns and suggestions."""
 
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -9,35 +10,37 @@ import numpy as np
 from jaxtyping import Float
 
 from manyheads.errors import InputError
-from manyheads.formatting import without_nan
-from manyheads.lens.attention_maps.patterns import Largest, top_keys
+from manyheads.formatting import pluralise, without_nan
+from manyheads.lens.attention_maps.patterns import TopKeys, top_keys
 from manyheads.lens.causal.ablation import Ablation, ablate
 from manyheads.lens.causal.gradient_importance import Importance, importance
-from manyheads.lens.head_kinds.labels import Kinds
+from manyheads.lens.head_kinds.kinds import Kinds
 from manyheads.lens.inputs.metrics import Similarity
 from manyheads.lens.inspection import HeadImportance, Inspection, inspect
-from manyheads.lens.measure.measure_table import MeasureInfo, describe_measure, in_order
+from manyheads.lens.measure.measures import SINK_ABOVE, MeasureInfo, describe_measure, sort_measures
 from manyheads.lens.measure.statistics import Statistics
+from manyheads.lens.redundant.dead_heads import LOSS_BELOW
 from manyheads.lens.results.addresses import blocks_of
 from manyheads.models.build import Model
+from manyheads.models.decoder import Decoder
 from manyheads.models.readout import LanguageHead
 from manyheads.models.vision import Vision
-from manyheads.report.inputs import ReportInput, read_picture, read_text
+from manyheads.report.inputs import ReportInput, read_image_input, read_text_input
 from manyheads.surgery.evaluation_inputs import EvaluationInputs, prepare_inputs
 
-By = Literal["auto", "ablation", "gradient", "none"]
+ImportanceMethod = Literal["auto", "ablation", "gradient", "none"]
 
-# Ablating every head may cost so many multiplications before gradients are used instead; 1.1e12
-# took 59 seconds of an aarch64 core.
-MOST_WORK = 1.5e12
+# Gradients replace ablation where ablating every head would take more multiplications; 1.1e12 took
+# 59 seconds of an aarch64 core.
+MAX_MULTIPLICATIONS = 1.5e12
 # A few texts are enough to compare patterns and outputs.
 REDUNDANCY_TEXTS = 8
 KIND_SEQUENCES = 16
-# Keys of all queries of all heads together, and of one query.
-MOST_WEIGHTS = 900_000
-FEWEST_KEYS, MOST_KEYS = 4, 32
+# Stored weights of all heads together, and keys per query.
+MAX_WEIGHTS = 900_000
+MIN_KEYS, MAX_KEYS = 4, 32
 # The columns of the table of heads; other measures only colour the atlas.
-IN_TABLE = (
+TABLE_COLUMNS = (
     "loss_change",
     "similarity_drop",
     "normalized_entropy",
@@ -49,12 +52,12 @@ IN_TABLE = (
     "induction",
     "output_share",
 )
-# Other definitions of measures that are shown, and single offsets.
+# Variants of other measures, and single offsets.
 HIDDEN = ("previous_token_all_queries", "induction_score", "offset")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ShownMeasure:
+class ReportMeasure:
     """One value per head, with its standard error where it is known."""
 
     name: str
@@ -64,7 +67,7 @@ class ShownMeasure:
 
     @property
     def in_table(self) -> bool:
-        return self.name in IN_TABLE
+        return self.name in TABLE_COLUMNS
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -79,7 +82,7 @@ class ReportData:
     input: ReportInput
     inspection: Inspection
     unknown_importance: str
-    largest: tuple[Largest, ...]
+    largest: tuple[TopKeys, ...]
     keys: int
 
     @property
@@ -99,7 +102,7 @@ class ReportData:
     def heads(self) -> int:
         return len(self.inspection.addresses)
 
-    def measures(self) -> list[ShownMeasure]:
+    def measures(self) -> list[ReportMeasure]:
         """Importance first, where it is known, then every statistic that some head has."""
         shown = []
         if self.importance is not None:
@@ -108,14 +111,14 @@ class ReportData:
                 about = replace(about, label=f"{about.label}, estimated")
             values, errors = self.importance.change, self.importance.errors
             name = self.importance.measure
-            shown.append(ShownMeasure(name=name, about=about, values=values, errors=errors))
-        order = in_order(name for name in self.statistics.names if not name.startswith(HIDDEN))
-        for name in sorted(order, key=lambda name: name not in IN_TABLE):
+            shown.append(ReportMeasure(name=name, about=about, values=values, errors=errors))
+        order = sort_measures(name for name in self.statistics.names if not name.startswith(HIDDEN))
+        for name in sorted(order, key=lambda name: name not in TABLE_COLUMNS):
             column = self.statistics[name]
             if not np.isnan(column.means).all():
                 about = describe_measure(name)
                 means, errors = column.means, column.errors
-                shown.append(ShownMeasure(name=name, about=about, values=means, errors=errors))
+                shown.append(ReportMeasure(name=name, about=about, values=means, errors=errors))
         return shown
 
 
@@ -124,26 +127,26 @@ def collect_report(
     text: str | Path,
     *,
     name: str,
-    by: By = "auto",
+    by: ImportanceMethod = "auto",
     measured: int = 4096,
     shown: int = 256,
     progress: bool = True,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> ReportData:
-    """Inspect a model on `measured` tokens of a text, and keep the patterns of the first `shown`.
+    """Inspect a model on `measured` tokens of a text; keep the patterns of the first `shown`.
 
     A path is that of an image, for a `Vision`. Importance is measured `by` ablation or estimated
-    from one backward pass; "auto" ablates where that costs at most `MOST_WORK`. `on_progress`
-    receives the name of each step.
+    from one backward pass; "auto" ablates where that takes at most
+    `MAX_MULTIPLICATIONS`. `on_progress` receives the name of each step.
     """
     for what, count in (("measured", measured), ("shown", shown)):
         if count < 2:
             raise InputError(f"{what} must be at least 2 tokens, got {count}", "use 2 or more")
     if isinstance(text, Path):
-        given = read_picture(model, name, text)
+        report_input = read_image_input(model, name, text)
     else:
-        given = read_text(model, name, text, measured=measured, shown=shown)
-    texts = list(given.measured)
+        report_input = read_text_input(model, name, text, measured=measured, shown=shown)
+    texts = list(report_input.measured)
     inspection = inspect(
         model,
         texts,
@@ -156,24 +159,24 @@ def collect_report(
         # A page without kinds or duplicates would be misread as a model without any.
         raise KeyboardInterrupt
     on_progress("importance of each head")
-    found, why = _measure_importance(
-        model, texts, by, inspection.statistics.facts["tokens"], progress
+    importance, unknown_importance = _measure_importance(
+        model, texts, by, inspection.statistics.metadata["tokens"], progress
     )
-    on_progress(f"attention patterns on {len(given)} tokens")
-    keys = _keys_per_query(len(inspection.addresses), len(given))
+    on_progress(f"attention patterns on {len(report_input)} tokens")
+    keys = _keys_per_query(len(inspection.addresses), len(report_input))
     return ReportData(
         name=name,
         model=model,
-        input=given,
-        inspection=replace(inspection, importance=found),
-        unknown_importance=why,
-        largest=top_keys(model, given.shown, top_k=keys),
+        input=report_input,
+        inspection=replace(inspection, importance=importance),
+        unknown_importance=unknown_importance,
+        largest=top_keys(model, report_input.shown, top_k=keys),
         keys=keys,
     )
 
 
 def _measure_importance(
-    model: Model, texts: list[Any], by: By, tokens: int, progress: bool
+    model: Model, texts: list[Any], by: ImportanceMethod, tokens: int, progress: bool
 ) -> tuple[HeadImportance | None, str]:
     """The importance of every head, or the reason why it cannot be known."""
     if by == "none":
@@ -182,11 +185,15 @@ def _measure_importance(
         return None, "an image alone does not say what the right class is"
     if model.readout is not None and not isinstance(model.config.readout, LanguageHead):
         return None, "a text alone does not say what the right class is"
-    asked = prepare_inputs(model, texts)
-    shared: dict[str, Any] = {"metric": asked.metric, "targets": asked.targets, "shown": progress}
-    if _choose_method(model, by, tokens, asked) == "ablation":
-        return _from_ablation(ablate(model, asked.given, **shared)), ""
-    return _from_gradients(importance(model, asked.given, **shared)), ""
+    inputs = prepare_inputs(model, texts)
+    shared: dict[str, Any] = {
+        "metric": inputs.metric,
+        "targets": inputs.targets,
+        "progress": progress,
+    }
+    if _choose_method(model, by, tokens, inputs) == "ablation":
+        return _from_ablation(ablate(model, inputs.given, **shared)), ""
+    return _from_gradients(importance(model, inputs.given, **shared)), ""
 
 
 def report_json(report: ReportData) -> dict[str, Any]:
@@ -210,7 +217,7 @@ def report_json(report: ReportData) -> dict[str, Any]:
         {
             "kind": "report",
             "name": report.name,
-            "statistics": report.statistics.facts,
+            "statistics": report.statistics.metadata,
             "importance": method,
             "rows": rows,
         }
@@ -219,9 +226,9 @@ def report_json(report: ReportData) -> dict[str, Any]:
 
 
 def _choose_method(
-    model: Model, by: By, tokens: int, asked: EvaluationInputs
+    model: Model, by: ImportanceMethod, tokens: int, inputs: EvaluationInputs
 ) -> Literal["ablation", "gradient"]:
-    if isinstance(asked.metric, Similarity):
+    if isinstance(inputs.metric, Similarity):
         if by == "gradient":
             raise InputError(
                 "gradients say nothing about a model of text vectors: its similarity to itself is "
@@ -234,19 +241,19 @@ def _choose_method(
     weights = sum(each.numel() for each in model.parameters())
     heads = sum(block.heads for block in blocks_of(model))
     # Ablating a head of the middle layer runs half of the layers again.
-    return "ablation" if heads / 2 * tokens * weights <= MOST_WORK else "gradient"
+    return "ablation" if heads / 2 * tokens * weights <= MAX_MULTIPLICATIONS else "gradient"
 
 
 def _from_ablation(found: Ablation) -> HeadImportance:
     column = found["change"]
-    higher = found.facts["better"] == "higher"
+    higher = found.metadata["better"] == "higher"
     return HeadImportance(
         change=-column.means if higher else column.means,
         errors=column.errors,
         metric="similarity" if higher else "loss",
         by="ablation",
         baseline=found.baseline,
-        texts=int(found.facts.get("texts", 0)),
+        texts=int(found.metadata.get("texts", 0)),
     )
 
 
@@ -258,10 +265,97 @@ def _from_gradients(found: Importance) -> HeadImportance:
         metric="loss",
         by="gradient",
         baseline=None,
-        texts=int(found.facts["texts"]),
+        texts=int(found.metadata["texts"]),
     )
 
 
 def _keys_per_query(heads: int, tokens: int) -> int:
-    """So many keys that the file stays small."""
-    return max(FEWEST_KEYS, min(MOST_KEYS, MOST_WEIGHTS // (heads * tokens)))
+    """The number of keys that keeps the file small."""
+    return max(MIN_KEYS, min(MAX_KEYS, MAX_WEIGHTS // (heads * tokens)))
+
+
+# Gates are suggested where at least this fraction of the heads has a sink.
+MANY_SINKS = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """One suggestion: its title, the reason and the command."""
+
+    title: str
+    why: str
+    command: str
+
+
+def suggest_commands(report: ReportData, *, model_path: str, text_file: str) -> list[Suggestion]:
+    """Suggest commands, the most promising first; the studio always comes last."""
+    model, text = shlex.quote(model_path), shlex.quote(text_file)
+    return [
+        *_prune(report, model, text),
+        *_gate(report, model, text),
+        *_merge(report, model, text),
+        Suggestion(
+            "Switch heads off yourself",
+            "The studio shows this model in the browser: type any text, switch heads off, and "
+            "see how its answers change.",
+            f"manyheads studio {model}",
+        ),
+    ]
+
+
+def _prune(report: ReportData, model: str, text: str) -> list[Suggestion]:
+    importance, heads = report.importance, report.heads
+    if importance is None:
+        return []
+    least = LOSS_BELOW if importance.metric == "loss" else 1e-3
+    idle = int((importance.change < least).sum())
+    if not idle:
+        return []
+    unit = importance.metric
+    cost = "costs" if importance.by == "ablation" else "would cost, by its gradient,"
+    return [
+        Suggestion(
+            "Prune heads that do nothing",
+            f"Each of {idle} of {heads} heads {cost} less than {least:g} of {unit} on its own. "
+            "Together they may cost more: the command removes heads one by one while the "
+            f"{unit} stays within the budget, and saves a smaller model.",
+            f"manyheads prune {model} --file {text} --loss-budget 0.01 -o pruned/",
+        )
+    ]
+
+
+def _gate(report: ReportData, model: str, text: str) -> list[Suggestion]:
+    writes = isinstance(report.model, Decoder)
+    writes = writes and isinstance(report.model.config.readout, LanguageHead)
+    gated = any(name.startswith("gate_") for name in report.statistics.names)
+    if not writes or gated:
+        return []
+    sinks = int((report.statistics["first_token"].means > SINK_ABOVE).sum())
+    massive = sum(each.massive for each in report.statistics.activations)
+    if sinks < MANY_SINKS * report.heads and not massive:
+        return []
+    return [
+        Suggestion(
+            "Give the heads a gate",
+            f"{sinks} of {report.heads} heads have a sink at the first token, and there are "
+            f"massive activations in {pluralise(massive, 'layer')}. With a gate after its output a "
+            "head can write nothing without a sink (Qiu et al., arXiv 2505.06708).",
+            f"manyheads gate {model} --file {text} -o gated/ --at output --per head",
+        )
+    ]
+
+
+def _merge(report: ReportData, model: str, text: str) -> list[Suggestion]:
+    duplicates = report.inspection.duplicates
+    # Pruning needs texts.
+    if not duplicates or report.input.image is not None:
+        return []
+    pair = duplicates[0]
+    return [
+        Suggestion(
+            "Remove duplicate heads",
+            f"In {pluralise(len(duplicates), 'pair')} both heads have the same pattern and output, "
+            f"above all {pair.one} and {pair.other}. Prune by redundancy to keep one of each pair.",
+            f"manyheads prune {model} --file {text} --by redundancy --fraction 0.1 -o pruned/",
+        )
+    ]

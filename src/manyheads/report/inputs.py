@@ -1,4 +1,4 @@
-"""The text or the image of a report: pieces to measure on, and the tokens that the page shows."""
+"""The text or image of a report: pieces to measure on, and the tokens that the page shows."""
 
 from base64 import b64encode
 from dataclasses import dataclass
@@ -8,23 +8,28 @@ from typing import Any
 
 from torch import Tensor
 
-from manyheads.data import image_preprocessing
-from manyheads.data.image_preprocessing import image_size
-from manyheads.encoding.text_reader import TextReader, find_longest, open_texts, reads_texts
+from manyheads.data import images
+from manyheads.data.images import image_size
+from manyheads.encoding.text_reader import (
+    TextReader,
+    open_reader,
+    require_text_model,
+    resolve_max_length,
+)
 from manyheads.errors import InputError
 from manyheads.models.build import Model
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 
-# A token has at most so many characters on average; the rest of a file is not read.
+# More characters per token than any text has; the rest of a file is not read.
 CHARACTERS_PER_TOKEN = 16
 # Standard errors are over pieces: about eight of them, neither too short nor too long.
-PIECES, SHORTEST, LONGEST = 8, 32, 256
+PIECES, MIN_PIECE, MAX_PIECE = 8, 32, 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Picture:
-    """The image that the page lays weights over, as a data URL, with its rows of patches."""
+class ReportImage:
+    """The image that the page draws weights over, as a data URL, with its grid of patches."""
 
     url: str
     rows: int
@@ -45,12 +50,12 @@ class ReportInput:
     measured: tuple[Any, ...]
     ids: tuple[int, ...]
     tokens: tuple[str, ...]
-    picture: Picture | None = None
+    image: ReportImage | None = None
 
     @property
     def shown(self) -> list[Any]:
         """What the patterns are measured on, as the lens takes it."""
-        return [list(self.ids)] if self.picture is None else [self.picture.pixels]
+        return [list(self.ids)] if self.image is None else [self.image.pixels]
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -67,35 +72,37 @@ def check_model(model: Model, name: str) -> TextReader:
         )
     if model.tokenizer is None:
         raise InputError(f"{name} has no tokenizer", "put a tokenizer.json into its folder")
-    return reads_texts(model)
+    return require_text_model(model)
 
 
 def read_file(file: Path, tokens: int) -> str:
-    """Read the beginning of a file, long enough for so many tokens."""
+    """Read the beginning of a file, long enough for this many tokens."""
     if not file.is_file():
         raise InputError(f"there is no file {file}", "pass an existing text file")
     with file.open("rb") as opened:
         raw = opened.read(CHARACTERS_PER_TOKEN * tokens + 4)
-        whole = not opened.read(1)
+        complete = not opened.read(1)
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         # The last character may be incomplete.
-        if not whole and error.start >= len(raw) - 4:
+        if not complete and error.start >= len(raw) - 4:
             return raw[: error.start].decode("utf-8")
         raise InputError(
             f"{file} is not UTF-8: {error.reason} at byte {error.start}", "convert it first"
         ) from None
 
 
-def read_text(model: Model, name: str, text: str, *, measured: int, shown: int) -> ReportInput:
+def read_text_input(
+    model: Model, name: str, text: str, *, measured: int, shown: int
+) -> ReportInput:
     """Split `measured` tokens of a text into pieces, and keep the first `shown` for the page."""
     reader = check_model(model, name)
     if not text.strip():
         raise InputError("the text is empty", "pass one with at least two words")
-    limit = find_longest(reader, None)
-    most = shown if limit is None else min(shown, limit)
-    [ids], _ = open_texts(reader, [text], most).read(range(1))
+    limit = resolve_max_length(reader, None)
+    length = shown if limit is None else min(shown, limit)
+    [ids], _ = open_reader(reader, [text], length).read(range(1))
     if len(ids) < 2:
         raise InputError(
             f"the text must have at least 2 tokens, got {len(ids)}", "pass a longer one"
@@ -103,40 +110,40 @@ def read_text(model: Model, name: str, text: str, *, measured: int, shown: int) 
     numbers = [int(each) for each in ids]
     pieces = _pieces(model.tokenizer, text, measured, limit)
     return ReportInput(
-        tuple(pieces), tuple(numbers), tuple(_texts_of_tokens(model.tokenizer, text, numbers))
+        tuple(pieces), tuple(numbers), tuple(_token_texts(model.tokenizer, text, numbers))
     )
 
 
-def read_image(model: Vision, file: Path) -> Picture:
+def read_image(model: Vision, file: Path) -> ReportImage:
     """Read an image file for the model, and once more for the page."""
-    pixels = image_preprocessing.read_image(model, file)
+    pixels = images.read_image(model, file)
     from PIL import Image
 
     size = image_size(model)
-    written = BytesIO()
+    buffer = BytesIO()
     with Image.open(file) as opened:
-        opened.convert("RGB").resize((size, size)).save(written, format="PNG")
+        opened.convert("RGB").resize((size, size)).save(buffer, format="PNG")
     weight = next(model.parameters())
     side = size // model.config.patches.size
-    return Picture(
-        url=f"data:image/png;base64,{b64encode(written.getvalue()).decode('ascii')}",
+    return ReportImage(
+        url=f"data:image/png;base64,{b64encode(buffer.getvalue()).decode('ascii')}",
         rows=side,
         columns=side,
         pixels=pixels.to(weight.device, weight.dtype),
     )
 
 
-def read_picture(model: Model, name: str, file: Path) -> ReportInput:
-    """Read one image; its patches stand in place of tokens."""
+def read_image_input(model: Model, name: str, file: Path) -> ReportInput:
+    """Read one image; its patches take the place of tokens."""
     if not isinstance(model, Vision):
         raise InputError(f"{name} does not read images", "pass a text with --text or --file")
-    picture = read_image(model, file)
-    return ReportInput((picture.pixels,), (), tuple(picture.patches), picture)
+    image = read_image(model, file)
+    return ReportInput((image.pixels,), (), tuple(image.patches), image)
 
 
 def _pieces(tokenizer: Any, text: str, measured: int, limit: int | None) -> list[str]:
     spans = tokenizer.encode(text, add_special_tokens=False).offsets[:measured]
-    size = max(SHORTEST, min(LONGEST, len(spans) // PIECES))
+    size = max(MIN_PIECE, min(MAX_PIECE, len(spans) // PIECES))
     if limit is not None:
         # Leave room for the special tokens around each piece.
         size = max(1, min(size, limit - 4))
@@ -150,21 +157,21 @@ def _pieces(tokenizer: Any, text: str, measured: int, limit: int | None) -> list
     return found
 
 
-def _texts_of_tokens(tokenizer: Any, text: str, ids: list[int]) -> list[str]:
+def _token_texts(tokenizer: Any, text: str, ids: list[int]) -> list[str]:
     """The part of the text that each token covers; its own name where it covers none."""
     encoding = tokenizer.encode(text)
     if list(encoding.ids[: len(ids)]) != ids:
-        return [word_of(tokenizer, number) for number in ids]
+        return [token_text(tokenizer, number) for number in ids]
     found, before = [], (-1, -1)
     for number, span in zip(ids, encoding.offsets, strict=False):
-        mine = text[span[0] : span[1]]
+        characters = text[span[0] : span[1]]
         # Tokens within one character share its span.
-        found.append(mine if mine and span != before else word_of(tokenizer, number))
+        found.append(characters if characters and span != before else token_text(tokenizer, number))
         before = span
     return found
 
 
-def word_of(tokenizer: Any, number: int) -> str:
+def token_text(tokenizer: Any, number: int) -> str:
     """The text of a token, or its own name where it has none."""
-    letters: str = tokenizer.decode([number], skip_special_tokens=True)
-    return letters or str(tokenizer.id_to_token(number) or f"token {number}")
+    text: str = tokenizer.decode([number], skip_special_tokens=True)
+    return text or str(tokenizer.id_to_token(number) or f"token {number}")

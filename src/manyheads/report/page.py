@@ -1,4 +1,4 @@
-"""A report as one HTML file: text, data, style and scripts together, without any other file."""
+"""The report as one HTML file with its text, data, styles and scripts inside."""
 
 import gzip
 import json
@@ -17,49 +17,50 @@ from jaxtyping import Float, Integer
 from manyheads.atomic_write import check_writable, whole
 from manyheads.errors import InputError
 from manyheads.report import sections
-from manyheads.report.advice import advise
-from manyheads.report.data import ReportData, ShownMeasure
+from manyheads.report.data import ReportData, ReportMeasure, suggest_commands
 
-# Scripts that the studio uses too, then the report's own.
-SHARED, OWN = ("colour.js", "format.js"), ("data.js", "atlas.js", "look.js", "main.js")
+# Scripts shared with the studio, and the report's own.
+SHARED_SCRIPTS = ("colour.js", "format.js")
+SCRIPTS = ("data.js", "atlas.js", "head_view.js", "main.js")
 # The largest weights of a query are kept up to this sum.
-ENOUGH = 0.98
+KEPT_WEIGHT = 0.98
 
 
-def compose(report: ReportData, *, where: str, file: str, made: str = "") -> str:
-    """The whole page; its commands name the model `where` and the text `file`.
+def render_report(report: ReportData, *, model_path: str, text_file: str, made: str = "") -> str:
+    """Render the page; the commands that it suggests use `model_path` and `text_file`.
 
     Only the script of the page itself may run: whatever a text contains, a browser that follows the
     page's content security policy runs nothing else and sends no request.
     """
     measures = report.measures()
     script = '"use strict";\n' + "\n".join(
-        [*map(_shared_script, SHARED), *(_part(name) for name in OWN)]
+        [*map(_shared_script, SHARED_SCRIPTS), *map(_read_part, SCRIPTS)]
     )
-    head, body = sections.rows(report, measures)
-    words = {
+    head, body = sections.head_table(report, measures)
+    suggestions = suggest_commands(report, model_path=model_path, text_file=text_file)
+    values = {
         "policy": f"default-src 'none'; style-src 'unsafe-inline'; script-src '{_hash(script)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'",
         "name": escape(report.name),
         "made": escape(made),
-        "read": "text" if report.input.picture is None else "image",
-        "style": _part("look.css"),
+        "input": "text" if report.input.image is None else "image",
+        "style": _read_part("style.css"),
         "overview": sections.overview(report),
         "about": sections.about_model(report),
-        "important": sections.important(report),
-        "trouble": sections.trouble(report),
+        "importance": sections.importance(report),
+        "problem_heads": sections.problem_heads(report),
         "activations": sections.activations(report),
         "table_head": head,
         "table_body": body,
-        "advices": sections.advices(advise(report, where=where, file=file)),
-        "how": sections.how_made(report, measures),
+        "next_steps": sections.next_steps(suggestions),
+        "definitions": sections.definitions(report, measures),
         "data": _json(_data(report, measures)),
         "script": script,
     }
-    return _filled(_part("page.html"), words)
+    return _fill(_read_part("page.html"), values)
 
 
-def check_page_path(path: Path) -> None:
+def check_report_path(path: Path) -> None:
     """Raise an InputError for a path where no page can be written, before it is computed."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"the report must end in .html, got {path}", "rename it")
@@ -68,13 +69,13 @@ def check_page_path(path: Path) -> None:
     check_writable(path)
 
 
-def write_page(page: str, path: Path) -> int:
+def write_report(page: str, path: Path) -> int:
     """Write a page and return its size in bytes; a write that fails leaves the old file."""
-    check_page_path(path)
-    written = page.encode("utf-8", errors="replace")
+    check_report_path(path)
+    content = page.encode("utf-8", errors="replace")
     with whole(path) as beside:
-        beside.write_bytes(written)
-    return len(written)
+        beside.write_bytes(content)
+    return len(content)
 
 
 def quantise(weights: Float[np.ndarray, "t k"]) -> Integer[np.ndarray, "t k"]:
@@ -95,7 +96,7 @@ def pack(keys: Integer[np.ndarray, "t k"], weights: Float[np.ndarray, "t k"]) ->
     """
     small = quantise(weights)
     before = np.cumsum(weights, axis=1) - weights
-    kept = (small > 0) & (before < ENOUGH)
+    kept = (small > 0) & (before < KEPT_WEIGHT)
     order = np.argsort(np.where(kept, keys, np.iinfo(np.int64).max), axis=1, kind="stable")
     keys, small, kept = (
         np.take_along_axis(each, order, axis=1) for each in (keys.astype(np.int64), small, kept)
@@ -108,7 +109,7 @@ def pack(keys: Integer[np.ndarray, "t k"], weights: Float[np.ndarray, "t k"]) ->
     return b64encode(gzip.compress(raw, compresslevel=9, mtime=0)).decode("ascii")
 
 
-def _data(report: ReportData, measures: list[ShownMeasure]) -> dict[str, Any]:
+def _data(report: ReportData, measures: list[ReportMeasure]) -> dict[str, Any]:
     flags = report.inspection.flags()
     heads = []
     for address in report.statistics.addresses:
@@ -127,13 +128,13 @@ def _data(report: ReportData, measures: list[ShownMeasure]) -> dict[str, Any]:
                 "flags": flags[address],
             }
         )
-    picture = report.input.picture
+    image = report.input.image
     by_head = {each.address: each for each in report.largest}
     return {
         "tokens": list(report.input.tokens),
-        "picture": None if picture is None else [picture.url, picture.rows, picture.columns],
+        "image": None if image is None else [image.url, image.rows, image.columns],
         "heads": heads,
-        "measures": [_measure(each) for each in measures],
+        "measures": [_measure_data(each) for each in measures],
         "patterns": [
             pack(by_head[each].keys.cpu().numpy(), by_head[each].weights.cpu().numpy())
             for each in report.statistics.addresses
@@ -141,7 +142,7 @@ def _data(report: ReportData, measures: list[ShownMeasure]) -> dict[str, Any]:
     }
 
 
-def _measure(measure: ShownMeasure) -> dict[str, Any]:
+def _measure_data(measure: ReportMeasure) -> dict[str, Any]:
     values = [None if np.isnan(each) else float(f"{each:.4g}") for each in measure.values.tolist()]
     return {
         "name": measure.name,
@@ -155,26 +156,26 @@ def _measure(measure: ShownMeasure) -> dict[str, Any]:
 
 def _json(data: Mapping[str, Any]) -> str:
     """JSON without any HTML in it: a token may be the end tag of a script."""
-    written = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for letter in "<>&\u2028\u2029":
-        written = written.replace(letter, f"\\u{ord(letter):04x}")
-    return written
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text
 
 
-def _filled(page: str, words: Mapping[str, str]) -> str:
+def _fill(page: str, values: Mapping[str, str]) -> str:
     """Fill in everything at once, so that no value is searched for placeholders."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda place: words[place[1]], page)
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], page)
 
 
 def _hash(script: str) -> str:
     return f"sha256-{b64encode(sha256(script.encode('utf-8')).digest()).decode('ascii')}"
 
 
-def _part(name: str) -> str:
-    return files("manyheads.report").joinpath("page", name).read_text("utf-8")
+def _read_part(name: str) -> str:
+    return files("manyheads").joinpath("report", "page", name).read_text("utf-8")
 
 
 def _shared_script(name: str) -> str:
     """A module that the studio imports, as a plain script."""
-    text = files("manyheads.pictures").joinpath("page", name).read_text("utf-8")
+    text = files("manyheads").joinpath("pictures", "page", name).read_text("utf-8")
     return re.sub(r"^export ", "", text, flags=re.MULTILINE)

@@ -151,10 +151,10 @@ class Prune:
 
     def _texts(self, model: Any, texts: list[str]) -> tuple[Any, Any]:
         """The texts to measure and to recover on, each with the classes where there are any."""
-        from manyheads.encoding.text_reader import reads_texts
+        from manyheads.encoding.text_reader import require_text_model
         from manyheads.models.seq2seq import Seq2Seq
 
-        if reads_texts(model).tokenizer is None:
+        if require_text_model(model).tokenizer is None:
             raise InputError("this model has no tokenizer", "put a tokenizer.json into its folder")
         if tells_classes(model):
             return first_labelled(model, self.file, self.tokens)
@@ -163,13 +163,13 @@ class Prune:
         return (measured, None), (more, None)
 
     def _images(self, model: Any, folder: Path) -> tuple[Any, Any]:
-        from manyheads.surgery.finetune.recovery import RecoveryConfig
+        from manyheads.surgery.finetune.loop import RecoveryConfig
 
         more = self.recover * RecoveryConfig().batch_tokens
         return first_images(model, folder, self.tokens, self.seed, more)
 
     def _config(self) -> "PruningConfig":
-        from manyheads.pictures.canvas import check_path
+        from manyheads.pictures import check_image_path
         from manyheads.surgery.pipeline import PruningConfig
         from manyheads.surgery.selection.l0_selection import L0Config
 
@@ -183,7 +183,7 @@ class Prune:
             raise InputError(f"--recover must be at least 0, got {self.recover}", "use 0 or more")
         check_json(self.json)
         if self.picture is not None:
-            check_path(self.picture)
+            check_image_path(self.picture)
         check_folder(self.out, self.model)
         return PruningConfig(
             unit=self.what,

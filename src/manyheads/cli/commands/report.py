@@ -20,7 +20,7 @@ from manyheads.cli.arguments import (
     open_model,
     write_json,
 )
-from manyheads.errors import CutWarning, InputError
+from manyheads.errors import InputError, TruncationWarning
 
 # The folder that training saves a model to, inside the folder of the run.
 MODEL = "model"
@@ -70,9 +70,9 @@ class Report:
 
     def run(self) -> int:
         """Measure, write the file, print the heads and what to try next."""
-        from manyheads.report.page import check_page_path, compose, write_page
+        from manyheads.report import check_report_path, render_report, write_report
 
-        check_page_path(self.out)
+        check_report_path(self.out)
         check_json(self.json)
         check_folder(self.pictures)
         text = self._input()
@@ -80,14 +80,14 @@ class Report:
         from rich.console import Console
 
         from manyheads.cli.pages.report_page import show
-        from manyheads.report.data import collect_report
+        from manyheads.report import collect_report
 
         name = name_of_model(self.model)
         model = open_model(self.model, self.device)
         started = time.monotonic()
         with warnings.catch_warnings():
             # The text is cut on purpose, and the page says so.
-            warnings.simplefilter("ignore", CutWarning)
+            warnings.simplefilter("ignore", TruncationWarning)
             report = collect_report(
                 model,
                 text,
@@ -103,10 +103,11 @@ class Report:
         made = f"Made on {time.strftime('%d %B %Y')} from {source}."
         # The file that the suggested commands read.
         file = "text.txt" if self.file is None else str(self.file)
-        size = write_page(compose(report, where=self.model, file=file, made=made), self.out)
+        page = render_report(report, model_path=self.model, text_file=file, made=made)
+        size = write_report(page, self.out)
         show(Console(), report, where=self.model, file=file)
         if self.json is not None:
-            from manyheads.report.data import report_json
+            from manyheads.report import report_json
 
             write_json(self.json, report_json(report))
         if self.pictures is not None:

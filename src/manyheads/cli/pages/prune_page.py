@@ -87,20 +87,20 @@ def _sides(done: "PruningResult") -> Table:
 
 def draw(done: "PruningResult", path: Path) -> None:
     """The curve as a picture."""
-    from manyheads.pictures.curves import CurveWords, Line, draw_curve
+    from manyheads.pictures import CurveLabels, Curve, draw_curve
 
     selection, rows = done.selection, done.selection.rows()
-    line = Line(
+    line = Curve(
         name=f"by {selection.by}",
-        shares=[row["fraction"] for row in rows],
+        fractions=[row["fraction"] for row in rows],
         values=[row["value"] for row in rows],
         errors=[row["change_error"] for row in rows],
         chosen=selection.count / selection.total if selection.count else None,
     )
-    words = CurveWords(
+    labels = CurveLabels(
         title=f"{selection.count:,} of {selection.total:,} {selection.unit} removed",
         subtitle=f"in the order of {selection.by}; the band is one standard error of the change",
-        share=f"fraction of {selection.unit} removed",
-        value=selection.metric,
+        xlabel=f"fraction of {selection.unit} removed",
+        ylabel=selection.metric,
     )
-    draw_curve([line], selection.baseline, path, words=words)
+    draw_curve([line], selection.baseline, path, labels=labels)

@@ -11,14 +11,11 @@ from rich.text import Text
 
 from manyheads.console import Ink, heat
 from manyheads.formatting import pluralise
-from manyheads.lens.measure.measure_table import describe_measure, format_value
+from manyheads.lens.measure.measures import describe_measure, format_value
 from manyheads.lens.results.addresses import Address
-from manyheads.pictures.attention_maps import draw_grid, draw_head_map
-from manyheads.pictures.head_charts import draw_atlas
-from manyheads.pictures.overlays import draw_over_image
-from manyheads.report.advice import advise
-from manyheads.report.data import ReportData
-from manyheads.report.inputs import Picture
+from manyheads.pictures import draw_atlas, draw_grid, draw_head_map, draw_over_image
+from manyheads.report.data import ReportData, suggest_commands
+from manyheads.report.inputs import ReportImage
 
 MOST_ROWS = 32
 MOST_TOKENS = 48
@@ -36,7 +33,7 @@ def show(console: Console, report: ReportData, *, where: str, file: str) -> None
         ink.say(f"and {heads - MOST_ROWS} more, in the report", style="dim")
     ink.space()
     ink.title("What to try next")
-    for each in advise(report, where=where, file=file):
+    for each in suggest_commands(report, model_path=where, text_file=file):
         ink.say(f"{each.title}: {each.command}")
     ink.space()
 
@@ -96,20 +93,22 @@ def draw_all(report: ReportData, folder: Path) -> list[Path]:
         title=f"{report.name}, layer {best.head.layer}",
         subtitle=f"queries down, keys across, {len(report.input)} tokens",
     )
-    if report.input.picture is not None:
+    if report.input.image is not None:
         paths.append(folder / f"class-{best.head.layer}.png")
-        _draw_class(report, report.input.picture, layer, paths[-1])
+        _draw_class(report, report.input.image, layer, paths[-1])
     return paths
 
 
-def _draw_class(report: ReportData, picture: Picture, heads: Sequence[Address], path: Path) -> None:
+def _draw_class(
+    report: ReportData, image: ReportImage, heads: Sequence[Address], path: Path
+) -> None:
     """Draw the attention of the class token over the image."""
-    seen = [_dense(report, each)[0, 1:].reshape(picture.rows, picture.columns) for each in heads]
-    pixels = picture.pixels.float().cpu()
+    seen = [_dense(report, each)[0, 1:].reshape(image.rows, image.columns) for each in heads]
+    pixels = image.pixels.float().cpu()
     # Scale the pixels to [0, 1], whatever range the model reads.
-    image = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp_min(1e-9)
+    scaled = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp_min(1e-9)
     draw_over_image(
-        image.expand(3, -1, -1).permute(1, 2, 0).numpy(),
+        scaled.expand(3, -1, -1).permute(1, 2, 0).numpy(),
         np.stack(seen),
         path,
         names=[str(each) for each in heads],

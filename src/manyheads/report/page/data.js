@@ -1,10 +1,10 @@
-// What the page knows: heads, measures, tokens; patterns are unpacked when they are first looked at.
+// The data of the page: heads, measures, tokens; patterns are unpacked when first needed.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const LENGTH = data.tokens.length;
 const unpacked = new Map();
 
-// Of a head: where the keys of each query start, the keys in order, and their weights.
+// The pattern of a head: the first index of each query, the keys in order, and their weights.
 function patternOf(head) {
   if (!unpacked.has(head)) unpacked.set(head, unpack(data.patterns[head]));
   return unpacked.get(head);
@@ -21,43 +21,43 @@ async function unpack(packed) {
   const keys = new Uint16Array(count), weights = new Float32Array(count);
   for (let query = 0; query < LENGTH; query++) {
     let key = 0;
-    for (let place = starts[query]; place < starts[query + 1]; place++) {
-      key += raw[low + place] + 256 * raw[high + place];
-      keys[place] = key;
-      weights[place] = (raw[small + place] / 255) ** 2;
+    for (let index = starts[query]; index < starts[query + 1]; index++) {
+      key += raw[low + index] + 256 * raw[high + index];
+      keys[index] = key;
+      weights[index] = (raw[small + index] / 255) ** 2;
     }
   }
   return { starts, keys, weights };
 }
 
-// Where one query looks, or who looks at one key: pairs of place and weight, largest first.
-function looksFrom(pattern, query) {
-  const found = [];
-  for (let place = pattern.starts[query]; place < pattern.starts[query + 1]; place++) {
-    found.push([pattern.keys[place], pattern.weights[place]]);
+// What a query attends to, or what attends to a key: pairs of token index and weight, largest first.
+function attentionFrom(pattern, query) {
+  const pairs = [];
+  for (let index = pattern.starts[query]; index < pattern.starts[query + 1]; index++) {
+    pairs.push([pattern.keys[index], pattern.weights[index]]);
   }
-  return found.sort((one, other) => other[1] - one[1]);
+  return pairs.sort((one, other) => other[1] - one[1]);
 }
 
-function looksAt(pattern, key) {
-  const found = [];
+function attentionTo(pattern, key) {
+  const pairs = [];
   for (let query = 0; query < LENGTH; query++) {
-    for (let place = pattern.starts[query]; place < pattern.starts[query + 1]; place++) {
-      if (pattern.keys[place] === key) found.push([query, pattern.weights[place]]);
+    for (let index = pattern.starts[query]; index < pattern.starts[query + 1]; index++) {
+      if (pattern.keys[index] === key) pairs.push([query, pattern.weights[index]]);
     }
   }
-  return found.sort((one, other) => other[1] - one[1]);
+  return pairs.sort((one, other) => other[1] - one[1]);
 }
 
-// A token as it can be seen: spaces and line ends have no shape of their own.
-function shown(token) {
-  const seen = token.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/^ +| +$/g, (spaces) => "·".repeat(spaces.length));
-  return seen === "" ? "∅" : seen;
+// A token with visible spaces and line ends.
+function visibleToken(token) {
+  const text = token.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/^ +| +$/g, (spaces) => "·".repeat(spaces.length));
+  return text === "" ? "∅" : text;
 }
 
-function make(tag, words = "", attributes = {}) {
+function make(tag, text = "", attributes = {}) {
   const element = document.createElement(tag);
-  element.textContent = words;
+  element.textContent = text;
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   return element;
 }

@@ -5,11 +5,18 @@ from pathlib import Path
 
 import numpy as np
 
-from manyheads.pictures.attention_maps import draw_grid, draw_head_map
-from manyheads.pictures.canvas import Look
-from manyheads.pictures.curves import draw_training
-from manyheads.pictures.head_charts import draw_atlas, draw_bars, draw_gates, draw_likeness
-from manyheads.pictures.overlays import draw_over_image, draw_over_text
+from manyheads.pictures import (
+    draw_atlas,
+    draw_bars,
+    draw_gates,
+    draw_grid,
+    draw_head_map,
+    draw_over_image,
+    draw_over_text,
+    draw_similarity,
+    draw_training,
+)
+from manyheads.pictures.canvas import Theme
 
 TOKENS = ["The", " cat", " sat", "Привет,", " мир", "你好", "مرحبا", "שלום", "नमस्ते"]
 TOKENS += ["$x_1$", "<script>", " on\n", " the", " mat"]
@@ -23,38 +30,38 @@ def causal(length: int, sharp: float = 1.0) -> np.ndarray:
     return np.asarray(weights / weights.sum(1, keepdims=True))
 
 
-def _head_map(path: Path, look: Look) -> None:
+def _head_map(path: Path, theme: Theme) -> None:
     draw_head_map(
         causal(len(TOKENS), 2.0),
         TOKENS,
         path,
         title="L2H7: induction",
         subtitle="a text",
-        look=look,
+        theme=theme,
     )
 
 
-def _grid(path: Path, look: Look) -> None:
+def _grid(path: Path, theme: Theme) -> None:
     layers = [[causal(40, 0.5 + layer + head / 2) for head in range(8)] for layer in range(3)]
-    draw_grid(layers, path, names={(0, 3): "previous-token"}, title="A model", look=look)
+    draw_grid(layers, path, names={(0, 3): "previous-token"}, title="A model", theme=theme)
 
 
-def _atlas(path: Path, look: Look) -> None:
+def _atlas(path: Path, theme: Theme) -> None:
     values = RANDOM.normal(size=(3, 6)).tolist()
     values[1][2] = float("nan")
     labels = [["induction", "mixed", "sink", "previous-token", "broad", "bracket quotes"]] * 3
-    draw_atlas(values, path, labels=labels, measure="loss", title="All heads", look=look)
+    draw_atlas(values, path, labels=labels, measure="loss", title="All heads", theme=theme)
 
 
-def _bars(path: Path, look: Look) -> None:
+def _bars(path: Path, theme: Theme) -> None:
     names = [f"L{layer}H{head}" for layer in range(4) for head in range(6)]
     values = (RANDOM.normal(size=24) ** 3).tolist()
     draw_bars(
-        names, values, path, errors=[0.2] * 24, most=12, value="nats", title="Worth", look=look
+        names, values, path, errors=[0.2] * 24, top_k=12, xlabel="nats", title="Worth", theme=theme
     )
 
 
-def _training(path: Path, look: Look) -> None:
+def _training(path: Path, theme: Theme) -> None:
     steps = list(range(0, 1000, 50))
     x = np.array(steps) / 100
     panels = {
@@ -63,39 +70,41 @@ def _training(path: Path, look: Look) -> None:
             for layer in range(3)
             for head, top in enumerate(RANDOM.random(4))
         }
-        for name in ("entropy", "induction", "first token share")
+        for name in ("entropy", "induction", "first token")
     }
-    draw_training(steps, panels, path, title="Heads while training", look=look)
+    draw_training(steps, panels, path, title="Heads while training", theme=theme)
 
 
-def _over_text(path: Path, look: Look) -> None:
+def _over_text(path: Path, theme: Theme) -> None:
     words = TOKENS * 4
     scores = {"rollout": RANDOM.random(len(words)) ** 3, "flow": RANDOM.random(len(words))}
-    draw_over_text(words, scores, path, at=5, title="Where it comes from", look=look)
+    draw_over_text(words, scores, path, at=5, title="Where it comes from", theme=theme)
 
 
-def _over_image(path: Path, look: Look) -> None:
+def _over_image(path: Path, theme: Theme) -> None:
     rows, columns = np.mgrid[0:96, 0:96] / 96
     image = np.stack([rows, columns, 1 - rows], axis=-1)
-    spots = np.exp(-RANDOM.random((7, 1, 1)) * 30 * ((np.mgrid[0:12, 0:12] - 6) ** 2).sum(0) / 36)
-    draw_over_image(image, spots, path, title="The class token looks", look=look)
+    spots = np.exp(
+        -RANDOM.random((7, 1, 1)) * 30 * ((np.mgrid[0:12, 0:12] - 6) ** 2).sum(0) / 36
+    )
+    draw_over_image(image, spots, path, title="The class token looks", theme=theme)
 
 
-def _gates(path: Path, look: Look) -> None:
+def _gates(path: Path, theme: Theme) -> None:
     layers = [[RANDOM.beta(0.4 + head, 2, size=500) for head in range(6)] for _ in range(2)]
-    draw_gates(layers, path, title="Gates", look=look)
+    draw_gates(layers, path, title="Gates", theme=theme)
 
 
-def _likeness(path: Path, look: Look) -> None:
+def _likeness(path: Path, theme: Theme) -> None:
     vectors = RANDOM.normal(size=(20, 6))
     vectors[[1, 7, 12]] = vectors[3] + 0.3 * RANDOM.normal(size=(3, 6))
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     names = [f"L{place // 5}H{place % 5}" for place in range(20)]
-    likeness = np.clip(vectors @ vectors.T, 0, 1)
-    draw_likeness(likeness, names, path, clusters=[[1, 3, 7, 12]], title="Alike", look=look)
+    similarity = np.clip(vectors @ vectors.T, 0, 1)
+    draw_similarity(similarity, names, path, clusters=[[1, 3, 7, 12]], title="Alike", theme=theme)
 
 
-PICTURES: dict[str, Callable[[Path, Look], None]] = {
+PICTURES: dict[str, Callable[[Path, Theme], None]] = {
     "head_map": _head_map,
     "grid": _grid,
     "atlas": _atlas,
@@ -104,5 +113,5 @@ PICTURES: dict[str, Callable[[Path, Look], None]] = {
     "over_text": _over_text,
     "over_image": _over_image,
     "gates": _gates,
-    "likeness": _likeness,
+    "similarity": _likeness,
 }

@@ -10,17 +10,16 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from manyheads.errors import InputError, ShapeError
-from manyheads.pictures import attention_maps
-from manyheads.pictures.attention_maps import HeadsWords, draw_heads
-from manyheads.pictures.canvas import write_png
+from manyheads.pictures import HeadMapLabels, attention_maps, draw_heads
+from manyheads.pictures.canvas import save_png
 
-WORDS = HeadsWords(
+LABELS = HeadMapLabels(
     title="Восемь голов",
     subtitle="веса не обучены",
     queries="запросы",
     keys="ключи",
     weight="вес внимания",
-    entropy="энтропия {entropy:.2f} из {most:.2f} бит",
+    entropy="энтропия {entropy:.2f} из {max_entropy:.2f} бит",
 )
 
 
@@ -29,13 +28,13 @@ def draw(path: Path, tokens: list[str], count: int = 8) -> None:
     scores = np.random.default_rng(0).normal(size=(count, length, length))
     patterns = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     names = [f"L0H{head}" for head in range(count)]
-    draw_heads(patterns, tokens, path, names=names, entropies=[1.5] * count, words=WORDS)
+    draw_heads(patterns, tokens, path, names=names, entropies=[1.5] * count, labels=LABELS)
 
 
 def texts_drawn(monkeypatch: pytest.MonkeyPatch, tokens: list[str]) -> list[str]:
     """Every text of the picture, caught on its way to the file."""
     caught: list[Figure] = []
-    monkeypatch.setattr(attention_maps, "write_png", lambda figure, _: caught.append(figure))
+    monkeypatch.setattr(attention_maps, "save_png", lambda figure, _: caught.append(figure))
     draw(Path("unused.png"), tokens)
     caught[0].canvas.draw()
     return [text.get_text() for text in caught[0].findobj(Text) if text.get_visible()]
@@ -65,7 +64,7 @@ def test_heads_have_their_addresses_and_entropies(monkeypatch: pytest.MonkeyPatc
     texts = texts_drawn(monkeypatch, list("абвг"))
     assert {f"L0H{head}" for head in range(8)} <= set(texts)
     assert texts.count("энтропия 1.50 из 2.00 бит") == 8
-    assert {WORDS.title, WORDS.subtitle, WORDS.queries, WORDS.keys, WORDS.weight} <= set(texts)
+    assert {LABELS.title, LABELS.subtitle, LABELS.queries, LABELS.keys, LABELS.weight} <= set(texts)
 
 
 @pytest.mark.parametrize(("length", "shown"), [(7, 7), (30, 30), (31, 16), (100, 25)])
@@ -98,17 +97,19 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
     names, entropies = ["L0H0", "L0H1"], [1.0, 1.0]
     path = tmp_path / "map.png"
     with pytest.raises(ShapeError, match="2 tokens for 3"):
-        draw_heads(patterns, ["а", "б"], path, names=names, entropies=entropies, words=WORDS)
+        draw_heads(patterns, ["а", "б"], path, names=names, entropies=entropies, labels=LABELS)
     with pytest.raises(ShapeError, match="1 names for 2"):
-        draw_heads(patterns, list("абв"), path, names=["x"], entropies=entropies, words=WORDS)
+        draw_heads(patterns, list("абв"), path, names=["x"], entropies=entropies, labels=LABELS)
     with pytest.raises(ShapeError, match="as many keys as queries"):
-        draw_heads(patterns[:, :2], ["а", "б"], path, names=names, entropies=entropies, words=WORDS)
+        draw_heads(
+            patterns[:, :2], ["а", "б"], path, names=names, entropies=entropies, labels=LABELS
+        )
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("map.jpg", "let its name end in .png"), ("none/map.png", "has no folder"), ("", "no PNG")],
+    [("map.jpg", "must end in .png"), ("none/map.png", "there is no folder"), ("", "must end in")],
 )
 def test_a_path_that_no_picture_can_have_is_refused(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
@@ -134,7 +135,7 @@ def test_a_failure_leaves_nothing_behind_and_the_old_picture_whole(tmp_path: Pat
     path = tmp_path / "map.png"
     path.write_bytes(b"the old one")
     with pytest.raises(OSError, match="No space left") as caught:
-        write_png(FullDisk(), path)
+        save_png(FullDisk(), path)
     assert caught.value.filename == str(path)
     assert path.read_bytes() == b"the old one"
     assert list(tmp_path.iterdir()) == [path]

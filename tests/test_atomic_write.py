@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.atomic_write import check_writable, whole
+from manyheads.atomic_write import atomic_write, check_writable
 from manyheads.errors import InputError
 
 
@@ -14,7 +14,7 @@ def test_what_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) ->
     file.write_text("old")
 
     def write() -> None:
-        with whole(file) as beside:
+        with atomic_write(file) as beside:
             beside.write_text("ne")
             assert file.read_text() == "old"
             raise RuntimeError("half way")
@@ -26,7 +26,7 @@ def test_what_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) ->
 
 def test_the_new_file_takes_its_place_and_others_may_read_it(tmp_path: Path) -> None:
     file = tmp_path / "folder/numbers.txt"
-    with whole(file) as beside:
+    with atomic_write(file) as beside:
         beside.write_text("new")
     assert [each.name for each in file.parent.iterdir()] == ["numbers.txt"]
     plain = tmp_path / "plain.txt"

@@ -20,7 +20,7 @@ from tests.messages import refuses
 
 POSITIONS: dict[str, AttentionPosition] = {
     "rotary": Rotary(),
-    "part rotary": Rotary(share=0.5, theta=100.0),
+    "part rotary": Rotary(fraction=0.5, theta=100.0),
     "alibi": Alibi(),
     "t5": T5Buckets(buckets=8, reach=10),
     "shaw": Shaw(reach=2),
@@ -46,7 +46,7 @@ def spread(x: Tensor, heads: int) -> Tensor:
 
 def turned(x: Tensor, rotary: Rotary) -> Tensor:
     """Channels i and i + half as one complex number, turned by position times frequency."""
-    half = int(x.shape[-1] * rotary.share) // 2
+    half = int(x.shape[-1] * rotary.fraction) // 2
     pairs = torch.complex(x[..., :half], x[..., half : 2 * half])
     frequency = rotary.theta ** (-torch.arange(half) / half)
     angle = torch.arange(x.shape[0])[:, None, None] * frequency
@@ -213,8 +213,8 @@ def test_a_layer_without_a_table_uses_the_one_handed_in() -> None:
     guest.load_state_dict(owner.state_dict(), strict=False)
     assert "table.table" not in guest.state_dict()
     batch = drawn(4, 2)
-    place = owner.place(batch.lengths.positions)
-    assert torch.equal(guest(batch, place=place).values, owner(batch).values)
+    encoding = owner.encode_positions(batch.lengths.positions)
+    assert torch.equal(guest(batch, encoding=encoding).values, owner(batch).values)
 
 
 # Said once by PyTorch on a CPU without bfloat16.
@@ -306,8 +306,8 @@ def test_dropout_acts_in_training_alone() -> None:
 def test_explain_names_the_kernel_and_the_reasons() -> None:
     lengths = Lengths.of([400])
     layer = made(mask=Window(8), position=Alibi())
-    place = layer.place(lengths.positions)
-    assert layer.explain(lengths, lengths, place).kernel == "banded"
+    encoding = layer.encode_positions(lengths.positions)
+    assert layer.explain(lengths, lengths, encoding).kernel == "banded"
     learned = made(mask=Window(8), sink="learned")
     choice = learned.explain(lengths, lengths, None)
     assert choice.kernel == "reference"

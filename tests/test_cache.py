@@ -209,7 +209,7 @@ def test_masks_that_look_ahead_are_kept_in_slots() -> None:
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize(
-    ("mask", "config", "room"),
+    ("mask", "config", "capacity"),
     [
         (Causal(), DynamicCache(initial_size=2), 16),
         (Causal(), DynamicCache(initial_size=3), 12),
@@ -222,12 +222,12 @@ def test_masks_that_look_ahead_are_kept_in_slots() -> None:
     ids=str,
 )
 def test_bytes_are_what_arithmetic_says(
-    mask: Mask, config: DynamicCache | StaticCache, room: int, kv_heads: int
+    mask: Mask, config: DynamicCache | StaticCache, capacity: int, kv_heads: int
 ) -> None:
     layer = made(mask=mask, kv_heads=kv_heads)
     assert Cache([mask], config).nbytes == 0
     cache = agrees(layer, config, [[5, 2], [1, 1], [6, 1]])
-    assert cache.nbytes == 2 * 2 * room * kv_heads * SIZE * 4
+    assert cache.nbytes == 2 * 2 * capacity * kv_heads * SIZE * 4
 
 
 @pytest.mark.parametrize("mask", ["causal", "window", "window and blocks"])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manyheads.devices import device_of
+from manyheads.devices import resolve_device
 from manyheads.errors import InputError
 from tests.messages import refuses
 
@@ -11,12 +11,12 @@ from tests.messages import refuses
 def test_auto_is_what_torch_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     for found, expected in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda found=found: found)
-        assert device_of("auto").type == expected
+        assert resolve_device("auto").type == expected
 
 
 def test_devices_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with refuses(InputError, "--device is 'cuda:1' and torch finds no CUDA device: use cpu."):
-        device_of("cuda:1", "--device")
+        resolve_device("cuda:1", "--device")
     with refuses(InputError, "there is no device 'abacus': use auto, cpu or cuda."):
-        device_of("abacus", "--device")
+        resolve_device("abacus", "--device")

@@ -33,12 +33,12 @@ def check_writable(path: Path) -> None:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A name beside the file to write to, which takes its place once all went well.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with whole(Path(folder) / "new" / "numbers.txt") as beside:
+    ...     with atomic_write(Path(folder) / "new" / "numbers.txt") as beside:
     ...         _ = beside.write_text("1 2 3")
     ...     print([file.name for file in Path(folder).rglob("*")])
     ['new', 'numbers.txt']

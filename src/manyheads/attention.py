@@ -52,7 +52,7 @@ def drop_heads(
 
 
 # What a layer needs to know of positions, made once a forward and shared by layers that agree.
-Place = Rotation | AlibiBias | BucketBias | None
+PositionEncoding = Rotation | AlibiBias | BucketBias | None
 
 # Named, because torch.compile cannot trace the default of a dataclass made inside the graph.
 OUTPUT_ALONE = Want()
@@ -110,7 +110,7 @@ class AttentionConfig:
             if not 0 <= share < 1:
                 raise ConfigError(f"{name}={share} is no share", "use 0 <= share < 1")
         if isinstance(self.position, Rotary):
-            self.position.turned(self.size)
+            self.position.rotated_channels(self.size)
         if isinstance(self.position, Alibi):
             self.position.slopes(self.heads)
         if self.keys_from == "memory" and not isinstance(self.position, NoPosition):
@@ -147,21 +147,21 @@ class AttentionConfig:
 
     @property
     def shares_position(self) -> bool:
-        """Whether layers with the same config can use one `Place`."""
+        """Whether layers with the same config can use one `PositionEncoding`."""
         position = self.position
         return not isinstance(position, Shaw | T5Buckets) or (
             isinstance(position, T5Buckets) and position.shared
         )
 
-    def gate_shape(self, place: GatePlace) -> tuple[int, int]:
-        """Heads and channels that a gate at this place meets."""
-        match place:
+    def gate_shape(self, at: GatePlace) -> tuple[int, int]:
+        """Heads and channels that a gate at this point applies to."""
+        match at:
             case "key" | "value":
                 return self.key_heads, self.size
             case "query" | "output":
                 return self.heads, self.size
             case "final":
-                cut = [gate.cut(self.heads) for gate in self.gates if gate.at == place]
+                cut = [gate.cut(self.heads) for gate in self.gates if gate.at == at]
                 slices = cut[0] if cut else self.heads
                 return slices, self.width // slices
 
@@ -220,11 +220,11 @@ class Attention(nn.Module):
         if isinstance(config.position, Shaw):
             self.table = ShawTable(config.position, config.size)
 
-    def place(self, positions: Int[Tensor, " n"]) -> Place:
+    def encode_positions(self, positions: Int[Tensor, " n"]) -> PositionEncoding:
         """What this layer needs to know of positions, to be shared with layers that agree."""
         match self.config.position:
             case Rotary() as rotary:
-                return rotary.turn(positions, self.config.size)
+                return rotary.rotation(positions, self.config.size)
             case Alibi() as alibi:
                 return alibi.bias(self.config.heads, positions.device)
             case T5Buckets():
@@ -238,7 +238,7 @@ class Attention(nn.Module):
         x: Ragged,
         *,
         memory: Ragged | KeyValues | None = None,
-        place: Place | Literal["own"] = "own",
+        encoding: PositionEncoding | Literal["own"] = "own",
         cache: CacheSlot | None = None,
         look: Look | None = None,
     ) -> Ragged:
@@ -247,13 +247,13 @@ class Attention(nn.Module):
                 f"tokens have {x.values.shape[-1]} channels",
                 f"give {self.config.width}, the layer's width",
             )
-        if place == "own":
+        if encoding == "own":
             positions = x.lengths.positions if cache is None else cache.plan.positions
-            place = self.place(positions)
-        parts, turn = self._parts(x.values, place)
+            encoding = self.encode_positions(positions)
+        parts, turn = self._parts(x.values, encoding)
         query = self._query(parts, x, turn, look)
         kept = self._keys(parts, x, memory, turn, cache, look)
-        read = self._mix(query, kept, x, place, look)
+        read = self._mix(query, kept, x, encoding, look)
         if self.head_scale is not None:
             read = read * self.head_scale.to(read.dtype)[:, None]
         if self.training and self.config.drop_heads:
@@ -273,7 +273,7 @@ class Attention(nn.Module):
         parts = split_map(self.project_memory, memory.values, self.memory_rows)
         return KeyValues(*self._key_value(parts, memory, None, look), memory.lengths)
 
-    def explain(self, queries: Lengths, keys: Lengths, place: Place) -> Choice:
+    def explain(self, queries: Lengths, keys: Lengths, encoding: PositionEncoding) -> Choice:
         """Which kernel would serve these lengths, and why."""
         config, weight = self.config, self.project.weight
         if config.kernel != "auto":
@@ -283,7 +283,7 @@ class Attention(nn.Module):
             weight.new_zeros(each.total, heads, config.size, requires_grad=weight.requires_grad)
             for each, heads in shapes
         )
-        request = self._request(queries, keys, self._bias(q, place))
+        request = self._request(queries, keys, self._bias(q, encoding))
         return choose(request, Facts.of(q, k, v, request))
 
     def projections(self) -> dict[str, Float[Tensor, "rows c"]]:
@@ -297,30 +297,34 @@ class Attention(nn.Module):
         return rearrange(x, "n (h d) -> n h d", d=self.config.size)
 
     def _parts(
-        self, x: Float[Tensor, "n c"], place: Place
-    ) -> tuple[dict[str, Float[Tensor, "n rows"]], Place]:
+        self, x: Float[Tensor, "n c"], encoding: PositionEncoding
+    ) -> tuple[dict[str, Float[Tensor, "n rows"]], PositionEncoding]:
         """The rows of the projection by name, and how queries and keys are still to turn."""
-        if self.plain and isinstance(place, Rotation) and place.cuts(x, self.config.size):
-            return place.cut(self.project(x), self.our_rows), None
-        return split_map(self.project, x, self.our_rows), place
+        if self.plain and isinstance(encoding, Rotation) and encoding.cuts(x, self.config.size):
+            return encoding.cut(self.project(x), self.our_rows), None
+        return split_map(self.project, x, self.our_rows), encoding
 
     def _query(
-        self, parts: dict[str, Tensor], x: Ragged, place: Place, look: Look | None
+        self, parts: dict[str, Tensor], x: Ragged, encoding: PositionEncoding, look: Look | None
     ) -> Float[Tensor, "n h d"]:
         query = self._gated("query", self._heads(parts["query"]), parts, x, look)
         # Autocast norms in float32, and the kernel wants one type for all three.
         query = self.query_norm(query).to(query.dtype)
-        if isinstance(place, Rotation):
-            query = place(query)
+        if isinstance(encoding, Rotation):
+            query = encoding(query)
         return seen(look, Tap.QUERY, query, x)
 
     def _key_value(
-        self, parts: dict[str, Tensor], source: Ragged, place: Place, look: Look | None
+        self,
+        parts: dict[str, Tensor],
+        source: Ragged,
+        encoding: PositionEncoding,
+        look: Look | None,
     ) -> tuple[Float[Tensor, "m g d"], Float[Tensor, "m g d"]]:
         key = self._gated("key", self._heads(parts["key"]), parts, source, look)
         key = self.key_norm(key).to(key.dtype)
-        if isinstance(place, Rotation):
-            key = place(key)
+        if isinstance(encoding, Rotation):
+            key = encoding(key)
         value = self._gated("value", self._heads(parts["value"]), parts, source, look)
         return seen(look, Tap.KEY, key, source), seen(look, Tap.VALUE, value, source)
 
@@ -329,7 +333,7 @@ class Attention(nn.Module):
         parts: dict[str, Tensor],
         x: Ragged,
         memory: Ragged | KeyValues | None,
-        place: Place,
+        encoding: PositionEncoding,
         cache: CacheSlot | None,
         look: Look | None,
     ) -> KeyValues:
@@ -339,7 +343,7 @@ class Attention(nn.Module):
             return memory if isinstance(memory, KeyValues) else self.remember(memory, look)
         if memory is not None:
             raise InputError("this layer reads itself and got a memory", "leave memory out")
-        key, value = self._key_value(parts, x, place, look)
+        key, value = self._key_value(parts, x, encoding, look)
         if cache is None:
             return KeyValues(key, value, x.lengths)
         if isinstance(cache.plan, StaticCachePlan):
@@ -353,7 +357,7 @@ class Attention(nn.Module):
         query: Float[Tensor, "n h d"],
         kept: KeyValues,
         x: Ragged,
-        place: Place,
+        encoding: PositionEncoding,
         look: Look | None,
     ) -> Float[Tensor, "n h d"]:
         if kept.lengths.count != x.lengths.count:
@@ -361,7 +365,7 @@ class Attention(nn.Module):
                 f"{x.lengths.count} sequences cannot read {kept.lengths.count} memories",
                 "give one memory a sequence",
             )
-        request = self._request(x.lengths, kept.lengths, self._bias(query, place))
+        request = self._request(x.lengths, kept.lengths, self._bias(query, encoding))
         if look is not None and _opens(look):
             scores = look.at(Tap.SCORES, reference.scores(query, kept.k, request))
             pattern = look.at(Tap.PATTERN, reference.patterns(scores, request))
@@ -381,10 +385,10 @@ class Attention(nn.Module):
             want=OUTPUT_ALONE,
         )
 
-    def _bias(self, query: Float[Tensor, "n h d"], place: Place) -> Bias | None:
+    def _bias(self, query: Float[Tensor, "n h d"], encoding: PositionEncoding) -> Bias | None:
         if isinstance(self.table, ShawTable):
             return self.table.bias(query, self.config.score_scale)
-        return None if isinstance(place, Rotation) else place
+        return None if isinstance(encoding, Rotation) else encoding
 
     def _gated(
         self,

@@ -53,18 +53,18 @@ class CachePlan:
         self._tables: dict[tuple[str, int], Tensor] = {}
         self._lengths: dict[tuple[tuple[int, ...], int], Lengths] = {}
 
-    def slots(self, room: int) -> Int[Tensor, " n"]:
-        """The index of each new token in a layer cache with this much room per sequence."""
-        if ("slots", room) not in self._tables:
-            first = self.new.sequence_of_token * room
-            self._tables["slots", room] = first + self.positions % room
-        return self._tables["slots", room]
+    def slots(self, capacity: int) -> Int[Tensor, " n"]:
+        """The index of each new token in a layer cache with this much capacity per sequence."""
+        if ("slots", capacity) not in self._tables:
+            first = self.new.sequence_of_token * capacity
+            self._tables["slots", capacity] = first + self.positions % capacity
+        return self._tables["slots", capacity]
 
-    def lengths(self, each: tuple[int, ...], room: int) -> Lengths:
-        if (each, room) not in self._lengths:
+    def lengths(self, each: tuple[int, ...], capacity: int) -> Lengths:
+        if (each, capacity) not in self._lengths:
             device = self.new.positions.device
-            self._lengths[each, room] = Lengths.with_capacity(each, room, device)
-        return self._lengths[each, room]
+            self._lengths[each, capacity] = Lengths.with_capacity(each, capacity, device)
+        return self._lengths[each, capacity]
 
 
 class StaticCachePlan:
@@ -73,16 +73,16 @@ class StaticCachePlan:
     So every step is the same program, which a CUDA graph can record once and replay.
     """
 
-    def __init__(self, seen: tuple[int, ...], rooms: set[int], device: torch.device) -> None:
+    def __init__(self, seen: tuple[int, ...], capacities: set[int], device: torch.device) -> None:
         self.new = Lengths.of([1] * len(seen), device)
         self.positions = torch.tensor(seen, device=device)
         self.rows = torch.arange(len(seen), device=device)
-        self.columns = {room: self.positions % room for room in rooms}
-        self.keys = {room: self._lengths(room) for room in rooms}
+        self.columns = {capacity: self.positions % capacity for capacity in capacities}
+        self.keys = {capacity: self._lengths(capacity) for capacity in capacities}
 
-    def _lengths(self, room: int) -> Lengths:
-        whole = Lengths.of([room] * len(self.new), self.positions.device)
-        filled = (self.positions + 1).clamp(max=room).int()
+    def _lengths(self, capacity: int) -> Lengths:
+        whole = Lengths.of([capacity] * len(self.new), self.positions.device)
+        filled = (self.positions + 1).clamp(max=capacity).int()
         return replace(whole, filled=filled)
 
     def advance(self) -> None:
@@ -92,11 +92,11 @@ class StaticCachePlan:
     def restore(self, positions: Int[Tensor, " b"]) -> None:
         """Set the positions, in place."""
         self.positions.copy_(positions)
-        for room, columns in self.columns.items():
-            columns.copy_(self.positions % room)
-            filled = self.keys[room].filled
+        for capacity, columns in self.columns.items():
+            columns.copy_(self.positions % capacity)
+            filled = self.keys[capacity].filled
             assert filled is not None
-            filled.copy_((self.positions + 1).clamp(max=room))
+            filled.copy_((self.positions + 1).clamp(max=capacity))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,10 +109,10 @@ class KeyValues:
 
 
 class LayerCache(ABC):
-    """The keys and values of one layer, in tensors with the same room for each sequence."""
+    """The keys and values of one layer, in tensors with the same capacity for each sequence."""
 
-    def __init__(self, room: int) -> None:
-        self.room = room
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
         self.k = torch.zeros(0)
         self.v = torch.zeros(0)
 
@@ -130,10 +130,10 @@ class LayerCache(ABC):
     def step(
         self, k: Float[Tensor, "b g d"], v: Float[Tensor, "b g e"], plan: StaticCachePlan
     ) -> KeyValues:
-        """Store one new token per sequence and return the whole room."""
-        self.k[plan.rows, plan.columns[self.room]] = k
-        self.v[plan.rows, plan.columns[self.room]] = v
-        return KeyValues(self.k.flatten(0, 1), self.v.flatten(0, 1), plan.keys[self.room])
+        """Store one new token per sequence and return the whole capacity."""
+        self.k[plan.rows, plan.columns[self.capacity]] = k
+        self.v[plan.rows, plan.columns[self.capacity]] = v
+        return KeyValues(self.k.flatten(0, 1), self.v.flatten(0, 1), plan.keys[self.capacity])
 
     def select(self, sequences: list[int]) -> None:
         if self.k.numel():
@@ -146,8 +146,8 @@ class LayerCache(ABC):
         return self.k.nbytes + self.v.nbytes
 
     def _allocate(self, k: Tensor, v: Tensor, batch: int) -> None:
-        self.k = _enlarged(self.k, (batch, self.room, *k.shape[1:]), k)
-        self.v = _enlarged(self.v, (batch, self.room, *v.shape[1:]), v)
+        self.k = _enlarged(self.k, (batch, self.capacity, *k.shape[1:]), k)
+        self.v = _enlarged(self.v, (batch, self.capacity, *v.shape[1:]), v)
 
     def _write(self, k: Tensor, v: Tensor, slots: Int[Tensor, " n"]) -> None:
         self.k.flatten(0, 1).index_copy_(0, slots, k)
@@ -159,11 +159,13 @@ class LayerCache(ABC):
             return KeyValues(
                 self.k[0, : each[0]], self.v[0, : each[0]], plan.lengths(each, each[0])
             )
-        return KeyValues(self.k.flatten(0, 1), self.v.flatten(0, 1), plan.lengths(each, self.room))
+        return KeyValues(
+            self.k.flatten(0, 1), self.v.flatten(0, 1), plan.lengths(each, self.capacity)
+        )
 
 
 class FullLayerCache(LayerCache):
-    """Every sequence fills its room from the front; the room doubles when full or stays fixed."""
+    """Every sequence is stored from the front; the capacity doubles when full or stays fixed."""
 
     def __init__(self, config: DynamicCache | StaticCache) -> None:
         super().__init__(config.size if isinstance(config, StaticCache) else config.initial_size)
@@ -179,15 +181,15 @@ class FullLayerCache(LayerCache):
     ) -> KeyValues:
         del ordered  # it always is
         needed = max(plan.after, default=0)
-        if isinstance(self.config, StaticCache) and needed > self.room:
+        if isinstance(self.config, StaticCache) and needed > self.capacity:
             raise InputError(
-                f"a cache of {self.room} tokens cannot hold {needed}",
+                f"a cache of {self.capacity} tokens cannot hold {needed}",
                 f"use StaticCache(size={needed}) or more, or DynamicCache()",
             )
-        while self.room < needed:
-            self.room *= 2
+        while self.capacity < needed:
+            self.capacity *= 2
         self._allocate(k, v, len(plan.new))
-        self._write(k, v, plan.slots(self.room))
+        self._write(k, v, plan.slots(self.capacity))
         if not any(plan.before):
             return KeyValues(k, v, plan.new)
         return self._filled(plan.after, plan)
@@ -215,24 +217,24 @@ class RingLayerCache(LayerCache):
         self._write_last(k, v, plan)
         if not any(plan.before):
             return KeyValues(k, v, plan.new)
-        return self._filled(tuple(min(length, self.room) for length in plan.after), plan)
+        return self._filled(tuple(min(length, self.capacity) for length in plan.after), plan)
 
     def _write_last(self, k: Tensor, v: Tensor, plan: CachePlan) -> None:
         """Store only the last of the new tokens if the ring cannot hold them all."""
-        if plan.new.longest <= self.room:
-            self._write(k, v, plan.slots(self.room))
+        if plan.new.longest <= self.capacity:
+            self._write(k, v, plan.slots(self.capacity))
             return
         ends = torch.tensor(plan.after, device=k.device)[plan.new.sequence_of_token]
-        last = plan.positions >= ends - self.room
-        self._write(k[last], v[last], plan.slots(self.room)[last])
+        last = plan.positions >= ends - self.capacity
+        self._write(k[last], v[last], plan.slots(self.capacity)[last])
 
     def _in_order(self, k: Tensor, v: Tensor, plan: CachePlan) -> KeyValues:
         """The ring in order, oldest token first, then the new tokens of each sequence."""
         keys, values, each = [], [], []
         for sequence, (old, place) in enumerate(zip(plan.before, plan.new.slices(), strict=True)):
             # Before itself a query sees one key less than the ring holds.
-            held = min(old, self.room - 1)
-            order = torch.arange(old - held, old, device=k.device) % self.room
+            held = min(old, self.capacity - 1)
+            order = torch.arange(old - held, old, device=k.device) % self.capacity
             keys += [self.k[sequence, order], k[place]]
             values += [self.v[sequence, order], v[place]]
             each.append(held + plan.new.each[sequence])
@@ -281,7 +283,7 @@ class Cache:
     def static_plan(self) -> StaticCachePlan:
         """Begin steps of fixed shape after the tokens seen; the cache must be a `StaticCache`."""
         stores = [store for store in self.stores if store is not None]
-        return StaticCachePlan(self.seen, {store.room for store in stores}, stores[0].k.device)
+        return StaticCachePlan(self.seen, {store.capacity for store in stores}, stores[0].k.device)
 
     def select(self, sequences: list[int]) -> None:
         """Keep only these sequences, in this order; one may occur twice, as in beam search."""

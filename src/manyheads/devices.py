@@ -8,7 +8,7 @@ from torch import Tensor
 from manyheads.errors import InputError
 
 
-def device_of(asked: str, option: str = "device") -> torch.device:
+def resolve_device(asked: str, option: str = "device") -> torch.device:
     """The device of a name that an option was given; "auto" is CUDA where torch finds it."""
     if asked == "auto":
         asked = "cuda" if torch.cuda.is_available() else "cpu"

@@ -37,8 +37,19 @@ class KernelError(ManyheadsError, RuntimeError):
     """A kernel was asked by name for something it cannot do."""
 
 
-class MissingExtraError(ManyheadsError, ImportError):
-    """An optional package is not installed."""
+class MissingPackageError(ManyheadsError, ImportError):
+    """An optional package is not installed.
+
+    >>> str(MissingPackageError("a chat template", "jinja2"))
+    'a chat template needs the package jinja2: run pip install jinja2.'
+    """
+
+    def __init__(self, feature: str, *packages: str) -> None:
+        noun = "package" if len(packages) == 1 else "packages"
+        super().__init__(
+            f"{feature} needs the {noun} {' and '.join(packages)}",
+            f"run pip install {' '.join(packages)}",
+        )
 
 
 class TrainingError(ManyheadsError, RuntimeError):

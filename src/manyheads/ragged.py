@@ -69,12 +69,12 @@ class Lengths:
         )
 
     @classmethod
-    def with_capacity(cls, each: Sequence[int], room: int, device: torch.device | str) -> "Lengths":
-        """Sequences that each own `room` places of the packed tensor and fill the first of them."""
+    def with_capacity(cls, each: Sequence[int], capacity: int, device: torch.device | str) -> "Lengths":
+        """Sequences that each own `capacity` slots of the packed tensor and fill the first of them."""
         packed = cls.of(each, device)
-        starts = tuple(room * index for index in range(len(packed.each)))
+        starts = tuple(capacity * index for index in range(len(packed.each)))
         # The room behind the last sequence counts too: the packed tensor holds it.
-        tight = all(length == room for length in packed.each)
+        tight = all(length == capacity for length in packed.each)
         return replace(packed, host=HostLengths(packed.each, starts), tight=tight)
 
     @property

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.cli.main import COMMANDS, main
-from manyheads.train.run_file.run_config import run_of
+from manyheads.train.run_file.run_config import parse_run
 from tests.architecture.house import ROOT
 
 READMES = (ROOT / "README.md", ROOT / "README.ru.md")
@@ -87,7 +87,7 @@ def test_run_files_are_read(page: Path) -> None:
     for _, body in blocks(page, "toml"):
         tables = tomllib.loads(body)
         if {"model", "data", "objective", "run"} <= tables.keys():
-            run_of(tables)
+            parse_run(tables)
 
 
 @each_readme

@@ -40,8 +40,8 @@ def test_classes_of_every_family_open_in_transformers(size: str, of: Any, tmp_pa
     assert isinstance(again.config.readout, TokenHead if of == "tokens" else ClassHead)
     assert again.class_names == ("a", "b", "c")
     assert saved.family != "manyheads"
-    assert again.described is not None
-    kind = getattr(transformers, again.described["architectures"][0])
+    assert again.source_config is not None
+    kind = getattr(transformers, again.source_config["architectures"][0])
     theirs, info = kind.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())
     assert theirs.config.id2label == {0: "a", 1: "b", 2: "c"}

@@ -19,7 +19,7 @@ from manyheads import build, load, save
 from manyheads.checkpoints.families import FAMILIES
 from manyheads.checkpoints.families.family import Family
 from manyheads.errors import ConfigError, InputError
-from manyheads.models.provenance import Sentence
+from manyheads.models.provenance import SentenceConfig
 from manyheads.surgery import origins, prune
 from manyheads.train.regularisers import L0Gates
 from tests.parity.comparing import VOCABULARY, texts
@@ -156,7 +156,7 @@ def test_gates_beside_a_model_are_not_lost_without_a_word(name: str, tmp_path: P
 
 def test_what_was_true_of_an_older_model_is_not_said_of_a_new_one(tmp_path: Path) -> None:
     model: Any = build("bert-base", seed=0, **TINY, hidden=48)
-    model.sentence, model.generation = Sentence(normalise=True), {"eos_token_id": 3}
+    model.sentence, model.generation = SentenceConfig(normalise=True), {"eos_token_id": 3}
     pruned = prune(model, ["L0H1"])
     save(pruned, tmp_path)
     (tmp_path / "notes.txt").write_text("mine")

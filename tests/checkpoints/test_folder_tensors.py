@@ -101,7 +101,7 @@ def check(place: Path, opener: Any) -> Any:
     for words in ("theirs", "ours"):
         model: Any = load(place)
         assert_same(Ragged.from_list(logits(model)), expected)
-        model.described = model.described if words == "theirs" else None
+        model.source_config = model.source_config if words == "theirs" else None
         target = place.parent / words
         save(model, target)
         again = opener.from_pretrained(target, attn_implementation="eager").eval()
@@ -161,7 +161,7 @@ def test_what_nothing_reads_is_written_back_bit_by_bit(
     model: Any = load(tmp_path / "theirs")
     assert {"pooler.dense.weight", "pooler.dense.bias"} <= set(model.unread)
     assert not any("pooler" in key for key in model.state_dict())
-    model.described = model.described if words == "theirs" else None
+    model.source_config = model.source_config if words == "theirs" else None
     save(model, tmp_path / "ours")
     same_files(tmp_path / "theirs", tmp_path / "ours")
 

@@ -32,7 +32,7 @@ def check_decoder(theirs: Any, opener: Callable[..., Any], place: Path) -> None:
     model: Any = load(place / "theirs")
     with torch.no_grad():
         assert_same(model(Ragged.from_list(sequences)).logits, expected)
-    model.described = None  # our own words must do
+    model.source_config = None  # our own words must do
     saved = save(model, place / "ours")
     assert saved.family == theirs.config.model_type
     again = opener(place / "ours").eval()
@@ -64,7 +64,7 @@ def check_seq2seq(
     with torch.no_grad():
         found = ours(Ragged.from_list(sources), Ragged.from_list(targets)).logits
     assert_same(found, expected)
-    ours.described = None  # our own words must do
+    ours.source_config = None  # our own words must do
     assert save(ours, place / "ours").family == theirs.config.model_type
     same_files(place / "theirs", place / "ours")
     again = opener(place / "ours").eval()

@@ -26,7 +26,7 @@ def test_heads_are_missed_by_the_right_classes(place: Path) -> None:
     assert main([*asked, "--json", str(place / "all.json")]) == 0
     found = lens.load(place / "all.json")
     texts, targets = [text for text, _ in ROWS], [0, 1, 0, 1]
-    exact = lens.ablate(load(place / "model"), texts, targets=targets, shown=False)
+    exact = lens.ablate(load(place / "model"), texts, targets=targets, progress=False)
     np.testing.assert_allclose(found.means["change"], exact.means["change"], atol=1e-6)
 
 

@@ -66,7 +66,7 @@ def says(monkeypatch: pytest.MonkeyPatch, *texts: str, end: bool = True) -> Any:
     tokenizer = by_bytes()
     model = build("gpt2", layers=1, width=8, heads=1, vocabulary=257, seed=0)
     model.tokenizer = tokenizer
-    model.described = {"eos_token_id": 256} if end else {}
+    model.source_config = {"eos_token_id": 256} if end else {}
     # A space and more after the end, for whoever does not stop.
     scripts = [[*tokenizer.encode(text).ids, *([256] if end else []), *[0] * 99] for text in texts]
     monkeypatch.setattr(GenerationRequest, "steps", lambda _: Scripted(scripts, 257))

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from manyheads import apply_chat, build, chat_prompt
-from manyheads.errors import InputError, MissingExtraError
+from manyheads.errors import InputError, MissingPackageError
 from tests.decoding.scripted import by_bytes
 from tests.messages import refuses
 
@@ -189,6 +189,6 @@ def test_no_template_no_messages_and_no_jinja_are_said_clearly(
         return imports(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without_jinja)
-    message = "a chat template needs the package jinja2: pip install 'manyheads[chat]'."
-    with refuses(MissingExtraError, message):
+    message = "a chat template needs the package jinja2: run pip install jinja2."
+    with refuses(MissingPackageError, message):
         apply_chat(TALK, config(CHATML))

@@ -15,10 +15,10 @@ def test_shares_are_those_of_each_text_alone() -> None:
     model = with_classes(small(), ("glad", "sad", "none"))
     found = classify(model, TEXTS, batch_tokens=20)
     with torch.no_grad():
-        for text, shares in zip(TEXTS, found.shares, strict=True):
+        for text, shares in zip(TEXTS, found.probabilities, strict=True):
             ids = torch.tensor([letters_of(text)])
             torch.testing.assert_close(shares, model(ids).logits.softmax(1)[0])
-    likeliest = found.shares.argmax(1).tolist()
+    likeliest = found.probabilities.argmax(1).tolist()
     assert found.labels == tuple(("glad", "sad", "none")[place] for place in likeliest)
 
 
@@ -39,7 +39,7 @@ def test_decoders_tell_classes_by_their_last_token() -> None:
     found = classify(model, TEXTS)
     with torch.no_grad():
         alone = model(torch.tensor([letters_of(TEXTS[0])])).logits.softmax(1)[0]
-    torch.testing.assert_close(found.shares[0], alone)
+    torch.testing.assert_close(found.probabilities[0], alone)
 
 
 def test_long_texts_are_cut_and_told() -> None:

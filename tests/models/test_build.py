@@ -70,9 +70,9 @@ def test_a_token_of_the_mixture_meets_the_published_parameters() -> None:
     idle = 0.0
     for module in model.modules():
         if isinstance(module, MixtureOfExperts):
-            assert (module.config.count, module.config.chosen) == (128, 8)
+            assert (module.config.count, module.config.top_k) == (128, 8)
             experts = module.expand.numel() + module.contract.numel()
-            idle += experts * (1 - module.config.chosen / module.config.count)
+            idle += experts * (1 - module.config.top_k / module.config.count)
     assert count(model) - idle == pytest.approx(2.54e9, rel=0.05)
 
 

@@ -247,12 +247,12 @@ def test_a_cache_takes_the_memory_that_arithmetic_says(kv_heads: int, dtype: tor
 
 def test_a_growing_cache_doubles() -> None:
     model = small(DECODERS["llama"])
-    cache, rooms = model.new_cache(DynamicCache(initial_size=2)), []
+    cache, capacities = model.new_cache(DynamicCache(initial_size=2)), []
     with torch.no_grad():
         for count in (1, 1, 1, 1, 1, 12):
             model(ids((count,)), cache=cache)
-            rooms.append(cache.stores[0].room)
-    assert rooms == [2, 2, 4, 4, 8, 32]
+            capacities.append(cache.stores[0].capacity)
+    assert capacities == [2, 2, 4, 4, 8, 32]
     assert cache.nbytes == 2 * 2 * 32 * 2 * SIZE * 4
 
 

@@ -35,7 +35,7 @@ GATED = AttentionConfig(
     gates=(Gate(at="output", per="channel"),),
     query_norm=RMSNorm(centred=True),
 )
-EXPERTS = Experts(width=WIDTH, hidden=64, count=4, chosen=2, shared=64)
+EXPERTS = Experts(width=WIDTH, hidden=64, count=4, top_k=2, shared=64)
 MIXED = (
     LayerConfig(attention=Branch(GATED), feedforward=Branch(EXPERTS)),
     LayerConfig(

@@ -148,9 +148,9 @@ def test_llama_gates_its_outputs_and_norms_its_heads_if_asked(per: str) -> None:
 
 
 def test_llama_chooses_among_experts_if_asked() -> None:
-    config = llama(**TINY["llama"], experts=4, chosen=2)
+    config = llama(**TINY["llama"], experts=4, top_k=2)
     experts = config.stack.layers[0].feedforward.inner
-    assert experts == Experts(width=16, hidden=8, count=4, chosen=2)
+    assert experts == Experts(width=16, hidden=8, count=4, top_k=2)
 
 
 def test_the_transformer_of_2017_adds_sines_to_scaled_words() -> None:

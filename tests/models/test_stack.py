@@ -77,11 +77,11 @@ def test_a_shared_table_learns_from_every_layer() -> None:
     both = model.stack.layers[0].attention.table.table.grad.clone()
     model.zero_grad()
     x = model.embedding(ids(), ids().lengths.positions)
-    place = model.stack.layers[0].attention.place(x.lengths.positions)
-    first, _ = model.stack.layers[0](x, place=place)
+    encoding = model.stack.layers[0].attention.encode_positions(x.lengths.positions)
+    first, _ = model.stack.layers[0](x, encoding=encoding)
     # The second layer reads the same table, held still.
-    still = replace(place, table=place.table.detach())
-    second, _ = model.stack.layers[1](first, place=still)
+    still = replace(encoding, table=encoding.table.detach())
+    second, _ = model.stack.layers[1](first, encoding=still)
     hidden = second.map(model.stack.final_norm)
     model.readout(hidden, model.embedding.tokens.weight).values.square().sum().backward()
     one = model.stack.layers[0].attention.table.table.grad

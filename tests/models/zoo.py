@@ -79,13 +79,13 @@ WORDS = LanguageHead()
 CLASSES = ClassHead(classes=5)
 PLAIN = AttentionConfig(width=WIDTH, heads=HEADS)
 TWO_STEPS = MLP(width=WIDTH, hidden=40)
-EXPERTS = Experts(width=WIDTH, hidden=24, count=4, chosen=2)
+EXPERTS = Experts(width=WIDTH, hidden=24, count=4, top_k=2)
 EVERY_GATE = (
     Gate(at="query"),
     Gate(at="key", per="channel"),
     Gate(at="value", heads="shared"),
     Gate(at="output", per="channel"),
-    Gate(at="final", how="plus", activation="silu"),
+    Gate(at="final", operation="add", activation="silu"),
 )
 
 

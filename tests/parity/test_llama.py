@@ -97,11 +97,11 @@ def test_llama_with_a_tied_head() -> None:
 SCALINGS: dict[str, tuple[Scaling, dict[str, Any]]] = {
     "linear": (LinearScaling(factor=4.0), {"factor": 4.0}),
     "yarn": (
-        YarnScaling(factor=4.0, trained=64),
+        YarnScaling(factor=4.0, original_length=64),
         {"factor": 4.0, "original_max_position_embeddings": 64},
     ),
     "yarn with its own ramp": (
-        YarnScaling(factor=8.0, trained=40, fast=16.0, slow=2.0),
+        YarnScaling(factor=8.0, original_length=40, fast=16.0, slow=2.0),
         {
             "rope_type": "yarn",
             "factor": 8.0,
@@ -111,7 +111,7 @@ SCALINGS: dict[str, tuple[Scaling, dict[str, Any]]] = {
         },
     ),
     "llama3": (
-        Llama3Scaling(factor=8.0, trained=64, fast=4.0, slow=1.0),
+        Llama3Scaling(factor=8.0, original_length=64, fast=4.0, slow=1.0),
         {
             "factor": 8.0,
             "original_max_position_embeddings": 64,
@@ -161,7 +161,7 @@ def test_gated_attention_of_qwen3_next() -> None:
     norm = RMSNorm(eps=1e-5, centred=True)
     config = with_attention(
         llama(**OURS, norm_heads=True, gate="channel"),
-        position=Rotary(theta=10_000.0, share=0.25),
+        position=Rotary(theta=10_000.0, fraction=0.25),
         query_norm=norm,
         key_norm=norm,
     )

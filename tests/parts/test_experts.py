@@ -1,4 +1,4 @@
-"""A mixture of experts gives what computing every expert would, and computes only the chosen."""
+"""A mixture of experts gives what computing every expert would, and computes only the top_k."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def packed(x: Tensor) -> Ragged:
 
 
 def made(**changes: Any) -> MixtureOfExperts:
-    shape = {"width": 8, "hidden": 16, "count": 6, "chosen": 2} | changes
+    shape = {"width": 8, "hidden": 16, "count": 6, "top_k": 2} | changes
     layer = MixtureOfExperts(Experts(**shape))
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -29,10 +29,10 @@ def made(**changes: Any) -> MixtureOfExperts:
 
 
 def naive(layer: MixtureOfExperts, x: Tensor) -> Tensor:
-    """Every expert on every token, weighted by the router; all but the chosen weigh nothing."""
+    """Every expert on every token, weighted by the router; all but the top_k weigh nothing."""
     config = layer.config
     probabilities = (x @ layer.router.weight.T).softmax(-1)
-    least = probabilities.sort(-1, descending=True).values[:, config.chosen - 1, None]
+    least = probabilities.sort(-1, descending=True).values[:, config.top_k - 1, None]
     weights = torch.where(probabilities >= least, probabilities, 0.0)
     if config.renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
@@ -52,14 +52,14 @@ def naive(layer: MixtureOfExperts, x: Tensor) -> Tensor:
 @given(
     tokens=st.integers(0, 9),
     count=st.integers(1, 6),
-    chosen=st.integers(1, 6),
+    top_k=st.integers(1, 6),
     shared=st.sampled_from([{}, {"shared": 8}, {"shared": 8, "shared_gate": "sigmoid"}]),
     renormalise=st.booleans(),
 )
 def test_output_and_gradients_are_those_of_computing_all_experts(
-    tokens: int, count: int, chosen: int, shared: dict[str, Any], renormalise: bool
+    tokens: int, count: int, top_k: int, shared: dict[str, Any], renormalise: bool
 ) -> None:
-    layer = made(count=count, chosen=min(chosen, count), renormalise=renormalise, **shared)
+    layer = made(count=count, top_k=min(top_k, count), renormalise=renormalise, **shared)
     x = torch.randn(tokens, 8, requires_grad=True)
     leaves = [x, *layer.parameters()]
     pull = torch.randn(tokens, 8)
@@ -84,14 +84,14 @@ def test_an_expert_computes_only_the_tokens_sent_to_it(monkeypatch: pytest.Monke
         return product(x, weights, ends)
 
     monkeypatch.setattr(experts, "grouped_matmul", spy)
-    layer = made(count=128, chosen=8)
+    layer = made(count=128, top_k=8)
     x = torch.randn(50, 8)
     layer(x, packed(x))
     assert rows == [50 * 8] * 2
 
 
 def test_experts_nobody_visits_get_no_gradient() -> None:
-    layer = made(count=6, chosen=1)
+    layer = made(count=6, top_k=1)
     with torch.no_grad():
         layer.router.weight.zero_()
         layer.router.weight[3] = 1.0
@@ -101,19 +101,19 @@ def test_experts_nobody_visits_get_no_gradient() -> None:
     assert visited == [False, False, False, True, False, False]
 
 
-@pytest.mark.parametrize("chosen", [1, 2, 3])
-def test_the_balance_loss_is_one_when_even(chosen: int) -> None:
-    layer = made(width=8, count=8, chosen=chosen)
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_the_balance_loss_is_one_when_even(top_k: int) -> None:
+    layer = made(width=8, count=8, top_k=top_k)
     with torch.no_grad():
         layer.router.weight.copy_(torch.eye(8))
-    # Token i ranks experts i, i + 1, ...: each expert is chosen and wished for equally often.
+    # Token i ranks experts i, i + 1, ...: each expert is top_k and wished for equally often.
     x = torch.stack([torch.arange(8.0, 0, -1).roll(shift) for shift in range(8)])
     _, losses = layer(x, packed(x))
     assert losses.balance.item() == pytest.approx(1.0)
 
 
 def test_the_balance_loss_is_the_number_of_experts_when_one_does_all() -> None:
-    layer = made(width=8, count=8, chosen=1)
+    layer = made(width=8, count=8, top_k=1)
     with torch.no_grad():
         layer.router.weight.copy_(100 * torch.eye(8))
     x = torch.eye(8)[:1].expand(5, 8)
@@ -126,8 +126,8 @@ def test_the_losses_are_their_formulas() -> None:
     x = torch.randn(20, 8)
     _, losses = layer(x, packed(x))
     logits = x @ layer.router.weight.T
-    chosen = logits.topk(2).indices
-    share = torch.stack([(chosen == index).sum() for index in range(6)]) / 40
+    top_k = logits.topk(2).indices
+    share = torch.stack([(top_k == index).sum() for index in range(6)]) / 40
     torch.testing.assert_close(losses.balance, 6 * (share * logits.softmax(-1).mean(0)).sum())
     torch.testing.assert_close(losses.z, logits.exp().sum(-1).log().square().mean())
     gradients = [
@@ -158,7 +158,7 @@ def test_a_token_is_computed_without_regard_to_the_others() -> None:
 # Said once by PyTorch on a CPU without bfloat16.
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_routes_in_single(dtype: torch.dtype) -> None:
-    layer = made(count=3, chosen=3)
+    layer = made(count=3, top_k=3)
     x = torch.randn(6, 8)
     expected, _ = layer(x, packed(x))
     half = x.to(dtype)
@@ -170,17 +170,17 @@ def test_half_precision_routes_in_single(dtype: torch.dtype) -> None:
 
 
 def test_impossible_mixtures_are_refused() -> None:
-    with refuses(ConfigError, "chosen=9 of count=8 experts: choose between 1 and 8."):
-        Experts(width=8, hidden=8, count=8, chosen=9)
-    with refuses(ConfigError, "chosen=0 of count=8 experts: choose between 1 and 8."):
-        Experts(width=8, hidden=8, count=8, chosen=0)
+    with refuses(ConfigError, "top_k=9 of count=8 experts: choose between 1 and 8."):
+        Experts(width=8, hidden=8, count=8, top_k=9)
+    with refuses(ConfigError, "top_k=0 of count=8 experts: choose between 1 and 8."):
+        Experts(width=8, hidden=8, count=8, top_k=0)
     with refuses(
         ConfigError,
         "hidden=12 does not lie on the boundaries that grouped products want: use a multiple of 8.",
     ):
-        Experts(width=8, hidden=12, count=8, chosen=2)
+        Experts(width=8, hidden=12, count=8, top_k=2)
     with refuses(
         ConfigError,
         "shared_gate='sigmoid' has no shared expert to gate: give shared=, its hidden width.",
     ):
-        Experts(width=8, hidden=8, count=8, chosen=2, shared_gate="sigmoid")
+        Experts(width=8, hidden=8, count=8, top_k=2, shared_gate="sigmoid")

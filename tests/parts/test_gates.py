@@ -19,9 +19,9 @@ from tests.messages import refuses
 WIDTH, HEADS, KV_HEADS, SIZE = 12, 4, 2, 6
 PLACES = ("query", "key", "value", "output", "final")
 GATES = [
-    Gate(at=at, per=per, heads=heads, how=how, activation=activation)
-    for at, per, heads, how, activation in product(
-        PLACES, ("head", "channel"), ("own", "shared"), ("times", "plus"), ("sigmoid", "silu")
+    Gate(at=at, per=per, heads=heads, operation=operation, activation=activation)
+    for at, per, heads, operation, activation in product(
+        PLACES, ("head", "channel"), ("own", "shared"), ("multiply", "add"), ("sigmoid", "silu")
     )
 ]
 
@@ -74,7 +74,7 @@ def by_hand(layer: Attention, gates: tuple[Gate, ...], x: Tensor) -> Tensor:
                 logits = parts[at].reshape(shape)
                 sigmoid = 1 / (1 + torch.exp(-logits))
                 opened = sigmoid if gate.activation == "sigmoid" else logits * sigmoid
-                value = value * opened if gate.how == "times" else value + opened
+                value = value * opened if gate.operation == "multiply" else value + opened
         return value
 
     q = F.rms_norm(gated("query", parts["q"].reshape(-1, HEADS, SIZE)), (SIZE,), eps=1e-6)
@@ -113,7 +113,7 @@ def test_gates_at_all_places_work_together(order: tuple[str, ...]) -> None:
 def test_two_different_gates_keep_their_own_rows() -> None:
     gates = (
         Gate(at="output", per="channel", heads="shared", activation="silu"),
-        Gate(at="value", per="head", how="plus"),
+        Gate(at="value", per="head", operation="add"),
         Gate(at="query", per="head", heads="shared"),
     )
     agrees(layer_with(*gates), gates)

@@ -16,10 +16,10 @@ from tests.models.zoo import MODELS, answer, small, values
 SHAPE: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "head_size": 8}
 MORE: dict[str, Any] = {"hidden": 40, "vocabulary": 50}
 KINDS = [
-    Gate(at=at, per=per, heads=heads, how=how, activation=activation)  # type: ignore[arg-type]
+    Gate(at=at, per=per, heads=heads, operation=operation, activation=activation)  # type: ignore[arg-type]
     for at in ("query", "key", "value", "output", "final")
     for per, heads in (("head", "own"), ("channel", "shared"), ("channel", "own"))
-    for how in ("times", "plus")
+    for operation in ("multiply", "add")
     for activation in ("sigmoid", "silu")
 ]
 UNGATED = [name for name in MODELS if "gates" not in name]
@@ -49,7 +49,7 @@ def test_every_gate_leaves_the_output_as_it_was_and_can_learn(gate: Gate) -> Non
 @pytest.mark.parametrize("name", UNGATED)
 def test_every_model_can_have_gates(name: str) -> None:
     model = small(MODELS[name])
-    gated = add_gates(add_gates(model, Gate(at="output")), Gate(at="value", how="plus"))
+    gated = add_gates(add_gates(model, Gate(at="output")), Gate(at="value", operation="add"))
     with torch.no_grad():
         for one, other in zip(_said(gated), _said(model), strict=True):
             torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-5)
@@ -69,7 +69,7 @@ def _said(model: Any) -> list[torch.Tensor]:
 
 def test_cross_attention_and_one_stack_can_be_gated() -> None:
     model = small(MODELS["seq2seq 2017"])
-    gated = add_gates(model, Gate(at="key", how="plus"), sublayer=Sublayer.CROSS)
+    gated = add_gates(model, Gate(at="key", operation="add"), sublayer=Sublayer.CROSS)
     gated = add_gates(gated, Gate(at="output"), (1,), stack="encoder")
     found = [
         [bool(branch and branch.inner.gates) for branch in (layer.attention, layer.cross)]
@@ -116,7 +116,7 @@ def test_bad_input_is_refused() -> None:
         add_gates(model, Gate(at="output"), stack="decoder")
     gated = add_gates(model, Gate(at="output"))
     with pytest.raises(ConfigError, match="layer 0 has a gate at 'output' already"):
-        add_gates(gated, Gate(at="output", how="plus"))
+        add_gates(gated, Gate(at="output", operation="add"))
     with pytest.raises(ConfigError, match="the model has no gates"):
         freeze_except_gates(model)
     adapt(model, LoraConfig())

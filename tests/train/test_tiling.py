@@ -178,13 +178,13 @@ def test_a_living_model_keeps_its_parameters_and_turns_by_the_new_base() -> None
     # With one base for all layers they share their angles, and must not afterwards.
     config = with_rotary_base(SMALL, 10_000.0)
     model = build(config, seed=0)
-    assert set(model.stack.place_owner) == {0}
+    assert set(model.stack.position_owner) == {0}
     parameters = list(model.parameters())
     set_rotary_base(model, 160_000.0)
     assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
     assert model.config == SMALL
     expected = build(SMALL, seed=0)
-    assert model.stack.place_owner == expected.stack.place_owner
+    assert model.stack.position_owner == expected.stack.position_owner
     batch = Ragged.from_list([torch.arange(20)])
     with torch.no_grad():
         assert torch.equal(values(model(batch).hidden), values(expected(batch).hidden))

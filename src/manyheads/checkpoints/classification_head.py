@@ -61,7 +61,7 @@ def with_classes(
     kept = {name: tensor for name, tensor in state.items() if not name.startswith("readout.")}
     kept |= _known(model, config, fresh.state_dict())
     fresh.load_state_dict({**fresh.state_dict(), **kept})
-    fresh.described, fresh.tokenizer = described, model.tokenizer
+    fresh.source_config, fresh.tokenizer = described, model.tokenizer
     # What describes generation or sentence embeddings no longer holds.
     fresh.side_files = {name: model.side_files[name] for name in KEPT if name in model.side_files}
     return fresh.to(device=like.device, dtype=like.dtype)
@@ -76,7 +76,7 @@ def name_classes(model: Model, names: Sequence[str]) -> None:
         raise ConfigError(
             f"{len(names)} names for {head.classes} classes: {_some(names)}", "give one each"
         )
-    model.described = {**description_of(model), **label_maps(names)}
+    model.source_config = {**description_of(model), **label_maps(names)}
 
 
 def _names(classes: int | Sequence[str]) -> tuple[str, ...]:

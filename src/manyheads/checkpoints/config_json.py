@@ -30,7 +30,7 @@ def description_of(model: Model) -> dict[str, Any]:
     classes, token ids and whatever else our config has no field for. Otherwise the first family
     that can describe it does, and our own layout at last.
     """
-    config, loaded = cast(ModelConfig, model.config), model.described
+    config, loaded = cast(ModelConfig, model.config), model.source_config
     if loaded is not None and matches(FAMILIES[str(loaded["model_type"])], loaded, config):
         return loaded
     for family in dict.fromkeys(FAMILIES.values()):

@@ -36,7 +36,7 @@ from manyheads.checkpoints.side_files import (
     side_files_of,
 )
 from manyheads.checkpoints.tensor_map import Entry, check_fits, from_theirs, to_theirs
-from manyheads.devices import device_of
+from manyheads.devices import resolve_device
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model, build
 from manyheads.models.decoder import DecoderConfig
@@ -76,7 +76,7 @@ def load(
     "org/name@revision" selects one revision. Without `dtype` the weights keep the stored dtype, but
     the house models, which are stored in half precision, come in float32.
     """
-    place, home = folder_of(where, revision), device_of(str(device))
+    place, home = folder_of(where, revision), resolve_device(str(device))
     if dtype is not None and not getattr(dtype, "is_floating_point", False):
         raise InputError(f"dtype={dtype!r} is not a dtype that models compute in", f"use {DTYPES}")
     if dtype is None and place.parent == HOUSE_FOLDER:
@@ -102,7 +102,7 @@ def load(
         }
         model.unread = stored.unused(config)
     model.load_state_dict(tensors, assign=True)
-    model.described = corrected(family, description, config)
+    model.source_config = corrected(family, description, config)
     model.tokenizer = read_tokenizer(side_files, folder)
     model.generation = read_generation(side_files)
     model.sentence, model.side_files = sentence, side_files

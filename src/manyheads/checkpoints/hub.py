@@ -6,7 +6,7 @@ The latter are downloaded to the hub's own cache, or found there without a netwo
 import re
 from pathlib import Path
 
-from manyheads.errors import InputError, MissingExtraError
+from manyheads.errors import InputError, MissingPackageError
 
 # Our own small models, trained by studies/house; the first is the default of commands.
 HOUSE = ("house-gpt", "house-gpt-gated", "house-bert")
@@ -58,9 +58,8 @@ def _fetched(name: str, revision: str | None) -> Path:
         import huggingface_hub as hub
         from huggingface_hub import errors
     except ImportError:
-        raise MissingExtraError(
-            f"there is no folder {name}, and a name of the hub needs the package huggingface_hub",
-            "pip install 'manyheads[hub]'",
+        raise MissingPackageError(
+            f"there is no folder {name}, and a download", "huggingface_hub"
         ) from None
     of = name if revision is None else f"{name}@{revision}"
     try:

@@ -9,7 +9,7 @@ from typing import Any
 from manyheads.checkpoints.files import read_json, read_list
 from manyheads.errors import InputError
 from manyheads.models.encoder import TextConfig
-from manyheads.models.provenance import Pooling, Sentence
+from manyheads.models.provenance import Pooling, SentenceConfig
 from manyheads.models.recipes import ModelConfig
 from manyheads.parts.positions import Learned
 
@@ -80,11 +80,11 @@ def sentence_of(
     side_files: Mapping[str, bytes],
     described: Mapping[str, Any],
     config: ModelConfig,
-) -> Sentence | None:
+) -> SentenceConfig | None:
     """How the folder makes sentence embeddings, or None where it does not."""
     if modules.pooling is None:
         return None
-    return Sentence(
+    return SentenceConfig(
         pooling=_pooling(json.loads(side_files[POOLING]), modules.pooling / "config.json"),
         normalise=modules.normalises,
         longest=_longest(side_files, described, config),
@@ -92,7 +92,7 @@ def sentence_of(
 
 
 def sentence_files(
-    sentence: Sentence | None, width: int, side_files: Mapping[str, bytes]
+    sentence: SentenceConfig | None, width: int, side_files: Mapping[str, bytes]
 ) -> dict[str, bytes]:
     """The files that `SentenceTransformer` needs beside the transformer; unchanged where they fit.
 
@@ -185,7 +185,7 @@ def _longest(
     return min(known, default=None)
 
 
-def _pooling_file(sentence: Sentence, width: int, was: bytes | None) -> bytes:
+def _pooling_file(sentence: SentenceConfig, width: int, was: bytes | None) -> bytes:
     old = json.loads(was or b"{}")
     wanted = next(name for name, mode in MODES.items() if mode == sentence.pooling)
     if was is not None and _modes(old) == [wanted] and width in map(old.get, WIDTHS):
@@ -196,7 +196,7 @@ def _pooling_file(sentence: Sentence, width: int, was: bytes | None) -> bytes:
     return _as_bytes({WIDTHS[0]: width, **flags, **other})
 
 
-def _settings_file(sentence: Sentence, was: bytes | None) -> bytes:
+def _settings_file(sentence: SentenceConfig, was: bytes | None) -> bytes:
     old = json.loads(was or b"{}")
     if was is not None and old.get("max_seq_length") == sentence.longest:
         return was

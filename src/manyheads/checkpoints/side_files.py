@@ -7,7 +7,7 @@ from typing import Any
 
 from manyheads.checkpoints.files import read_json
 from manyheads.checkpoints.sentence_transformers import lowers
-from manyheads.errors import InputError, MissingExtraError
+from manyheads.errors import InputError, MissingPackageError
 from manyheads.models.build import Model
 from manyheads.tokenizers import plain_copy, unbound
 
@@ -72,9 +72,7 @@ def read_tokenizer(files: Mapping[str, bytes], folder: Path) -> Any:
     try:
         from tokenizers import Tokenizer, normalizers
     except ImportError:
-        raise MissingExtraError(
-            f"{folder / TOKENIZER} needs the package tokenizers", "pip install tokenizers"
-        ) from None
+        raise MissingPackageError(str(folder / TOKENIZER), "tokenizers") from None
     try:
         tokenizer = Tokenizer.from_str(files[TOKENIZER].decode())
     # The package raises no narrower class.

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from manyheads.data.sources.texts import TextSource
-from manyheads.errors import ConfigError, InputError, MissingExtraError
+from manyheads.errors import ConfigError, InputError, MissingPackageError
 from manyheads.progress import Progress
 
 EOS = "<|end|>"
@@ -55,9 +55,7 @@ def train_tokenizer(
     try:
         import tokenizers  # noqa: F401
     except ImportError:
-        raise MissingExtraError(
-            "training a tokenizer needs the package tokenizers", "pip install tokenizers"
-        ) from None
+        raise MissingPackageError("training a tokenizer", "tokenizers") from None
     if kind == "bytes":
         tokenizer, trainer = _bytes(size, least, specials)
     else:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, NoReturn
 
 from manyheads.decoding.request import tokenizer_of
-from manyheads.errors import InputError, MissingExtraError
+from manyheads.errors import InputError, MissingPackageError
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
@@ -110,9 +110,7 @@ def _render(template: str, variables: Mapping[str, Any]) -> str:
     try:
         from jinja2.exceptions import TemplateError, TemplateSyntaxError
     except ImportError:
-        raise MissingExtraError(
-            "a chat template needs the package jinja2", "pip install 'manyheads[chat]'"
-        ) from None
+        raise MissingPackageError("a chat template", "jinja2") from None
     try:
         text: str = _environment().from_string(template).render(variables)
     except TemplateSyntaxError as error:

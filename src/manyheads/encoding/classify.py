@@ -14,10 +14,10 @@ from torch import Tensor
 from manyheads.encoding.encode import BATCH_TOKENS, Encoded, Options, read_pooled
 from manyheads.encoding.text_reader import (
     Texts,
-    fill,
-    on_device,
+    batch_by_length,
     require_text_model,
     resolve_max_length,
+    to_device_batch,
     truncating_tokenizer,
 )
 from manyheads.errors import InputError, TruncationWarning
@@ -29,16 +29,16 @@ from manyheads.ragged import Ragged
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Classes:
+class Classification:
     """For each text the share of each class, which add up to one; `names` are of the classes."""
 
-    shares: Float[Tensor, "b classes"]
+    probabilities: Float[Tensor, "b classes"]
     names: tuple[str, ...]
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The likeliest class of each text."""
-        return tuple(self.names[int(place)] for place in self.shares.argmax(1))
+        return tuple(self.names[int(place)] for place in self.probabilities.argmax(1))
 
 
 def classify(
@@ -48,7 +48,7 @@ def classify(
     batch_tokens: int | None = None,
     longest: int | None = None,
     progress: bool = True,
-) -> Classes:
+) -> Classification:
     """The class of each text, in the order of the texts; a string alone is a list of one.
 
     Texts are given, cut and batched as for `encode`.
@@ -57,7 +57,7 @@ def classify(
     >>> from manyheads.models.build import build
     >>> model = with_classes(build("council", seed=0), ("even", "odd"))
     >>> found = classify(model, [[5, 6, 7], [8]])
-    >>> found.shares.shape, found.names
+    >>> found.probabilities.shape, found.names
     (torch.Size([2, 2]), ('even', 'odd'))
     """
     options = Options(
@@ -69,7 +69,9 @@ def classify(
     return classes
 
 
-def classify_counted(model: Model, texts: Texts, options: Options) -> tuple[Classes, Encoded]:
+def classify_counted(
+    model: Model, texts: Texts, options: Options
+) -> tuple[Classification, Encoded]:
     """The classes of `classify` with the counts beside them, and no warning."""
     reader = require_text_model(model)
     head, readout = model.config.readout, getattr(reader, "readout", None)
@@ -89,10 +91,10 @@ def classify_counted(model: Model, texts: Texts, options: Options) -> tuple[Clas
     empty = (done.vectors.sum(1) == 0).nonzero()
     if len(empty):
         raise InputError(f"text {int(empty[0])} has no token to tell a class by", "leave it out")
-    return Classes(done.vectors, names_of(model, head)), done
+    return Classification(done.vectors, class_names_of(model, head)), done
 
 
-def names_of(model: Model, head: ClassHead | TokenHead) -> tuple[str, ...]:
+def class_names_of(model: Model, head: ClassHead | TokenHead) -> tuple[str, ...]:
     """What the classes are called, or else their numbers."""
     return model.class_names or tuple(str(place) for place in range(head.classes))
 
@@ -104,7 +106,7 @@ def classify_images(
     batch: int = 64,
     total: int | None = None,
     progress: bool = True,
-) -> Classes:
+) -> Classification:
     """The class of each image, in their order; `batch` of them are held at a time.
 
     `total` is how many there are, where they cannot say so themselves. Images are numbers as the
@@ -112,7 +114,7 @@ def classify_images(
 
     >>> from manyheads.models.build import build
     >>> model = build("vit-b16", layers=1, width=16, heads=2, image=32, classes=3, seed=0)
-    >>> classify_images(model, torch.zeros(2, 3, 32, 32)).shares.shape
+    >>> classify_images(model, torch.zeros(2, 3, 32, 32)).probabilities.shape
     torch.Size([2, 3])
     """
     if not isinstance(model, Vision):
@@ -140,7 +142,7 @@ def classify_images(
             bar.advance(len(some))
     if not found:
         raise InputError("there is no image to classify", "give at least one")
-    return Classes(torch.cat(found), names_of(model, head))
+    return Classification(torch.cat(found), class_names_of(model, head))
 
 
 def _together(images: Iterable[Tensor], batch: int) -> Iterator[list[Tensor]]:
@@ -154,7 +156,7 @@ class Tag(NamedTuple):
 
     word: str
     label: str
-    share: float
+    probability: float
 
 
 NOT_READ = ("", 0.0)
@@ -183,7 +185,7 @@ def tag(
     words = [text.split() if isinstance(text, str) else list(text) for text in texts]
     tokenizer = truncating_tokenizer(reader, resolve_max_length(reader, longest))
     encoded: Sequence[Any] = tokenizer.encode_batch(words, is_pretokenized=True)
-    names = names_of(model, head)
+    names = class_names_of(model, head)
     device = next(model.parameters()).device
     most = batch_tokens or BATCH_TOKENS["cpu" if device.type == "cpu" else "cuda"]
     found: list[list[Tag]] = [[Tag(word, *NOT_READ) for word in each] for each in words]
@@ -195,8 +197,8 @@ def tag(
         eval_mode(model),
         torch.inference_mode(),
     ):
-        for places in fill(lengths, most):
-            batch = on_device([tokens[place] for place in places], device)
+        for places in batch_by_length(lengths, most):
+            batch = to_device_batch([tokens[place] for place in places], device)
             logits = reader(batch).logits
             assert isinstance(logits, Ragged)
             shares, classes = logits.values.float().softmax(1).max(1)

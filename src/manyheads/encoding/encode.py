@@ -14,22 +14,22 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.atomic_write import whole, write_tensors
+from manyheads.atomic_write import atomic_write, write_tensors
 from manyheads.encoding.text_reader import (
     Ids,
     Reader,
     TextReader,
     Texts,
-    fill,
-    on_device,
+    batch_by_length,
     open_reader,
     require_text_model,
     resolve_max_length,
-    sent,
+    to_device,
+    to_device_batch,
 )
 from manyheads.errors import InputError, TruncationWarning
 from manyheads.models.build import Model, eval_mode
-from manyheads.models.provenance import Pooling, Sentence
+from manyheads.models.provenance import Pooling, SentenceConfig
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import Stack
 from manyheads.parts.linear_layout import column_major_weights
@@ -122,7 +122,7 @@ def encode(
 def encode_counted(model: Model, texts: Texts, options: Options) -> Encoded:
     """The vectors of `encode` with the counts beside them, and no warning."""
     model = require_text_model(model)
-    said = model.sentence or Sentence()
+    said = model.sentence or SentenceConfig()
     pooled = partial(
         pool,
         pooling=options.pooling or said.pooling,
@@ -170,14 +170,14 @@ def _encode_some(
         without = [place for place, length in enumerate(lengths) if not length]
         found = [torch.zeros(len(without), width, dtype=_wide(model), device=home)]
         order = without
-        for places in fill(lengths, most):
-            batch = on_device([ids[place] for place in places], home)
+        for places in batch_by_length(lengths, most):
+            batch = to_device_batch([ids[place] for place in places], home)
             read: Ragged = stack(model.embedding.embed(batch, batch.lengths.positions))[0]
             found.append(pooled(read))
             order = order + places
             bar.advance(batch.values.shape[0])
         back = torch.tensor(order).argsort()
-        return torch.cat(found)[sent(back, home)]
+        return torch.cat(found)[to_device(back, home)]
 
 
 def _ahead(reader: Reader, step: int) -> Iterator[tuple[list[Ids], int]]:
@@ -208,7 +208,7 @@ def store(vectors: Float[Tensor, "b c"], texts: Sequence[str], target: Path) -> 
     """The rows of a .npy array, the tensor "vectors" of a .safetensors, a line a text of .jsonl."""
     check_target(target)
     write = partial(WRITERS[target.suffix], vectors.detach().cpu(), texts)
-    with whole(target) as beside:
+    with atomic_write(target) as beside:
         write(beside)
 
 
@@ -216,10 +216,10 @@ def check_target(target: Path) -> None:
     """Refuse, before any work is done, a place that could not be written to."""
     if target.suffix not in WRITERS:
         raise InputError(f"{target} does not end as a file of vectors", f"use {', '.join(WRITERS)}")
-    check_place(target)
+    check_file(target)
 
 
-def check_place(target: Path) -> None:
+def check_file(target: Path) -> None:
     """The same of a file that may end anyhow."""
     if target.is_dir():
         raise InputError(f"{target} is a folder", "name a file in it")

@@ -113,7 +113,7 @@ def resolve_max_length(model: TextReader, asked: int | None) -> int | None:
         return asked
     # Models that turn or weigh by distance have no last position, but one they were trained to.
     said = model.sentence.longest if model.sentence else None
-    trained = (model.described or {}).get("max_position_embeddings")
+    trained = (model.source_config or {}).get("max_position_embeddings")
     return min((each for each in (said or trained, bound) if each is not None), default=None)
 
 
@@ -160,12 +160,12 @@ def _as_ids(text: Any, place: int) -> Ids:
     return ids.astype(np.int64)
 
 
-def fill(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+def batch_by_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
     """Places of texts, longest first, as many a batch as `most` tokens hold, but at least one.
 
     Texts without a token are left out.
 
-    >>> list(fill([2, 5, 0, 3, 9], most=8))
+    >>> list(batch_by_length([2, 5, 0, 3, 9], most=8))
     [[4], [1, 3], [0]]
     """
     batch: list[int] = []
@@ -182,19 +182,19 @@ def fill(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
         yield batch
 
 
-def on_device(sequences: Sequence[Ids], device: torch.device) -> Ragged:
+def to_device_batch(sequences: Sequence[Ids], device: torch.device) -> Ragged:
     """One ragged batch, copied so that the device need not be waited for."""
     lengths = Lengths.of([len(each) for each in sequences])
     lengths = replace(
         lengths,
-        offsets=sent(lengths.offsets, device),
-        positions=sent(lengths.positions, device),
-        sequence_of_token=sent(lengths.sequence_of_token, device),
+        offsets=to_device(lengths.offsets, device),
+        positions=to_device(lengths.positions, device),
+        sequence_of_token=to_device(lengths.sequence_of_token, device),
     )
-    return Ragged(sent(torch.from_numpy(np.concatenate(sequences)), device), lengths)
+    return Ragged(to_device(torch.from_numpy(np.concatenate(sequences)), device), lengths)
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy on the device, from memory that it can read by itself."""
     if device.type != "cuda":
         return tensor.to(device)

@@ -8,7 +8,7 @@ from torch import Tensor
 from manyheads.cache import Cache, DynamicCache, StaticCache
 from manyheads.errors import ConfigError
 from manyheads.models.encoder import TextConfig, TextModel, last_tokens
-from manyheads.models.padding import Output, enter
+from manyheads.models.padding import Output, to_ragged
 from manyheads.models.stack import StackConfig
 from manyheads.parts.experts import RouterLosses
 from manyheads.ragged import Ragged
@@ -63,10 +63,10 @@ class Decoder(TextModel):
     ) -> Output:
         if cache is None:
             return super().forward(ids, mask, types=types, watch=watch)
-        batch, door = enter(ids, mask)
-        kinds = None if types is None else enter(types, mask, "types")[0]
+        batch, layout = to_ragged(ids, mask)
+        kinds = None if types is None else to_ragged(types, mask, "types")[0]
         hidden, router = self._go_on(batch, kinds, cache, watch)
-        return door.out(hidden, self._read(hidden), router)
+        return layout.output(hidden, self._read(hidden), router)
 
     def next_logits(self, ids: Ragged, cache: Cache) -> Float[Tensor, "b v"]:
         """The scores of the word after each sequence; no other word is scored.

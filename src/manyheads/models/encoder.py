@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.embedding import Embedding, TokenEmbedding
 from manyheads.models.initialisation import Initialisation, initialise
-from manyheads.models.padding import Output, enter
+from manyheads.models.padding import Output, to_ragged
 from manyheads.models.provenance import Provenance
 from manyheads.models.readout import NoReadout, Readout, make_readout
 from manyheads.models.stack import Explained, Stack, StackConfig
@@ -85,10 +85,10 @@ class TextModel(nn.Module, Provenance):
         types: Ragged | Tensor | None = None,
         watch: Watcher | None = None,
     ) -> Output:
-        batch, door = enter(ids, mask)
-        kinds = None if types is None else enter(types, mask, "types")[0]
+        batch, layout = to_ragged(ids, mask)
+        kinds = None if types is None else to_ragged(types, mask, "types")[0]
         hidden, router = self.hidden(batch, kinds, watch=watch)
-        return door.out(hidden, self._read(hidden), router)
+        return layout.output(hidden, self._read(hidden), router)
 
     def hidden(
         self, ids: Ragged, types: Ragged | None = None, *, watch: Watcher | None = None
@@ -104,7 +104,7 @@ class TextModel(nn.Module, Provenance):
 
     def explain_kernels(self, batch: Ragged | Tensor, mask: Tensor | None = None) -> Explained:
         """Which kernel each layer would use for this batch, and why."""
-        return self.stack.explain_kernels(enter(batch, mask)[0].lengths)
+        return self.stack.explain_kernels(to_ragged(batch, mask)[0].lengths)
 
     def _read(self, hidden: Ragged) -> Ragged | Tensor | None:
         return None if self.readout is None else self.readout(hidden, self.table)

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.attention import Attention, AttentionConfig, Place
+from manyheads.attention import Attention, AttentionConfig, PositionEncoding
 from manyheads.cache import CacheSlot, KeyValues
 from manyheads.errors import ConfigError
 from manyheads.parts.experts import Experts, MixtureOfExperts, RouterLosses
@@ -77,11 +77,11 @@ class Residual(nn.Module):
         self.second_norm = make_norm(branch.norm.norm, width) if twice else None
         self.dropout = nn.Dropout(branch.dropout)
 
-    def enter(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+    def read(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
         """What the sublayer reads."""
         return x if isinstance(self.placement, PostNorm) else self.norm(x)
 
-    def leave(
+    def write(
         self, x: Ragged, written: Float[Tensor, "n c"], look: Look | None
     ) -> Float[Tensor, "n c"]:
         """The residual stream after the sublayer has written."""
@@ -127,7 +127,7 @@ class Layer(nn.Module):
         self,
         x: Ragged,
         *,
-        place: Place = None,
+        encoding: PositionEncoding = None,
         memory: Ragged | KeyValues | None = None,
         cache: CacheSlot | None = None,
         look: Look | None = None,
@@ -135,8 +135,8 @@ class Layer(nn.Module):
         if self.attention is not None:
             here = _within(look, Sublayer.ATTENTION)
             x, entered = _enter(self.attention_residual, x, here)
-            written = self.attention(entered, place=place, cache=cache, look=here)
-            x = x.with_values(self.attention_residual.leave(x, written.values, here))
+            written = self.attention(entered, encoding=encoding, cache=cache, look=here)
+            x = x.with_values(self.attention_residual.write(x, written.values, here))
         elif self.attention_rest is not None:
             here = _within(look, Sublayer.ATTENTION)
             x = _say(self.attention_rest, self.attention_residual, x, here)
@@ -150,7 +150,7 @@ class Layer(nn.Module):
             here = _within(look, Sublayer.CROSS)
             x, entered = _enter(self.cross_residual, x, here)
             written = self.cross(entered, memory=memory, look=here)
-            x = x.with_values(self.cross_residual.leave(x, written.values, here))
+            x = x.with_values(self.cross_residual.write(x, written.values, here))
         elif self.cross_rest is not None:
             x = _say(self.cross_rest, self.cross_residual, x, _within(look, Sublayer.CROSS))
         losses = None
@@ -159,7 +159,7 @@ class Layer(nn.Module):
             x, entered = _enter(self.feedforward_residual, x, here)
             fed = self.feedforward(entered.values, x, here)
             fed, losses = fed if isinstance(fed, tuple) else (fed, None)
-            x = x.with_values(self.feedforward_residual.leave(x, fed, here))
+            x = x.with_values(self.feedforward_residual.write(x, fed, here))
         return x, losses
 
 
@@ -169,9 +169,9 @@ def _within(look: Look | None, sublayer: Sublayer) -> Look | None:
 
 def _say(rest: ConstantLayer, residual: Residual, x: Ragged, look: Look | None) -> Ragged:
     x, entered = _enter(residual, x, look)
-    return x.with_values(residual.leave(x, rest(entered.values), look))
+    return x.with_values(residual.write(x, rest(entered.values), look))
 
 
 def _enter(residual: Residual, x: Ragged, look: Look | None) -> tuple[Ragged, Ragged]:
     x = x.with_values(seen(look, Tap.BEFORE, x.values, x))
-    return x, x.with_values(residual.enter(x.values))
+    return x, x.with_values(residual.read(x.values))

@@ -29,7 +29,7 @@ class BatchLayout:
     rectangle: tuple[int, int] | None = None
     mask: Shaped[Tensor, "b t"] | None = None
 
-    def leave(self, batch: Ragged | Tensor | None) -> Ragged | Tensor | None:
+    def restore(self, batch: Ragged | Tensor | None) -> Ragged | Tensor | None:
         """Token by token answers get the layout of the input; one answer a sequence has its own."""
         if not isinstance(batch, Ragged) or self.rectangle is None:
             return batch
@@ -37,15 +37,15 @@ class BatchLayout:
             return batch.values.unflatten(0, self.rectangle)
         return batch.to_padded(self.mask)
 
-    def out(
+    def output(
         self, hidden: Ragged, logits: Ragged | Tensor | None, router: tuple[RouterLosses, ...]
     ) -> Output:
-        left = self.leave(hidden)
+        left = self.restore(hidden)
         assert left is not None
-        return Output(left, self.leave(logits), router)
+        return Output(left, self.restore(logits), router)
 
 
-def enter(
+def to_ragged(
     batch: Ragged | Tensor, mask: Shaped[Tensor, "..."] | None, what: str = "ids"
 ) -> tuple[Ragged, BatchLayout]:
     """A ragged batch from whatever was given."""

@@ -217,7 +217,7 @@ def llama(
     norm_heads: bool = False,
     gate: Literal["none", "head", "channel"] = "none",
     experts: int = 0,
-    chosen: int = 0,
+    top_k: int = 0,
 ) -> DecoderConfig:
     """Llama and Qwen3 shapes: rotary, RMS norms, SwiGLU; with output gates and experts if asked."""
     norm = RMSNorm(eps=eps)
@@ -234,7 +234,7 @@ def llama(
     )
     feedforward: FeedForwardConfig = SwiGLU(width=width, hidden=hidden)
     if experts:
-        feedforward = Experts(width=width, hidden=hidden, count=experts, chosen=chosen)
+        feedforward = Experts(width=width, hidden=hidden, count=experts, top_k=top_k)
     layer = LayerConfig(
         attention=Branch(attention, PreNorm(norm)), feedforward=Branch(feedforward, PreNorm(norm))
     )

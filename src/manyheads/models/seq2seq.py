@@ -11,7 +11,7 @@ from manyheads.models.decoder import check_decodes
 from manyheads.models.embedding import Embedding, TokenEmbedding
 from manyheads.models.encoder import check_embedding, last_tokens
 from manyheads.models.initialisation import Initialisation, initialise
-from manyheads.models.padding import Output, enter
+from manyheads.models.padding import Output, to_ragged
 from manyheads.models.provenance import Provenance
 from manyheads.models.readout import LanguageHead, Readout, make_readout
 from manyheads.models.stack import Explained, Stack, StackConfig
@@ -77,10 +77,10 @@ class Seq2Seq(nn.Module, Provenance):
             raise InputError(
                 "the cache remembers a source already", "give source=None, or a new cache"
             )
-        batch, door = enter(target, target_mask, "target ids")
-        read = None if source is None else enter(source, source_mask, "source ids")[0]
+        batch, layout = to_ragged(target, target_mask, "target ids")
+        read = None if source is None else to_ragged(source, source_mask, "source ids")[0]
         hidden, router = self.hidden(read, batch, cache=cache, watch=watch)
-        return door.out(hidden, self._read(hidden), router)
+        return layout.output(hidden, self._read(hidden), router)
 
     def hidden(
         self,
@@ -115,7 +115,7 @@ class Seq2Seq(nn.Module, Provenance):
         self, source: Ragged | Tensor, mask: Tensor | None = None, *, watch: Watcher | None = None
     ) -> Ragged:
         """What the decoder looks back at."""
-        return self._encode(enter(source, mask, "source ids")[0], watch)[0]
+        return self._encode(to_ragged(source, mask, "source ids")[0], watch)[0]
 
     @property
     def table(self) -> Float[Tensor, "v c"]:
@@ -135,8 +135,8 @@ class Seq2Seq(nn.Module, Provenance):
         target_mask: Tensor | None = None,
     ) -> Explained:
         """Which kernel each layer would use for this batch, and why."""
-        reads = enter(source, source_mask)[0].lengths
-        writes = enter(target, target_mask)[0].lengths
+        reads = to_ragged(source, source_mask)[0].lengths
+        writes = to_ragged(target, target_mask)[0].lengths
         encoder = self.encoder.explain_kernels(reads)
         return Explained(encoder.choices + self.decoder.explain_kernels(writes, reads).choices)
 

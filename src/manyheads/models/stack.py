@@ -6,7 +6,7 @@ from typing import cast
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from manyheads.attention import AttentionConfig, Place
+from manyheads.attention import AttentionConfig, PositionEncoding
 from manyheads.cache import (
     Cache,
     CachePlan,
@@ -64,9 +64,11 @@ class Stack(nn.Module):
         super().__init__()
         self.config = config
         self.name = name
-        self.place_owner = tuple(_place_owner(config, index) for index in range(len(config.layers)))
+        self.position_owner = tuple(
+            _position_owner(config, index) for index in range(len(config.layers))
+        )
         self.layers = nn.ModuleList(
-            Layer(layer, config.width, owns_table=self.place_owner[index] == index)
+            Layer(layer, config.width, owns_table=self.position_owner[index] == index)
             for index, layer in enumerate(config.layers)
         )
         self.final_norm = make_norm(config.final_norm, config.width)
@@ -115,13 +117,13 @@ class Stack(nn.Module):
         plan: CachePlan | StaticCachePlan | None,
         look: Look | None,
     ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
-        places = self._places(x.lengths.positions if positions is None else positions)
+        encodings = self.encode_positions(x.lengths.positions if positions is None else positions)
         losses = []
         for index in range(start, len(self.layers)):
             here = None if look is None else look.within(layer=index, sublayer=Sublayer.ATTENTION)
             x, routed = self.layers[index](
                 x,
-                place=places[self.place_owner[index]],
+                encoding=encodings[self.position_owner[index]],
                 memory=self._memory(index, memory, cache, here),
                 cache=_slot(cache, plan, index),
                 look=here,
@@ -139,12 +141,12 @@ class Stack(nn.Module):
         return Cache(masks, config)
 
     def explain_kernels(self, queries: Lengths, memory: Lengths | None = None) -> Explained:
-        places = self._places(queries.positions)
+        encodings = self.encode_positions(queries.positions)
         choices = []
         for index, layer in enumerate(self._typed_layers()):
             if layer.attention is not None:
-                place = places[self.place_owner[index]]
-                choice = layer.attention.explain(queries, queries, place)
+                encoding = encodings[self.position_owner[index]]
+                choice = layer.attention.explain(queries, queries, encoding)
                 choices.append((f"{self.name} layer {index}", choice))
             if layer.cross is not None and memory is not None:
                 choice = layer.cross.explain(queries, memory, None)
@@ -154,13 +156,15 @@ class Stack(nn.Module):
     def _typed_layers(self) -> list[Layer]:
         return [cast(Layer, layer) for layer in self.layers]
 
-    def _places(self, positions: Int[Tensor, " n"]) -> dict[int, Place]:
-        places: dict[int, Place] = {}
+    def encode_positions(self, positions: Int[Tensor, " n"]) -> dict[int, PositionEncoding]:
+        encodings: dict[int, PositionEncoding] = {}
         for index, layer in enumerate(self._typed_layers()):
-            if self.place_owner[index] == index:
+            if self.position_owner[index] == index:
                 attention = layer.attention
-                places[index] = None if attention is None else attention.place(positions)
-        return places
+                encodings[index] = (
+                    None if attention is None else attention.encode_positions(positions)
+                )
+        return encodings
 
     def _memory(
         self, index: int, memory: Ragged | None, cache: Cache | None, look: Look | None
@@ -177,19 +181,19 @@ class Stack(nn.Module):
         return kept
 
 
-def _place_owner(config: StackConfig, index: int) -> int:
+def _position_owner(config: StackConfig, index: int) -> int:
     """The first layer whose positions this one can use."""
     attention = config.attention(index)
     if attention is None or not attention.shares_position:
         return index
     for earlier in range(index):
         other = config.attention(earlier)
-        if other is not None and _place_key(other) == _place_key(attention):
+        if other is not None and _position_key(other) == _position_key(attention):
             return earlier
     return index
 
 
-def _place_key(attention: AttentionConfig) -> tuple[object, ...]:
+def _position_key(attention: AttentionConfig) -> tuple[object, ...]:
     return attention.position, attention.heads, attention.size
 
 

@@ -56,7 +56,7 @@ class VisionConfig:
     def __post_init__(self) -> None:
         if self.patches.width != self.stack.width:
             raise ConfigError(
-                f"patches of width {self.patches.width} enter a stack of {self.stack.width}",
+                f"patches of width {self.patches.width} to_ragged a stack of {self.stack.width}",
                 "give both the same width",
             )
 
@@ -113,18 +113,18 @@ class Vision(nn.Module, Provenance):
         initialise(self, config.init)
 
     def forward(self, images: Images, *, watch: Watcher | None = None) -> Output:
-        batch, door = self._enter(images)
+        batch, layout = self._to_ragged(images)
         hidden, router = self.stack(batch, watch=watch)
         logits = None if self.readout is None else self.readout(hidden, None)
-        return door.out(hidden, logits, router)
+        return layout.output(hidden, logits, router)
 
     def explain_kernels(self, images: Images) -> Explained:
         """Which kernel each layer would use for these images, and why."""
         with torch.no_grad():
-            lengths = self._enter(images)[0].lengths
+            lengths = self._to_ragged(images)[0].lengths
         return self.stack.explain_kernels(lengths)
 
-    def _enter(self, images: Images) -> tuple[Ragged, BatchLayout]:
+    def _to_ragged(self, images: Images) -> tuple[Ragged, BatchLayout]:
         if isinstance(images, Tensor):
             if images.dim() != 4:
                 raise ShapeError(

@@ -82,9 +82,9 @@ ALIGNMENT = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """`count` SwiGLU experts of which each token visits the `chosen` most likely.
+    """`count` SwiGLU experts of which each token visits the `top_k` most likely.
 
-    The weights of the chosen are their softmax probabilities, made to sum to one if `renormalise`.
+    The weights of the top_k are their softmax probabilities, made to sum to one if `renormalise`.
     `shared` is the hidden width of an expert that every token visits besides; 0 means none. Its
     gate, where it has one, is a number a token that scales what it writes.
     """
@@ -92,15 +92,15 @@ class Experts:
     width: int
     hidden: int
     count: int
-    chosen: int
+    top_k: int
     shared: int = 0
     shared_gate: Literal["none", "sigmoid"] = "none"
     renormalise: bool = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.chosen <= self.count:
+        if not 1 <= self.top_k <= self.count:
             raise ConfigError(
-                f"chosen={self.chosen} of count={self.count} experts",
+                f"top_k={self.top_k} of count={self.count} experts",
                 f"choose between 1 and {self.count}",
             )
         if self.shared_gate != "none" and not self.shared:
@@ -150,7 +150,7 @@ class MixtureOfExperts(nn.Module):
     ) -> tuple[Float[Tensor, "n c"], RouterLosses]:
         logits = self.router(x).float()
         probabilities = logits.softmax(-1)
-        weights, experts = probabilities.topk(self.config.chosen, dim=-1)
+        weights, experts = probabilities.topk(self.config.top_k, dim=-1)
         if self.config.renormalise:
             weights = weights / weights.sum(-1, keepdim=True)
         visits = torch.zeros_like(logits, dtype=torch.int).scatter(1, experts, 1).sum(0)
@@ -175,7 +175,7 @@ class MixtureOfExperts(nn.Module):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         order = experts.flatten().argsort(stable=True)
-        token = order // self.config.chosen
+        token = order // self.config.top_k
         ends = visits.cumsum(0).int()
         gate, passed = grouped_matmul(x[token], self.expand.to(x.dtype), ends).chunk(2, -1)
         written = grouped_matmul(F.silu(gate) * passed, self.contract.to(x.dtype), ends)
@@ -189,7 +189,7 @@ class MixtureOfExperts(nn.Module):
         visits: Int[Tensor, " e"],
     ) -> RouterLosses:
         tokens = max(logits.shape[0], 1)
-        share = visits / (tokens * self.config.chosen)
+        share = visits / (tokens * self.config.top_k)
         balance = self.config.count * (share * probabilities.sum(0) / tokens).sum()
         z = logits.logsumexp(-1).square().sum() / tokens
         return RouterLosses(balance=balance, z=z)

@@ -39,7 +39,7 @@ class Gate:
     at: GatePlace
     per: Literal["head", "channel"] = "head"
     heads: Literal["own", "shared"] = "own"
-    how: Literal["times", "plus"] = "times"
+    operation: Literal["multiply", "add"] = "multiply"
     activation: Literal["sigmoid", "silu"] = "sigmoid"
     slices: int | Literal["heads"] = "heads"
 
@@ -69,7 +69,7 @@ class Gate:
     def apply(
         self, x: Float[Tensor, "n h d"], values: Float[Tensor, "n heads_or_1 size_or_1"]
     ) -> Float[Tensor, "n h d"]:
-        return x * values if self.how == "times" else x + values
+        return x * values if self.operation == "multiply" else x + values
 
 
 def check_gates(gates: tuple[Gate, ...], width: int, heads: int) -> None:

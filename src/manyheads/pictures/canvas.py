@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from manyheads.atomic_write import whole
+from manyheads.atomic_write import atomic_write
 from manyheads.errors import InputError
 
 DPI = 100
@@ -53,7 +53,7 @@ def save_png(figure: Figure, path: Path) -> None:
 def save_figure(figure: Figure, path: Path, **options: Any) -> None:
     """Save a figure; a failed write leaves the old file, and its error names the path."""
     try:
-        with whole(path) as beside, beside.open("wb") as file, warnings.catch_warnings():
+        with atomic_write(path) as beside, beside.open("wb") as file, warnings.catch_warnings():
             # Tokens in a script without an installed font are drawn as boxes.
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             figure.savefig(file, format=path.suffix.lower()[1:], **options)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Integer
 
-from manyheads.atomic_write import check_writable, whole
+from manyheads.atomic_write import atomic_write, check_writable
 from manyheads.errors import InputError
 from manyheads.report import sections
 from manyheads.report.data import ReportData, ReportMeasure, suggest_commands
@@ -73,7 +73,7 @@ def write_report(page: str, path: Path) -> int:
     """Write a page and return its size in bytes; a write that fails leaves the old file."""
     check_report_path(path)
     content = page.encode("utf-8", errors="replace")
-    with whole(path) as beside:
+    with atomic_write(path) as beside:
         beside.write_bytes(content)
     return len(content)
 

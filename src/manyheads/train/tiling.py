@@ -284,4 +284,4 @@ def set_rotary_base(model: Model, theta: float) -> None:
             module.config = counterpart.config
         if isinstance(module, Stack):
             assert isinstance(counterpart, Stack)
-            module.place_owner = counterpart.place_owner
+            module.position_owner = counterpart.position_owner

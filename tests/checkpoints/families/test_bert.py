@@ -91,7 +91,7 @@ def test_same_states_of_a_bare_model_here_and_back(name: str, tmp_path: Path) ->
     model: Any = load(tmp_path / "theirs")
     with torch.no_grad():
         assert_same(model(Ragged.from_list(texts())).hidden, states(theirs))
-    model.described = None  # our own words must do
+    model.source_config = None  # our own words must do
     assert save(model, tmp_path / "ours").family == config.model_type
     again = AutoModel.from_pretrained(tmp_path / "ours", add_pooling_layer=False).eval()
     assert_same(Ragged.from_list(states(again)), states(theirs))

@@ -119,7 +119,7 @@ def test_older_spelling_of_rotary_scaling_is_read() -> None:
     }
     position = LLAMA.read_config(old).stack.layers[0].attention.inner.position
     assert position.theta == 500.0
-    assert position.scaling == Llama3Scaling(factor=4.0, trained=16, fast=4.0, slow=1.0)
+    assert position.scaling == Llama3Scaling(factor=4.0, original_length=16, fast=4.0, slow=1.0)
 
 
 def test_mistral_without_a_window_sees_all_that_came_before() -> None:

@@ -164,7 +164,7 @@ def test_a_config_comes_back_equal(config: ModelConfig) -> None:
 def test_a_part_comes_back_equal() -> None:
     mask = (Window(3, 4) | GlobalTokens((0, -1))) & Causal()
     assert there_and_back(Mask, mask) == mask
-    rotary = Rotary(theta=5.5, share=0.5, scaling=YarnScaling(factor=4.0, trained=128))
+    rotary = Rotary(theta=5.5, fraction=0.5, scaling=YarnScaling(factor=4.0, original_length=128))
     assert there_and_back(Rotary, rotary) == rotary
 
 

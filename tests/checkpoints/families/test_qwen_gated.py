@@ -75,7 +75,7 @@ def test_logits_are_those_of_the_formula_and_files_come_back(name: str, tmp_path
 def test_our_own_words_describe_it_as_well(name: str, tmp_path: Path) -> None:
     config = SMALL | CONFIGS[name]
     model: Any = load(write(tmp_path / "theirs", config, random_tensors(config)))
-    model.described = None
+    model.source_config = None
     assert save(model, tmp_path / "ours").family == "qwen3"
     same_files(tmp_path / "theirs", tmp_path / "ours")
     described = json.loads((tmp_path / "ours" / "config.json").read_text())
@@ -146,12 +146,12 @@ FOREIGN = {
     "two gates": with_attention(GATED, gates=(Gate(at="output"), Gate(at="value"))),
     "a shared gate": with_attention(GATED, gates=(Gate(at="output", heads="shared"),)),
     "another activation": with_attention(GATED, gates=(Gate(at="output", activation="silu"),)),
-    "a gate that adds": with_attention(GATED, gates=(Gate(at="output", how="plus"),)),
+    "a gate that adds": with_attention(GATED, gates=(Gate(at="output", operation="add"),)),
     "biases on the way in only": with_attention(GATED, bias="inputs"),
     "windows": with_attention(GATED, mask=Window(3)),
-    "half a head turned": with_attention(GATED, position=Rotary(theta=1e6, share=0.5)),
+    "half a head turned": with_attention(GATED, position=Rotary(theta=1e6, fraction=0.5)),
     "one norm of two": with_attention(GATED, key_norm=NoNorm()),
-    "experts": get_config("moe-15b-a2.5b", **TINY, experts=4, chosen=2),
+    "experts": get_config("moe-15b-a2.5b", **TINY, experts=4, top_k=2),
     "a gate in one layer of two": replace(
         GATED,
         stack=replace(
@@ -170,7 +170,7 @@ def test_what_the_study_cannot_say_is_saved_as_our_own(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "scaling", [LinearScaling(factor=2.0), YarnScaling(factor=4.0, trained=64)]
+    "scaling", [LinearScaling(factor=2.0), YarnScaling(factor=4.0, original_length=64)]
 )
 def test_scaled_rotary_is_spelled_as_their_older_code_reads_it(scaling: Any) -> None:
     config = with_attention(GATED, position=Rotary(theta=1e6, scaling=scaling))

@@ -176,14 +176,14 @@ def test_what_a_config_leaves_out_is_what_their_class_assumes() -> None:
     first = config.stack.layers[0]
     position = first.attention.inner.position
     assert first.attention.inner.size == assumed.head_dim == 256
-    assert position.share == assumed.rope_parameters["partial_rotary_factor"] == 0.25
+    assert position.fraction == assumed.rope_parameters["partial_rotary_factor"] == 0.25
     assert position.theta == assumed.rope_parameters["rope_theta"] == 1e7
     assert config.stack.final_norm.eps == assumed.rms_norm_eps
     assert first.feedforward.inner == Experts(
         width=48,
         hidden=assumed.moe_intermediate_size,
         count=assumed.num_experts,
-        chosen=assumed.num_experts_per_tok,
+        top_k=assumed.num_experts_per_tok,
         shared=assumed.shared_expert_intermediate_size,
         shared_gate="sigmoid",
         renormalise=assumed.norm_topk_prob,

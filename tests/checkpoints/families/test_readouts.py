@@ -117,7 +117,7 @@ def test_a_bare_decoder_gives_its_hidden_states(family: str, tmp_path: Path) -> 
         expected = [theirs(text[None]).last_hidden_state[0] for text in sequences]
         model: Any = load(tmp_path / "theirs")
         assert_same(model(Ragged.from_list(sequences)).hidden, expected)
-    model.described = None  # our own words must do
+    model.source_config = None  # our own words must do
     assert save(model, tmp_path / "ours").family == family
     again = AutoModel.from_pretrained(tmp_path / "ours").eval()
     with torch.no_grad():

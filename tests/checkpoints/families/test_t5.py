@@ -63,7 +63,7 @@ def test_an_encoder_alone_reads_the_same_here_and_back(name: str, tmp_path: Path
     model.save_pretrained(tmp_path / "theirs")
     ours: Any = load(tmp_path / "theirs")
     assert isinstance(ours, Encoder)
-    ours.described = None  # our own words must do
+    ours.source_config = None  # our own words must do
     assert save(ours, tmp_path / "ours").family == "t5"
     same_files(tmp_path / "theirs", tmp_path / "ours")
     assert_equal(load(tmp_path / "ours"), ours)

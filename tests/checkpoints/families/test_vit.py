@@ -89,7 +89,7 @@ def test_same_classes_here_and_back(name: str, tmp_path: Path) -> None:
     ours: Any = load(tmp_path / "theirs")
     with torch.no_grad():
         assert_same(ours(pictures).logits, expected)
-    ours.described = None  # our own words must do
+    ours.source_config = None  # our own words must do
     assert save(ours, tmp_path / "ours").family == "vit"
     same_files(tmp_path / "theirs", tmp_path / "ours")
     again = ViTForImageClassification.from_pretrained(
@@ -111,7 +111,7 @@ def test_the_bare_model_gives_hidden_states_and_keeps_its_pooler(
     assert ours.readout is None
     with torch.no_grad():
         assert_same(ours(pictures).hidden, hidden(model, pictures))
-    ours.described = None  # our own words must do
+    ours.source_config = None  # our own words must do
     assert save(ours, tmp_path / "ours").family == "vit"
     same_files(tmp_path / "theirs", tmp_path / "ours")
     again = ViTModel.from_pretrained(

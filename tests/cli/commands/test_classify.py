@@ -34,7 +34,7 @@ def test_a_line_a_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     said = [word for text in TEXTS for word in ("--text", text)]
     assert main(["classify", str(folder), *said]) == 0
     found = classify(load(folder), TEXTS)
-    best = found.shares.max(1).values.tolist()
+    best = found.probabilities.max(1).values.tolist()
     rows = zip(found.labels, best, TEXTS, strict=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines == [f"{label}\t{share:.3f}\t{text}" for label, share, text in rows]
@@ -52,7 +52,7 @@ def test_all_shares_go_to_a_file(
     found = classify(load(folder), TEXTS)
     assert [row["text"] for row in rows] == TEXTS
     assert tuple(row["label"] for row in rows) == found.labels
-    assert [list(row["shares"].values()) for row in rows] == found.shares.tolist()
+    assert [list(row["shares"].values()) for row in rows] == found.probabilities.tolist()
     said = capsys.readouterr().out
     glad = found.labels.count("glad")
     assert said == f"2 texts ({glad} glad, {2 - glad} sad) to {out}\n"
@@ -115,7 +115,7 @@ def test_images_are_told_one_a_line_or_by_rows(
     for place, file in enumerate(files):
         Image.new("RGB", (40, 30), (200 * place, 90, 30)).save(file)
     found = classify_images(model, [read_image(model, file) for file in files])
-    best = [f"{share:.3f}" for share in found.shares.max(1).values.tolist()]
+    best = [f"{share:.3f}" for share in found.probabilities.max(1).values.tolist()]
     rows = zip(found.labels, best, map(str, files), strict=True)
     assert main(["classify", str(folder), "--image", str(files[0].parent)]) == 0
     assert capsys.readouterr().out.splitlines() == ["\t".join(row) for row in rows]

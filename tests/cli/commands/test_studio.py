@@ -39,7 +39,7 @@ def test_a_missing_extra_is_named(
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert main(["studio", "--no-browser"]) == 2
-    assert "pip install 'manyheads[studio]'" in capsys.readouterr().err
+    assert "pip install starlette uvicorn" in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from manyheads.data.sources.rows import FileRows, HubRows
-from manyheads.errors import InputError, MissingExtraError
+from manyheads.errors import InputError, MissingPackageError
 from tests.messages import refuses
 
 
@@ -79,14 +79,14 @@ def test_extras_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "a.parquet").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with refuses(
-        MissingExtraError,
-        f"{tmp_path}/a.parquet needs the package pyarrow: pip install 'manyheads[parquet]'.",
+        MissingPackageError,
+        f"{tmp_path}/a.parquet needs the package pyarrow: run pip install pyarrow.",
     ):
         list(FileRows(tmp_path / "a.parquet"))
     monkeypatch.setitem(sys.modules, "datasets", None)
     with refuses(
-        MissingExtraError,
-        "the dataset org/name needs the package datasets: pip install 'manyheads[datasets]'.",
+        MissingPackageError,
+        "the dataset org/name needs the package datasets: run pip install datasets.",
     ):
         list(HubRows("org/name"))
 

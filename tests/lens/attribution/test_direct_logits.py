@@ -37,7 +37,7 @@ LENGTHS = (5, 1, 12, 7)
 WRITERS = DECODERS | {
     "post": decoder(*[layer(own(mask=Causal(), bias="all"), norm=PostNorm(LayerNorm()))] * 2),
     "gate times": decoder(
-        *[layer(own(mask=Causal(), bias="all", gates=(replace(EVERY_GATE[4], how="times"),)))] * 2
+        *[layer(own(mask=Causal(), bias="all", gates=(replace(EVERY_GATE[4], operation="multiply"),)))] * 2
     ),
 }
 

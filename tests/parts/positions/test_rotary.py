@@ -24,8 +24,8 @@ SCALINGS: list[Scaling] = [
     NoScaling(),
     LinearScaling(factor=4.0),
     NTKScaling(factor=2.5),
-    YarnScaling(factor=4.0, trained=64),
-    Llama3Scaling(factor=8.0, trained=64),
+    YarnScaling(factor=4.0, original_length=64),
+    Llama3Scaling(factor=8.0, original_length=64),
 ]
 
 
@@ -38,7 +38,7 @@ SCALINGS: list[Scaling] = [
 def test_score_depends_only_on_distance(
     scaling: Scaling, share: float, shift: int, theta: float
 ) -> None:
-    rotary = Rotary(theta=theta, share=share, scaling=scaling)
+    rotary = Rotary(theta=theta, fraction=share, scaling=scaling)
     q, k = torch.randn(2, 12, 3, 16)
     here, there = (rotary.turn(torch.arange(12) + moved, 16) for moved in (0, shift))
     scores = [torch.einsum("thd,shd->hts", turn(q), turn(k)) for turn in (here, there)]
@@ -62,7 +62,7 @@ def test_the_first_position_turns_nothing_and_no_length_changes() -> None:
 @pytest.mark.parametrize(("share", "channels"), [(1.0, 16), (0.5, 8), (0.25, 4)])
 def test_channels_beyond_the_share_stay(share: float, channels: int) -> None:
     x = torch.randn(5, 2, 16)
-    rotary = Rotary(share=share)
+    rotary = Rotary(fraction=share)
     turned = rotary.turn(torch.arange(1, 6), 16)(x)
     assert torch.equal(turned[..., channels:], x[..., channels:])
     assert (turned[..., :channels] != x[..., :channels]).all()
@@ -125,18 +125,18 @@ def test_yarn_is_the_published(factor: float, fast: float, slow: float) -> None:
         beta_fast=fast,
         beta_slow=slow,
     )
-    scaling = YarnScaling(factor=factor, trained=2048, fast=fast, slow=slow)
+    scaling = YarnScaling(factor=factor, original_length=2048, fast=fast, slow=slow)
     torch.testing.assert_close(Rotary(scaling=scaling).frequencies(64).float(), theirs)
     assert scaling.temperature == pytest.approx(temperature)
 
 
 def test_yarn_multiplies_scores_by_the_square_of_its_temperature() -> None:
-    scaling = YarnScaling(factor=4.0, trained=64)
+    scaling = YarnScaling(factor=4.0, original_length=64)
     x = torch.randn(5, 1, 16)
     turned = Rotary(scaling=scaling).turn(torch.arange(5), 16)(x)
     expected = scaling.temperature**2 * x.square().sum(-1)
     torch.testing.assert_close(turned.square().sum(-1), expected)
-    assert YarnScaling(factor=1.0, trained=64).temperature == 1.0
+    assert YarnScaling(factor=1.0, original_length=64).temperature == 1.0
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
@@ -148,7 +148,7 @@ def test_llama3_scaling_is_the_published(factor: float) -> None:
         high_freq_factor=4.0,
         original_max_position_embeddings=1024,
     )
-    scaling = Llama3Scaling(factor=factor, trained=1024)
+    scaling = Llama3Scaling(factor=factor, original_length=1024)
     torch.testing.assert_close(Rotary(scaling=scaling).frequencies(64).float(), theirs)
 
 
@@ -168,7 +168,7 @@ def test_half_precision_stays_half(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_halves_turned_at_once_are_the_same_forth_and_back(share: float) -> None:
-    turn = Rotary(share=share).turn(torch.arange(5), 8)
+    turn = Rotary(fraction=share).turn(torch.arange(5), 8)
     x = torch.randn(5, 3, 8, requires_grad=True)
     found, expected = turn.turned_whole(x), turn(x)
     torch.testing.assert_close(found, expected)
@@ -189,8 +189,8 @@ def test_impossible_rotations_are_refused() -> None:
         "rotary turns pairs and head size 12 x share 0.25 gives 3 channels: "
         "choose an even number of channels.",
     ):
-        Rotary(share=0.25).turned(12)
+        Rotary(fraction=0.25).turned(12)
     with refuses(ConfigError, "share=1.5 of a head cannot turn: use 0 < share <= 1."):
-        Rotary(share=1.5)
+        Rotary(fraction=1.5)
     with refuses(ConfigError, "factor=0.5 shortens the context: use a factor of 1 or more."):
         Rotary(scaling=LinearScaling(factor=0.5))

@@ -103,7 +103,7 @@ def test_peft_reads_what_we_write_and_the_reverse(size: str, tmp_path: Path) -> 
     surgery.adapt(model, TASK)
     said = learn(model)
     surgery.save_adapter(model, tmp_path / "ours")
-    kind = getattr(transformers, model.described["architectures"][0])
+    kind = getattr(transformers, model.source_config["architectures"][0])
     theirs = kind.from_pretrained(tmp_path / "base").eval()
     theirs.config.pad_token_id = 0
     adapted = peft.PeftModel.from_pretrained(theirs, tmp_path / "ours").eval()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import build
-from manyheads.models.provenance import Sentence
+from manyheads.models.provenance import SentenceConfig
 from manyheads.ragged import Ragged
 from manyheads.train.objectives import Contrastive
 from tests.messages import refuses
@@ -51,7 +51,7 @@ def test_a_models_folder_says_how_it_pools(model: Any) -> None:
         Contrastive(pooling=pooling).loss(model, PAIRS, NOBODY).total for pooling in ("mean", "cls")
     )
     assert torch.equal(Contrastive().loss(model, PAIRS, NOBODY).total, mean)
-    model.sentence = Sentence(pooling="cls")
+    model.sentence = SentenceConfig(pooling="cls")
     assert torch.equal(Contrastive().loss(model, PAIRS, NOBODY).total, first)
 
 

@@ -220,7 +220,7 @@ def test_the_start_comes_from_the_models_own_description() -> None:
         "the model has no start token for its decoder: set start to the id or the name of a token.",
     ):
         Seq2SeqLM().check(model)
-    model.described = {"decoder_start_token_id": 5, "bos_token_id": 6}
+    model.source_config = {"decoder_start_token_id": 5, "bos_token_id": 6}
     assert Seq2SeqLM().start_of(model) == 5
     model.generation = {"decoder_start_token_id": 4}
     assert Seq2SeqLM().start_of(model) == 4
@@ -259,9 +259,9 @@ def test_models_that_do_not_fit_are_refused() -> None:
         MaskedLM().check(fresh(ENCODERS["modernbert"]))
     with refuses(
         ConfigError,
-        'whole="words" needs a tokenizer: give the model its tokenizer.',
+        'whole_words needs a tokenizer: give the model its tokenizer.',
     ):
-        replace(MASKED, whole="words").check(fresh(ENCODERS["modernbert"]))
+        replace(MASKED, whole_words=True).check(fresh(ENCODERS["modernbert"]))
     with refuses(ConfigError, "label_smoothing must be in [0, 1), got 1: use a value such as 0.1."):
         Seq2SeqLM(label_smoothing=1.0)
     with refuses(InputError, "CausalLM needs texts: give a batch of texts."):

@@ -196,7 +196,7 @@ def _rotary(theirs: Mapping[str, Any]) -> Rotary:
     rope = dict(theirs.get("rope_parameters") or theirs.get("rope_scaling") or {})
     theta = rope.get("rope_theta", theirs.get("rope_theta", 10_000.0))
     share = rope.get("partial_rotary_factor", theirs.get("partial_rotary_factor", 1.0))
-    return Rotary(theta=float(theta), share=float(share), scaling=_scaling(rope, theirs))
+    return Rotary(theta=float(theta), fraction=float(share), scaling=_scaling(rope, theirs))
 
 
 def _scaling(rope: Mapping[str, Any], theirs: Mapping[str, Any]) -> Scaling:
@@ -210,7 +210,7 @@ def _scaling(rope: Mapping[str, Any], theirs: Mapping[str, Any]) -> Scaling:
         case "llama3":
             return Llama3Scaling(
                 factor=float(rope["factor"]),
-                trained=int(trained or 0),
+                original_length=int(trained or 0),
                 fast=float(rope["high_freq_factor"]),
                 slow=float(rope["low_freq_factor"]),
             )
@@ -225,7 +225,7 @@ def _scaling(rope: Mapping[str, Any], theirs: Mapping[str, Any]) -> Scaling:
 def _yarn(rope: Mapping[str, Any], trained: int) -> YarnScaling:
     scaling = YarnScaling(
         factor=float(rope["factor"]),
-        trained=trained,
+        original_length=trained,
         fast=float(rope.get("beta_fast") or 32.0),
         slow=float(rope.get("beta_slow") or 1.0),
     )
@@ -243,16 +243,16 @@ def _describe_rotary(position: object) -> dict[str, Any] | None:
     if not isinstance(position, Rotary) or isinstance(position.scaling, NTKScaling):
         return None
     rope: dict[str, Any] = {"rope_theta": position.theta}
-    if position.share != 1.0:
-        rope["partial_rotary_factor"] = position.share
+    if position.fraction != 1.0:
+        rope["partial_rotary_factor"] = position.fraction
     match position.scaling:
         case LinearScaling(factor=factor):
             return rope | {"rope_type": "linear", "factor": factor}
-        case Llama3Scaling(factor=factor, trained=trained, fast=fast, slow=slow):
+        case Llama3Scaling(factor=factor, original_length=trained, fast=fast, slow=slow):
             bounds = {"high_freq_factor": fast, "low_freq_factor": slow}
             own = {"factor": factor, "original_max_position_embeddings": trained}
             return rope | {"rope_type": "llama3"} | own | bounds
-        case YarnScaling(factor=factor, trained=trained, fast=fast, slow=slow):
+        case YarnScaling(factor=factor, original_length=trained, fast=fast, slow=slow):
             own = {"factor": factor, "original_max_position_embeddings": trained}
             return rope | {"rope_type": "yarn", "beta_fast": fast, "beta_slow": slow} | own
     return rope | {"rope_type": "default"}

@@ -225,7 +225,7 @@ def _feedforward(theirs: Mapping[str, Any], index: int) -> FeedForwardConfig:
         width=width,
         hidden=theirs["moe_intermediate_size"],
         count=theirs["num_experts"],
-        chosen=theirs["num_experts_per_tok"],
+        top_k=theirs["num_experts_per_tok"],
         shared=theirs["shared_expert_intermediate_size"],
         shared_gate="sigmoid",
         renormalise=bool(theirs["norm_topk_prob"]),
@@ -248,7 +248,7 @@ def _describe_experts(mixed: Sequence[Experts]) -> dict[str, Any]:
         return {"num_experts": 0}
     return {
         "num_experts": mixed[0].count,
-        "num_experts_per_tok": mixed[0].chosen,
+        "num_experts_per_tok": mixed[0].top_k,
         "moe_intermediate_size": mixed[0].hidden,
         "shared_expert_intermediate_size": mixed[0].shared,
         "norm_topk_prob": mixed[0].renormalise,

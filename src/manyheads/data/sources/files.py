@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from manyheads.errors import InputError, MissingExtraError
+from manyheads.errors import InputError, MissingPackageError
 
 # A fingerprint reads this many bytes at this many positions of a file.
 SAMPLE_BYTES, SAMPLES = 2**12, 16
@@ -134,9 +134,7 @@ def open_zstandard(path: Path) -> io.BufferedReader:
     try:
         import zstandard
     except ImportError:
-        raise MissingExtraError(
-            f"{path} needs the package zstandard", "pip install 'manyheads[zstd]'"
-        ) from None
+        raise MissingPackageError(str(path), "zstandard") from None
     return io.BufferedReader(_ZstandardReader(path, zstandard.ZstdDecompressor()))
 
 

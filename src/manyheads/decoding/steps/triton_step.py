@@ -70,7 +70,7 @@ def _why_not_llama_layer(
     if not (_is_rms_norm(attention.norm.norm) and _is_rms_norm(feedforward.norm.norm)):
         yield "has a norm other than an RMS norm without bias"
     config = attention.inner
-    if isinstance(config.position, Rotary) and config.position.share != 1.0:
+    if isinstance(config.position, Rotary) and config.position.fraction != 1.0:
         yield "rotates only a part of each head"
     norms = {config.query_norm, config.key_norm}
     if norms != {NoNorm()} and not (len(norms) == 1 and _is_rms_norm(config.query_norm)):

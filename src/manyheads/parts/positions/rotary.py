@@ -37,12 +37,12 @@ class NTKScaling:
 class YarnScaling:
     """Slow frequencies are stretched, fast ones kept, with a ramp between (arXiv 2309.00071).
 
-    The ramp runs from the channel that turns `slow` times within `trained` positions to the one
+    The ramp runs from the channel that turns `slow` times within `original_length` positions to the one
     that turns `fast` times. Scores are multiplied by the square of `temperature`.
     """
 
     factor: float
-    trained: int
+    original_length: int
     fast: float = 32.0
     slow: float = 1.0
 
@@ -53,10 +53,10 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Scaling:
-    """Wavelengths above `trained` / `slow` are stretched, those below `trained` / `fast` kept."""
+    """Wavelengths above `original_length` / `slow` are stretched, those below `original_length` / `fast` kept."""
 
     factor: float = 8.0
-    trained: int = 8192
+    original_length: int = 8192
     fast: float = 4.0
     slow: float = 1.0
 
@@ -117,27 +117,29 @@ class Rotation:
 class Rotary:
     """Rotary embedding in the rotate-half layout (arXiv 2104.09864).
 
-    `share` is the part of each head that turns. `scaling` reaches longer contexts.
+    `fraction` is the part of each head that turns. `scaling` reaches longer contexts.
     """
 
     theta: float = 10_000.0
-    share: float = 1.0
+    fraction: float = 1.0
     scaling: Scaling = NoScaling()
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ConfigError(f"share={self.share} of a head cannot turn", "use 0 < share <= 1")
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(
+                f"fraction={self.fraction} of a head cannot turn", "use 0 < fraction <= 1"
+            )
         if not isinstance(self.scaling, NoScaling) and self.scaling.factor < 1:
             raise ConfigError(
                 f"factor={self.scaling.factor} shortens the context", "use a factor of 1 or more"
             )
 
-    def turned(self, size: int) -> int:
+    def rotated_channels(self, size: int) -> int:
         """How many channels of a head of this size turn."""
-        channels = int(size * self.share)
+        channels = int(size * self.fraction)
         if channels % 2 or channels == 0:
             raise ConfigError(
-                f"rotary turns pairs and head size {size} x share {self.share:g} "
+                f"rotary turns pairs and head size {size} x fraction {self.fraction:g} "
                 f"gives {channels} channels",
                 "choose an even number of channels",
             )
@@ -147,7 +149,7 @@ class Rotary:
         self, size: int, device: torch.device | Literal["cpu"] = "cpu"
     ) -> Float[Tensor, " half"]:
         """Radians a position for each pair of channels."""
-        channels = self.turned(size)
+        channels = self.rotated_channels(size)
         exponent = torch.arange(0, channels, 2, dtype=torch.float64, device=device) / channels
         plain = self.theta**-exponent
         match self.scaling:
@@ -168,7 +170,7 @@ class Rotary:
         """What cosine and sine are multiplied by."""
         return self.scaling.temperature if isinstance(self.scaling, YarnScaling) else 1.0
 
-    def turn(self, positions: Int[Tensor, " n"], size: int) -> Rotation:
+    def rotation(self, positions: Int[Tensor, " n"], size: int) -> Rotation:
         if torch.compiler.is_compiling():
             # Made on the device, which a copy from the host would wait for.
             frequencies = self.frequencies(size, positions.device).float()
@@ -207,7 +209,7 @@ def _yarn(
     plain: Float[Tensor, " half"], theta: float, channels: int, scaling: YarnScaling
 ) -> Float[Tensor, " half"]:
     def channel_turning(times: float) -> float:
-        wavelength = scaling.trained / (times * 2 * math.pi)
+        wavelength = scaling.original_length / (times * 2 * math.pi)
         return channels * math.log(wavelength) / (2 * math.log(theta))
 
     low = max(math.floor(channel_turning(scaling.fast)), 0)
@@ -218,6 +220,6 @@ def _yarn(
 
 
 def _llama3(plain: Float[Tensor, " half"], scaling: Llama3Scaling) -> Float[Tensor, " half"]:
-    turns = scaling.trained * plain / (2 * math.pi)
+    turns = scaling.original_length * plain / (2 * math.pi)
     kept = ((turns - scaling.slow) / (scaling.fast - scaling.slow)).clamp(0, 1)
     return plain * kept + plain / scaling.factor * (1 - kept)

@@ -18,8 +18,13 @@ from manyheads.surgery.lora.quantisation import quantise
 from manyheads.train.loop.model_setup import model_with_weights, record_inference_settings
 from manyheads.train.loop.session import ModelHooks, TrainResult, train
 from manyheads.train.regularisers import L0Gates, L1Scales, Regulariser, final_gates
-from manyheads.train.run_file.run_config import Run, run_of
-from manyheads.train.run_file.toml_config import RUN_TABLES, apply_settings, read_toml
+from manyheads.train.run_file.run_config import (
+    RUN_TABLES,
+    Run,
+    apply_settings,
+    parse_run,
+    read_toml,
+)
 
 ADAPTER, FREEZE = "adapter", "freeze"
 MODEL = "model"
@@ -165,7 +170,7 @@ def read_adapter_run(model: str, file: Path, settings: Sequence[str] = ()) -> Ad
         change = _change(tables)
         if classes:
             change = change.with_head()
-        run = replace(run_of(own), tables=tables)
+        run = replace(parse_run(own), tables=tables)
         change.check(run.regulariser)
         if run.run.distributed == "fsdp":
             raise ConfigError("run.distributed is 'fsdp', which shards matrices", "use 'ddp'")

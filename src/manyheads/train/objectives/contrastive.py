@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.encoder import TextModel
-from manyheads.models.provenance import Pooling, Sentence
+from manyheads.models.provenance import Pooling, SentenceConfig
 from manyheads.models.readout import pooled
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
@@ -68,7 +68,7 @@ class Contrastive(RoutedObjective):
     def _pooled(self, model: Any, hidden: Ragged) -> Float[Tensor, "b c"]:
         pooling = self.pooling
         if pooling == "model":
-            pooling = (model.sentence or Sentence()).pooling
+            pooling = (model.sentence or SentenceConfig()).pooling
         return pooled(
             hidden.values.float(), hidden.lengths, "first" if pooling == "cls" else pooling
         )

@@ -1,4 +1,4 @@
-"""What the pages of the terminal are drawn with: headings, rows of numbers, heat."""
+"""Pages on a terminal: headings, paragraphs, rows of numbers, heat maps."""
 
 from collections.abc import Sequence
 
@@ -10,55 +10,62 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-WIDEST = 100
+MAX_WIDTH = 100
 INDENT = 3
-NUMBER = 8
+NUMBER_WIDTH = 8
 
-# Five stops of cividis, the same to readers who see colours differently.
-STOPS = ((0, 34, 78), (65, 77, 107), (124, 123, 120), (188, 175, 111), (254, 232, 56))
+# Five colours of cividis, which colour-blind readers see alike.
+COLOURS = ((0, 34, 78), (65, 77, 107), (124, 123, 120), (188, 175, 111), (254, 232, 56))
 
 
-class Ink:
-    """Writes on a console of a comfortable width, with all but headings set in a little."""
+class TerminalPage:
+    """Prints a page of at most 100 columns, with everything but headings indented.
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        console.width = min(console.width, WIDEST)
-        self.width = console.width - INDENT
+    Tables may be wider with `table_width`: as wide as the terminal, or that wide in a file.
+    """
+
+    def __init__(self, console: Console | None = None, *, table_width: int | None = None) -> None:
+        self.console = Console() if console is None else console
+        columns = min(self.console.width, MAX_WIDTH)
+        if table_width is None:
+            self.console.width = columns
+        elif not self.console.is_terminal:
+            self.console.width = max(self.console.width, table_width)
+        self.width = columns - INDENT
 
     def title(self, text: str) -> None:
-        self.console.print(Text(text, style="bold"))
+        self.console.print(Text(visible(text), style="bold"))
 
     def heading(self, title: str, formula: str = "", right: str = "") -> None:
-        """A line across the page; the formula is left out where it finds no room."""
-        room = self.console.width - cell_len(title) - cell_len(right) - 2
-        middle = f"  {formula} " if formula and cell_len(formula) + 6 <= room else ""
-        line = Text("─" * max(3, room - cell_len(middle)), style="dim")
+        """A line across the page; the formula is left out where it does not fit."""
+        columns = self.width + INDENT - cell_len(title) - cell_len(right) - 2
+        middle = f"  {formula} " if formula and cell_len(formula) + 6 <= columns else ""
+        line = Text("─" * max(3, columns - cell_len(middle)), style="dim")
         parts = [Text(f"{title} ", style="bold cyan"), Text(middle, style="magenta"), line]
         self.console.print()
         self.console.print(Text.assemble(*parts, f" {right}" if right else ""), no_wrap=True)
 
-    def say(self, text: str, style: str = "") -> None:
+    def paragraph(self, text: str, style: str = "") -> None:
         for line in Text(text, style=style).wrap(self.console, self.width):
             line.rstrip()
             self.console.print(Text(" " * INDENT) + line)
 
-    def show(self, what: RenderableType) -> None:
-        self.console.print(Padding(what, (0, 0, 0, INDENT), expand=False))
+    def show(self, content: RenderableType) -> None:
+        self.console.print(Padding(content, (0, 0, 0, INDENT), expand=False))
 
-    def space(self) -> None:
+    def blank_line(self) -> None:
         self.console.print()
 
-    def rows(self, rows: Sequence[tuple[str, Sequence[float]]], strong: int = -1) -> None:
-        """Labelled rows of numbers, as many of each as the page has room for."""
+    def number_rows(self, rows: Sequence[tuple[str, Sequence[float]]], strong: int = -1) -> None:
+        """Labelled rows of numbers, as many of each as fit on the page."""
         labels = [visible(label) for label, _ in rows]
         widest = min(24, max(cell_len(label) for label in labels))
-        shown = min(8, max(1, (self.width - widest - 5) // NUMBER))
+        count = min(8, max(1, (self.width - widest - 5) // NUMBER_WIDTH))
         table = Table.grid(padding=(0, 0))
         for index, (_, numbers) in enumerate(rows):
             label = Text(short(labels[index], widest))
-            cells = [Text(f"{number:{NUMBER}.3f}") for number in numbers[:shown]]
-            more = Text("  …" if len(numbers) > shown else "", style="dim")
+            cells = [Text(f"{number:{NUMBER_WIDTH}.3f}") for number in numbers[:count]]
+            more = Text("  …" if len(numbers) > count else "", style="dim")
             style = "bold" if index == strong else ""
             table.add_row(Text("▸ " if index == strong else "  "), label, *cells, more, style=style)
         self.show(table)
@@ -70,7 +77,7 @@ def visible(text: str) -> str:
 
 
 def short(text: str, width: int) -> str:
-    """The text in exactly so many columns, cut with an ellipsis where it is longer.
+    """The text in exactly `width` columns, cut with an ellipsis where it is longer.
 
     >>> short("искусственным", 9), short("Я", 3)
     ('искусств…', 'Я  ')
@@ -80,13 +87,13 @@ def short(text: str, width: int) -> str:
     return set_cell_size(text, width)
 
 
-def heat(share: float) -> Style:
-    """A background between dark blue for 0 and yellow for 1, under letters that stand out."""
-    place = min(max(share, 0.0), 1.0) * (len(STOPS) - 1)
-    low = min(int(place), len(STOPS) - 2)
+def heat(fraction: float) -> Style:
+    """A background between dark blue for 0 and yellow for 1, under readable text."""
+    position = min(max(fraction, 0.0), 1.0) * (len(COLOURS) - 1)
+    low = min(int(position), len(COLOURS) - 2)
     mixed = [
-        round(below + (above - below) * (place - low))
-        for below, above in zip(STOPS[low], STOPS[low + 1], strict=True)
+        round(below + (above - below) * (position - low))
+        for below, above in zip(COLOURS[low], COLOURS[low + 1], strict=True)
     ]
-    letters = Color.parse("white" if share < 0.5 else "black")
-    return Style(color=letters, bgcolor=Color.from_rgb(*mixed))
+    text = Color.parse("white" if fraction < 0.5 else "black")
+    return Style(color=text, bgcolor=Color.from_rgb(*mixed))

@@ -1,9 +1,10 @@
-"""How nouns are said in a line, and in JSON."""
+"""Counts, percentages, numbers and lists of words as text; values as JSON."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-# What stands in a table for a value that is not known.
+# Stands in a table for an unknown value.
 UNKNOWN = "–"
 
 
@@ -13,6 +14,14 @@ def pluralise(count: int, noun: str) -> str:
     ('1 text', '1,200 texts')
     """
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def alternatives(words: Sequence[str]) -> str:
+    """
+    >>> alternatives(["zero", "mean", "resample"])
+    'zero, mean or resample'
+    """
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def percent(fraction: float) -> str:
@@ -48,7 +57,7 @@ def number(value: float) -> str:
 
 
 def without_nan(value: Any) -> Any:
-    """JSON knows no NaN: what is not defined is null.
+    """The value with null for NaN and infinity, which JSON does not have.
 
     >>> without_nan({"entropy": [1.0, math.nan]})
     {'entropy': [1.0, None]}

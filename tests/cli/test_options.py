@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from manyheads.cli.completion import Option, options_of, places_of
+from manyheads.cli.command_table import Option, options_of, positionals_of
 from manyheads.cli.main import COMMANDS
 
 LOOKING = ("inspect", "ablate", "attribute", "compare", "report")
@@ -47,10 +47,10 @@ def test_what_is_written_goes_to_out_and_o_is_short_for_it() -> None:
 def test_a_model_comes_first_by_place() -> None:
     without = ("explain", "tokenizer", "train", "completion")
     for command in COMMANDS.keys() - without:
-        assert places_of(COMMANDS[command])[0].kind == "model", command
+        assert positionals_of(COMMANDS[command])[0].kind == "model", command
 
 
 def test_where_to_compute_is_left_to_torch_by_default() -> None:
     for command, option in by_name()["--device"]:
-        assert option.kind == "other"
+        assert option.kind == "text"
         assert COMMANDS[command].__dataclass_fields__["device"].default == "auto"

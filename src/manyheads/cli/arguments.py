@@ -1,9 +1,9 @@
-"""What the commands that look at heads ask for alike: a model, texts, where numbers go."""
+"""Arguments that several commands share: their types, their checks, and the inputs they name."""
 
 import json
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
@@ -11,14 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import tyro
 
-from manyheads.atomic_write import check_writable, whole
-from manyheads.errors import CutWarning, InputError
+from manyheads.atomic_write import atomic_write, check_writable
+from manyheads.errors import InputError, TruncationWarning
 from manyheads.formatting import without_nan
-
-if TYPE_CHECKING:
-    from manyheads.models.build import Model
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,72 +21,55 @@ if TYPE_CHECKING:
     from manyheads.models.build import Model
     from manyheads.models.vision import Vision
 
-DEFAULT = "house-gpt"
+DEFAULT_MODEL = "house-gpt"
 
-ModelName = Annotated[
+OptionalModel = Annotated[
     str,
     tyro.conf.Positional,
-    tyro.conf.arg(metavar="[MODEL]", help_behavior_hint=f"(default: {DEFAULT})"),
+    tyro.conf.arg(metavar="[MODEL]", help_behavior_hint=f"(default: {DEFAULT_MODEL})"),
 ]
-Texts = Annotated[
+RequiredModel = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+OneText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
+ManyTexts = Annotated[
     tyro.conf.UseAppendAction[tuple[str, ...]],
     tyro.conf.arg(metavar="TEXT", help_behavior_hint="(repeatable)"),
 ]
 TextFile = Annotated[Path | None, tyro.conf.arg(metavar="TEXTFILE", help_behavior_hint="")]
-JsonFile = Annotated[Path | None, tyro.conf.arg(metavar="OUT", help_behavior_hint="")]
-Picture = Annotated[Path | None, tyro.conf.arg(metavar="PNG", help_behavior_hint="")]
-OutFolder = Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")]
-DeviceName = str
-DtypeName = Literal["as it is", "float32", "bfloat16", "float16"]
-Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
-# Files of which each line is a text, and a file that something is written to.
+# Files with one text per line.
 LineFiles = Annotated[
     tyro.conf.UseAppendAction[tuple[Path, ...]],
     tyro.conf.arg(metavar="TEXTFILE", help_behavior_hint="(repeatable)"),
 ]
+ImageDirectory = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
+JsonFile = Annotated[Path | None, tyro.conf.arg(metavar="OUT", help_behavior_hint="")]
+PngFile = Annotated[Path | None, tyro.conf.arg(metavar="PNG", help_behavior_hint="")]
+OutFolder = Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")]
+OptionalOutFolder = Annotated[
+    Path | None, tyro.conf.arg(aliases=["-o"], metavar="FOLDER", help_behavior_hint="")
+]
 OutFile = Annotated[
     Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")
 ]
-PartName = Literal["attention", "encoder", "cross"]
+BatchTokens = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+DeviceName = str
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+AttentionName = Literal["attention", "encoder", "cross"]
+Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 
 
-def open_model(name: str, device: DeviceName, dtype: DtypeName = "as it is") -> "Model":
-    """A model where it is asked to be, by default on CUDA where torch finds it."""
+def open_model(name: str, device: DeviceName, dtype: DtypeName = "auto") -> "Model":
+    """Load a model onto a device, by default CUDA where it is available."""
     import torch
 
     from manyheads.checkpoints.folder import load
-    from manyheads.devices import device_of
+    from manyheads.devices import resolve_device
 
-    place = str(device_of(device, "--device"))
-    return load(name, dtype=None if dtype == "as it is" else getattr(torch, dtype), device=place)
-
-
-def read_texts(model: "Model", text: tuple[str, ...], file: Path | None, tokens: int) -> Any:
-    """Texts as given, those of a file up to so many tokens, or else our own.
-
-    For a model that translates, each line is a source, a tab and its target.
-    """
-    from manyheads.encoding.text_reader import reads_texts
-    from manyheads.lens.inputs.synthetic import own_texts
-    from manyheads.models.seq2seq import Seq2Seq
-
-    if text and file is not None:
-        raise InputError("texts come from --text or from --file", "give one of both, not both")
-    if reads_texts(model).tokenizer is None:
-        raise InputError("this model has no tokenizer", "put a tokenizer.json into its folder")
-    pairs = isinstance(model, Seq2Seq)
-    given = list(text) or ([] if file is None else texts_of(file))
-    if not given:
-        return own_texts(model)
-    for place, each in enumerate(given):
-        if not each.strip():
-            raise InputError(f"text {place} is empty", "give some words")
-    found: list[Any] = pairs_of(given) if pairs else given
-    return found if text else first_texts(model, found, tokens)[0]
+    device = str(resolve_device(device, "--device"))
+    return load(name, dtype=None if dtype == "auto" else getattr(torch, dtype), device=device)
 
 
-def where(of: PartName) -> dict[str, Any]:
-    """The attention that is meant, as the lens takes it."""
+def attention_site(of: AttentionName) -> dict[str, Any]:
+    """The stack and the sublayer that --of means."""
     from manyheads.taps import Sublayer
 
     return {
@@ -100,19 +78,24 @@ def where(of: PartName) -> dict[str, Any]:
     }
 
 
-def check_folder(path: Path | None, source: str = "") -> None:
-    """Refuse a place for what comes of a model before it is made in vain, or over the model."""
+def check_minimum(flag: str, value: int, minimum: int) -> None:
+    if value < minimum:
+        raise InputError(f"{flag} must be at least {minimum}, got {value}")
+
+
+def check_out_folder(path: Path | None, source: str = "", flag: str = "--out") -> None:
+    """Refuse a folder that cannot be written, or that holds the model itself, before any work."""
     if path is None:
         return
     if path.is_file():
-        raise InputError(f"{path} is a file", "name a folder")
+        raise InputError(f"{flag} {path} is a file", "name a folder")
     if source and Path(source).is_dir() and path.resolve() == Path(source).resolve():
-        raise InputError(f"{path} holds the model itself, which would be lost", "name another")
+        raise InputError(f"{flag} {path} would overwrite the model itself", "name another folder")
     check_writable(path)
 
 
 def check_json(path: Path | None) -> None:
-    """Refuse a place for the numbers before anything is measured in vain."""
+    """Refuse a JSON file that cannot be written, before any work."""
     if path is None:
         return
     if path.suffix != ".json":
@@ -122,61 +105,135 @@ def check_json(path: Path | None) -> None:
     check_writable(path)
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically, with null for NaN."""
+    with atomic_write(path) as partial:
+        text = json.dumps(without_nan(value), indent=1, allow_nan=False)
+        partial.write_text(text, encoding="utf-8")
+
+
 @contextmanager
-def cuts_told() -> Iterator[None]:
-    """Say once, on stderr, that texts were longer than the model reads."""
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always", CutWarning)
+def truncation_on_stderr() -> Iterator[None]:
+    """Print each warning about truncated texts once, on stderr."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", TruncationWarning)
         yield
-    for each in dict.fromkeys(str(each.message) for each in told):
-        print(each, file=sys.stderr)
+    for message in dict.fromkeys(str(warning.message) for warning in caught):
+        print(message, file=sys.stderr)
 
 
-def read_letters(file: Path) -> str:
-    """All that a file says, - being what is piped in."""
+def read_file(file: Path, flag: str = "--file") -> str:
+    """The content of a UTF-8 file with some text in it; - is the standard input."""
     if file.is_dir():
-        raise InputError(f"{file} is a folder", "name a file with texts")
+        raise InputError(f"{flag} {file} is a folder", "name a file with text")
     if str(file) != "-" and not file.is_file():
-        raise InputError(f"there is no file {file}", "name one with texts")
+        raise InputError(f"{flag} {file} does not exist", "name a file with text")
     try:
-        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{file} is not UTF-8: {error.reason} at byte {error.start}", "convert it first"
+            f"{flag} {file} is not UTF-8: {error.reason} at byte {error.start}", "convert it first"
         ) from None
-
-
-def lines_of(file: Path) -> list[str]:
-    """Lines end where a line feed or a carriage return says so, and nowhere else."""
-    return [line.removesuffix("\n") for line in StringIO(read_file(file))]
-
-
-def read_file(file: Path) -> str:
-    """A text of some words."""
-    text = read_letters(file)
     if not text.strip():
-        raise InputError(f"{file} holds no text", "name a file with some")
+        raise InputError(f"{flag} {file} contains no text", "name a file with text")
     return text
 
 
-def texts_of(file: Path) -> list[str]:
-    """Apart by blank lines, or one a line where there are none."""
-    said = read_file(file)
-    parts = said.split("\n\n") if "\n\n" in said.strip() else said.split("\n")
+def read_lines(files: Sequence[Path]) -> list[str]:
+    """The lines of some files; only line feeds and carriage returns end a line."""
+    return [line.removesuffix("\n") for file in files for line in StringIO(read_file(file))]
+
+
+def read_paragraphs(file: Path) -> list[str]:
+    """The texts of a file: its paragraphs, or its lines if it has no blank ones."""
+    text = read_file(file)
+    parts = text.split("\n\n") if "\n\n" in text.strip() else text.split("\n")
     return [part.strip("\n") for part in parts if part.strip()]
 
 
-class Labelled(NamedTuple):
-    """Texts and the numbers of their classes."""
+def split_pairs(texts: list[str]) -> list[tuple[str, str]]:
+    """The source and the target of every line, separated by a tab."""
+    pairs = []
+    for index, line in enumerate(line for text in texts for line in text.split("\n")):
+        source, tab, target = line.partition("\t")
+        if not tab:
+            raise InputError(
+                f"text {index} has no tab", "separate source and target by a tab in every line"
+            )
+        pairs.append((source, target))
+    return pairs
 
-    texts: list[str]
-    classes: list[int]
+
+def load_texts(model: "Model", text: tuple[str, ...], file: Path | None, tokens: int) -> Any:
+    """The texts of --text, the first tokens of --file, or the texts that come with manyheads.
+
+    For an encoder-decoder each line is a source, a tab and its target.
+    """
+    from manyheads.lens.inputs.synthetic import default_texts
+    from manyheads.models.seq2seq import Seq2Seq
+
+    if text and file is not None:
+        raise InputError("--text and --file exclude each other", "give one of them")
+    check_tokenizer(model)
+    texts: list[Any] = list(text) or ([] if file is None else read_paragraphs(file))
+    if not texts:
+        return default_texts(model)
+    for each in texts:
+        if not each.strip():
+            raise InputError(f"--text {each!r} is empty", "give at least one word")
+    if isinstance(model, Seq2Seq):
+        texts = split_pairs(texts)
+    return texts if text else split_texts(model, texts, tokens)[0]
 
 
-def first_labelled(model: "Model", file: Path | None, tokens: int) -> tuple[Labelled, Labelled]:
-    """The first rows of a file for a model of classes, as `first_texts`, and the others.
+def check_tokenizer(model: "Model") -> None:
+    from manyheads.encoding.text_reader import require_text_model
 
-    All are whole: half a text may be of another class.
+    if require_text_model(model).tokenizer is None:
+        raise InputError("this model has no tokenizer", "put a tokenizer.json into its folder")
+
+
+def split_texts(model: "Model", texts: list[Any], tokens: int) -> tuple[list[Any], list[Any]]:
+    """The first texts up to a number of tokens, and the rest.
+
+    A text may be split between both; the pairs of an encoder-decoder are not.
+    """
+    check_minimum("--tokens", tokens, 1)
+    left = tokens
+    for index, text in enumerate(texts):
+        parts = text if isinstance(text, tuple) else (text,)
+        encodings = [model.tokenizer.encode(part, add_special_tokens=False) for part in parts]
+        count = sum(map(len, encodings))
+        if count >= left:
+            rest = texts[index + 1 :]
+            if count == left or isinstance(text, tuple):
+                return texts[: index + 1], rest
+            end = encodings[0].offsets[left - 1][1]
+            return [*texts[:index], text[:end]], [*filter(str.strip, [text[end:]]), *rest]
+        left -= count
+    return texts, []
+
+
+def is_text_classifier(model: "Model") -> bool:
+    from manyheads.models.readout import ClassHead
+    from manyheads.models.vision import Vision
+
+    return isinstance(model.config.readout, ClassHead) and not isinstance(model, Vision)
+
+
+class ClassInputs(NamedTuple):
+    """Texts or images, and the ids of their classes, if any."""
+
+    inputs: "list[str] | list[Tensor]"
+    classes: list[int] | None
+
+
+def split_labelled(
+    model: "Model", file: Path | None, tokens: int
+) -> tuple[ClassInputs, ClassInputs]:
+    """The first rows of a file up to a number of tokens, and the rest.
+
+    No text is split: half of it may be of another class.
     """
     from manyheads.data.labelled import LabelledTexts, label_ids
     from manyheads.data.sources.rows import ROW_FORMATS, FileRows
@@ -184,7 +241,7 @@ def first_labelled(model: "Model", file: Path | None, tokens: int) -> tuple[Labe
 
     if file is None or file.suffix not in ROW_FORMATS:
         raise InputError(
-            "a text alone does not say of which class it is",
+            "a classifier is measured on texts with labels",
             f"give --file with rows of text and label: {', '.join(ROW_FORMATS)}",
         )
     head = model.config.readout
@@ -193,135 +250,71 @@ def first_labelled(model: "Model", file: Path | None, tokens: int) -> tuple[Labe
     known = model.class_names or tuple(str(number) for number in range(head.classes))
     classes, _ = label_ids([row.label for row in rows], [row.location for row in rows], known)
     texts = [row.text for row in rows]
-    count = len(first_texts(model, texts, tokens)[0])
-    return (
-        Labelled(texts[:count], classes[:count]),
-        Labelled(texts[count:], classes[count:]),
-    )
+    count = len(split_texts(model, texts, tokens)[0])
+    return ClassInputs(texts[:count], classes[:count]), ClassInputs(texts[count:], classes[count:])
 
 
-def tells_classes(model: "Model") -> bool:
-    """Of whole texts."""
-    from manyheads.models.readout import ClassHead
+def image_source(model: "Model", image: Path | None, *, texts: bool) -> Path | None:
+    """The folder of --image, if any, checked against the model and --text or --file."""
     from manyheads.models.vision import Vision
 
-    return isinstance(model.config.readout, ClassHead) and not isinstance(model, Vision)
-
-
-def first_texts(model: "Model", texts: list[Any], tokens: int) -> tuple[list[Any], list[Any]]:
-    """The first texts, as many as have so many tokens together, and the others.
-
-    The last is cut where it would be more; the pairs of a model that translates stay whole.
-    """
-    if tokens < 1:
-        raise InputError(f"--tokens {tokens} measures nothing", "use 1 or more")
-    left = tokens
-    for place, text in enumerate(texts):
-        parts = text if isinstance(text, tuple) else (text,)
-        found = [model.tokenizer.encode(part, add_special_tokens=False) for part in parts]
-        count = sum(len(each) for each in found)
-        if count >= left:
-            rest = texts[place + 1 :]
-            if count == left or isinstance(text, tuple):
-                return texts[: place + 1], rest
-            end = found[0].offsets[left - 1][1]
-            return [*texts[:place], text[:end]], [*filter(str.strip, [text[end:]]), *rest]
-        left -= count
-    return texts, []
-
-
-def pairs_of(texts: list[str]) -> list[tuple[str, str]]:
-    """A source, a tab and its target in every line."""
-    found = []
-    for place, line in enumerate(line for text in texts for line in text.split("\n")):
-        source, tab, target = line.partition("\t")
-        if not tab:
-            raise InputError(
-                f"text {place} has no tab", "write a source, a tab and its target a line"
-            )
-        found.append((source, target))
-    return found
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Whole, or not at all."""
-    with whole(path) as beside:
-        told = json.dumps(without_nan(value), indent=1, allow_nan=False)
-        beside.write_text(told, encoding="utf-8")
-
-
-ImagePlace = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
-
-
-class Pictures(NamedTuple):
-    """Images as a model reads them, and the numbers of their classes where it tells any."""
-
-    images: "list[Tensor]"
-    classes: list[int] | None
-
-
-def image_folder(model: "Model", image: Path | None, *, texts: bool) -> Path | None:
-    """Where images come from, if any do; refused beside texts, or for a model that sees none."""
-    from manyheads.models.vision import Vision
-
-    sees = isinstance(model, Vision)
+    is_vision = isinstance(model, Vision)
     if image is None:
-        if sees and not texts:
+        if is_vision and not texts:
             raise InputError("this model reads images", "give a folder of them with --image")
         return None
     if texts:
-        raise InputError("a model reads texts or images", "give --image alone, or leave it out")
-    if not sees:
-        raise InputError("this model reads no images", "give it texts with --file")
+        raise InputError("--image excludes --text and --file", "give one of them")
+    if not is_vision:
+        raise InputError("--image needs a vision model and this one reads text", "give --file")
     if not image.is_dir():
-        raise InputError(f"{image} is no folder", "name one with images in it")
+        raise InputError(f"--image {image} is not a folder", "name a folder of images")
     return image
 
 
-def first_images(
+def sample_images(
     model: "Vision", folder: Path, tokens: int, seed: int, more: int = 0
-) -> tuple[Pictures, Pictures]:
-    """Images drawn from all in a folder, with so many tokens together, and as others up to `more`.
+) -> tuple[ClassInputs, ClassInputs]:
+    """A random sample of images with a number of tokens, and others with up to `more` tokens.
 
-    For a model of classes they lie in folders named after them. An image has as many tokens as
-    patches, and one more.
+    For a classifier, each class has its own folder. An image has one token per patch, and one more.
     """
     import torch
 
-    from manyheads.data.image_preprocessing import find_images, image_size
+    from manyheads.data.images import find_images, image_size
     from manyheads.models.readout import ClassHead
 
-    if tokens < 1:
-        raise InputError(f"--tokens {tokens} measures nothing", "use 1 or more")
-    each = (image_size(model) // model.config.patches.size) ** 2 + 1
-    classed = isinstance(model.config.readout, ClassHead)
-    files = _labelled(model, folder) if classed else [(file, 0) for file in find_images(folder)]
-    drawn = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed)).tolist()
-    first, last = max(1, tokens // each), -(-more // each)
+    check_minimum("--tokens", tokens, 1)
+    per_image = (image_size(model) // model.config.patches.size) ** 2 + 1
+    labelled = isinstance(model.config.readout, ClassHead)
+    files = _class_files(model, folder) if labelled else [(file, 0) for file in find_images(folder)]
+    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed)).tolist()
+    first, last = max(1, tokens // per_image), -(-more // per_image)
     return (
-        _read(model, [files[number] for number in drawn[:first]], classed),
-        _read(model, [files[number] for number in drawn[first : first + last]], classed),
+        _read_images(model, [files[index] for index in order[:first]], labelled),
+        _read_images(model, [files[index] for index in order[first : first + last]], labelled),
     )
 
 
-def _labelled(model: "Vision", folder: Path) -> Sequence[tuple[Path, int]]:
-    """The files of a folder a class, numbered as the model numbers them."""
+def _class_files(model: "Vision", folder: Path) -> Sequence[tuple[Path, int]]:
+    """The images of each class's folder, with the model's id of the class."""
     from manyheads.data.images import ImageFolder
     from manyheads.models.readout import ClassHead
 
     head: Any = model.config.readout
     assert isinstance(head, ClassHead)
-    found = ImageFolder(folder, names=model.class_names)
-    if len(found.names) != head.classes:
+    images = ImageFolder(folder, names=model.class_names)
+    if len(images.names) != head.classes:
         raise InputError(
-            f"{folder} has {len(found.names)} folders and the model {head.classes} classes",
-            "lay the images in a folder a class",
+            f"--image {folder} has {len(images.names)} folders and the model {head.classes} "
+            "classes",
+            "put the images of each class into a folder of its own",
         )
-    return found.files
+    return images.files
 
 
-def _read(model: "Vision", files: Sequence[tuple[Path, int]], classed: bool) -> Pictures:
-    from manyheads.data.image_preprocessing import read_image
+def _read_images(model: "Vision", files: Sequence[tuple[Path, int]], labelled: bool) -> ClassInputs:
+    from manyheads.data.images import read_image
 
     images = [read_image(model, file) for file, _ in files]
-    return Pictures(images, [label for _, label in files] if classed else None)
+    return ClassInputs(images, [label for _, label in files] if labelled else None)

@@ -1,7 +1,22 @@
-"""The commands by name, in the order of the help; completion, which reads them, is not here."""
+"""The commands by name, in the order of the help, and the options of each."""
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Protocol,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
+
+import tyro
 
 from manyheads.cli.commands.ablate import Ablate
 from manyheads.cli.commands.attribute import Attribute
@@ -20,8 +35,9 @@ from manyheads.cli.commands.tokenizer import TrainTokenizer
 from manyheads.cli.commands.train import Adapt, Train
 
 
+@runtime_checkable
 class Command(Protocol):
-    """Arguments that were read, and can be acted on."""
+    """The parsed arguments of a command, which run it."""
 
     def run(self) -> int: ...
 
@@ -44,3 +60,102 @@ WORKING: dict[str, Callable[..., Command]] = {
     "gate": GateCommand,
     "adapt": Adapt,
 }
+
+
+# What follows an option: nothing, a path, a model, one of some words, a number, or any text.
+Kind = Literal["flag", "file", "model", "choice", "integer", "number", "text"]
+
+MODEL_METAVARS = ("MODEL", "BEFORE", "AFTER")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An option with its names, such as --out and -o, or a positional argument without any."""
+
+    field: str
+    names: tuple[str, ...] = ()
+    metavar: str
+    kind: Kind
+    choices: tuple[str, ...] = ()
+    required: bool = False
+    repeatable: bool = False
+    """Whether the option may be given several times."""
+    many: bool = False
+    """Whether several values may follow each other."""
+
+
+HELP = Option(field="help", names=("--help", "-h"), metavar="", kind="flag")
+
+
+def options_of(command: Callable[..., object]) -> tuple[Option, ...]:
+    """The options of a command in the order of its help.
+
+    >>> [option.names for option in options_of(Train)]
+    [('--help', '-h'), ('--set',), ('--from',), ('--fresh',)]
+    """
+    return (HELP, *(option for option in _arguments(command) if option.names))
+
+
+def positionals_of(command: Callable[..., object]) -> tuple[Option, ...]:
+    """The positional arguments of a command, the model first.
+
+    >>> [(each.metavar, each.kind) for each in positionals_of(Train)]
+    [('RUN.TOML', 'file')]
+    """
+    return tuple(option for option in _arguments(command) if not option.names)
+
+
+def _arguments(command: Callable[..., object]) -> list[Option]:
+    hints = get_type_hints(command, include_extras=True)
+    return [
+        _argument(
+            field.name,
+            hints[field.name],
+            required=field.default is MISSING and field.default_factory is MISSING,
+        )
+        for field in fields(command)  # type: ignore[arg-type]
+    ]
+
+
+def _argument(name: str, hint: Any, *, required: bool) -> Option:
+    inner, *markers = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+
+    def marked(attribute: str) -> Any:
+        values = (getattr(marker, attribute, None) for marker in markers)
+        return next((value for value in values if value is not None), None)
+
+    positional = tyro.conf.Positional in markers
+    repeatable = any(repr(marker) == "UseAppendAction" for marker in markers)
+    metavar = marked("metavar") or {int: "INT", float: "FLOAT"}.get(inner, name.upper())
+    kind, choices = _kind(_value_type(inner), metavar, positional)
+    flag = "--" + (marked("name") or name).replace("_", "-")
+    return Option(
+        field=name,
+        names=() if positional else (flag, *(marked("aliases") or ())),
+        metavar=metavar.strip("[]. "),
+        kind=kind,
+        choices=choices,
+        required=required,
+        repeatable=repeatable,
+        many=get_origin(inner) is tuple and not repeatable,
+    )
+
+
+def _kind(value_type: Any, metavar: str, positional: bool) -> tuple[Kind, tuple[str, ...]]:
+    if get_origin(value_type) is Literal:
+        return "choice", get_args(value_type)
+    if metavar.startswith("{"):
+        return "choice", tuple(metavar.strip("{}").split(","))
+    if positional and any(each in metavar for each in MODEL_METAVARS):
+        return "model", ()
+    if value_type is Path or (positional and "FILE" in metavar):
+        return "file", ()
+    kinds: dict[Any, Kind] = {bool: "flag", int: "integer", float: "number"}
+    return kinds.get(value_type, "text"), ()
+
+
+def _value_type(hint: Any) -> Any:
+    """The type without None, and of a tuple that of its elements."""
+    if get_origin(hint) in (Union, UnionType):
+        return next(each for each in get_args(hint) if each is not NoneType)
+    return get_args(hint)[0] if get_origin(hint) is tuple else hint

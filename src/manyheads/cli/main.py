@@ -1,46 +1,20 @@
 """The command line: `manyheads COMMAND ...`."""
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from contextlib import redirect_stderr
 from difflib import get_close_matches
-from typing import Any
+from io import StringIO
 
 import tyro
 
-from manyheads.cli.command_table import WORKING, Command
+from manyheads.cli.command_table import WORKING, Command, Option, options_of, positionals_of
 from manyheads.cli.completion import Completion
-from manyheads.errors import ManyheadsError
-
-
-def advice(given: Sequence[str], commands: Mapping[str, Callable[..., Any]]) -> str | None:
-    """A line for somebody whose words could not be read, where there is something to say."""
-    name = given[0]
-    if name not in commands:
-        near = get_close_matches(name, commands, n=1)
-        return f"{name!r} is no command: did you mean {near[0]}?" if near else None
-    words = _unread(commands[name], given[1:])
-    if not words or words[0].startswith("-"):
-        return None
-    options = {each.name for each in fields(commands[name])}  # type: ignore[arg-type]
-    if "set" in options and "=" in words[0]:
-        return f"{words[0]!r} stands alone: use --set {shlex.quote(words[0])}."
-    if "text" in options:
-        text = " ".join(words)
-        return f"{text!r} stands alone: use --text {shlex.quote(text)}."
-    return None
-
-
-def _unread(command: Callable[..., Any], given: Sequence[str]) -> list[str]:
-    try:
-        _, unread = tyro.cli(command, args=given, return_unknown_args=True, console_outputs=False)
-    except SystemExit:
-        # Something else is wrong too, and the parser has said what.
-        return []
-    return unread
-
+from manyheads.errors import InputError, ManyheadsError
+from manyheads.formatting import alternatives
 
 COMMANDS: dict[str, Callable[..., Command]] = {**WORKING, "completion": Completion}
 
@@ -58,7 +32,7 @@ Start here: what every head of a small model does, in a table, in one file, in t
     manyheads report -o report.html
     manyheads studio
 
-Or watch one sentence pass through one attention layer, number by number.
+Or follow one sentence through one attention layer, number by number.
 
     manyheads explain "The cat sat on the mat."
 
@@ -68,53 +42,196 @@ DONE, FAILED, WRONG_USE = 0, 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0 where it is done, 1 where it failed, 2 where it was asked wrongly."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    """Run one command and return its exit code: 0 done, 1 failed, 2 wrong use."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
     _never_fail_to_print()
-    if not given:
+    if not words:
         print(FIRST)
         return DONE
-    if given == ["--version"]:
+    if words == ["--version"]:
         print(f"manyheads {_version()}")
         return DONE
+    command: Command | None = None
     try:
-        command = tyro.extras.subcommand_cli_from_dict(
-            COMMANDS, prog="manyheads", description=ABOUT, args=given
-        )
+        command = _parse(words)
         return command.run()
-    except SystemExit as ended:
-        said = advice(given, COMMANDS) if ended.code == WRONG_USE else None
-        if said is not None:
-            _fail(said, WRONG_USE)
-        raise
     except BrokenPipeError:
-        # Whoever read the output, such as head, has seen enough.
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115, kept open till the end
+        # The reader of the output, such as head, has closed it.
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115, kept open until the end
         return DONE
     except ManyheadsError as error:
-        return _fail(str(error), WRONG_USE)
+        return _fail(str(error) if command is None else _with_flags(error, command), WRONG_USE)
     except OSError as error:
         return _fail(
             f"{error.filename}: {error.strerror}." if error.filename else str(error), FAILED
         )
     except KeyboardInterrupt:
-        return _fail("stopped.", FAILED)
+        return _fail("interrupted.", FAILED)
+
+
+def _parse(words: list[str]) -> Command:
+    """The command with its arguments; help ends the program, and wrong use is an InputError."""
+
+    def parse(console_outputs: bool) -> Command:
+        command: Command = tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="manyheads",
+            description=ABOUT,
+            args=words,
+            console_outputs=console_outputs,
+        )
+        return command
+
+    try:
+        # What tyro prints of wrong use is longer than one line.
+        with redirect_stderr(StringIO()):
+            return parse(console_outputs=False)
+    except SystemExit as ended:
+        if ended.code == WRONG_USE:
+            raise wrong_use(words, COMMANDS) from None
+    return parse(console_outputs=True)
+
+
+def wrong_use(words: Sequence[str], commands: Mapping[str, Callable[..., object]]) -> InputError:
+    """What is wrong with words that could not be parsed.
+
+    >>> str(wrong_use(["inspct"], COMMANDS))
+    "'inspct' is not a command: try inspect, or see manyheads --help."
+    >>> str(wrong_use(["train", "run.toml", "--fresch"], COMMANDS))
+    '--fresch is not an option of manyheads train: try --fresh, or see manyheads train --help.'
+    """
+    name = words[0]
+    if name not in commands:
+        what = "an option of manyheads" if name.startswith("-") else "a command"
+        shown = name if name.startswith("-") else repr(name)
+        return InputError(f"{shown} is not {what}", _suggestion(name, commands, "manyheads"))
+    error = _Reader(name, commands[name]).read(words[1:])
+    unreadable = f"{shlex.join(words[1:])!r} cannot be read"
+    return error or InputError(unreadable, f"see manyheads {name} --help")
+
+
+class _Reader:
+    """Reads the words of one command in order, up to the first that is wrong."""
+
+    def __init__(self, name: str, command: Callable[..., object]) -> None:
+        self.program = f"manyheads {name}"
+        self.options = {each: option for option in options_of(command) for each in option.names}
+        self.positionals = list(positionals_of(command))
+        self.given: list[Option] = []
+
+    def read(self, words: Sequence[str]) -> InputError | None:
+        rest = list(words)
+        while rest:
+            error = self._option(rest) if _is_option(rest[0]) else self._positional(rest)
+            if error is not None:
+                return error
+        for option in (*self.positionals, *self.options.values()):
+            if option.required and option not in self.given:
+                name = " ".join([*option.names[:1], option.metavar])
+                return InputError(f"{self.program} needs {name}", f"see {self.program} --help")
+        return None
+
+    def _option(self, rest: list[str]) -> InputError | None:
+        name, equals, value = rest.pop(0).partition("=")
+        option = self.options.get(name.replace("_", "-"))
+        if option is None:
+            suggestion = _suggestion(name, self.options, self.program)
+            return InputError(f"{name} is not an option of {self.program}", suggestion)
+        self.given.append(option)
+        if option.kind == "flag":
+            return InputError(f"{name} takes no value, got {value!r}") if equals else None
+        values = [value] if equals else _take_values(rest, many=option.many)
+        if values:
+            return _wrong_value(name, option, values)
+        remedy = f"write {name} {option.metavar}"
+        if rest:
+            remedy += f", or {name}={rest[0]} if that is the value"
+        return InputError(f"{name} needs a value", remedy)
+
+    def _positional(self, rest: list[str]) -> InputError | None:
+        left = [each for each in self.positionals if each not in self.given]
+        if not left:
+            return self._surplus(rest)
+        self.given.append(left[0])
+        return _wrong_value(left[0].metavar, left[0], _take_values(rest, many=left[0].many))
+
+    def _surplus(self, words: Sequence[str]) -> InputError:
+        text = " ".join(word for word in words if not _is_option(word))
+        if "--set" in self.options and "=" in words[0]:
+            text, remedy = words[0], f"use --set {shlex.quote(words[0])}"
+        elif "--text" in self.options:
+            remedy = f"use --text {shlex.quote(text)}"
+        elif self.positionals and self.positionals[-1].many:
+            remedy = "put it before the options"
+        else:
+            remedy = f"see {self.program} --help"
+        return InputError(f"unexpected argument {text!r}", remedy)
+
+
+def _take_values(rest: list[str], *, many: bool) -> list[str]:
+    """Remove the next value from the words, or all up to the next option."""
+    count = next((index for index, word in enumerate(rest) if _is_option(word)), len(rest))
+    values = rest[: count if many else min(count, 1)]
+    del rest[: len(values)]
+    return values
+
+
+def _wrong_value(name: str, option: Option, values: Sequence[str]) -> InputError | None:
+    allowed = {"integer": (int, "an integer"), "number": (float, "a number")}
+    for value in values:
+        if option.choices and value not in option.choices:
+            return InputError(f"{name} must be {alternatives(option.choices)}, got {value!r}")
+        if option.kind in allowed:
+            convert, what = allowed[option.kind]
+            try:
+                convert(value)
+            except ValueError:
+                return InputError(f"{name} must be {what}, got {value!r}")
+    return None
+
+
+def _is_option(word: str) -> bool:
+    """Whether a word is an option, not a value: neither - alone nor a negative number is one."""
+    return re.match(r"-(?=.)(?!\.?\d)", word) is not None
+
+
+def _suggestion(name: str, known: Mapping[str, object], program: str) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f"try {near[0]}, or see {program} --help" if near else f"see {program} --help"
+
+
+def _with_flags(error: ManyheadsError, command: Command) -> str:
+    """An error in terms of the command line: `top_k=0` becomes `--top-k 0`."""
+    kind = type(command)
+    flags = {option.field: option.names[0] for option in options_of(kind)}
+    flags |= getattr(kind, "PYTHON_NAMES", {})
+
+    def named(text: str) -> str:
+        for name, flag in flags.items():
+            text = re.sub(rf"(?<![\w.-]){name}=", f"{flag} ", text)
+            # A word such as "text" means the option only where a value is judged.
+            text = re.sub(rf"^{name}(?= (must|needs|is|has) )", flag, text)
+            if "_" in name:
+                text = re.sub(rf"(?<![\w.-]){name}\b(?!=)", flag, text)
+        return text
+
+    return str(ManyheadsError(named(error.problem), named(error.remedy)))
 
 
 def _fail(reason: str, code: int) -> int:
-    print(f"error: {reason}", file=sys.stderr)
+    print(f"error: {' '.join(reason.splitlines())}", file=sys.stderr)
     return code
 
 
 def _never_fail_to_print() -> None:
-    """Where the terminal cannot show a letter it shows a question mark."""
+    """Replace characters that the terminal cannot show by question marks."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
 
 def _version() -> str:
-    # A tenth of a second to load, and only this needs it.
+    # It takes a tenth of a second to import, and only this needs it.
     from importlib.metadata import PackageNotFoundError, version
 
     try:

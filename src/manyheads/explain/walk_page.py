@@ -250,7 +250,9 @@ class WalkPage:
         self.page.show(batch_table(self.walk, self._word("tokens.padding"), self.page.width))
         lengths = [len(sentence) for sentence in self.walk.sentences]
         starts = [str(sum(lengths[:index])) for index in range(len(lengths))]
-        self.page.paragraph(self._word("tokens.batch", tokens=sum(lengths), starts=", ".join(starts)))
+        self.page.paragraph(
+            self._word("tokens.batch", tokens=sum(lengths), starts=", ".join(starts))
+        )
         self.page.blank_line()
 
     def _embeddings(self) -> None:

@@ -1,4 +1,4 @@
-"""manyheads classify: texts or images to the classes that a model tells apart."""
+"""manyheads classify: the classes of texts, words or images."""
 
 import json
 import sys
@@ -10,23 +10,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from manyheads.cli.arguments import (
+    BatchTokens,
     DeviceName,
     DtypeName,
     LineFiles,
+    ManyTexts,
     OutFile,
-    Texts,
-    cuts_told,
-    lines_of,
+    RequiredModel,
     open_model,
+    read_lines,
+    truncation_on_stderr,
 )
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise
 
 if TYPE_CHECKING:
-    from manyheads.encoding.classify import Classes
+    from manyheads.encoding.classify import Classification
     from manyheads.models.build import Model
 
-Images = Annotated[
+ImageFiles = Annotated[
     tyro.conf.UseAppendAction[tuple[Path, ...]],
     tyro.conf.arg(metavar="IMAGE", help_behavior_hint="(repeatable)"),
 ]
@@ -34,52 +36,51 @@ Images = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Classify:
-    """Tell the class of each text, word or image, as the model was trained to: one text a line.
+    """Classify texts, words or images with a model that was trained to.
 
     For example: manyheads classify runs/moods/model --file reviews.txt -o moods.jsonl
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: RequiredModel
     """The folder of a model with classes, or a model of the hub: org/name."""
 
-    text: Texts = ()
-    """A text to classify; given several times, each is one."""
+    text: ManyTexts = ()
+    """A text to classify; repeat the option for several texts."""
 
     file: LineFiles = ()
-    """Texts to classify, each line one; - is what is piped in."""
+    """A file with one text per line; - is the standard input."""
 
-    image: Images = ()
-    """For a model that reads images: a PNG, a JPEG, or a folder of them."""
+    image: ImageFiles = ()
+    """For a vision model: a PNG, a JPEG, or a folder of them."""
 
     out: OutFile = None
-    """A .jsonl file for shares of all classes, or tags of words, written whole or not at all."""
+    """A .jsonl file for the probabilities of all classes, or for the tags of words."""
 
-    batch_tokens: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
-    """Tokens computed together; by default as many as suit the device."""
+    batch_tokens: BatchTokens = None
+    """Tokens per batch; by default as many as suit the device."""
 
-    dtype: DtypeName = "as it is"
-    """The type of the weights while classifying."""
+    dtype: DtypeName = "auto"
+    """The dtype to compute in; by default that of the weights."""
 
     device: DeviceName = "auto"
-    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
+    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
 
     def run(self) -> int:
-        """Say the class of each text, its share and the text, or how many went where."""
+        """Print label, probability and text of each, or write them and print the counts."""
         if sum(map(bool, (self.text, self.file, self.image))) != 1:
             raise InputError(
-                "what to classify comes from --text, from --file or from --image",
-                "give one of them",
+                "manyheads classify needs --text, --file or --image", "give one of them"
             )
         if self.out is not None:
-            from manyheads.encoding.encode import check_place
+            from manyheads.encoding.encode import check_file
 
             if self.out.suffix != ".jsonl":
-                raise InputError(f"{self.out} does not end as a file of rows", "use .jsonl")
-            check_place(self.out)
+                raise InputError(f"--out must end in .jsonl, got {self.out}")
+            check_file(self.out)
         if self.image:
-            self._look()
+            self._classify_images()
             return 0
-        texts = list(self.text) or [line for file in self.file for line in lines_of(file)]
+        texts = list(self.text) or read_lines(self.file)
         from manyheads.encoding.classify import classify_counted
         from manyheads.encoding.encode import Options
         from manyheads.models.readout import TokenHead
@@ -89,71 +90,66 @@ class Classify:
             self._tag(model, texts)
             return 0
         options = Options(batch_tokens=self.batch_tokens, doing="classifying")
-        found, done = classify_counted(model, texts, options)
+        classes, done = classify_counted(model, texts, options)
         if done.cut:
             print(done.told, file=sys.stderr)
-        self._tell(found, texts, "text")
+        self._output(classes, texts, "text")
         return 0
 
-    def _look(self) -> None:
-        from manyheads.data.image_preprocessing import find_images, read_image
+    def _classify_images(self) -> None:
+        from manyheads.data.images import find_images, read_image
         from manyheads.encoding.classify import classify_images
         from manyheads.models.vision import Vision
 
         files = [file for path in self.image for file in find_images(path)]
         model = open_model(self.model, self.device, self.dtype)
         if not isinstance(model, Vision):
-            raise InputError(f"{self.model} reads no images", "give it texts with --text or --file")
-        read = (read_image(model, file) for file in files)
-        found = classify_images(model, read, total=len(files))
-        self._tell(found, [str(file) for file in files], "image")
+            raise InputError(f"{self.model} does not read images", "give --text or --file")
+        images = (read_image(model, file) for file in files)
+        classes = classify_images(model, images, total=len(files))
+        self._output(classes, [str(file) for file in files], "image")
 
-    def _tell(self, found: "Classes", given: list[str], what: str) -> None:
-        """A line for each, or a file of rows and how many went where."""
+    def _output(self, classes: "Classification", inputs: list[str], unit: str) -> None:
         if self.out is None:
-            for each, label, share in zip(given, found.labels, _best(found), strict=True):
-                print(f"{label}\t{share:.3f}\t{each}")
+            probabilities = classes.probabilities.max(1).values.tolist()
+            for each, label, probability in zip(inputs, classes.labels, probabilities, strict=True):
+                print(f"{label}\t{probability:.3f}\t{each}")
             return
-        _write_rows(_told(found, given, what), self.out)
-        counts = ", ".join(f"{found.labels.count(name):,} {name}" for name in found.names)
-        print(f"{pluralise(len(given), what)} ({counts}) to {self.out}")
+        _write_rows(_rows(classes, inputs, unit), self.out)
+        counts = ", ".join(f"{classes.labels.count(name):,} {name}" for name in classes.names)
+        print(f"{pluralise(len(inputs), unit)} ({counts}) to {self.out}")
 
     def _tag(self, model: "Model", texts: list[str]) -> None:
-        """A word a line and a blank one between texts, or rows as training reads them."""
-        from manyheads.encoding.tag import tag
+        """Print one word per line and a blank line between texts, or write rows for training."""
+        from manyheads.encoding.classify import tag
 
-        with cuts_told():
-            found = tag(model, texts, batch_tokens=self.batch_tokens)
+        with truncation_on_stderr():
+            tagged = tag(model, texts, batch_tokens=self.batch_tokens)
         if self.out is None:
             blocks = (
-                "\n".join(f"{each.word}\t{each.label}\t{each.share:.3f}" for each in row)
-                for row in found
+                "\n".join(f"{each.word}\t{each.label}\t{each.probability:.3f}" for each in words)
+                for words in tagged
             )
             print("\n\n".join(blocks))
             return
         rows = (
-            {"tokens": [each.word for each in row], "tags": [each.label for each in row]}
-            for row in found
+            {"tokens": [each.word for each in words], "tags": [each.label for each in words]}
+            for words in tagged
         )
         _write_rows(rows, self.out)
-        words = pluralise(sum(map(len, found)), "word")
-        print(f"{words} of {pluralise(len(texts), 'text')} to {self.out}")
+        count = pluralise(sum(map(len, tagged)), "word")
+        print(f"{count} of {pluralise(len(texts), 'text')} to {self.out}")
 
 
-def _best(found: "Classes") -> list[float]:
-    best: list[float] = found.shares.max(1).values.tolist()
-    return best
-
-
-def _told(found: "Classes", given: list[str], what: str) -> Iterator[dict[str, Any]]:
-    for each, label, shares in zip(given, found.labels, found.shares.tolist(), strict=True):
-        said = dict(zip(found.names, shares, strict=True))
-        yield {what: each, "label": label, "shares": said}
+def _rows(classes: "Classification", inputs: list[str], unit: str) -> Iterator[dict[str, Any]]:
+    rows = zip(inputs, classes.labels, classes.probabilities.tolist(), strict=True)
+    for each, label, row in rows:
+        yield {unit: each, "label": label, "shares": dict(zip(classes.names, row, strict=True))}
 
 
 def _write_rows(rows: Iterable[dict[str, Any]], file: Path) -> None:
-    from manyheads.atomic_write import whole
+    from manyheads.atomic_write import atomic_write
 
-    with whole(file) as beside, beside.open("w", encoding="utf-8") as opened:
+    with atomic_write(file) as partial, partial.open("w", encoding="utf-8") as opened:
         for row in rows:
             opened.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -1,33 +1,38 @@
 """manyheads compare: two models head by head."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from manyheads.cli.arguments import (
     DeviceName,
     Flag,
-    ImagePlace,
+    ImageDirectory,
     JsonFile,
+    ManyTexts,
     TextFile,
-    Texts,
     check_json,
-    cuts_told,
-    first_images,
-    image_folder,
+    image_source,
+    load_texts,
     open_model,
-    read_texts,
+    sample_images,
+    truncation_on_stderr,
 )
+
+if TYPE_CHECKING:
+    from manyheads.lens.diff.comparison import Comparison
+
+TABLE_WIDTH = 140
 
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Say which heads changed between two models, by every statistic, and what became of them.
+    """Compare two models head by head: which heads changed, by every statistic, and how.
 
     For example: manyheads compare gpt2/ gpt2-tuned/ --file book.txt --json changes.json
 
-    Without models, house-gpt is compared with its gated twin.
+    The default is to compare house-gpt with house-gpt-gated.
     """
 
     before: Annotated[
@@ -42,62 +47,75 @@ class Compare:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="[AFTER]", help_behavior_hint="(default: house-gpt-gated)"),
     ] = "house-gpt-gated"
-    """The model that came of it: tuned, gated or pruned."""
+    """The same model after fine-tuning, gating or pruning."""
 
-    text: Texts = ()
-    """A text to read; given several times, each is one."""
+    text: ManyTexts = ()
+    """A text to read; repeat the option for several texts."""
 
     file: TextFile = None
-    """Texts to read, apart by blank lines, or one a line where there are none."""
+    """A file of texts separated by blank lines, or one text per line without any."""
 
-    image: ImagePlace = None
-    """For models that read images: a folder of them; for those of classes, a folder a class."""
+    image: ImageDirectory = None
+    """For vision models: a folder of images; for classifiers, one folder per class."""
 
     tokens: int = 5_000
-    """How much of a file is read; an image has as many tokens as patches, and one more."""
+    """How many tokens of the file to read; an image has one per patch, and one more."""
 
     no_kinds: Flag = False
-    """Leave out whether heads are of other kinds now."""
+    """Do not compare the kinds of the heads."""
 
-    how: Literal["not", "zero", "mean", "resample"] = "not"
-    """Also ablate every head of both models, and by what."""
+    replace_with: Annotated[
+        Literal["zero", "mean", "resample"] | None, tyro.conf.arg(help_behavior_hint="")
+    ] = None
+    """Also ablate every head of both models, and replace it with this."""
 
     json: JsonFile = None
-    """Where everything goes as JSON, whole or not at all; manyheads.lens reads it back."""
+    """A JSON file to save everything to; manyheads.lens reads it back."""
 
     device: DeviceName = "auto"
-    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
+    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
 
     def run(self) -> int:
-        """Print the heads that moved most; 1 where it was broken off."""
-        from rich.console import Console
-
-        from manyheads.cli.pages.compare_page import show
+        """Print the heads that changed most; 1 if the measurement was interrupted."""
         from manyheads.lens import compare
-        from manyheads.surgery.cut.head_origins import origins_in
+        from manyheads.surgery.pruning import origins_in
 
         check_json(self.json)
         before, after = (open_model(name, self.device) for name in (self.before, self.after))
-        with cuts_told():
-            texts, targets = self._read(before)
-            found = compare(
+        with truncation_on_stderr():
+            texts, targets = self._inputs(before)
+            comparison = compare(
                 before,
                 after,
                 texts,
                 targets=targets,
                 origins=origins_in(before, after),
-                roles="not" if self.no_kinds else "kinds",
-                how=self.how,
+                compare_kinds=not self.no_kinds,
+                replace_with=self.replace_with,
             )
-        show(Console(), self.before, self.after, found)
+        _print(f"{self.before} → {self.after}", comparison)
         if self.json is not None:
-            found.save(self.json)
-            print(f"everything is in {self.json}")
-        return 0 if found.facts["complete"] else 1
+            comparison.save(self.json)
+            print(f"saved everything to {self.json}")
+        return 0 if comparison.metadata["complete"] else 1
 
-    def _read(self, model: Any) -> tuple[Any, Any]:
-        """What both read, and the right classes of images where they tell any."""
-        folder = image_folder(model, self.image, texts=bool(self.text or self.file))
+    def _inputs(self, model: Any) -> tuple[Any, Any]:
+        """What both models read, and the classes of images if they have any."""
+        folder = image_source(model, self.image, texts=bool(self.text or self.file))
         if folder is not None:
-            return first_images(model, folder, self.tokens, seed=0)[0]
-        return read_texts(model, self.text, self.file, self.tokens), None
+            return sample_images(model, folder, self.tokens, seed=0)[0]
+        return load_texts(model, self.text, self.file, self.tokens), None
+
+
+def _print(title: str, comparison: "Comparison") -> None:
+    from manyheads.console import TerminalPage, visible
+
+    page = TerminalPage(table_width=TABLE_WIDTH)
+    page.title(title)
+    for line in str(comparison).splitlines():
+        page.paragraph(visible(line))
+    if not any(shift > 0 for _, shift in comparison.ranked()):
+        return
+    page.heading("Heads that changed most")
+    page.console.print(comparison.table())
+    page.paragraph("shift: the change over all measures, relative to how heads differ.", "dim")

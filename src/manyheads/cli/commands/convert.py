@@ -1,4 +1,4 @@
-"""manyheads convert: a model folder read, checked and written anew."""
+"""manyheads convert: read a model, check it, and write it again."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,18 +6,24 @@ from typing import Annotated
 
 import tyro
 
-from manyheads.cli.arguments import DtypeName, check_folder, open_model
+from manyheads.cli.arguments import (
+    DtypeName,
+    OptionalOutFolder,
+    RequiredModel,
+    check_out_folder,
+    open_model,
+)
 from manyheads.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """Read a model and write it anew, in the layout of its family or in our own.
+    """Read a model and write it again, in the layout of its family or in that of manyheads.
 
     For example: manyheads convert gpt2/ gpt2-half/ --dtype bfloat16
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: RequiredModel
     """The folder of a model, or a model of the hub: org/name or org/name@revision."""
 
     folder: Annotated[
@@ -25,27 +31,28 @@ class Convert:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(or -o)"),
     ] = None
-    """The folder to write, whole or not at all."""
+    """The folder to write."""
 
-    out: Annotated[
-        Path | None, tyro.conf.arg(aliases=["-o"], metavar="FOLDER", help_behavior_hint="")
-    ] = None
-    """The same, as other commands name it."""
+    out: OptionalOutFolder = None
+    """The folder to write, as other commands name it."""
 
-    dtype: DtypeName = "as it is"
-    """The type of the weights written; in another type no model is written over itself."""
+    dtype: DtypeName = "auto"
+    """The dtype of the weights to write; by default unchanged."""
 
     def run(self) -> int:
-        """Say where it went and who can open it."""
+        """Print where the model is and what can open it."""
         from manyheads.checkpoints.folder import save
 
-        given = [each for each in (self.folder, self.out) if each is not None]
-        if len(given) != 1:
+        target = self.folder or self.out
+        if target is None:
             raise InputError(
-                f"{len(given)} folders to write to are named",
-                f"name one: manyheads convert {self.model} FOLDER",
+                "manyheads convert needs a folder to write", f"add it: {self.model} FOLDER"
             )
-        # As it is, nothing of a model is lost where it is written over itself.
-        check_folder(given[0], "" if self.dtype == "as it is" else self.model)
-        print(save(open_model(self.model, "cpu", self.dtype), given[0]))
+        if self.folder is not None and self.out is not None:
+            raise InputError(
+                f"two folders are given, {self.folder} and {self.out}", "leave out one of them"
+            )
+        # In its own dtype a model loses nothing by being overwritten.
+        check_out_folder(target, "" if self.dtype == "auto" else self.model)
+        print(save(open_model(self.model, "cpu", self.dtype), target))
         return 0

@@ -1,4 +1,4 @@
-"""manyheads encode: texts of files to vectors in a file."""
+"""manyheads encode: one vector per text."""
 
 import sys
 import time
@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from manyheads.cli.arguments import (
+    BatchTokens,
     DeviceName,
     DtypeName,
     Flag,
     LineFiles,
+    ManyTexts,
     OutFile,
-    Texts,
-    lines_of,
+    RequiredModel,
     open_model,
+    read_lines,
 )
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise
@@ -26,54 +28,55 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Turn texts into vectors: one text a line, one vector a text.
+    """Turn texts into vectors, one vector per text.
 
     For example: manyheads encode minilm/ --file sentences.txt -o vectors.npy
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: RequiredModel
     """The folder of a model with a tokenizer, or a model of the hub: org/name."""
 
-    text: Texts = ()
-    """A text to encode; given several times, each is one."""
+    text: ManyTexts = ()
+    """A text to encode; repeat the option for several texts."""
 
     file: LineFiles = ()
-    """Texts to encode, each line one, empty ones too; - is what is piped in."""
+    """A file with one text per line, empty lines included; - is the standard input."""
 
     out: OutFile = None
-    """Where the vectors go: a .npy, .safetensors or .jsonl file, written whole or not at all."""
+    """The file to write the vectors to: .npy, .safetensors or .jsonl."""
 
     pooling: Annotated[
         Literal["mean", "cls", "last"] | None,
-        tyro.conf.arg(metavar="{mean,cls,last}", help_behavior_hint="(default: as the model says)"),
+        tyro.conf.arg(metavar="{mean,cls,last}", help_behavior_hint="(default: the model's own)"),
     ] = None
     """The mean of a text's tokens, the first or the last."""
 
     normalise: Flag = False
-    """Bring vectors to length one, whatever the model says."""
+    """Scale vectors to length 1, whatever the model's own setting."""
 
     no_normalise: Flag = False
-    """Leave vectors as long as they are, whatever the model says."""
+    """Do not scale vectors, whatever the model's own setting."""
 
-    batch_tokens: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
-    """Tokens computed together; by default as many as suit the device."""
+    batch_tokens: BatchTokens = None
+    """Tokens per batch; by default as many as suit the device."""
 
-    dtype: DtypeName = "as it is"
-    """The type of the weights while encoding."""
+    dtype: DtypeName = "auto"
+    """The dtype to compute in; by default that of the weights."""
 
     device: DeviceName = "auto"
-    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
+    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
 
     def run(self) -> int:
-        """Say how many texts went where, and how fast."""
+        """Print how many texts were encoded, how fast, and where the vectors are."""
         if self.out is None:
-            raise InputError("nothing says where the vectors go", "add --out vectors.npy")
+            raise InputError("manyheads encode needs --out FILE", "add --out vectors.npy")
         if bool(self.file) == bool(self.text):
-            raise InputError("texts come from --text or from --file", "give one of both")
+            raise InputError("manyheads encode needs --text or --file", "give one of them")
         from manyheads.encoding.encode import check_target, store
 
         check_target(self.out)
-        options, texts = self._options(), self._texts()
+        options = self._options()
+        texts = list(self.text) or read_lines(self.file)
         from manyheads.encoding.encode import encode_counted
 
         model = open_model(self.model, self.device, self.dtype)
@@ -94,12 +97,9 @@ class Encode:
         from manyheads.encoding.encode import Options
 
         if self.normalise and self.no_normalise:
-            raise InputError("--normalise and --no-normalise contradict each other", "give one")
+            raise InputError("--normalise and --no-normalise exclude each other", "give one")
         return Options(
             pooling=self.pooling,
             normalise=self.normalise if self.normalise or self.no_normalise else None,
             batch_tokens=self.batch_tokens,
         )
-
-    def _texts(self) -> list[str]:
-        return list(self.text) or [line for file in self.file for line in lines_of(file)]

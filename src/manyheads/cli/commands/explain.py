@@ -68,9 +68,9 @@ class Explain:
         if not 0 <= self.seed < 2**63:
             raise InputError(f"--seed must be in 0 to 2^63 - 1, got {self.seed}")
         if self.picture is not None:
-            from manyheads.pictures.canvas import check_path
+            from manyheads.pictures import check_image_path
 
-            check_path(self.picture)
+            check_image_path(self.picture)
 
     def _walk_page(self) -> "tuple[WalkPage, bool]":
         from rich.console import Console

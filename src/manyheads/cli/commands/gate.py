@@ -1,8 +1,8 @@
-"""manyheads gate: a trained model to one with gates."""
+"""manyheads gate: add gates to a trained model."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
@@ -11,8 +11,10 @@ from manyheads.cli.arguments import (
     Flag,
     JsonFile,
     OutFolder,
-    check_folder,
+    RequiredModel,
     check_json,
+    check_minimum,
+    check_out_folder,
     open_model,
     write_json,
 )
@@ -28,8 +30,10 @@ class GateCommand:
     The gates start so that the model's output does not change.
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """The folder of a decoder or a masked language model, or a name on the hub."""
+    PYTHON_NAMES: ClassVar[dict[str, str]] = {"rate": "--learning-rate"}
+
+    model: RequiredModel
+    """The folder of a decoder or a masked language model, or a model of the hub: org/name."""
 
     file: Annotated[Path, tyro.conf.arg(metavar="TEXTFILE")]
     """The text to train on: plain, .jsonl or .parquet."""
@@ -38,7 +42,7 @@ class GateCommand:
     """The folder to save the gated model to."""
 
     at: Literal["query", "key", "value", "output", "final"] = "output"
-    """Where the gates are."""
+    """What the gates act on: queries, keys, values, head outputs, or the attention output."""
 
     per: Literal["head", "channel"] = "head"
     """One value per head, or one per channel."""
@@ -46,8 +50,8 @@ class GateCommand:
     shared: Flag = False
     """One gate for all heads of a layer instead of one each."""
 
-    how: Literal["times", "plus"] = "times"
-    """Whether it multiplies or adds."""
+    operation: Literal["multiply", "add"] = "multiply"
+    """Whether gates multiply or add."""
 
     activation: Literal["sigmoid", "silu"] = "sigmoid"
     """The activation of the gate."""
@@ -61,29 +65,29 @@ class GateCommand:
     steps: int = 200
     """Training steps."""
 
-    rate: float = 1e-3
+    learning_rate: float = 1e-3
     """The learning rate."""
 
     length: int = 256
     """Tokens per chunk of text."""
 
-    batch: int = 2048
-    """Tokens per step."""
+    batch_tokens: int = 2048
+    """Tokens per training step."""
 
     held_out: float = 0.1
-    """The fraction of the chunks to measure on."""
+    """The fraction of the chunks that is not trained on but measured on."""
 
     seed: int = 0
-    """Seed of the training."""
+    """The seed of the training."""
 
     json: JsonFile = None
-    """Write the figures before and after to this JSON file."""
+    """A JSON file to save the numbers before and after to."""
 
     device: DeviceName = "auto"
-    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
+    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
 
     def run(self) -> int:
-        """Print the figures before and after, and where the model is."""
+        """Print the numbers before and after, and where the model is."""
         from manyheads.checkpoints.folder import save
         from manyheads.data.sources.texts import TextFiles
         from manyheads.encoding.text_reader import require_text_model
@@ -92,54 +96,45 @@ class GateCommand:
 
         self._check()
         check_json(self.json)
-        check_folder(self.out, self.model)
+        check_out_folder(self.out, self.model)
         model = open_model(self.model, self.device)
         gate = Gate(
             at=self.at,
             per=self.per,
             heads="shared" if self.shared else "own",
-            how=self.how,
+            operation=self.operation,
             activation=self.activation,
         )
-        read = (passage.text for passage in TextFiles(str(self.file)).read())
-        most = 2 * max(1, self.steps) * max(1, self.batch // self.length)
-        training, held = split_chunks(
-            require_text_model(model).tokenizer, read, self.length, most, self.held_out
+        texts = (passage.text for passage in TextFiles(str(self.file)).read())
+        max_chunks = 2 * self.steps * max(1, self.batch_tokens // self.length)
+        training, held_out = split_chunks(
+            require_text_model(model).tokenizer, texts, self.length, max_chunks, self.held_out
         )
         done = train_gates(
             model,
             gate,
             training,
-            held,
+            held_out,
             layers=self.layers or "all",
             train=self.train,
             steps=self.steps,
-            rate=self.rate,
-            batch_tokens=self.batch,
+            rate=self.learning_rate,
+            batch_tokens=self.batch_tokens,
             seed=self.seed,
         )
         saved = save(done.model, self.out)
         print(done)
         print(saved)
         if self.json is not None:
-            told = {"before": asdict(done.before), "after": asdict(done.after)}
-            write_json(self.json, {**told, "texts": done.texts, "trained": done.trained})
-            print(f"the figures are in {self.json}")
+            numbers = {"before": asdict(done.before), "after": asdict(done.after)}
+            write_json(self.json, {**numbers, "texts": done.texts, "trained": done.trained})
+            print(f"saved the numbers to {self.json}")
         return 0
 
     def _check(self) -> None:
         """Refuse wrong numbers before anything is read."""
-        for flag, number, least in (
-            ("--steps", self.steps, 1),
-            ("--batch", self.batch, 1),
-            ("--length", self.length, 2),
-        ):
-            if number < least:
-                raise InputError(
-                    f"{flag} must be at least {least}, got {number}", f"use {least} or more"
-                )
+        check_minimum("--steps", self.steps, 1)
+        check_minimum("--batch-tokens", self.batch_tokens, 1)
+        check_minimum("--length", self.length, 2)
         if not 0 < self.held_out <= 0.5:
-            raise InputError(
-                f"--held-out must be in (0, 0.5], got {self.held_out:g}",
-                "use a fraction such as 0.1",
-            )
+            raise InputError(f"--held-out must be in (0, 0.5], got {self.held_out:g}")

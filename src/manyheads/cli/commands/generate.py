@@ -1,47 +1,33 @@
 """manyheads generate: continue prompts, or chat."""
 
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import tyro
 
 from manyheads.cli.arguments import (
-    DEFAULT,
+    DEFAULT_MODEL,
     DeviceName,
     DtypeName,
     Flag,
     JsonFile,
-    ModelName,
+    OptionalModel,
     TextFile,
     check_json,
     open_model,
     read_file,
     write_json,
 )
-from manyheads.errors import InputError, ManyheadsError
+from manyheads.errors import InputError
 
 if TYPE_CHECKING:
-    from manyheads.decoding.generation_config import GenerationConfig
-    from manyheads.decoding.output import Generation
+    from manyheads.decoding.generation_config import Generation, GenerationConfig
     from manyheads.decoding.sampling import Sampling
 
 Many = tyro.conf.UseAppendAction[tuple[str, ...]]
 Number = tyro.conf.arg(metavar="NUMBER", help_behavior_hint="")
-
-# The options of generate, sampling and beam search at the command line.
-FLAGS = {
-    "max_new_tokens": "--max-new-tokens",
-    "repetition_penalty": "--repetition-penalty",
-    "stop_strings": "--stop-string",
-    "eos_token_ids": "--eos-token-id",
-    "num_beams": "--num-beams",
-    "top_k": "--top-k",
-    "top_p": "--top-p",
-    "min_p": "--min-p",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +37,18 @@ class Generate:
     For example: manyheads generate gpt2/ --text "Once upon a time" --temperature 0.8 --seed 1
     """
 
-    model: ModelName = DEFAULT
+    PYTHON_NAMES: ClassVar[dict[str, str]] = {
+        "stop_strings": "--stop-string",
+        "eos_token_ids": "--eos-token-id",
+    }
+
+    model: OptionalModel = DEFAULT_MODEL
     """The folder of a decoder or encoder-decoder, a house model, or a hub model: org/name."""
 
     text: Annotated[
         Many, tyro.conf.arg(aliases=["--prompt"], metavar="TEXT", help_behavior_hint="(repeatable)")
     ] = ()
-    """The prompt to continue; may be given several times."""
+    """The prompt to continue; repeat the option for several prompts."""
 
     file: TextFile = None
     """A file of prompts, one per line."""
@@ -101,7 +92,7 @@ class Generate:
     """Also print the log-probability of every token."""
 
     json: JsonFile = None
-    """Write prompts, texts, ids, finish_reason and logprobs to this JSON file."""
+    """A JSON file to save prompts, texts, ids, finish_reason and logprobs to."""
 
     chat: Flag = False
     """Use the model's chat template; without a prompt, chat until an empty line."""
@@ -109,21 +100,14 @@ class Generate:
     system: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
     """With --chat: the system message."""
 
-    dtype: DtypeName = "as it is"
-    """The dtype to compute in."""
+    dtype: DtypeName = "auto"
+    """The dtype to compute in; by default that of the weights."""
 
     device: DeviceName = "auto"
-    """The device: cpu, cuda, cuda:1; CUDA by default where it is available."""
+    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
 
     def run(self) -> int:
         """Print the texts to the standard output."""
-        try:
-            self._run()
-        except ManyheadsError as error:
-            raise type(error)(_with_flags(error.problem), _with_flags(error.remedy)) from error
-        return 0
-
-    def _run(self) -> None:
         prompts = self._prompts()
         # Wrong options are reported before a model is loaded.
         self._config()
@@ -134,6 +118,7 @@ class Generate:
             self._print(self._stream(model, self._input(model, prompts[0])))
         else:
             self._generate_all(model, prompts)
+        return 0
 
     def _prompts(self) -> list[str]:
         check_json(self.json)
@@ -141,7 +126,7 @@ class Generate:
         if self.file is not None:
             prompts += [line for line in read_file(self.file).splitlines() if line.strip()]
         if not prompts and not self.chat:
-            raise InputError("there is no prompt", "give --text, --file, or --chat")
+            raise InputError("manyheads generate needs a prompt", "give --text, --file or --chat")
         if self.system is not None and not self.chat:
             raise InputError("--system needs --chat", "give --chat too")
         if self.chat and not prompts and self._needs_whole_texts():
@@ -217,7 +202,7 @@ class Generate:
         printed = []
         for piece in pieces:
             printed.append(piece)
-            print(_shown(piece), end="", flush=True)
+            print(_printable(piece), end="", flush=True)
         print()
         return "".join(printed)
 
@@ -238,15 +223,7 @@ class Generate:
             _print_plain(prompt, generation, model.tokenizer, with_prompt=len(prompts) > 1)
         if self.json is not None:
             write_json(self.json, [_row(*pair) for pair in pairs])
-            print(f"everything is in {self.json}", file=sys.stderr)
-
-
-def _with_flags(message: str) -> str:
-    """A message in terms of the command line: `max_new_tokens=4` becomes `--max-new-tokens 4`."""
-    for option, flag in FLAGS.items():
-        message = re.sub(rf"\b{option}=", f"{flag} ", message)
-        message = re.sub(rf"\b{option}\b", flag, message)
-    return message
+            print(f"saved everything to {self.json}", file=sys.stderr)
 
 
 def _ask() -> str:
@@ -266,8 +243,8 @@ def _print_plain(
     prompt: str, generation: "Generation", tokenizer: Any, *, with_prompt: bool
 ) -> None:
     if with_prompt:
-        print(f"> {_shown(prompt)}")
-    print(_shown(str(generation)))
+        print(f"> {_printable(prompt)}")
+    print(_printable(str(generation)))
     for token, logprob in zip(generation.ids, generation.logprobs or (), strict=False):
         letters = tokenizer.decode([token], skip_special_tokens=False)
         print(f"{logprob:9.4f}  {token:>7}  {letters!r}")
@@ -275,8 +252,8 @@ def _print_plain(
         print()
 
 
-def _shown(text: str) -> str:
-    """On a terminal, nothing that would move the cursor or change colours."""
+def _printable(text: str) -> str:
+    """On a terminal, the text without characters that move the cursor or change colours."""
     if not sys.stdout.isatty():
         return text
-    return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text)
+    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)

@@ -1,22 +1,31 @@
 """manyheads inspect: what every head of a model does."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from manyheads.cli.arguments import (
-    DEFAULT,
+    DEFAULT_MODEL,
     DeviceName,
     JsonFile,
-    ModelName,
+    ManyTexts,
+    OptionalModel,
     TextFile,
-    Texts,
     check_json,
-    cuts_told,
+    load_texts,
     open_model,
-    read_texts,
+    truncation_on_stderr,
 )
+from manyheads.formatting import percent, pluralise
+
+if TYPE_CHECKING:
+    from manyheads.console import TerminalPage
+    from manyheads.lens.inspection import Inspection
+    from manyheads.lens.measure.watcher import Activation
 
 # Tokens per batch on a CPU: the progress bar moves often and Ctrl-C loses little.
-SMALL = 1024
+CPU_BATCH_TOKENS = 1024
+MAX_SINKS = 10
+TABLE_WIDTH = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +38,10 @@ class Inspect:
     measurement and keeps what was measured.
     """
 
-    model: ModelName = DEFAULT
+    model: OptionalModel = DEFAULT_MODEL
     """The folder of a model with a tokenizer, a house model, or a model of the hub: org/name."""
 
-    text: Texts = ()
+    text: ManyTexts = ()
     """A text to read; repeat the option for several texts."""
 
     file: TextFile = None
@@ -52,20 +61,88 @@ class Inspect:
 
     def run(self) -> int:
         """Print the page and save the file, if any; 1 if the measurement was interrupted."""
-        from rich.console import Console
-
-        from manyheads.cli.pages.inspect_page import show
         from manyheads.lens import inspect
 
         check_json(self.json)
         model = open_model(self.model, self.device)
-        with cuts_told():
-            given = bool(self.text) or self.file is not None
-            texts = read_texts(model, self.text, self.file, self.tokens) if given else None
-            small = SMALL if next(model.parameters()).device.type == "cpu" else None
-            inspection = inspect(model, texts, seed=self.seed, batch_tokens=small)
-        show(Console(), self.model, inspection, model.tokenizer)
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        with truncation_on_stderr():
+            texts = None
+            if self.text or self.file is not None:
+                texts = load_texts(model, self.text, self.file, self.tokens)
+            batch_tokens = CPU_BATCH_TOKENS if on_cpu else None
+            inspection = inspect(model, texts, seed=self.seed, batch_tokens=batch_tokens)
+        _print(self.model, inspection, model.tokenizer)
         if self.json is not None:
             inspection.save(self.json)
             print(f"saved everything to {self.json}")
         return 0 if inspection.complete else 1
+
+
+def _print(name: str, inspection: "Inspection", tokenizer: Any) -> None:
+    from manyheads.console import TerminalPage
+
+    page = TerminalPage(table_width=TABLE_WIDTH)
+    page.title(name)
+    metadata = inspection.statistics.metadata
+    own = " that come with manyheads" if inspection.metadata["own_texts"] else ""
+    page.paragraph(
+        f"{inspection.model} Measured on {pluralise(metadata['texts'], 'text')}{own}, "
+        f"{pluralise(metadata['tokens'], 'token')}."
+    )
+    if inspection.kinds is not None:
+        page.paragraph(str(inspection.kinds).splitlines()[0].capitalize() + ".")
+    page.heading("Heads")
+    page.console.print(inspection.table(max_rows=None))
+    page.heading("Sinks and largest activations")
+    _sinks(page, inspection)
+    for each in inspection.activations:
+        page.paragraph(_activation(each, tokenizer))
+    page.heading("Dead heads")
+    for line in str(inspection.dead).splitlines():
+        page.paragraph(line)
+    page.paragraph(
+        "Judged by entropy and norm; manyheads ablate measures the loss without each head.", "dim"
+    )
+    page.heading("Duplicate heads")
+    _duplicates(page, inspection)
+    if not inspection.complete:
+        page.paragraph("Interrupted: what is missing was not measured.", "bold red")
+
+
+def _sinks(page: "TerminalPage", inspection: "Inspection") -> None:
+    above = inspection.statistics.metadata["sink_above"]
+    sinks = inspection.sinks
+    if not sinks:
+        page.paragraph(
+            f"No head puts more than {percent(above)} of its weight on the first token of a text."
+        )
+        return
+    heads = ", ".join(f"{head} {percent(weight)}" for head, weight in sinks[:MAX_SINKS])
+    more = f" and {len(sinks) - MAX_SINKS} more" if len(sinks) > MAX_SINKS else ""
+    page.paragraph(
+        f"Heads with more than {percent(above)} of the weight on the first token of some text, "
+        f"with their mean over all texts: {heads}{more}."
+    )
+
+
+def _activation(each: "Activation", tokenizer: Any) -> str:
+    from manyheads.console import visible
+
+    stack = "" if each.stack == "main" else f"{each.stack} "
+    token = ""
+    if each.token is not None and tokenizer is not None:
+        token = f" ({visible(repr(tokenizer.decode([each.token], skip_special_tokens=False)))})"
+    massive = ", massive" if each.massive else ""
+    return (
+        f"after {stack}layer {each.layer}: {each.largest:.1f} in channel {each.channel} at "
+        f"position {each.position}{token} of text {each.text}, median {each.median:.2g}{massive}"
+    )
+
+
+def _duplicates(page: "TerminalPage", inspection: "Inspection") -> None:
+    if not inspection.redundancy:
+        page.paragraph("Not measured.")
+    for each in inspection.redundancy:
+        for line in str(each).splitlines():
+            page.paragraph(line)

@@ -1,44 +1,54 @@
-"""manyheads prune: a model without the heads, neurons or layers that a text does not need."""
+"""manyheads prune: remove the heads, neurons or layers that a text does not need."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
 from manyheads.cli.arguments import (
+    AttentionName,
     DeviceName,
     Flag,
-    ImagePlace,
+    ImageDirectory,
     JsonFile,
-    PartName,
-    Picture,
+    OptionalOutFolder,
+    PngFile,
+    RequiredModel,
     TextFile,
-    check_folder,
+    attention_site,
     check_json,
-    cuts_told,
-    first_images,
-    first_labelled,
-    first_texts,
-    image_folder,
+    check_minimum,
+    check_out_folder,
+    check_tokenizer,
+    image_source,
+    is_text_classifier,
     open_model,
-    pairs_of,
-    tells_classes,
-    texts_of,
-    where,
+    read_paragraphs,
+    sample_images,
+    split_labelled,
+    split_pairs,
+    split_texts,
+    truncation_on_stderr,
     write_json,
 )
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from manyheads.surgery.pipeline import PruningConfig, PruningResult
 
 CURVE = "curve.png"
-SEEN = (
-    "all texts are used for measuring, and recovery trains on them too: the loss after recovery is "
-    "on seen texts; give more texts, or a smaller --tokens"
+MAX_NAMES = 20
+TRAINED_ON_MEASURED = (
+    "all texts are used for measuring, and recovery trains on them too: the loss after recovery "
+    "is that of texts trained on; give more texts, or a smaller --tokens"
 )
 
 
@@ -52,7 +62,13 @@ class Prune:
     --loss-budget 0.01 --recover 200 -o gpt2-small/
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    PYTHON_NAMES: ClassVar[dict[str, str]] = {
+        "budget": "--loss-budget",
+        "unit": "--what",
+        "recovery_steps": "--recover",
+    }
+
+    model: RequiredModel
     """The folder of a model with a tokenizer, or a model of the hub: org/name."""
 
     file: TextFile = None
@@ -62,16 +78,14 @@ class Prune:
     file of rows, .jsonl or .parquet, with a text and a label each.
     """
 
-    image: ImagePlace = None
+    image: ImageDirectory = None
     """For a vision model: a folder of images; for a classifier, one folder per class."""
 
-    out: Annotated[
-        Path | None, tyro.conf.arg(aliases=["-o"], metavar="FOLDER", help_behavior_hint="")
-    ] = None
-    """Where to save the pruned model and its curve; without it nothing is written."""
+    out: OptionalOutFolder = None
+    """The folder to save the pruned model and its curve to; without it nothing is saved."""
 
     what: Literal["heads", "neurons", "layers"] = "heads"
-    """Heads, neurons of the feed-forwards, or whole layers."""
+    """Prune heads, neurons of the feed-forwards, or whole layers."""
 
     fraction: Annotated[float | None, tyro.conf.arg(metavar="FRACTION", help_behavior_hint="")] = (
         None
@@ -87,18 +101,18 @@ class Prune:
         Literal["ablation", "gradient", "redundancy", "l0", "random"] | None,
         tyro.conf.arg(help_behavior_hint=""),
     ] = None
-    """What orders them; by default ablation for heads and layers, gradient for neurons."""
+    """The measure of importance; by default ablation, and gradient for neurons."""
 
     gate_steps: int = 300
-    """Training steps of the gates of l0."""
+    """Training steps of the gates of --by l0."""
 
     iterative: Flag = False
-    """Measure those that are left again after each head or layer, or each tenth of the neurons."""
+    """Measure again after each head or layer, or after each tenth of the neurons."""
 
     replace_with: Literal["zero", "mean"] = "zero"
     """What replaces a head: zero, or its mean output."""
 
-    of: PartName = "attention"
+    of: AttentionName = "attention"
     """Of an encoder-decoder: the decoder's self-attention, the encoder's, or cross-attention."""
 
     recover: int = 0
@@ -107,84 +121,83 @@ class Prune:
     tokens: int = 20_000
     """How many tokens to measure on; an image has one per patch, and one more."""
 
-    picture: Picture = None
-    """Where to draw the curve; by default in the folder of the model."""
+    picture: PngFile = None
+    """A PNG file to draw the curve to; by default curve.png in the folder of --out."""
 
     json: JsonFile = None
-    """Write all numbers to this JSON file."""
+    """A JSON file to save all numbers to."""
 
     device: DeviceName = "auto"
-    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
+    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
 
     seed: int = 0
-    """Seed of random orders, masked tokens, gates and recovery."""
+    """The seed of random orders, masked tokens, gates and recovery."""
 
     def run(self) -> int:
-        """Print what was removed and why, and size and speed; 1 where the request is not met."""
+        """Print what was removed, why, and size and speed; 1 where the budget cannot be met."""
         from rich.console import Console
 
-        from manyheads.cli.pages.prune_page import show
         from manyheads.surgery.pipeline import run_pruning
 
         config = self._config()
         if self.file is None and self.image is None:
-            raise InputError("there is nothing to evaluate on", "give --file, or --image")
-        texts = [] if self.file is None else texts_of(self.file)
+            raise InputError("manyheads prune needs --file or --image", "give one of them")
+        texts = [] if self.file is None else read_paragraphs(self.file)
         model = open_model(self.model, self.device)
-        folder = image_folder(model, self.image, texts=self.file is not None)
-        read = self._texts(model, texts) if folder is None else self._images(model, folder)
-        (measured, asked), (more, others) = read
+        folder = image_source(model, self.image, texts=self.file is not None)
+        inputs = self._texts(model, texts) if folder is None else self._images(model, folder)
+        (measured, targets), (more, more_targets) = inputs
         if self.recover and not more:
-            print(SEEN, file=sys.stderr)
-        with cuts_told():
-            done = run_pruning(
-                model, measured, config, more=more, targets=asked, more_targets=others
+            print(TRAINED_ON_MEASURED, file=sys.stderr)
+        with truncation_on_stderr():
+            result = run_pruning(
+                model,
+                measured,
+                config,
+                recovery_texts=more,
+                targets=targets,
+                recovery_targets=more_targets,
             )
-        show(Console(), done, pluralise(len(measured), "text" if folder is None else "image"))
+        evaluated_on = pluralise(len(measured), "text" if folder is None else "image")
+        _print(Console(highlight=False), result, evaluated_on)
         if self.json is not None:
-            write_json(self.json, done.to_dict())
-        if done.model is None:
-            print(f"nothing was written: {done.selection.shortfall}", file=sys.stderr)
+            write_json(self.json, result.to_dict())
+        if result.model is None:
+            print(f"nothing was saved: {result.selection.shortfall}", file=sys.stderr)
             return 1
-        self._write(done)
+        self._save(result)
         return 0
 
     def _texts(self, model: Any, texts: list[str]) -> tuple[Any, Any]:
-        """The texts to measure and to recover on, each with the classes where there are any."""
-        from manyheads.encoding.text_reader import require_text_model
+        """The texts to measure and to recover on, each with its classes if there are any."""
         from manyheads.models.seq2seq import Seq2Seq
 
-        if require_text_model(model).tokenizer is None:
-            raise InputError("this model has no tokenizer", "put a tokenizer.json into its folder")
-        if tells_classes(model):
-            return first_labelled(model, self.file, self.tokens)
-        given: list[Any] = pairs_of(texts) if isinstance(model, Seq2Seq) else texts
-        measured, more = first_texts(model, given, self.tokens)
+        check_tokenizer(model)
+        if is_text_classifier(model):
+            return split_labelled(model, self.file, self.tokens)
+        inputs: list[Any] = split_pairs(texts) if isinstance(model, Seq2Seq) else texts
+        measured, more = split_texts(model, inputs, self.tokens)
         return (measured, None), (more, None)
 
     def _images(self, model: Any, folder: Path) -> tuple[Any, Any]:
         from manyheads.surgery.finetune.loop import RecoveryConfig
 
         more = self.recover * RecoveryConfig().batch_tokens
-        return first_images(model, folder, self.tokens, self.seed, more)
+        return sample_images(model, folder, self.tokens, self.seed, more)
 
     def _config(self) -> "PruningConfig":
         from manyheads.pictures import check_image_path
         from manyheads.surgery.pipeline import PruningConfig
         from manyheads.surgery.selection.l0_selection import L0Config
 
-        if self.gate_steps < 1:
-            raise InputError(
-                f"--gate-steps must be at least 1, got {self.gate_steps}", "use 1 or more"
-            )
+        check_minimum("--gate-steps", self.gate_steps, 1)
+        check_minimum("--recover", self.recover, 0)
         if self.fraction is not None and not 0 <= self.fraction <= 1:
-            raise InputError(f"--fraction must be in [0, 1], got {self.fraction:g}", "use 0 to 1")
-        if self.recover < 0:
-            raise InputError(f"--recover must be at least 0, got {self.recover}", "use 0 or more")
+            raise InputError(f"--fraction must be in [0, 1], got {self.fraction:g}")
         check_json(self.json)
         if self.picture is not None:
             check_image_path(self.picture)
-        check_folder(self.out, self.model)
+        check_out_folder(self.out, self.model)
         return PruningConfig(
             unit=self.what,
             fraction=self.fraction,
@@ -192,20 +205,116 @@ class Prune:
             by=self.by,
             iterative=self.iterative,
             replace_with=self.replace_with,
-            **where(self.of),
+            **attention_site(self.of),
             l0=L0Config(steps=self.gate_steps),
             recovery_steps=self.recover,
             seed=self.seed,
         )
 
-    def _write(self, done: "PruningResult") -> None:
+    def _save(self, result: "PruningResult") -> None:
         from manyheads.checkpoints.folder import save
-        from manyheads.cli.pages.prune_page import draw
 
-        assert done.model is not None
+        assert result.model is not None
         if self.out is not None:
-            print(save(done.model, self.out))
+            print(save(result.model, self.out))
         picture = self.picture or (None if self.out is None else self.out / CURVE)
         if picture is not None:
-            draw(done, picture)
-            print(f"the curve is in {picture}")
+            _draw(result, picture)
+            print(f"saved the curve to {picture}")
+
+
+def _print(console: "Console", result: "PruningResult", evaluated_on: str) -> None:
+    selection = result.selection
+    summary = f"{selection.total:,} {selection.unit}"
+    if selection.met:
+        summary = f"{selection.count:,} of {summary} removed"
+    console.print(f"{summary} by {selection.by}, evaluated on {evaluated_on}")
+    console.print(_curve(result))
+    if selection.harmful:
+        console.print(f"better without: {_listed(selection.harmful_names)}")
+    if result.before is not None and result.after is not None:
+        console.print(_sizes(result))
+
+
+def _curve(result: "PruningResult") -> "Table":
+    selection = result.selection
+    from rich.table import Table
+
+    table = Table("", selection.unit.removesuffix("s"), "reason", box=None, pad_edge=False)
+    for name in (selection.metric, "change", "±"):
+        table.add_column(name, justify="right")
+    table.add_row("0", "none", "the full model", f"{selection.baseline:.4f}", "", "")
+    for row in selection.rows():
+        if not (row["selected"] or not selection.met):
+            continue
+        table.add_row(
+            f"{row['removed']:,}",
+            row["name"],
+            row["reason"] + _harm(row),
+            f"{row['value']:.4f}",
+            f"{row['change']:+.4f}",
+            # A single text has no standard error.
+            "" if isnan(row["change_error"]) else f"{row['change_error']:.2g}",
+        )
+    return table
+
+
+def _harm(row: dict[str, Any]) -> str:
+    """Whether the unit of a row is harmful, or how many of its units are."""
+    if not row["harmful"]:
+        return ""
+    return ", harmful" if row["units"] == 1 else f", {row['harmful']} of them harmful"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    first = ", ".join(names[:MAX_NAMES])
+    more = len(names) - MAX_NAMES
+    return first if more <= 0 else f"{first} and {more:,} more"
+
+
+def _sizes(result: "PruningResult") -> "Table":
+    before, after = result.before, result.after
+    assert before is not None
+    assert after is not None
+    from rich.table import Table
+
+    table = Table("", box=None, pad_edge=False)
+    for name in ("before", "after", "ratio"):
+        table.add_column(name, justify="right")
+    for name, one, other in (
+        ("heads", before.heads, after.heads),
+        ("parameters", before.parameters, after.parameters),
+        ("of attention", before.attention, after.attention),
+        ("bytes", before.bytes, after.bytes),
+        ("tokens per second", before.tokens_per_second, after.tokens_per_second),
+    ):
+        ratio = f"{other / one:.2f}" if one else "-"
+        table.add_row(name, f"{one:,.0f}", f"{other:,.0f}", ratio)
+    table.add_row(
+        result.selection.metric, f"{result.selection.baseline:.4f}", f"{result.pruned:.4f}", ""
+    )
+    if result.recovered is not None:
+        table.add_row("after recovery", "", f"{result.recovered:.4f}", "")
+    return table
+
+
+def _draw(result: "PruningResult", path: Path) -> None:
+    """Draw the curve as a picture."""
+    from manyheads.pictures import Curve, CurveLabels, draw_curve
+
+    selection, rows = result.selection, result.selection.rows()
+    line = Curve(
+        name=f"by {selection.by}",
+        fractions=[row["fraction"] for row in rows],
+        values=[row["value"] for row in rows],
+        errors=[row["change_error"] for row in rows],
+        chosen=selection.count / selection.total if selection.count else None,
+    )
+    labels = CurveLabels(
+        title=f"{selection.count:,} of {selection.total:,} {selection.unit} removed",
+        subtitle=f"in the order of {selection.by}; the band is one standard error of the change",
+        xlabel=f"fraction of {selection.unit} removed",
+        ylabel=selection.metric,
+    )
+    draw_curve([line], selection.baseline, path, labels=labels)

@@ -1,4 +1,4 @@
-"""manyheads studio: a page in the browser where one types a text and sees the heads."""
+"""manyheads studio: see the heads at work in the browser."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -6,12 +6,12 @@ from typing import Annotated
 import tyro
 
 from manyheads.cli.arguments import DeviceName, Flag, open_model
-from manyheads.errors import MissingExtraError
+from manyheads.errors import MissingPackageError
 
 
 @dataclass(frozen=True, slots=True)
 class Studio:
-    """Open a page where one types a text and sees what every head does with it.
+    """Open a page in the browser to type a text and see what every head does with it.
 
     For example: manyheads studio house-gpt
     """
@@ -21,35 +21,33 @@ class Studio:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="[MODEL ...]", help_behavior_hint="(default: house-gpt)"),
     ] = ()
-    """Folders of models or names on the hub; two or more can be compared."""
+    """Folders of models or models of the hub: org/name; two or more can be compared."""
 
     port: int = 8765
-    """Where the page is found; 0 takes any port that is free."""
+    """The port of the page; 0 chooses a free one."""
 
     host: str = "127.0.0.1"
-    """The address to listen at. Elsewhere than on this machine, the printed address has a token."""
+    """The address to listen on; if other machines can reach it, the printed URL has a token."""
 
     no_browser: Flag = False
-    """Print the address and open nothing."""
+    """Print the address, but do not open a browser."""
 
     device: DeviceName = "auto"
-    """Where to compute: cpu, cuda, cuda:1; by default on CUDA where torch finds it."""
+    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
 
     def run(self) -> int:
-        """Answer the page until Ctrl-C."""
+        """Serve the page until Ctrl-C."""
         try:
-            from manyheads.studio.server import open_door, serve
+            from manyheads.studio.server import bind_endpoint, serve
         except ImportError as error:
             if error.name not in ("starlette", "uvicorn", "anyio"):
                 raise
-            raise MissingExtraError(
-                f"the studio needs the package {error.name}", "pip install 'manyheads[studio]'"
-            ) from None
-        from manyheads.studio.models import name_of
+            raise MissingPackageError("the studio", "starlette", "uvicorn") from None
+        from manyheads.studio.models import model_name
 
-        door, listening = open_door(self.host, self.port)
-        with listening:
+        endpoint, server_socket = bind_endpoint(self.host, self.port)
+        with server_socket:
             names = self.models or ("house-gpt",)
-            models = [(name_of(name), open_model(name, self.device)) for name in names]
-            serve(models, door, listening, browse=not self.no_browser)
+            models = [(model_name(name), open_model(name, self.device)) for name in names]
+            serve(models, endpoint, server_socket, open_browser=not self.no_browser)
         return 0

@@ -1,74 +1,84 @@
-"""manyheads tokenizer: learn a vocabulary from files of text."""
+"""manyheads tokenizer: train a tokenizer on files of text."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
+from manyheads.atomic_write import atomic_write
 from manyheads.cli.arguments import Flag
 from manyheads.errors import InputError
+from manyheads.formatting import pluralise
 
 
 @dataclass(frozen=True, slots=True)
 class TrainTokenizer:
-    """Learn a tokenizer from texts and write it as tokenizer.json.
+    """Train a tokenizer on texts and save it as tokenizer.json.
 
-    For example: manyheads tokenizer corpus/ -o tokenizer.json --size 4096
+    For example: manyheads tokenizer corpus/ -o tokenizer.json --vocab-size 4096
     """
+
+    PYTHON_NAMES: ClassVar[dict[str, str]] = {
+        "size": "--vocab-size",
+        "specials": "--special-token",
+    }
 
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE ...")]
     """Files, folders or quoted globs: plain text and code, .jsonl, .parquet, compressed too; or
     hub:ORG/NAME, a dataset of the Hugging Face hub."""
 
     out: Annotated[Path, tyro.conf.arg(aliases=("-o",), metavar="FILE")] = Path("tokenizer.json")
-    """Where the tokenizer goes, whole or not at all."""
+    """The file to save the tokenizer to."""
 
-    size: int = 4096
-    """The most entries it may have."""
+    vocab_size: int = 4096
+    """The maximum size of the vocabulary."""
 
     kind: Literal["bytes", "wordpiece"] = "bytes"
-    """Byte-level pairs, which can write any text, or WordPiece as BERT has it."""
+    """Byte-level BPE, which can encode any text, or WordPiece as in BERT."""
 
-    special: Annotated[
+    special_token: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]],
         tyro.conf.arg(metavar="TOKEN", help_behavior_hint="(repeatable)"),
     ] = ()
-    """A token that no text is cut into, such as [MASK], which a masked model of bytes needs."""
+    """A token that is never produced from text, such as [MASK] for a masked model of bytes."""
 
     field: str = "text"
     """The field that holds the text of a .jsonl or .parquet row."""
 
-    format: Literal["as named", "text", "jsonl", "parquet"] = "as named"
-    """How to read the files, whatever their names end in."""
+    format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
+    """The format of the files; by default as their names end."""
 
     errors: Literal["strict", "replace"] = "strict"
-    """What to do with bytes that are no UTF-8: refuse them, or read them as question marks."""
+    """What to do with bytes that are not UTF-8: refuse them, or replace them by question marks."""
 
     cased: Flag = False
-    """Keep capitals apart in wordpiece; bytes always do."""
+    """Distinguish capital letters in wordpiece; bytes always does."""
 
     def run(self) -> int:
-        """Say how many entries were learnt from how much."""
+        """Print the size of the vocabulary and where it is."""
         folder = self.out.absolute().parent
         if not folder.is_dir():
-            raise InputError(f"there is no folder {folder}", "make it, or name another")
+            raise InputError(f"--out: the folder {folder} does not exist", "create it first")
         if self.out.is_dir():
-            raise InputError(f"{self.out} is a folder", "name a file in it")
+            raise InputError(f"--out {self.out} is a folder", "name a file in it")
         from manyheads.data.sources.texts import TextFiles, text_source
         from manyheads.data.tokenizer_training import train_tokenizer
 
-        source = text_source(self.files, field=self.field, format=self.format, errors=self.errors)
+        format = "as named" if self.format == "auto" else self.format
+        source = text_source(self.files, field=self.field, format=format, errors=self.errors)
         source.check()
         tokenizer = train_tokenizer(
-            source, self.size, self.kind, lowercase=not self.cased, specials=self.special
+            source,
+            self.vocab_size,
+            self.kind,
+            lowercase=not self.cased,
+            specials=self.special_token,
         )
-        beside = folder / f".{self.out.name}.new"
-        tokenizer.save(str(beside))
-        beside.replace(self.out)
-        said = "the hub"
+        with atomic_write(self.out) as partial:
+            tokenizer.save(str(partial))
+        origin = "the hub"
         if isinstance(source, TextFiles):
-            count = len(source.files())
-            said = f"{count:,} file{'s' if count != 1 else ''}"
-        print(f"{tokenizer.get_vocab_size():,} entries learnt from {said}: {self.out}")
+            origin = pluralise(len(source.files()), "file")
+        print(f"a vocabulary of {tokenizer.get_vocab_size():,} from {origin}: {self.out}")
         return 0

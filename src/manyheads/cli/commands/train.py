@@ -1,88 +1,82 @@
-"""manyheads train: a run file to a model."""
+"""manyheads train and manyheads adapt: train as a run file says."""
 
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from manyheads.cli.arguments import Flag, RequiredModel
+
 if TYPE_CHECKING:
     from manyheads.train.loop.session import TrainResult
-from dataclasses import dataclass
-from pathlib import Path
 
-from manyheads.cli.arguments import Flag
-
-Changes = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KEY=VALUE")]
+Changes = Annotated[
+    tyro.conf.UseAppendAction[tuple[str, ...]],
+    tyro.conf.arg(metavar="KEY=VALUE", help_behavior_hint="(repeatable)"),
+]
 Since = Annotated[str, tyro.conf.arg(name="from", metavar="STEP-N", help_behavior_hint="")]
 
 
-def follow(
-    work: "Callable[[], TrainResult]", command: str, changes: Sequence[str] = (), since: str = ""
+def _run(
+    work: "Callable[[], TrainResult]", command: str, changes: Sequence[str], since: str
 ) -> int:
-    """Run to the end and tell it, or tell that the run was stopped before its first step.
-
-    Until then there may be nothing in the run's own folder that tells where it began.
-    """
+    """Train, and print where the result is, or how to resume."""
     from manyheads.train.interrupt import Interrupted
 
-    said = [part for change in changes for part in ("--set", change)]
-    command = " ".join([command, shlex.join(said)]) if said else command
+    options = [part for change in changes for part in ("--set", change)]
+    command = " ".join([command, shlex.join(options)]) if options else command
     try:
-        finished = work()
-    except Interrupted as stopped:
-        begun = f" --from {shlex.quote(since)}" if since else ""
-        print(f"{stopped}; go on with: {command}{begun}", file=sys.stderr)
-        return stopped.exit_code
-    return _tell(finished, command)
-
-
-def _tell(finished: "TrainResult", command: str) -> int:
-    """Where what was trained is, or how to go on; of several processes one says so."""
-    state = finished.state
-    if finished.exit_code and finished.is_main:
-        print(
-            f"stopped at step {state.step:,}, which is saved; go on with: {command}",
-            file=sys.stderr,
-        )
-    elif finished.is_main:
-        print(f"{state.step:,} steps, {state.tokens:,} {finished.unit}: {finished.saved}")
-    return finished.exit_code
+        result = work()
+    except Interrupted as interrupt:
+        # Before its first step, a run may not have saved where it started from.
+        started = f" --from {shlex.quote(since)}" if since else ""
+        print(f"{interrupt}; resume with: {command}{started}", file=sys.stderr)
+        return interrupt.exit_code
+    state = result.state
+    if result.exit_code and result.is_main:
+        saved = f"stopped at step {state.step:,}, which is saved"
+        print(f"{saved}; resume with: {command}", file=sys.stderr)
+    elif result.is_main:
+        print(f"{state.step:,} steps, {state.tokens:,} {result.unit}: {result.saved}")
+    return result.exit_code
 
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Train a model as a run file says; started again, it goes on where it was.
+    """Train a model as a run file says; a run that was interrupted is resumed.
 
     For example: manyheads train run.toml --set run.steps=100
 
     On many GPUs: torchrun --nproc-per-node 8 -m manyheads train run.toml
 
-    On several machines, the same on each, with a disk that all of them see: torchrun --nnodes 4
+    On several machines with a shared disk, the same on each: torchrun --nnodes 4
     --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m manyheads train run.toml
     """
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN.TOML")]
-    """What to train, on what, how."""
+    """The run file: model, data, optimizer and run."""
 
     set: Changes = ()
-    """A value in place of the file's, such as run.steps=100; may be given several times."""
+    """A value that overrides the run file, such as run.steps=100."""
 
     since: Since = ""
-    """The checkpoint to go on from, by name or path; by default the newest."""
+    """The checkpoint to resume from, by name or path; by default the newest."""
 
     fresh: Flag = False
-    """Begin anew; what is there is set aside."""
+    """Start over; existing files are moved aside."""
 
     def run(self) -> int:
-        """Say how it ended and where the model is, or how to go on."""
+        """Print where the model is, or how to resume."""
         from manyheads.train.loop.session import train
         from manyheads.train.run_file.run_config import read_run
 
-        asked = read_run(self.file, self.set)
-        return follow(
-            lambda: train(asked, resume_from=self.since, fresh=self.fresh),
+        run = read_run(self.file, self.set)
+        return _run(
+            lambda: train(run, resume_from=self.since, fresh=self.fresh),
             f"manyheads train {self.file}",
             self.set,
             self.since,
@@ -96,20 +90,20 @@ class Adapt:
     For example: manyheads adapt gpt2/ run.toml --set adapter.rank=16
 
     The file is one for train without [model] and with [adapter]: rank, alpha, targets, layers,
-    heads, dropout, scaling, modules_to_save, name, base, and merged = true to also save the whole
-    model, or it alone where L0Gates closes heads of it. With [freeze] instead, heads = ["L0H1"]
-    freezes these heads and all_except = ["L0H1"] everything else, and the model itself is
-    trained. Of [model], classes may be set: a new head for so many, which is trained too.
+    heads, dropout, scaling, modules_to_save, name, base, and merged = true to also save the merged
+    model, or only that where L0Gates removes heads. With [freeze] instead, heads = ["L0H1"] freezes
+    these heads, all_except = ["L0H1"] everything else, and the model itself is trained. Of [model],
+    classes may be set: a new classification head, which is trained too.
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """The folder of a model, or a name on the hub."""
+    model: RequiredModel
+    """The folder of a model, or a model of the hub: org/name."""
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN.TOML")]
-    """What to adapt, on what, how."""
+    """The run file: adapter, data, optimizer and run."""
 
     set: Changes = ()
-    """A value in place of the file's, such as adapter.rank=16; may be given several times."""
+    """A value that overrides the run file, such as adapter.rank=16."""
 
     since: Since = ""
     """The checkpoint to resume from, by name or path; by default the newest."""
@@ -118,11 +112,11 @@ class Adapt:
     """Start over; existing files are moved aside."""
 
     def run(self) -> int:
-        """Print how it ended and where the adapter or the model is, or how to resume."""
+        """Print where the adapter or the model is, or how to resume."""
         from manyheads.surgery.finetune.adapter_run import read_adapter_run, train_adapter
 
         run = read_adapter_run(self.model, self.file, self.set)
-        return follow(
+        return _run(
             lambda: train_adapter(run, resume_from=self.since, fresh=self.fresh),
             f"manyheads adapt {self.model} {self.file}",
             self.set,

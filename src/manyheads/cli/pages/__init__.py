@@ -1,1 +1,0 @@
-"""What the commands print, imported only when there is something to print."""

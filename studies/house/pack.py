@@ -18,26 +18,26 @@ from manyheads.train.run_file.run_config import read_run
 
 NAMES = ("house-gpt", "house-gpt-gated", "house-bert")
 ABOUT = {
-    "house-gpt": "A small language model whose heads are worth looking at",
+    "house-gpt": "A small language model for looking at heads",
     "house-gpt-gated": "The twin of house-gpt with a gate on every channel of the heads' outputs",
-    "house-bert": "A small masked language model in the manner of ModernBERT",
+    "house-bert": "A small masked language model like ModernBERT",
 }
 LENGTH, TEXTS, BLOCK = 512, 8, 60
 CARD = """# {name}
 
 {about}:
 {parameters:,} parameters, {layers} layers of {heads} heads, width {width}, a byte-level
-tokenizer of {vocabulary:,} entries. Trained by manyheads on the first 95 % of enwik8 (the start of
+tokenizer of {vocabulary:,} entries. Trained by manyheads on the first 95% of enwik8 (the start of
 the English Wikipedia of 2006, as XML), {tokens:,} tokens in {steps:,} steps, seed {seed}, on one
-H200 GPU in bfloat16. The last 5 % are held out, and every figure is of them. `run.toml` is the run,
-`curve.jsonl` its validations.
+H200 GPU in bfloat16. The last 5% are held out, and every figure is measured on them.
+`run.toml` is the run file, `curve.jsonl` its validation losses.
 
 | measure | value |
 |---|---|
 {rows}
 
-`manyheads.load("{name}")` needs no network. It writes no facts worth trusting: it is for looking
-at heads, for teaching and for tests. Text of enwik8: Wikipedia's authors, CC BY-SA.
+`manyheads.load("{name}")` needs no network. Do not trust the facts in what it generates: it is for
+looking at heads, for teaching and for tests. Text of enwik8: Wikipedia's authors, CC BY-SA.
 """
 
 
@@ -97,14 +97,14 @@ def _card(name: str, model: Any, tokens: int, figures: dict[str, Any], seed: int
     checked = figures["validation"]
     rows = []
     if "bits_per_byte" in checked:
-        rows.append(("bits a byte", f"{checked['bits_per_byte']:.4f}"))
-    rows.append(("loss a token, in nats", f"{checked['loss']:.4f}"))
+        rows.append(("bits per byte", f"{checked['bits_per_byte']:.4f}"))
+    rows.append(("loss per token, in nats", f"{checked['loss']:.4f}"))
     for kind in ("induction", "previous token"):
         score, head = figures[kind]
         if kind == "previous token" or name != "house-bert":
-            said = f"best {kind} head, on {BLOCK} random tokens said twice"
-            rows.append((said, f"{score:.3f} ({head})"))
-    rows.append(("share of weight on the first token", f"{figures['first']:.4f}"))
+            label = f"best {kind.replace(' ', '-')} head, on {BLOCK} random tokens, repeated"
+            rows.append((label, f"{score:.3f} ({head})"))
+    rows.append(("weight on the first token", f"{figures['first']:.2%}"))
     rows.append(("largest activation", f"{figures['largest']:.1f}"))
     return CARD.format(
         name=name,

@@ -57,7 +57,7 @@ def tell(folder: Path, to: Path) -> None:
         for rows in torch.tensor(ids).view(-1, TEXTS, LENGTH)
     ]
     print(
-        f"bits a byte {bits:.4f}, induction {found['induction'][0]:.3f}, previous token "
+        f"bits per byte {bits:.4f}, induction {found['induction'][0]:.3f}, previous token "
         f"{found['previous token'][0]:.3f}, largest {found['largest']:.1f}, share on the first "
         f"token {found['first']:.5f}, over {MANY} texts {torch.stack(many).mean():.5f}"
     )

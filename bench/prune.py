@@ -24,11 +24,11 @@ from torch import Tensor
 
 from manyheads.attention import Attention
 from manyheads.checkpoints.folder import load
-from manyheads.lens.inputs.cached_run import Edits
+from manyheads.lens.inputs.cached_run import ActivationEditor
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder
 from manyheads.ragged import Ragged
-from manyheads.surgery.cut.pruning import prune
+from manyheads.surgery.pruning import prune
 from manyheads.taps import Head, Site, Tap
 
 WHOLE = "whole"
@@ -153,7 +153,7 @@ def logits(model: Decoder, batch: Ragged, without: Sequence[Head]) -> Tensor:
     for layer in {head.layer for head in without}:
         heads = [head.head for head in without if head.layer == layer]
         gone[Site(layer, Tap.HEAD_OUTPUT)] = partial(silenced, heads=heads)
-    found = model(batch, watch=Edits(gone) if gone else None).logits
+    found = model(batch, watch=ActivationEditor(gone) if gone else None).logits
     assert isinstance(found, Ragged)
     return found.values
 
@@ -165,13 +165,13 @@ def silenced(values: Tensor, heads: list[int]) -> Tensor:
 
 
 def attend(model: Decoder, states: Ragged) -> Work:
-    """All attention sublayers on the same states, their places made once as in a forward."""
+    """All attention sublayers on the same states, position encodings computed once as in a forward."""
     layers = attentions(model)
-    place = layers[0].place(states.lengths.positions)
+    encoding = layers[0].encode_positions(states.lengths.positions)
 
     def work() -> Tensor:
         for layer in layers:
-            written = layer(states, place=place)
+            written = layer(states, encoding=encoding)
         return written.values
 
     return work

@@ -17,10 +17,9 @@ from manyheads.data.stream import StreamPosition, StreamStep
 from manyheads.models.build import build, get_config
 from manyheads.parts.gates import Gate
 from manyheads.ragged import Ragged
-from manyheads.train.distributed import join_processes
-from manyheads.train.loop.model_wrapper import ModelWrapper
+from manyheads.train.distributed import ModelWrapper, join_processes
+from manyheads.train.loop.reporting import training_flops
 from manyheads.train.loop.train_step import Updater, can_run_ahead, prepare_steps
-from manyheads.train.loop.training_report import training_flops
 from manyheads.train.objectives import CausalLM, MaskedLM, Objective
 from manyheads.train.optim.optimisers import AdamW
 

@@ -30,10 +30,9 @@ from manyheads.data.store import open_store
 from manyheads.data.stream import Stream
 from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.progress import Progress
-from manyheads.train.loop.metrics_log import MetricsLog
+from manyheads.train.loop.reporting import MetricsLog
 from manyheads.train.loop.session import train
-from manyheads.train.run_file.run_config import Run, run_of
-from manyheads.train.run_file.toml_config import apply_settings, read_toml
+from manyheads.train.run_file.run_config import Run, apply_settings, parse_run, read_toml
 
 HERE = Path(__file__).parent
 WORK = Path("build/parity")
@@ -52,7 +51,7 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", metavar="key=value", help="in place of run.toml's")
     arguments = parser.parse_args()
     prepare(arguments.text)
-    run = run_of(apply_settings(read_toml(HERE / "run.toml"), arguments.settings))
+    run = parse_run(apply_settings(read_toml(HERE / "run.toml"), arguments.settings))
     finished = train(run, fresh=True)
     if finished.exit_code:
         sys.exit(finished.exit_code)
@@ -151,7 +150,7 @@ def plain_losses(run: Run) -> list[float]:
     with Progress("transformers", total=run.ends[-1]) as bar:
         for step, ids in enumerate(batches(run)):
             for group in optimiser.param_groups:
-                group["lr"] = 1e-3 * run.phases.at(step).share
+                group["lr"] = 1e-3 * run.phases.rate_factor(step)
             ids = ids.to(device)
             loss = model(ids, labels=ids).loss
             loss.backward()

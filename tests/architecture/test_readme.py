@@ -1,5 +1,6 @@
-"""The README and the docs tell the truth: snippets run, paths, links and commands exist."""
+"""The README and the docs are correct: snippets run, paths, links and commands exist."""
 
+import ast
 import re
 import tomllib
 from collections.abc import Sequence
@@ -14,7 +15,23 @@ from manyheads.train.run_file.run_config import parse_run
 from tests.architecture.house import ROOT
 
 READMES = (ROOT / "README.md", ROOT / "README.ru.md")
-PAGES = (*READMES, *sorted((ROOT / "docs").rglob("*.md")))
+DOCS = tuple(sorted((ROOT / "docs").rglob("*.md")))
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+PAGES = (
+    *READMES,
+    ARCHITECTURE,
+    *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY")),
+    *DOCS,
+)
+
+# What guides may import: the root and the packages that have a public face.
+FACES = {
+    "manyheads",
+    *(
+        f"manyheads.{room}"
+        for room in ["data", "lens", "models", "parts", "pictures", "report", "surgery", "train"]
+    ),
+}
 
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)\n(?P<body>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL
@@ -44,11 +61,10 @@ def blocks(page: Path, *languages: str) -> list[tuple[int, str]]:
 
 
 def commands(page: Path) -> str:
-    """What a person is told to type, a line a command."""
+    """The commands of a page, one per line."""
     shell = [body.replace("\\\n", " ") for _, body in blocks(page, "", "sh", "bash", "console")]
     spans = CODE_SPAN.findall(FENCE.sub("", text_of(page)))
-    said = "\n".join([*shell, *spans])
-    return re.sub(r"(?m)(?:^|\s)#.*$", "", said)
+    return re.sub(r"(?m)(?:^|\s)#.*$", "", "\n".join([*shell, *spans]))
 
 
 @cache
@@ -93,7 +109,7 @@ def test_run_files_are_read(page: Path) -> None:
 @each_readme
 def test_every_path_of_the_folder_map_exists(page: Path) -> None:
     maps = blocks(page, "text")
-    assert len(maps) == 1, f"{page.name} needs one ```text block, the map: a path a line"
+    assert len(maps) == 1, f"{page.name} needs one ```text block, the map: one path per line"
     paths = [line.split()[0] for line in maps[0][1].splitlines() if line.strip()]
     missing = [path for path in paths if not (ROOT / path).exists()]
     assert paths
@@ -122,23 +138,80 @@ def test_every_link_within_the_project_leads_somewhere(page: Path) -> None:
 def test_the_menu_of_the_docs_has_every_page() -> None:
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     named = set(re.findall(r"[\w/-]+\.md", menu))
-    there = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page not in READMES}
-    assert named == there
+    assert named == {str(page.relative_to(ROOT / "docs")) for page in DOCS}
 
 
-@pytest.mark.parametrize("room", ["lens", "surgery"])
+@each_page
+def test_snippets_import_only_public_faces(page: Path) -> None:
+    for above, body in blocks(page, "python"):
+        for node in ast.walk(ast.parse(body)):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            deep = [name for name in modules if name.startswith("manyheads") and name not in FACES]
+            assert not deep, f"{page.name}:{above} imports {deep}: use a public package"
+
+
+@pytest.mark.parametrize(
+    "room", ["data", "lens", "models", "parts", "pictures", "surgery", "train"]
+)
 def test_the_reference_has_every_public_name_of_a_room(room: str) -> None:
     text = text_of(ROOT / "docs" / "reference" / f"{room}.md")
-    named = re.findall(r"^::: (\S+)\.(\w+)$", text, re.MULTILINE)
-    public = import_module(f"manyheads.{room}")
-    assert sorted(name for _, name in named) == sorted(public.__all__)
-    for home, name in named:
-        assert getattr(import_module(home), name) is getattr(public, name)
+    named = re.findall(rf"^::: manyheads\.{room}\.(\w+)$", text, re.MULTILINE)
+    assert sorted(named) == sorted(import_module(f"manyheads.{room}").__all__)
+
+
+def test_the_walks_of_the_architecture_name_what_exists() -> None:
+    walks = text_of(ARCHITECTURE).partition("## Two walks")[2].split("\n### ")[1:]
+    assert len(walks) == 2
+    for walk in walks:
+        rows = re.findall(r"^\| `([\w/]+\.py)` \| ([^|]+) \|", walk, re.MULTILINE)
+        assert 1 < len(rows) <= 6, "a walk has at most six files"
+        for file, names in rows:
+            defined = definitions(ROOT / "src" / "manyheads" / file)
+            missing = set(CODE_SPAN.findall(names)) - defined
+            assert not missing, f"{file} has no {sorted(missing)}"
+
+
+def test_the_table_of_contributing_names_what_exists() -> None:
+    table = (
+        text_of(ROOT / "CONTRIBUTING.md").partition("## Where to add what")[2].partition("##")[0]
+    )
+    paths = re.findall(r"`([a-z]\w*/[\w/.]*)`", table)
+    missing = [
+        path
+        for path in paths
+        if not any((ROOT / base / path).exists() for base in ("src/manyheads", "."))
+    ]
+    assert paths
+    assert not missing, f"CONTRIBUTING.md names {missing}"
+
+
+def definitions(path: Path) -> set[str]:
+    """The functions and classes of a file, and the methods as Class.method."""
+    names = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{each.name}" for each in node.body if hasattr(each, "name")}
+    return names
+
+
+def test_no_page_or_source_cites_a_document_that_is_not_here() -> None:
+    absent = re.compile(r"DESIGN\.md|HOUSE\.md|STYLE\.md|the design's")
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *PAGES]
+    citing = [
+        str(path.relative_to(ROOT))
+        for path in sources
+        if path != Path(__file__) and absent.search(text_of(path))
+    ]
+    assert not citing
 
 
 def test_the_reference_has_every_command() -> None:
-    told = commands(ROOT / "docs" / "reference" / "commands.md")
-    assert {name for name, _ in MANYHEADS.findall(told)} == COMMANDS.keys()
+    page = commands(ROOT / "docs" / "reference" / "commands.md")
+    assert {name for name, _ in MANYHEADS.findall(page)} == COMMANDS.keys()
 
 
 @each_page
@@ -173,10 +246,10 @@ def _options(command: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
 KNOWN: dict[str, set[str]] = {}
 
 
-def test_a_console_block_is_read_as_typed(tmp_path: Path) -> None:
+def test_a_console_block_is_parsed_as_typed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text('```console\nmake demo  # not make tea\nmanyheads gate x/ -o "--no"\n```\n')
-    told = commands(page)
-    assert MAKE.findall(told) == ["demo"]
-    found: Sequence[tuple[str, str]] = MANYHEADS.findall(told)
-    assert [(name, OPTION.findall(_unquoted(rest))) for name, rest in found] == [("gate", ["-o"])]
+    typed = commands(page)
+    assert MAKE.findall(typed) == ["demo"]
+    calls: Sequence[tuple[str, str]] = MANYHEADS.findall(typed)
+    assert [(name, OPTION.findall(_unquoted(rest))) for name, rest in calls] == [("gate", ["-o"])]

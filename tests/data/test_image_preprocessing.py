@@ -11,7 +11,8 @@ import transformers
 from PIL import Image
 
 from manyheads import load, save
-from manyheads.data.image_preprocessing import (
+from manyheads.data.images import (
+    ImageFolder,
     find_images,
     image_normalisation,
     image_size,
@@ -19,7 +20,6 @@ from manyheads.data.image_preprocessing import (
     record_image_preprocessing,
     to_greyscale,
 )
-from manyheads.data.images import ImageFolder
 from manyheads.errors import InputError
 from manyheads.models.build import build
 from manyheads.models.vision import Vision

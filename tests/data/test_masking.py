@@ -62,7 +62,9 @@ def test_shares_are_those_asked_for() -> None:
 
 def test_special_tokens_are_neither_chosen_nor_put_in() -> None:
     batch = texts(50_000)
-    found = masked(batch, Masking(share=1.0, hidden=0.0, replaced=1.0))
+    found = masked(
+        batch, Masking(mask_fraction=1.0, mask_token_fraction=0.0, random_token_fraction=1.0)
+    )
     special = torch.tensor([*SPECIALS, MASK])
     assert not torch.isin(found.labels, special).any()
     assert not torch.isin(found.texts.values[found.positions], special).any()
@@ -77,7 +79,7 @@ def test_the_generator_decides_everything() -> None:
     assert not torch.equal(one.positions, other.positions)
     draws = [torch.Generator().manual_seed(0) for _ in range(2)]
     for generator, share in zip(draws, (0.1, 0.9), strict=True):
-        mask_tokens(batch, WORDS, Masking(share=share), generator)
+        mask_tokens(batch, WORDS, Masking(mask_fraction=share), generator)
     assert torch.equal(*(torch.rand(3, generator=generator) for generator in draws))
 
 
@@ -135,15 +137,15 @@ def test_tokens_of_a_word_are_chosen_together(kind: str) -> None:
     batch = Ragged.from_list([torch.tensor(encoded.ids)] * 2)
     split = 0
     for seed in range(40):
-        for whole in ("words", "tokens"):
-            found = masked(batch, Masking(share=0.4, whole=whole), seed, vocabulary)
+        for whole in (True, False):
+            found = masked(batch, Masking(mask_fraction=0.4, whole_words=whole), seed, vocabulary)
             chosen = torch.zeros(2 * len(words), dtype=torch.bool)
             chosen[found.positions] = True
             both = list(
                 zip([*words, *(100 + word for word in words)], chosen.tolist(), strict=True)
             )
             mix_seed = {word for word, _ in both if len({c for w, c in both if w == word}) > 1}
-            if whole == "words":
+            if whole:
                 assert not mix_seed, [encoded.tokens, words, mix_seed]
             split += len(mix_seed)
     assert split > 40
@@ -163,26 +165,20 @@ def test_the_tokenizer_names_the_mask_and_the_specials() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with refuses(ConfigError, "share must be in (0, 1], got 0: use a fraction such as 0.3."):
-        Masking(share=0.0)
+    with refuses(
+        ConfigError, "mask_fraction must be in (0, 1], got 0: use a fraction such as 0.3."
+    ):
+        Masking(mask_fraction=0.0)
+    with refuses(ConfigError, "mask_token_fraction=0.8", "random_token_fraction=0.3", "use values"):
+        Masking(random_token_fraction=0.3)
     with refuses(
         ConfigError,
-        "hidden=0.8 and replaced=0.3 must be fractions with a sum of at most 1: use values "
-        "such as 0.8 and 0.1.",
+        "whole_words needs a tokenizer: give the model its tokenizer.",
     ):
-        Masking(replaced=0.3)
-    with refuses(
-        ConfigError,
-        'whole="words" needs a tokenizer: give the model its tokenizer.',
-    ):
-        masked(texts(5), Masking(whole="words"))
+        masked(texts(5), Masking(whole_words=True))
     with refuses(ConfigError, "special token 60 is outside the vocabulary of 60: use 0 to 59."):
         masking_vocabulary(None, SIZE, mask=60, specials=())
-    with refuses(
-        ConfigError,
-        "masking is not told specials and the model has no tokenizer: give specials=, "
-        "or set model.tokenizer.",
-    ):
+    with refuses(ConfigError, "specials", "model.tokenizer"):
         masking_vocabulary(None, SIZE, mask=3)
     with refuses(ConfigError, "all 2 tokens are special: use fewer specials."):
         masking_vocabulary(None, 2, mask=0, specials=(1,))
@@ -192,9 +188,6 @@ def test_what_cannot_be_is_refused() -> None:
         "set mask to a token id, or train the tokenizer with [MASK] as a special token.",
     ):
         masking_vocabulary(Tokenizer(models.BPE()), 10)
-    with refuses(
-        ConfigError,
-        "token id 59 is outside the 10 that masking knows: give a vocabulary of the model's size.",
-    ):
+    with refuses(ConfigError, "token id 59", "10", "use a vocabulary of the model's size"):
         batch = Ragged.from_list([torch.tensor([59])])
         masked(batch, Masking(), 0, masking_vocabulary(None, 10, mask=0, specials=()))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.data.permutation import mix_seed, permute
+from manyheads.data.stream import mix_seed, permute
 
 
 @given(count=st.integers(1, 3000), seed=st.integers(0, 2**70), epoch=st.integers(0, 99))

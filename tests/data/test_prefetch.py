@@ -9,9 +9,8 @@ from itertools import islice
 import pytest
 import torch
 
-from manyheads.data.batch import Batch
+from manyheads.data.batch import Batch, prefetch
 from manyheads.data.chunks import DocumentChunks
-from manyheads.data.prefetch import prefetch
 from manyheads.data.stream import Stream
 from manyheads.errors import ConfigError
 from tests.data.tiny import store_of

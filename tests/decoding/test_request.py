@@ -126,7 +126,7 @@ def test_another_start_is_another_text() -> None:
     assert len(texts) > 1
 
 
-def test_forbidden_words_of_several_tokens_are_not_passed_over_in_silence() -> None:
+def test_forbidden_words_of_several_tokens_are_not_skipped_in_silence() -> None:
     model = build(zoo.DECODERS["llama"], seed=0)
     model.source_config = {"bad_words_ids": [[1], [2, 3]]}
     with pytest.raises(ManyheadsError, match=r"^bad_words_ids .*: pass suppress_tokens="):

@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from manyheads import BeamSearch, Sample
-from manyheads.decoding.logits_processors import RepetitionPenalty, TokenConstraints
-from manyheads.decoding.sampling import draw, token_logprobs
+from manyheads.decoding.sampling import RepetitionPenalty, TokenConstraints, draw, token_logprobs
 from manyheads.errors import ConfigError
 
 VOCABULARY = 40

@@ -21,12 +21,12 @@ def close(found: Tensor, expected: Tensor, limit: float) -> None:
 def test_parts_cut_and_turned(
     tokens: int, heads: int, keys: int, size: int, dtype: torch.dtype
 ) -> None:
-    from manyheads.parts.positions.triton_rotary import turn_parts
+    from manyheads.parts.positions.triton_rotary import split_rotated
 
     joined = torch.randn(tokens, (heads + 2 * keys) * size, device="cuda", dtype=dtype)
     joined.requires_grad_()
     turn = Rotary().turn(torch.arange(tokens, device="cuda"), size)
-    found = turn_parts(joined, turn.cos, turn.sin, heads, keys)
+    found = split_rotated(joined, turn.cos, turn.sin, heads, keys)
     exact = joined.detach().double().requires_grad_()
     query, key, value = exact.unflatten(1, (-1, size)).split((heads, keys, keys), dim=1)
     expected = (turn(query), turn(key), value)

@@ -1,4 +1,4 @@
-"""Statistics on CUDA: streamed sums are those of the strips, and whole models those of the CPU.
+"""Statistics on CUDA: streamed sums are those of the tiles, and whole models those of the CPU.
 
 `TRITON_INTERPRET=1 pytest tests/gpu/test_statistics.py --on cpu` tries the kernels without a GPU.
 """
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from manyheads import build
 from manyheads.kernels.contract import Request
-from manyheads.lens.measure.row_sums import Sums, Wanted, sum_rows
-from manyheads.lens.measure.score_tiles import Meeting
+from manyheads.lens.measure.row_sums import RowSums, RowSumSpec, cannot, stream_rows, sum_rows
+from manyheads.lens.measure.score_tiles import TiledScores
 from manyheads.lens.measure.statistics import statistics
-from manyheads.lens.measure.triton_row_sums import below
-from manyheads.lens.measure.watcher import cannot, median_of, stream_rows
+from manyheads.lens.measure.triton_row_sums import count_below
+from manyheads.lens.measure.watcher import masked_median
 from manyheads.parts.masks import Causal, Full, Mask, Window
 from manyheads.parts.positions import Alibi
 from manyheads.ragged import Lengths
@@ -33,7 +33,7 @@ BANDS: dict[str, Mask] = {
 LIMITS = {torch.float32: 2e-5, torch.bfloat16: 3e-4, torch.float16: 3e-4}
 
 
-def meeting_of(
+def tiled_of(
     mask: Mask,
     device: str,
     *,
@@ -45,7 +45,7 @@ def meeting_of(
     sharp: float = 1.5,
     alibi: bool = False,
     sink: bool = False,
-) -> Meeting:
+) -> TiledScores:
     draw = torch.Generator().manual_seed(3)
     keys = queries if keys is None else keys
     if device == "cpu" and dtype == torch.bfloat16:
@@ -61,15 +61,19 @@ def meeting_of(
         bias=Alibi().bias(heads[0], torch.device(device)) if alibi else None,
         sink=torch.randn(heads[0], generator=draw).to(device) if sink else None,
     )
-    return Meeting(query.to(device, dtype), key.to(device, dtype), request)
+    return TiledScores(query.to(device, dtype), key.to(device, dtype), request)
 
 
-def wanted_by(meeting: Meeting, marks: int = 5, kinds: int = 20, *, same: bool = True) -> Wanted:
-    draw, device = torch.Generator().manual_seed(4), meeting.query.device
-    tokens = len(meeting.key)
+def spec_for(
+    tiled: TiledScores, marks: int = 5, kinds: int = 20, *, same: bool = True
+) -> RowSumSpec:
+    draw, device = torch.Generator().manual_seed(4), tiled.query.device
+    tokens = len(tiled.key)
     columns = torch.rand(tokens, marks, generator=draw) < 0.3
     ids = torch.randint(kinds, (tokens,), generator=draw).to(device) if same else None
-    return Wanted(offsets=(-1, 0, 1, -7) if same else (), marks=columns.float().to(device), ids=ids)
+    return RowSumSpec(
+        offsets=(-1, 0, 1, -7) if same else (), marks=columns.float().to(device), ids=ids
+    )
 
 
 def off(found: Tensor, expected: Tensor) -> float:
@@ -80,13 +84,13 @@ def off(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
 
 
-def check(meeting: Meeting, wanted: Wanted, allowed: float = 1.0) -> None:
-    exact = replace_values(meeting)
-    found, expected = stream_rows(meeting, wanted), sum_rows(exact, wanted)
-    limit = allowed * LIMITS[meeting.query.dtype]
+def check(tiled: TiledScores, spec: RowSumSpec, allowed: float = 1.0) -> None:
+    exact = replace_values(tiled)
+    found, expected = stream_rows(tiled, spec), sum_rows(exact, spec)
+    limit = allowed * LIMITS[tiled.query.dtype]
     worst = {
         each.name: off(getattr(found, each.name), getattr(expected, each.name))
-        for each in fields(Sums)
+        for each in fields(RowSums)
         if each.name != "variance"
     }
     # What is told of it is its root, beside which rounding of the places themselves is allowed.
@@ -94,66 +98,66 @@ def check(meeting: Meeting, wanted: Wanted, allowed: float = 1.0) -> None:
     assert {name: value for name, value in worst.items() if not value <= limit} == {}
 
 
-def replace_values(meeting: Meeting) -> Meeting:
-    return Meeting(meeting.query.float(), meeting.key.float(), meeting.request)
+def replace_values(tiled: TiledScores) -> TiledScores:
+    return TiledScores(tiled.query.float(), tiled.key.float(), tiled.request)
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("band", BANDS)
 def test_streamed_sums_are_those_of_strips(band: str, dtype: torch.dtype, device: str) -> None:
-    meeting = meeting_of(BANDS[band], device, dtype=dtype)
-    check(meeting, wanted_by(meeting))
+    tiled = tiled_of(BANDS[band], device, dtype=dtype)
+    check(tiled, spec_for(tiled))
 
 
 @pytest.mark.parametrize("size", [16, 32, 80, 128, 256])
 @pytest.mark.parametrize("heads", [(1, 1), (6, 2)])
 def test_sizes_of_heads(size: int, heads: tuple[int, int], device: str) -> None:
-    meeting = meeting_of(Causal(), device, size=size, heads=heads, queries=(150, 37))
-    check(meeting, wanted_by(meeting))
+    tiled = tiled_of(Causal(), device, size=size, heads=heads, queries=(150, 37))
+    check(tiled, spec_for(tiled))
 
 
 @pytest.mark.parametrize("band", ["causal", "all", "window both"])
 def test_biases_and_sinks(band: str, device: str) -> None:
     for alibi, sink in ((True, False), (False, True)):
-        meeting = meeting_of(BANDS[band], device, alibi=alibi, sink=sink)
-        check(meeting, wanted_by(meeting))
+        tiled = tiled_of(BANDS[band], device, alibi=alibi, sink=sink)
+        check(tiled, spec_for(tiled))
 
 
 @pytest.mark.parametrize("band", ["causal", "all", "window both"])
 def test_queries_stand_at_the_end_of_their_keys(band: str, device: str) -> None:
     queries, keys = (3, 0, 40, 130, 9), (200, 5, 6, 131, 0)
-    meeting = meeting_of(BANDS[band], device, queries=queries, keys=keys)
-    check(meeting, wanted_by(meeting, same=False))
+    tiled = tiled_of(BANDS[band], device, queries=queries, keys=keys)
+    check(tiled, spec_for(tiled, same=False))
 
 
 @pytest.mark.parametrize("marks", [0, 1, 17])
 def test_any_number_of_marks(marks: int, device: str) -> None:
-    meeting = meeting_of(Causal(), device, queries=(90,))
-    check(meeting, wanted_by(meeting, marks=marks))
+    tiled = tiled_of(Causal(), device, queries=(90,))
+    check(tiled, spec_for(tiled, marks=marks))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sharp_heads_keep_their_digits(dtype: torch.dtype, device: str) -> None:
-    meeting = meeting_of(Causal(), device, queries=(300,), sharp=8.0, dtype=dtype)
+    tiled = tiled_of(Causal(), device, queries=(300,), sharp=8.0, dtype=dtype)
     # Scores of some hundreds have fewer digits behind the point.
-    check(meeting, wanted_by(meeting), allowed=10.0)
+    check(tiled, spec_for(tiled), allowed=10.0)
 
 
 def test_no_text_at_all(device: str) -> None:
-    meeting = meeting_of(Causal(), device, queries=(0, 0))
-    check(meeting, wanted_by(meeting))
+    tiled = tiled_of(Causal(), device, queries=(0, 0))
+    check(tiled, spec_for(tiled))
 
 
 def test_a_text_of_one_word(device: str) -> None:
-    meeting = meeting_of(Causal(), device, queries=(140,))
-    check(meeting, wanted_by(meeting, kinds=1))
+    tiled = tiled_of(Causal(), device, queries=(140,))
+    check(tiled, spec_for(tiled, kinds=1))
 
 
 def test_tokens_that_lie_apart_in_memory(device: str) -> None:
-    meeting = meeting_of(Causal(), device, queries=(70, 50))
-    joined = torch.cat((meeting.query, meeting.key), dim=1)
-    apart = replace(meeting, query=joined[:, :4], key=joined[:, 4:])
-    check(apart, wanted_by(apart))
+    tiled = tiled_of(Causal(), device, queries=(70, 50))
+    joined = torch.cat((tiled.query, tiled.key), dim=1)
+    apart = replace(tiled, query=joined[:, :4], key=joined[:, 4:])
+    check(apart, spec_for(apart))
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
@@ -164,13 +168,13 @@ def test_counting_finds_the_median(dtype: torch.dtype, device: str) -> None:
     sizes = torch.randn(37, 1100, generator=draw).abs().to(device, dtype)
     rows = torch.arange(37, device=device) % 4 > 0
     limit = sizes[0, 0]
-    assert below(sizes, rows, limit) == (sizes[rows] < limit).sum()
-    assert median_of(sizes, rows) == sizes[rows].float().median()
+    assert count_below(sizes, rows, limit) == (sizes[rows] < limit).sum()
+    assert masked_median(sizes, rows) == sizes[rows].float().median()
 
 
 def test_others_say_why_they_are_not_streamed(device: str) -> None:
-    meeting = meeting_of(MASKS["longformer"], device)
-    reason = cannot(meeting, wanted_by(meeting))
+    tiled = tiled_of(MASKS["longformer"], device)
+    reason = cannot(tiled, spec_for(tiled))
     assert reason == (
         "the mask is not a band around the diagonal"
         if device == "cuda"

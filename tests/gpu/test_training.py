@@ -20,7 +20,7 @@ from manyheads.train.loop.train_step import Updater, can_run_ahead, prepare_step
 from manyheads.train.loss.chunked_cross_entropy import cross_entropy_sums
 from manyheads.train.objectives import CausalLM, MaskedLM, Objective
 from manyheads.train.optim.optimisers import AdamW
-from manyheads.train.run_file.run_config import run_of
+from manyheads.train.run_file.run_config import parse_run
 
 WORDS = 517
 
@@ -168,7 +168,7 @@ def test_a_run_learns(tmp_path: Path) -> None:
             "device": "cuda",
         },
     }
-    train(run_of(tables), progress=False)
+    train(parse_run(tables), progress=False)
     lines = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").open()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses[0] > 5

@@ -10,7 +10,7 @@ TEXTS = [[1, 2, 3, 4, 5, 6, 7, 8], [9, 8, 7, 6, 5], [1, 3, 5, 7, 9, 11]]
 
 
 def loss(model: Model) -> float:
-    return float(ablate(model, TEXTS, ["L0H0"], shown=False).baseline)
+    return float(ablate(model, TEXTS, ["L0H0"], progress=False).baseline)
 
 
 def test_the_recovered_model_is_judged_by_its_own_readout() -> None:

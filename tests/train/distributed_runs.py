@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from manyheads.train.loop.session import train
-from manyheads.train.run_file.run_config import Run, run_of
+from manyheads.train.run_file.run_config import Run, parse_run
 from tests.train.tiny import tables
 
 STEPS = 6
@@ -18,7 +18,7 @@ def run_in(place: Path, distributed: str, **settings: Any) -> Run:
     asked = tables(place.parent, dropout=0.1, distributed=distributed, **settings)
     asked["run"]["folder"] = str(place)
     asked["data"] |= {"validation": 0.1, "store": str(place.parent / "store")}
-    return run_of(asked)
+    return parse_run(asked)
 
 
 def main(folder: Path) -> None:

@@ -15,10 +15,10 @@ import torch
 import torch._dynamo  # optimisers load it, and a fork need not
 
 from manyheads.train.loop import checkpoint
-from manyheads.train.loop.metrics_log import MetricsLog
+from manyheads.train.loop.reporting import MetricsLog
 from manyheads.train.loop.session import train
 from manyheads.train.loop.train_step import Updater
-from tests.train.tiny import run_of, tables, write_corpus
+from tests.train.tiny import parse_run, tables, write_corpus
 
 STEPS = 8
 
@@ -108,7 +108,7 @@ def go(place: Path, kill: Callable[[], None] | None = None) -> Callable[[], None
         asked["data"] |= {"batch": 64, "micro_batch": 32}
         asked["run"]["folder"] = str(place)
         asked["data"]["store"] = str(place / "data")
-        train(run_of(asked), progress=False)
+        train(parse_run(asked), progress=False)
 
     return work
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from manyheads import load
-from manyheads.train.loop.metrics_log import MetricsLog
+from manyheads.train.loop.reporting import MetricsLog
 from manyheads.train.loop.session import train
 from tests.architecture.house import ROOT
 from tests.train.distributed_runs import STEPS, run_in

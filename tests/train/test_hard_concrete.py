@@ -7,7 +7,7 @@ import torch
 
 from manyheads.models.build import build
 from manyheads.taps import Site, Tap
-from manyheads.train.hard_concrete import HeadGates
+from manyheads.train.regularisers import HeadGates
 from tests.models.zoo import DECODERS, HEADS, ids, values
 
 

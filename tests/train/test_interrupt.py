@@ -11,17 +11,17 @@ import pytest
 
 from manyheads.data import tokenise
 from manyheads.data.store import StoreIndex
+from manyheads.train.distributed import ModelWrapper
 from manyheads.train.interrupt import (
     Interrupted,
     InterruptHandler,
     interrupt_requested,
     interruptible,
 )
-from manyheads.train.loop.metrics_log import MetricsLog
-from manyheads.train.loop.model_wrapper import ModelWrapper
+from manyheads.train.loop.reporting import MetricsLog
 from manyheads.train.loop.session import train
 from manyheads.train.run_file import data_config
-from manyheads.train.run_file.run_config import Run, run_of
+from manyheads.train.run_file.run_config import Run, parse_run
 from tests.train.tiny import tables, write_corpus
 
 
@@ -58,7 +58,7 @@ def test_without_a_run_nothing_is_broken_off_but_by_python_itself() -> None:
 def held_out(folder: Path) -> Run:
     asked = tables(folder, steps=6, validate_every=2)
     asked["data"] |= {"validation": 0.5, "micro_batch": 16, "batch": 64}
-    return run_of(asked)
+    return parse_run(asked)
 
 
 def said(folder: Path) -> list[dict[str, Any]]:
@@ -119,13 +119,13 @@ def test_a_phase_that_was_stopped_at_its_end_is_validated_on_its_own_texts(
         {"name": "one", "steps": 2},
         {"name": "other", "steps": 2, "data": {"validation": 0.3}},
     ]
-    train(run_of(asked), progress=False)
+    train(parse_run(asked), progress=False)
     whole = said(tmp_path)
     (tmp_path / "out").rename(tmp_path / "whole")
     with monkeypatch.context() as patched:
         patched.setattr(ModelWrapper, "evaluate", counted(ModelWrapper.evaluate, [], at=2))
-        assert train(run_of(asked), progress=False).state.step == 2
-    train(run_of(asked), progress=False)
+        assert train(parse_run(asked), progress=False).state.step == 2
+    train(parse_run(asked), progress=False)
     assert said(tmp_path) == whole
 
 

@@ -13,20 +13,21 @@ from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError
 from manyheads.models.build import build
 from manyheads.taps import Record, Site, Sublayer, Tap
-from manyheads.train.hard_concrete import HeadGates, settled
 from manyheads.train.loop.session import train
 from manyheads.train.objectives import CausalLM, Seq2SeqLM
 from manyheads.train.optim.optimisers import AdamW
 from manyheads.train.regularisers import (
     HeadDiversity,
+    HeadGates,
     L0Gates,
     L1Scales,
     Regularised,
     WatcherChain,
     final_gates,
     fold_gates,
+    settled,
 )
-from manyheads.train.run_file.run_config import run_of
+from manyheads.train.run_file.run_config import parse_run
 from tests.messages import refuses
 from tests.models.zoo import DECODERS, HEADS, SEQ2SEQS, ids, values
 from tests.train.tiny import tables, write_corpus
@@ -217,7 +218,7 @@ def test_a_run_with_gates_leaves_a_model_with_them_folded_in(tmp_path: Path) -> 
     asked = tables(tmp_path, steps=3)
     asked["regulariser"] = [{"kind": "L0Gates", "weight": 0.5, "start": 0.6}]
     asked["optimiser"]["rate"] = 0.5
-    train(run_of(asked), progress=False)
+    train(parse_run(asked), progress=False)
     [kept] = (tmp_path / "out/checkpoints/step-3").glob("*.safetensors")
     state = load_file(kept)
     saved = load(tmp_path / "out/model").state_dict()

@@ -8,7 +8,7 @@ from typing import Any
 
 from manyheads.data.sources.texts import TextFiles
 from manyheads.data.tokenizer_training import train_tokenizer
-from manyheads.train.run_file.run_config import Run, run_of
+from manyheads.train.run_file.run_config import Run, parse_run
 
 SENTENCE = "the cat sat on a mat while one dog ran over some hill and sun was low"
 
@@ -67,7 +67,7 @@ def tables(folder: Path, *, dropout: float = 0.0, **settings: Any) -> dict[str, 
 
 
 def tiny(folder: Path, **settings: Any) -> Run:
-    return run_of(tables(folder, **settings))
+    return parse_run(tables(folder, **settings))
 
 
 RUN_FILE = """

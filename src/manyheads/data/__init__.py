@@ -6,8 +6,7 @@
 
 from manyheads.data.batch import Batch
 from manyheads.data.chunks import DocumentChunks, FixedChunks
-from manyheads.data.image_preprocessing import read_image
-from manyheads.data.images import ImageArrays, ImageFolder
+from manyheads.data.images import ImageArrays, ImageFolder, read_image
 from manyheads.data.labelled import Examples, LabelledTexts, TaggedTexts, TextPairs
 from manyheads.data.masking import Masking
 from manyheads.data.sources.rows import FileRows, HubRows

@@ -4,6 +4,7 @@ A batch has float images (channels, height, width): pixels scaled to 0..1, minus
 `std`. `tokens_per_image` is what an image counts for in `batch_tokens` of a stream: with 1, images.
 """
 
+import json
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
 from manyheads.data.batch import IGNORE_INDEX, Batch
 from manyheads.data.sources.files import open_file
-from manyheads.errors import InputError, MissingExtraError
+from manyheads.errors import InputError, MissingPackageError
+from manyheads.models.vision import Vision
 
 # One number for all channels of an image, or one for each.
 PerChannel = float | tuple[float, ...]
@@ -145,7 +148,7 @@ def read_pixels(file: Path, *, channels: int, size: int | None) -> NDArray[np.ui
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
-        raise MissingExtraError(f"{file} needs the package pillow", "pip install pillow") from None
+        raise MissingPackageError(str(file), "pillow") from None
     if not file.is_file():
         raise InputError(f"{file} does not exist", "give an image file")
     try:
@@ -228,11 +231,114 @@ def normalise_pixels(pixels: NDArray[Any], mean: PerChannel, std: PerChannel) ->
     return torch.from_numpy(np.ascontiguousarray((image.transpose(2, 0, 1) - shift) / scale))
 
 
-def _by_channel(given: PerChannel, channels: int) -> NDArray[np.float32]:
-    numbers = np.asarray(given, dtype=np.float32).reshape(-1, 1, 1)
+def _by_channel(value: PerChannel, channels: int) -> NDArray[np.float32]:
+    numbers = np.asarray(value, dtype=np.float32).reshape(-1, 1, 1)
     if len(numbers) not in (1, channels):
         raise InputError(
             f"got {len(numbers)} numbers for images of {channels} channels",
             f"give one, or {channels}",
         )
     return numbers
+
+
+FILE = "preprocessor_config.json"
+BICUBIC = 3
+# Luma weights of red, green and blue (ITU-R 601), as Pillow converts to greyscale.
+BRIGHTNESS = (0.299, 0.587, 0.114)
+
+
+def to_greyscale(image: Float[Tensor, "3 height width"]) -> Float[Tensor, "1 height width"]:
+    """A colour image as greyscale, for a model with one channel."""
+    weights = torch.tensor(BRIGHTNESS, dtype=image.dtype, device=image.device)
+    return (image * weights.reshape(-1, 1, 1)).sum(0, keepdim=True)
+
+
+def image_normalisation(model: Vision, channels: int) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation per channel; 0.5 by default."""
+    settings = json.loads(model.side_files.get(FILE, b"{}"))
+    found = []
+    for name in ("image_mean", "image_std"):
+        value = settings.get(name) or [0.5] * channels
+        found.append(torch.tensor(value, dtype=torch.float32)[:channels].reshape(-1, 1, 1))
+    return found[0], found[1]
+
+
+def image_mean_std(model: Vision) -> tuple[PerChannel, PerChannel]:
+    """The same as numbers: one number if all channels are equal."""
+    mean, deviation = map(_numbers, image_normalisation(model, model.config.patches.channels))
+    return mean, deviation
+
+
+def _numbers(by_channel: Tensor) -> PerChannel:
+    """Rounded to six digits, the precision of float32."""
+    found = tuple(round(each, 6) for each in by_channel.flatten().tolist())
+    return found[0] if len(set(found)) == 1 else found
+
+
+def image_size(model: Vision) -> int:
+    """The side of the images the model was trained on, in pixels; the patch grid may differ.
+
+    With centre cropping it is the size after the crop.
+    """
+    settings = json.loads(model.side_files.get(FILE, b"{}"))
+    size = settings.get("size")
+    side = size.get("height") if isinstance(size, dict) else None
+    if side is None or side != size.get("width") or settings.get("do_center_crop"):
+        return model.config.patches.image
+    return int(side)
+
+
+def record_image_preprocessing(
+    model: Vision, mean: PerChannel, std: PerChannel, size: int | None = None
+) -> None:
+    """Record the image preprocessing in the model, for us and for `transformers`.
+
+    Other settings, such as cropping, are kept.
+    """
+    patches = model.config.patches
+    usual = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_convert_rgb": True if patches.channels == 3 else None,
+        "do_resize": True,
+        "size": _square(patches.image),
+        "resample": BICUBIC,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+    }
+    settings = json.loads(model.side_files.get(FILE, b"{}"))
+    now: dict[str, Any] = {"image_mean": _listed(mean, model), "image_std": _listed(std, model)}
+    if size is not None:
+        now["size"] = _square(size)
+    text = json.dumps({**usual, **settings, **now}, indent=2).encode()
+    model.side_files = {**model.side_files, FILE: text}
+
+
+def _square(side: int) -> dict[str, int]:
+    return {"height": side, "width": side}
+
+
+def _listed(value: PerChannel, model: Vision) -> list[float]:
+    return list(value) if isinstance(value, tuple) else [value] * model.config.patches.channels
+
+
+def find_images(path: Path) -> list[Path]:
+    """The file itself, or all images in a folder and those within it."""
+    if not path.is_dir():
+        return [path]
+    found = [each for each in sorted(path.rglob("*")) if each.suffix.lower() in SUFFIXES]
+    if not found:
+        raise InputError(f"{path} has no images", f"add {', '.join(SUFFIXES[:3])} files")
+    return found
+
+
+def read_image(model: Vision, file: Path) -> Float[Tensor, "channels height width"]:
+    """Any image that Pillow reads, resized and normalised for the model."""
+    patches = model.config.patches
+    if patches.channels not in MODES:
+        raise InputError(
+            f"the model reads images of {patches.channels} channels, and files have 1 or 3",
+            "use tensors instead of files",
+        )
+    pixels = read_pixels(file, channels=patches.channels, size=image_size(model))
+    return normalise_pixels(pixels, *image_mean_std(model))

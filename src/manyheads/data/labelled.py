@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from manyheads.data.batch import IGNORE_INDEX, Batch
-from manyheads.data.permutation import permute
 from manyheads.data.sources.rows import Row, RowSource
+from manyheads.data.stream import permute
 from manyheads.errors import InputError
 from manyheads.ragged import Lengths, Ragged
-from manyheads.tokenizers import cutting_copy
+from manyheads.tokenizers import truncating_copy
 
 # A class number, or the name of a class.
 Label = int | str
@@ -314,7 +314,7 @@ def _encoded(
     max_length: int | None,
 ) -> list[Any]:
     """Encodings with the tokenizer's special tokens, truncated to `max_length` tokens."""
-    copy = cutting_copy(tokenizer, max_length)
+    copy = truncating_copy(tokenizer, max_length)
     found: list[Any] = []
     for some in _sliced(texts):
         words = isinstance(some[0], list)

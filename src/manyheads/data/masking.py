@@ -18,26 +18,28 @@ MASK_NAMES = ("[MASK]", "<mask>", "<|mask|>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Masking:
-    """The fraction `share` of tokens to predict, and how they are corrupted (arXiv 1810.04805).
+    """The fraction of tokens to predict, and how they are corrupted (arXiv 1810.04805).
 
-    Of the chosen tokens the fraction `hidden` becomes the mask token and `replaced` a random token;
-    the rest is unchanged. With `whole="words"` the tokens of a word are chosen together.
+    Of the chosen tokens, `mask_token_fraction` become the mask token, `random_token_fraction` a
+    random token, and the rest is unchanged. `whole_words` chooses the tokens of a word together.
     """
 
-    share: float = 0.3
-    hidden: float = 0.8
-    replaced: float = 0.1
-    whole: Literal["tokens", "words"] = "tokens"
+    mask_fraction: float = 0.3
+    mask_token_fraction: float = 0.8
+    random_token_fraction: float = 0.1
+    whole_words: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
+        if not 0 < self.mask_fraction <= 1:
             raise ConfigError(
-                f"share must be in (0, 1], got {self.share:g}", "use a fraction such as 0.3"
+                f"mask_fraction must be in (0, 1], got {self.mask_fraction:g}",
+                "use a fraction such as 0.3",
             )
-        if min(self.hidden, self.replaced) < 0 or self.hidden + self.replaced > 1:
+        mask, random = self.mask_token_fraction, self.random_token_fraction
+        if min(mask, random) < 0 or mask + random > 1:
             raise ConfigError(
-                f"hidden={self.hidden:g} and replaced={self.replaced:g} must be fractions "
-                "with a sum of at most 1",
+                f"mask_token_fraction={mask:g} and random_token_fraction={random:g} must be "
+                "fractions with a sum of at most 1",
                 "use values such as 0.8 and 0.1",
             )
 
@@ -72,8 +74,8 @@ def mask_tokens(
 
     >>> texts = Ragged.from_list([torch.tensor([0, 5, 6, 7])])
     >>> words = MaskingVocabulary(9, torch.tensor([False] + [True] * 8 + [False]))
-    >>> masked = mask_tokens(texts, words, Masking(share=1.0, hidden=1.0, replaced=0.0),
-    ...                      torch.Generator().manual_seed(0))
+    >>> masked = mask_tokens(texts, words, Masking(mask_fraction=1.0, mask_token_fraction=1.0,
+    ...                      random_token_fraction=0.0), torch.Generator().manual_seed(0))
     >>> masked.texts.values.tolist(), masked.labels.tolist()
     ([0, 9, 9, 9], [5, 6, 7])
     """
@@ -88,16 +90,17 @@ def mask_tokens(
     chance, fate = torch.rand(2, ids.shape[0], generator=generator, dtype=torch.float64)
     words = vocabulary.ordinary.nonzero().squeeze(1)
     others = words[torch.randint(len(words), ids.shape, generator=generator)]
-    if masking.whole == "words":
+    if masking.whole_words:
         chance = chance[_first_of_word(ids, texts.lengths.positions.cpu(), vocabulary)]
-    chosen = (chance < masking.share) & vocabulary.ordinary[ids]
-    shown = torch.where(chosen & (fate < masking.hidden), vocabulary.mask, ids)
-    swapped = chosen & (fate >= masking.hidden) & (fate < masking.hidden + masking.replaced)
-    shown = torch.where(swapped, others, shown)
+    chosen = (chance < masking.mask_fraction) & vocabulary.ordinary[ids]
+    mask = masking.mask_token_fraction
+    values = torch.where(chosen & (fate < mask), vocabulary.mask, ids)
+    random = chosen & (fate >= mask) & (fate < mask + masking.random_token_fraction)
+    values = torch.where(random, others, values)
     positions = chosen.nonzero().squeeze(1)
     device = texts.device
     return MaskedTokens(
-        texts.with_values(shown.to(device)), positions.to(device), ids[positions].to(device)
+        texts.with_values(values.to(device)), positions.to(device), ids[positions].to(device)
     )
 
 
@@ -106,9 +109,7 @@ def _first_of_word(
 ) -> Int[Tensor, " n"]:
     """For each token, where its word begins."""
     if vocabulary.continues_word is None or vocabulary.is_continued is None:
-        raise ConfigError(
-            'whole="words" needs a tokenizer', "give the model its tokenizer"
-        )
+        raise ConfigError("whole_words needs a tokenizer", "give the model its tokenizer")
     joined = vocabulary.continues_word[ids] & (positions > 0)
     joined[1:] &= vocabulary.is_continued[ids[:-1]]
     positions = torch.arange(ids.shape[0])
@@ -122,12 +123,12 @@ def masking_vocabulary(
     mask: int | Literal["tokenizer"] = "tokenizer",
     specials: tuple[int, ...] | Literal["tokenizer"] = "tokenizer",
 ) -> MaskingVocabulary:
-    """The vocabulary of `size` tokens as masking sees it, from a tokenizer or given numbers."""
+    """The vocabulary of `size` tokens as masking sees it, from a tokenizer or from ids."""
     if tokenizer is None and (mask == "tokenizer" or specials == "tokenizer"):
         missing = "mask" if mask == "tokenizer" else "specials"
         raise ConfigError(
-            f"masking is not told {missing} and the model has no tokenizer",
-            f"give {missing}=, or set model.tokenizer",
+            f"{missing} comes from the tokenizer, and the model has none",
+            f"set {missing}, or model.tokenizer",
         )
     return _vocabulary_of(tokenizer, size, mask, specials)
 

@@ -35,7 +35,7 @@ def pack(
 class _Buffer:
     """Waiting chunks by age and by size, refilled from the source."""
 
-    def __init__(self, source: Iterator[tuple[int, int]], most: int) -> None:
+    def __init__(self, source: Iterator[tuple[int, int]], lookahead: int) -> None:
         self._source = source
         self._by_age: deque[tuple[int, int]] = deque()
         self._by_size: dict[int, deque[int]] = {}
@@ -43,7 +43,7 @@ class _Buffer:
         # Bit s is set if a chunk of size s waits: the best fit is then the highest bit.
         self._sizes = 0
         self._total = 0
-        for _ in range(most):
+        for _ in range(lookahead):
             self._refill()
 
     def __len__(self) -> int:
@@ -92,13 +92,13 @@ class _Buffer:
         """The one size or two that together come closest to `space` from below."""
         first = self._best(space)
         best: tuple[int, ...] = (first,) if first else ()
-        most = first
-        while 2 * first > most < space:
+        total = first
+        while 2 * first > total < space:
             second = self._best(min(space - first, first))
             if second == first and len(self._by_size[first]) < 2:
                 second = self._best(first - 1)
-            if second and first + second > most:
-                best, most = (first, second), first + second
+            if second and first + second > total:
+                best, total = (first, second), first + second
             first = self._best(first - 1)
         return best
 

@@ -142,8 +142,8 @@ class TokenStore:
     def bytes_per_token(self) -> float:
         return self.bytes / self.size
 
-    def _bytes_before(self, place: int) -> int:
-        row = int(np.searchsorted(self.passages[:, 0], place, side="right"))
+    def _bytes_before(self, position: int) -> int:
+        row = int(np.searchsorted(self.passages[:, 0], position, side="right"))
         return int(self.passages[row - 1, 1]) if row else 0
 
     def split(
@@ -161,16 +161,18 @@ class TokenStore:
         bounds = self.bounds
         if by == "documents":
             kept = len(bounds) - 1 - max(1, round(fraction * (len(bounds) - 1)))
-            place = int(bounds[max(kept, 0)])
+            position = int(bounds[max(kept, 0)])
         else:
-            place = self._near(self.stop - fraction * self.size, fraction * self.size / 10, bounds)
-        if not self.start < place < self.stop:
+            position = self._near(
+                self.stop - fraction * self.size, fraction * self.size / 10, bounds
+            )
+        if not self.start < position < self.stop:
             raise InputError(
                 f"cannot split off the last {fraction:.3g} of {len(bounds) - 1} documents and "
                 f"{self.size} tokens",
                 "use more text, another fraction, or a separator that gives more documents",
             )
-        return replace(self, stop=place), replace(self, start=place)
+        return replace(self, stop=position), replace(self, start=position)
 
     def _near(self, wanted: float, tolerance: float, bounds: NDArray[np.int64]) -> int:
         nearest = int(bounds[np.argmin(np.abs(bounds - wanted))])

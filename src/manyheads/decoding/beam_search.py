@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.decoding.output import Generation
+from manyheads.decoding.generation_config import Generation
 from manyheads.decoding.request import GenerationRequest
 from manyheads.decoding.sampling import BeamSearch
 

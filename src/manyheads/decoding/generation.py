@@ -11,12 +11,13 @@ from torch import Tensor
 
 from manyheads.decoding.beam_search import BeamSearchLoop
 from manyheads.decoding.generation_config import (
+    FinishReason,
+    Generation,
     GenerationConfig,
     GenerationOptions,
     show_options,
     with_options,
 )
-from manyheads.decoding.output import FinishReason, Generation
 from manyheads.decoding.request import GenerationRequest, Prompts, tokenizer_of
 from manyheads.decoding.sampling import BeamSearch, Sample, draw, token_logprobs
 from manyheads.decoding.steps.cached import async_tolist

@@ -1,4 +1,4 @@
-"""The options of `generate`: their defaults, their checks, and what the model's own files say."""
+"""The options of `generate`, what the model's own files say, and what `generate` returns."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +12,30 @@ from torch import Tensor
 from manyheads.cache import DynamicCache, StaticCache
 from manyheads.decoding.sampling import BeamSearch, Greedy, Sample, Sampling
 from manyheads.errors import ConfigError, InputError, check_int, check_number
+
+FinishReason = Literal["length", "eos", "stop string"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """The new tokens of one prompt, without the prompt itself.
+
+    `ids` holds every generated token, including the end-of-text token or the tokens of a stop
+    string, and `logprobs` has one number per token. `text` ends before the end-of-text token or the
+    stop string; it is None where the model has no tokenizer.
+
+    >>> print(Generation(ids=(5, 6), text=" and so on", finish_reason="length"))
+     and so on
+    """
+
+    ids: tuple[int, ...]
+    text: str | None
+    finish_reason: FinishReason
+    logprobs: tuple[float, ...] | None = None
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self.ids)) if self.text is None else self.text
+
 
 TokenIds = Literal["model"] | int | Sequence[int]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -133,7 +157,7 @@ class GenerationDefaults:
     def of(cls, model: Any) -> "GenerationDefaults":
         """Those of a loaded model; a model built from a config has none."""
         said: dict[str, Any] = {}
-        for table in (getattr(model, name, None) for name in ("generation", "described")):
+        for table in (getattr(model, name, None) for name in ("generation", "source_config")):
             if isinstance(table, Mapping):
                 said |= {key: value for key, value in table.items() if said.get(key) is None}
         eos = _as_tuple(said.get("eos_token_id"))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manyheads.cache import DynamicCache, FullLayerCache, StaticCache
 from manyheads.decoding.generation_config import GenerationConfig, GenerationDefaults, TokenIds
-from manyheads.decoding.logits_processors import RepetitionPenalty, TokenConstraints
+from manyheads.decoding.sampling import RepetitionPenalty, TokenConstraints
 from manyheads.decoding.steps.cached import CachedSteps, Steps
 from manyheads.decoding.steps.cuda_graph import cannot, cuda_graph_steps
 from manyheads.decoding.stopping import decode_after, decoding_context

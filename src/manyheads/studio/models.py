@@ -1,4 +1,4 @@
-"""The models of a studio by name: what each reads and answers, and its tokens in letters."""
+"""The models of a studio by name, with their inputs and outputs as text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from manyheads.data.image_preprocessing import image_normalisation, image_size, to_greyscale
+from manyheads.data.images import image_normalisation, image_size, to_greyscale
 from manyheads.decoding.request import check_generates
-from manyheads.encoding.text_reader import find_longest, open_texts, reads_texts
+from manyheads.encoding.text_reader import open_reader, require_text_model, resolve_max_length
 from manyheads.errors import InputError, ManyheadsError
-from manyheads.lens.inputs.texts import Given
+from manyheads.lens.inputs.texts import ModelInputs
 from manyheads.lens.results.addresses import blocks_of
 from manyheads.models.build import Model
 from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, TokenHead
@@ -19,55 +19,58 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.parts.positions import Learned
 from manyheads.ragged import Ragged
-from manyheads.studio.requests import LIMITS, Pixels
+from manyheads.studio.requests import LIMITS, RawImage
 
-# What a model says at a place: the word after it, the word that stands there, its class, or the
-# class of the whole; or nothing.
-Answers = Literal["next", "here", "token classes", "classes", "nothing"]
+# What a model predicts: the next token, the token at a position, a class per token, or one class.
+OutputKind = Literal["next token", "masked token", "token classes", "classes", "none"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Text:
-    """What a model was given, as it reads it and as a person does."""
+class StudioInput:
+    """A text or an image as the model reads it, and its tokens as text."""
 
-    given: Given
-    pieces: tuple[str, ...]
+    inputs: ModelInputs
+    tokens: tuple[str, ...]
     key: tuple[Any, ...]
-    cut: bool = False
+    truncated: bool = False
 
     def __len__(self) -> int:
-        return len(self.pieces)
+        return len(self.tokens)
 
-    def beginning(self, most: int) -> "Text":
-        """The first tokens of a text; an image is never so long."""
-        if self.given.ids is None or len(self) <= most:
+    def truncate(self, max_tokens: int) -> "StudioInput":
+        """The first tokens of a text; images are never that long."""
+        if self.inputs.ids is None or len(self) <= max_tokens:
             return self
-        ids = Ragged.from_list([self.given.ids.values[:most]])
-        return Text(given=Given(ids=ids), pieces=self.pieces[:most], key=(*self.key, most))
+        ids = Ragged.from_list([self.inputs.ids.values[:max_tokens]])
+        return StudioInput(
+            inputs=ModelInputs(ids=ids),
+            tokens=self.tokens[:max_tokens],
+            key=(*self.key, max_tokens),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Book:
-    """One model on the shelf."""
+class LoadedModel:
+    """One model with its name on the page."""
 
     name: str
     model: Model
 
     @property
-    def answers(self) -> Answers:
+    def output(self) -> OutputKind:
         match self.model.config.readout:
             case NoReadout():
-                return "nothing"
+                return "none"
             case ClassHead():
                 return "classes"
             case TokenHead():
                 return "token classes"
             case LanguageHead():
-                return "next" if self.writes else "here"
+                return "next token" if self.generates else "masked token"
 
     @property
-    def writes(self) -> bool:
-        """Whether it goes on from a text."""
+    def generates(self) -> bool:
+        """Whether it can continue a text."""
         try:
             check_generates(self.model)
         except ManyheadsError:
@@ -75,162 +78,159 @@ class Book:
         return True
 
     @property
-    def longest(self) -> int:
-        """How many tokens of a text it can read here: as far as its positions go."""
+    def max_tokens(self) -> int:
+        """The longest text that it can read here."""
         if isinstance(self.model, Vision):
             return LIMITS.tokens
-        position = reads_texts(self.model).config.embedding.position
+        position = require_text_model(self.model).config.embedding.position
         return min(
             position.longest if isinstance(position, Learned) else LIMITS.tokens, LIMITS.tokens
         )
 
     @property
-    def trained(self) -> int | None:
-        """How many tokens its folder says it was made for; some models can read on."""
+    def trained_tokens(self) -> int | None:
+        """The length that it was trained on, if known; some models can read longer texts."""
         if isinstance(self.model, Vision):
             return None
-        return find_longest(reads_texts(self.model), None)
+        return resolve_max_length(require_text_model(self.model), None)
 
-    def described(self) -> dict[str, Any]:
-        """What the page needs to know before it asks anything."""
+    def describe(self) -> dict[str, Any]:
+        """What the page needs to know before its first request."""
         model = self.model
-        found: dict[str, Any] = {
+        description: dict[str, Any] = {
             "name": self.name,
-            "reads": "image" if isinstance(model, Vision) else "text",
-            "answers": self.answers,
-            "writes": self.writes,
+            "input": "image" if isinstance(model, Vision) else "text",
+            "output": self.output,
+            "generates": self.generates,
             "parameters": sum(each.numel() for each in model.parameters()),
             "layers": [{"layer": each.layer, "heads": each.heads} for each in blocks_of(model)],
-            "longest": self.longest,
-            "trained": self.trained,
+            "max_tokens": self.max_tokens,
+            "trained_tokens": self.trained_tokens,
         }
         if isinstance(model, Vision):
-            found["image"] = {"side": image_size(model), "patch": model.config.patches.size}
-        return found
+            description["image"] = {"side": image_size(model), "patch": model.config.patches.size}
+        return description
 
-    def read_text(self, text: str) -> Text:
-        """The tokens of a text, cut where the model's positions end."""
+    def read_text(self, text: str) -> StudioInput:
+        """Tokenize a text, truncated to `max_tokens`."""
         if isinstance(self.model, Vision):
-            raise InputError(f"{self.name} reads images", "drop an image")
-        reader = open_texts(reads_texts(self.model), [text], self.longest)
-        [ids], cut = reader.read(range(1))
+            raise InputError(f"{self.name} reads images, not text", "choose an image")
+        reader = open_reader(require_text_model(self.model), [text], self.max_tokens)
+        [ids], truncated = reader.read(range(1))
         if not len(ids):
-            raise InputError("there is no text", "type at least one letter")
-        given = Given(ids=Ragged.from_list([torch.from_numpy(ids)]).to(self._device))
+            raise InputError("the text is empty", "type at least one character")
+        inputs = ModelInputs(ids=Ragged.from_list([torch.from_numpy(ids)]).to(self._device))
         numbers = ids.tolist()
-        return Text(
-            given=given,
-            pieces=tuple(self._pieces(text, numbers)),
+        return StudioInput(
+            inputs=inputs,
+            tokens=tuple(self._token_texts(text, numbers)),
             key=("text", self.name, *numbers),
-            cut=bool(cut),
+            truncated=bool(truncated),
         )
 
-    def read_ids(self, ids: Sequence[int]) -> Given:
-        return Given(ids=Ragged.from_list([torch.tensor(list(ids))]).to(self._device))
-
-    def read_image(self, pixels: Pixels) -> Text:
-        """The patches of an image behind the class token."""
+    def read_image(self, image: RawImage) -> StudioInput:
+        """Split an image into patches, after the class token."""
         if not isinstance(self.model, Vision):
-            raise InputError(f"{self.name} reads texts", "type one")
+            raise InputError(f"{self.name} reads text, not images", "type a text")
         size, channels = self.model.config.patches.size, self.model.config.patches.channels
-        if pixels.width % size or pixels.height % size:
+        if image.width % size or image.height % size:
             raise InputError(
-                f"an image of {pixels.width} x {pixels.height} has no whole patches",
-                f"give multiples of {size}",
+                f"the image has {image.width} x {image.height} pixels",
+                f"use multiples of the patch size, {size}",
             )
-        rows, columns = pixels.height // size, pixels.width // size
+        rows, columns = image.height // size, image.width // size
         if rows * columns >= LIMITS.tokens:
-            raise InputError(f"an image of {rows * columns:,} patches is too large", "shrink it")
-        raw = np.frombuffer(pixels.data, dtype=np.uint8).astype(np.float32) / 255
-        image = torch.from_numpy(raw.reshape(pixels.height, pixels.width, 3).transpose(2, 0, 1))
+            raise InputError(
+                f"the image has {rows * columns:,} patches, too many", "make it smaller"
+            )
+        raw = np.frombuffer(image.data, dtype=np.uint8).astype(np.float32) / 255
+        pixels = torch.from_numpy(raw.reshape(image.height, image.width, 3).transpose(2, 0, 1))
         if channels == 1:
-            image = to_greyscale(image)
+            pixels = to_greyscale(pixels)
         mean, std = image_normalisation(self.model, channels)
-        scaled = ((image - mean) / std).contiguous().to(self._device)
-        places = [
+        scaled = ((pixels - mean) / std).contiguous().to(self._device)
+        patches = [
             f"row {row + 1}, column {column + 1}"
             for row in range(rows)
             for column in range(columns)
         ]
-        return Text(
-            given=Given(images=(scaled,)),
-            pieces=("[class]", *places),
-            key=("image", self.name, pixels.width, pixels.height, pixels.data),
+        return StudioInput(
+            inputs=ModelInputs(images=(scaled,)),
+            tokens=("[class]", *patches),
+            key=("image", self.name, image.width, image.height, image.data),
         )
 
-    def word(self, number: int) -> str:
-        """An answer in letters: a word of the vocabulary or the name of a class."""
-        if self.answers in ("classes", "token classes"):
-            names = (self.model.described or {}).get("id2label") or {}
+    def output_text(self, number: int) -> str:
+        """The text of a token, or the name of a class."""
+        if self.output in ("classes", "token classes"):
+            names = (self.model.source_config or {}).get("id2label") or {}
             return str(names.get(str(number), names.get(number, f"class {number}")))
-        return self._word(number)
+        return self._token_text(number)
 
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def _word(self, number: int) -> str:
+    def _token_text(self, number: int) -> str:
         tokenizer = self.model.tokenizer
-        letters: str = tokenizer.decode([number], skip_special_tokens=True)
-        return letters or str(tokenizer.id_to_token(number) or f"token {number}")
+        part: str = tokenizer.decode([number], skip_special_tokens=True)
+        return part or str(tokenizer.id_to_token(number) or f"token {number}")
 
-    def _pieces(self, text: str, ids: list[int]) -> list[str]:
-        """Each token in the letters of the text; one without any by its own name."""
+    def _token_texts(self, text: str, ids: list[int]) -> list[str]:
+        """The part of the text that each token covers; its own name where it covers none."""
         encoding = self.model.tokenizer.encode(text)
         if list(encoding.ids[: len(ids)]) != ids:
-            return [self._word(number) for number in ids]
-        found, before = [], (-1, -1)
+            return [self._token_text(number) for number in ids]
+        parts, before = [], (-1, -1)
         for number, span in zip(ids, encoding.offsets, strict=False):
-            letters = text[span[0] : span[1]]
-            # Tokens within one letter share its place in the text.
-            found.append(letters if letters and span != before else self._word(number))
+            part = text[span[0] : span[1]]
+            # Tokens within one character share its span.
+            parts.append(part if part and span != before else self._token_text(number))
             before = span
-        return found
+        return parts
 
 
-class Shelf:
-    """The models that were opened with the studio; no request adds to them."""
+class ModelStore:
+    """The models that the studio was started with; no request can add one."""
 
     def __init__(self, models: Sequence[tuple[str, Model]]) -> None:
         if not models:
-            raise InputError("a studio without a model shows nothing", "name one or more")
-        self.books: dict[str, Book] = {}
+            raise InputError("the studio needs at least one model", "pass a folder or a name")
+        self.models: dict[str, LoadedModel] = {}
         for name, model in models:
             _check(name, model)
-            self.books[_fresh(name, self.books)] = Book(_fresh(name, self.books), model)
+            unique = _unique_name(name, self.models)
+            self.models[unique] = LoadedModel(unique, model)
 
-    def __getitem__(self, name: str) -> Book:
-        if name not in self.books:
-            known = ", ".join(self.books)
-            raise InputError(f"there is no model {name[:80]!r} here", f"use {known}")
-        return self.books[name]
+    def __getitem__(self, name: str) -> LoadedModel:
+        if name not in self.models:
+            known = ", ".join(self.models)
+            raise InputError(f"there is no model {name[:80]!r}", f"use {known}")
+        return self.models[name]
 
 
-def name_of(where: str) -> str:
-    """What a model is called on the page: the last part of its folder or its name.
+def model_name(path: str) -> str:
+    """The name of a model on the page: the last part of its path.
 
-    >>> name_of("runs/tiny/"), name_of("org/model"), name_of("house-gpt")
+    >>> model_name("runs/tiny/"), model_name("org/model"), model_name("house-gpt")
     ('tiny', 'model', 'house-gpt')
     """
-    return where.replace("\\", "/").rstrip("/").rpartition("/")[2] or where
+    return path.replace("\\", "/").rstrip("/").rpartition("/")[2] or path
 
 
 def _check(name: str, model: Model) -> None:
     if isinstance(model, Seq2Seq):
         raise InputError(
-            f"{name} reads one text and writes another, and the studio shows one text",
-            "use another model, or see its heads with: manyheads inspect",
+            f"{name} has an encoder and a decoder, and the studio shows one stack of layers",
+            "use manyheads inspect, which shows the heads of both",
         )
     if not isinstance(model, Vision) and model.tokenizer is None:
-        raise InputError(
-            f"{name} has no tokenizer to read what is typed",
-            "save a tokenizer.json beside its weights",
-        )
+        raise InputError(f"{name} has no tokenizer", "put a tokenizer.json into its folder")
 
 
-def _fresh(name: str, taken: dict[str, Book]) -> str:
-    """Two folders may end in one name."""
-    found, count = name, 2
-    while found in taken:
-        found, count = f"{name} ({count})", count + 1
-    return found
+def _unique_name(name: str, taken: dict[str, LoadedModel]) -> str:
+    """Two folders may have the same last part."""
+    unique, count = name, 2
+    while unique in taken:
+        unique, count = f"{name} ({count})", count + 1
+    return unique

@@ -1,8 +1,6 @@
 """Change a model: select and prune heads, neurons and layers, add gates, train adapters."""
 
-from manyheads.surgery.cut.head_origins import origins
-from manyheads.surgery.cut.pruning import prune, prune_layers, prune_neurons
-from manyheads.surgery.finetune.recovery import RecoveryConfig, recover
+from manyheads.surgery.finetune.loop import RecoveryConfig, recover
 from manyheads.surgery.finetune.trainable import (
     freeze,
     freeze_except,
@@ -24,6 +22,7 @@ from manyheads.surgery.lora.low_rank import LoraConfig
 from manyheads.surgery.lora.peft_files import load_adapter, save_adapter
 from manyheads.surgery.lora.quantisation import dequantise, quantise
 from manyheads.surgery.pipeline import PruningConfig, PruningResult, run_pruning
+from manyheads.surgery.pruning import origins, prune, prune_layers, prune_neurons
 from manyheads.surgery.selection.heads import HeadSelection, select_heads
 from manyheads.surgery.selection.l0_selection import L0Config
 from manyheads.surgery.selection.layers import LayerSelection, select_layers

@@ -1,4 +1,4 @@
-"""Heads and stacks by the names that a caller gives them."""
+"""Heads, stacks and sites by name: "L5H1", "decoder L2H0 cross"."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -6,51 +6,52 @@ from collections.abc import Iterable, Mapping
 from torch import nn
 
 from manyheads.errors import InputError
+from manyheads.lens.inputs.cached_run import layer_input_site
 from manyheads.lens.results.addresses import Address, stacks_of
 from manyheads.models.build import Model
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import Stack
-from manyheads.taps import Head, Sublayer
+from manyheads.taps import Head, Site, Sublayer, Tap
 
 AnyHead = Head | Address | str
-HOW_TO_NAME = "write it as L5H1, or decoder L2H0 cross"
+ADDRESS_FORM = "write it as L5H1, or decoder L2H0 cross"
 ADDRESS = re.compile(r"(?:(encoder|decoder|main)\s+)?(L\d+H\d+)(?:\s+(attention|cross))?", re.I)
 
 
 def parse_address(text: str) -> tuple[str | None, Head, Sublayer]:
-    """The stack, where one is named, the head and the sublayer of an address as it is printed.
+    """The stack, if it is named, the head and the sublayer of a printed address.
 
     >>> parse_address("decoder L2H0 cross")
     ('decoder', Head(layer=2, head=0), <Sublayer.CROSS: 'cross'>)
     """
     match = ADDRESS.fullmatch(text.strip())
     if match is None:
-        raise InputError(f"{text!r} is not the address of a head", HOW_TO_NAME)
+        raise InputError(f"{text!r} is not the address of a head", ADDRESS_FORM)
     stack = match[1].lower() if match[1] else None
     return stack, Head.parse(match[2]), Sublayer((match[3] or "attention").lower())
 
 
 def find_addresses(model: nn.Module, heads: AnyHead | Iterable[AnyHead]) -> tuple[Address, ...]:
-    """The named heads, each of which the model has; bare ones of a `Seq2Seq` are its decoder's."""
+    """The addresses of heads, checked; without a stack, those of a `Seq2Seq` are its decoder's."""
     heads = [heads] if isinstance(heads, Head | Address | str) else heads
     stacks = stacks_of(model)
-    usual = "decoder" if isinstance(model, Seq2Seq) else "main"
+    default = "decoder" if isinstance(model, Seq2Seq) else "main"
     found: dict[Address, None] = {}
-    for given in heads:
-        if isinstance(given, str):
-            stack, head, sublayer = parse_address(given)
-            address = Address(head, stack or usual, sublayer)
-        elif isinstance(given, Head | Address):
-            address = given if isinstance(given, Address) else Address(given, usual)
+    for name in heads:
+        if isinstance(name, str):
+            stack, head, sublayer = parse_address(name)
+            address = Address(head, stack or default, sublayer)
+        elif isinstance(name, Head | Address):
+            address = name if isinstance(name, Address) else Address(name, default)
         else:
-            raise InputError(f"{given!r} is not the address of a head", HOW_TO_NAME)
+            raise InputError(f"{name!r} is not the address of a head", ADDRESS_FORM)
         _check(stacks, address)
         found[address] = None
     return tuple(found)
 
 
 def find_stack(model: Model, name: str | None) -> Stack:
-    """The named stack; a `Seq2Seq` is changed in its decoder unless said otherwise."""
+    """The stack of this name, by default the only one, or the decoder of a `Seq2Seq`."""
     stacks = stacks_of(model)
     name = name or ("decoder" if isinstance(model, Seq2Seq) else "main")
     if name not in stacks:
@@ -68,9 +69,7 @@ def _check(stacks: Mapping[str, Stack], address: Address) -> None:
     layers = stacks[address.stack].config.layers
     head = address.head
     if not 0 <= head.layer < len(layers):
-        raise InputError(
-            f"the model has no head {address}", f"use layers 0 to {len(layers) - 1}, as it has them"
-        )
+        raise InputError(f"the model has no head {address}", f"use layers 0 to {len(layers) - 1}")
     layer = layers[head.layer]
     branch = layer.cross if address.sublayer is Sublayer.CROSS else layer.attention
     count = 0 if branch is None else branch.inner.heads
@@ -84,3 +83,29 @@ def _check(stacks: Mapping[str, Stack], address: Address) -> None:
             f"the model has no head {address}",
             f"use L{head.layer}H0 to L{head.layer}H{count - 1} in that layer",
         )
+
+
+def layer_ends(stack: Stack, layer: int) -> tuple[Site, Site] | None:
+    """The sites of the residual stream before and after a layer.
+
+    None for a layer without any sublayer, which changes nothing.
+
+    >>> from manyheads.models.build import build
+    >>> layer_ends(build("gpt2", layers=1, width=32, heads=2, vocabulary=50).stack, 0)
+    (Site(0, BEFORE), Site(0, AFTER, FEEDFORWARD))
+    """
+    config = stack.config.layers[layer]
+    if config.feedforward is not None:
+        last = Sublayer.FEEDFORWARD
+    elif config.cross is not None or config.cross_rest is not None:
+        last = Sublayer.CROSS
+    elif config.attention is not None or config.attention_rest is not None:
+        last = Sublayer.ATTENTION
+    else:
+        return None
+    return layer_input_site(stack, layer), Site(layer, Tap.AFTER, last, stack.name)
+
+
+def neuron_site(stack: Stack, layer: int) -> Site:
+    """The site of the neurons of a layer's feed-forward."""
+    return Site(layer, Tap.INSIDE, Sublayer.FEEDFORWARD, stack.name)

@@ -1,4 +1,4 @@
-"""The metric and targets by which plain texts or images can evaluate a model."""
+"""The metric and the targets with which texts or images evaluate a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ import torch
 from manyheads.data.masking import Masking, mask_tokens, masking_vocabulary
 from manyheads.errors import InputError
 from manyheads.lens.inputs.metrics import Metric, Similarity
-from manyheads.lens.inputs.texts import Given, Targets, read
+from manyheads.lens.inputs.texts import ModelInputs, Targets, read_inputs
 from manyheads.models.build import Model
 from manyheads.models.encoder import Encoder
 from manyheads.models.readout import LanguageHead
 
 # As BERT was trained, but tokens are never replaced by random ones.
-HIDDEN = Masking(share=0.15, hidden=1.0, replaced=0.0)
+MASKING = Masking(mask_fraction=0.15, mask_token_fraction=1.0, random_token_fraction=0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvaluationInputs:
     """Texts as the model reads them, the metric, and the targets where texts lack them."""
 
-    given: Given
+    given: ModelInputs
     metric: Metric
     targets: Targets | None
 
@@ -34,7 +34,7 @@ def prepare_inputs(
 
     A model without a readout is compared with itself, a classifier with the `targets`.
     """
-    given = read(model, texts)
+    given = read_inputs(model, texts)
     if model.readout is None:
         return EvaluationInputs(given, Similarity(), None)
     if targets is not None:
@@ -42,18 +42,18 @@ def prepare_inputs(
     if not isinstance(model.config.readout, LanguageHead):
         kind = type(model.config.readout).__name__
         raise InputError(
-            f"a {kind} needs targets to be evaluated", "give targets, the right classes"
+            f"a {kind} needs targets to be evaluated", "give targets, the correct classes"
         )
     if not isinstance(model, Encoder):
         return EvaluationInputs(given, "loss", None)
     return _masked(model, given, seed)
 
 
-def _masked(model: Encoder, given: Given, seed: int) -> EvaluationInputs:
+def _masked(model: Encoder, given: ModelInputs, seed: int) -> EvaluationInputs:
     assert given.ids is not None
     words = masking_vocabulary(model.tokenizer, model.config.embedding.vocabulary)
     draw = torch.Generator().manual_seed(seed)
-    masked = mask_tokens(given.ids, words, HIDDEN, draw)
+    masked = mask_tokens(given.ids, words, MASKING, draw)
     lengths = given.ids.lengths
     targets: list[dict[int, int]] = [{} for _ in range(len(given))]
     owners = lengths.sequence_of_token[masked.positions].tolist()
@@ -63,4 +63,4 @@ def _masked(model: Encoder, given: Given, seed: int) -> EvaluationInputs:
         targets[owner][position] = answer
     if not any(targets):
         raise InputError("no token of the texts could be masked", "give longer texts")
-    return EvaluationInputs(Given(ids=masked.texts), "loss", targets)
+    return EvaluationInputs(ModelInputs(ids=masked.texts), "loss", targets)

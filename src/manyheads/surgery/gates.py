@@ -1,4 +1,4 @@
-"""Gates for a model that was trained without them: added without changing it, then trained."""
+"""Gates for a trained model: added without changing its output, then trained."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,15 +12,14 @@ from torch import Tensor
 
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.errors import ConfigError, InputError
-from manyheads.lens.inputs.cached_run import Edits
-from manyheads.lens.inputs.metrics import judge
-from manyheads.lens.inputs.texts import read, run, shares
+from manyheads.lens.inputs.cached_run import ActivationEditor
+from manyheads.lens.inputs.metrics import bind_metric
+from manyheads.lens.inputs.texts import batch_ranges, forward, read_inputs
 from manyheads.lens.measure.statistics import statistics
 from manyheads.lens.results.addresses import stacks_of
-from manyheads.models.build import Model, build
+from manyheads.models.build import Model, build, eval_mode
 from manyheads.models.decoder import Decoder
 from manyheads.models.encoder import Encoder
-from manyheads.models.eval_mode import resting
 from manyheads.models.layer import Branch, Layer
 from manyheads.models.readout import LanguageHead
 from manyheads.models.recipes import ModelConfig
@@ -37,9 +36,9 @@ AnyModel = TypeVar("AnyModel", bound=Model)
 FIELDS = {"main": "stack", "encoder": "encoder", "decoder": "decoder"}
 # silu is 1 here.
 OPEN_SILU = 1.2784645427610738
-# sigmoid is near zero here and can still learn: to add a half would round small numbers away.
+# sigmoid is near zero here and can still be trained; adding a half would lose small numbers.
 CLOSED_SIGMOID = -4.0
-# Tokens that are scored together.
+# Tokens per batch when scoring.
 BATCH_TOKENS = 8192
 
 
@@ -51,12 +50,12 @@ def add_gates(
     sublayer: Literal[Sublayer.ATTENTION, Sublayer.CROSS] = Sublayer.ATTENTION,
     stack: Literal["all", "main", "encoder", "decoder"] = "all",
 ) -> AnyModel:
-    """The same model with a gate in these layers, in memory of its own; its output is the same.
+    """A copy of the model with a gate in these layers, and the same output.
 
-    The gate's weights start at zero, so that it is one number for every token, and what it meets
-    is scaled or shifted to undo that number: a sigmoid halves, and the weights before it (of an
-    output gate, those after it) are doubled. Only a silu that multiplies, which is zero at zero,
-    and a sigmoid that adds need biases, and the layer then has them.
+    The gate's weights start at zero, so that it has the same value for every token, and the weights
+    before it (for an output gate, after it) are scaled or shifted to undo that value: a sigmoid is
+    a half, so they are doubled. Only a multiplied silu and an added sigmoid need biases, which are
+    then added to the layer.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
@@ -88,14 +87,14 @@ def add_gates(
             "merge and delete adapters, and dequantise, before gates are added",
         )
     fresh.load_state_dict(state, assign=True)
-    fresh.comes_from(model)
+    fresh.copy_provenance(model)
     return cast(AnyModel, fresh.train(model.training))
 
 
 def _chosen(
     model: Model, layers: tuple[int, ...] | Literal["all"], sublayer: Sublayer, stack: str
 ) -> list[tuple[str, int]]:
-    """Stacks and layers that have such an attention; those that are named must."""
+    """Stacks and layers that have this sublayer; raises if a named layer does not."""
     stacks = stacks_of(model)
     if stack != "all" and stack not in stacks:
         raise ConfigError(f"the model has no stack {stack!r}", f"use {', '.join(stacks)}")
@@ -109,7 +108,7 @@ def _chosen(
             if getattr(layer, sublayer.value) is not None
         ]
         wanted = having if layers == "all" else layers
-        # Of two stacks the one without cross-attention has nothing to say here.
+        # Only one of two stacks has cross-attention.
         for index in wanted if having else ():
             if index not in having:
                 raise ConfigError(
@@ -118,7 +117,7 @@ def _chosen(
                 )
             found.append((name, index))
     if not found:
-        raise ConfigError(f"no layer has {sublayer.value}", "choose what the model has")
+        raise ConfigError(f"no layer has {sublayer.value}", "choose another sublayer or stack")
     return found
 
 
@@ -131,12 +130,12 @@ class _InitialGate:
 
     @classmethod
     def of(cls, gate: Gate) -> "_InitialGate":
-        match gate.how, gate.activation:
-            case "times", "sigmoid":
+        match gate.operation, gate.activation:
+            case "multiply", "sigmoid":
                 return cls(0.0, 0.5)
-            case "plus", "silu":
+            case "add", "silu":
                 return cls(0.0, 0.0)
-            case "times", "silu":
+            case "multiply", "silu":
                 return cls(OPEN_SILU, float(F.silu(torch.tensor(OPEN_SILU))))
             case _:
                 return cls(CLOSED_SIGMOID, float(torch.tensor(CLOSED_SIGMOID).sigmoid()))
@@ -149,11 +148,11 @@ class _InitialGate:
 def _gated(config: AttentionConfig, gate: Gate, index: int) -> AttentionConfig:
     if any(each.at == gate.at for each in config.gates):
         raise ConfigError(
-            f"layer {index} has a gate at {gate.at!r} already", "choose another place"
+            f"layer {index} already has a gate at {gate.at!r}", "choose another position"
         )
     start = _InitialGate.of(gate)
     inputs, output = config.bias in ("inputs", "all"), config.bias in ("output", "all")
-    adds = gate.how == "plus" and start.shifts
+    adds = gate.operation == "add" and start.shifts
     inputs |= start.logit != 0.0 or (adds and gate.at in ("query", "key", "value"))
     output |= adds and gate.at in ("output", "final")
     bias: Any = {(0, 0): "none", (1, 0): "inputs", (0, 1): "output", (1, 1): "all"}[inputs, output]
@@ -181,7 +180,7 @@ def _weights(old: Attention, new: Attention, gate: Gate) -> dict[str, Tensor]:
     output_bias: Tensor = (
         like.new_zeros(len(output)) if old.output.bias is None else old.output.bias
     )
-    if gate.how == "times":
+    if gate.operation == "multiply":
         grow = 1 / start.value
         match gate.at:
             case "output":
@@ -220,10 +219,10 @@ def _rows(attention: Attention, kind: Literal["weight", "bias"]) -> Iterator[tup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateFigures:
-    """What the gated-attention study (arXiv 2505.06708) reports, over some texts.
+    """The numbers that the gated-attention paper (arXiv 2505.06708) reports.
 
-    The attention to the first token, mean over heads; the largest activation of the residual
-    stream; perplexity, for an encoder that of masked tokens.
+    The mean attention to the first token, the largest activation of the residual stream, and the
+    perplexity, of masked tokens for an encoder.
     """
 
     first_token: float
@@ -272,14 +271,14 @@ def train_gates(
     seed: int = 0,
     progress: bool = True,
 ) -> GatedModel:
-    """A new model with gates, trained on texts; both models are measured on the held-out ones."""
+    """A copy of the model with trained gates; both are measured on the held-out texts."""
     if not isinstance(model, Decoder | Encoder) or not isinstance(
         model.config.readout, LanguageHead
     ):
         raise InputError(
-            f"this {type(model).__name__} with {type(model.config.readout).__name__} predicts "
-            "neither next nor masked tokens of a plain text",
-            "use surgery.add_gates and train it with an objective of its own",
+            f"gates cannot be trained on plain texts in a {type(model).__name__} with "
+            f"{type(model.config.readout).__name__}",
+            "use surgery.add_gates, and train the model with another objective",
         )
     for name, number in (("steps", steps), ("batch_tokens", batch_tokens)):
         if number < 1:
@@ -290,7 +289,7 @@ def train_gates(
         trained = freeze_except_gates(gated)
     else:
         trained = sum(each.numel() for each in gated.parameters())
-    given = read(gated, texts)
+    given = read_inputs(gated, texts)
     finetune(
         gated,
         given,
@@ -326,19 +325,19 @@ def _figures(
 
 
 def _perplexity(model: Decoder | Encoder, texts: Sequence[Any], seed: int, progress: bool) -> float:
-    """exp of the mean loss of next tokens, or of tokens that the seed masks."""
+    """The perplexity of next tokens, or of tokens masked by the seed."""
     inputs = prepare_inputs(model, texts, seed=seed)
     given, sizes = inputs.given, inputs.given.sizes(model)
     last, total, count = Site(-1, Tap.FINAL), 0.0, 0.0
     with (
         torch.no_grad(),
-        resting(model),
+        eval_mode(model),
         Progress("scoring", total=sum(sizes), unit="tokens", enabled=progress) as bar,
     ):
-        for some in shares(sizes, BATCH_TOKENS):
-            judged = judge(model, given, some, "loss", inputs.targets)
-            seen = Edits({}, [last])
-            run(model, given.select(some), seen)
+        for some in batch_ranges(sizes, BATCH_TOKENS):
+            judged = bind_metric(model, given, some, "loss", inputs.targets)
+            seen = ActivationEditor({}, [last])
+            forward(model, given.select(some), seen)
             total += float((judged(seen[last])[0].double() * judged.weights).sum())
             count += float(judged.weights.sum())
             bar.advance(sum(sizes[text] for text in some))
@@ -346,11 +345,11 @@ def _perplexity(model: Decoder | Encoder, texts: Sequence[Any], seed: int, progr
 
 
 def split_chunks(
-    tokenizer: Any, texts: Iterable[str], length: int, most: int, held_out: float
+    tokenizer: Any, texts: Iterable[str], length: int, max_chunks: int, held_out: float
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Up to `most` chunks of the texts: those to train on, and the fraction held out.
+    """Up to `max_chunks` chunks of the texts for training, and a held-out fraction of them.
 
-    Every n-th chunk is held out, so that both come from all over the file.
+    Every n-th chunk is held out, so that both parts cover the whole file.
     """
     if tokenizer is None:
         raise InputError("the model has no tokenizer", "use a folder with a tokenizer.json")
@@ -368,7 +367,7 @@ def split_chunks(
                 if len(chunk := ids[start : start + length]) > 1:
                     yield chunk
 
-    found = list(islice(cut(), most))
+    found = list(islice(cut(), max_chunks))
     every = max(2, round(1 / held_out))
     training = [chunk for index, chunk in enumerate(found) if index % every]
     held = found[::every]

@@ -1,4 +1,4 @@
-"""The pruning pipeline: select units on some texts, prune, recover, and compare both models."""
+"""The pruning pipeline: select units, prune them, recover, and compare both models."""
 
 import statistics
 import time
@@ -12,12 +12,11 @@ from manyheads.attention import Attention
 from manyheads.errors import InputError
 from manyheads.lens.causal.evaluate import Evaluation, Variant
 from manyheads.lens.inputs.cached_run import StackName
-from manyheads.lens.inputs.texts import Given, Targets, read, run, shares
-from manyheads.models.build import Model
-from manyheads.models.eval_mode import resting
-from manyheads.surgery.cut.pruning import ReplaceWith, prune, prune_layers, prune_neurons
+from manyheads.lens.inputs.texts import ModelInputs, Targets, batch_ranges, forward, read_inputs
+from manyheads.models.build import Model, eval_mode
 from manyheads.surgery.evaluation_inputs import EvaluationInputs, prepare_inputs
-from manyheads.surgery.finetune.recovery import recover
+from manyheads.surgery.finetune.loop import recover
+from manyheads.surgery.pruning import ReplaceWith, prune, prune_layers, prune_neurons
 from manyheads.surgery.selection.heads import HeadSelection, select_heads
 from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config
 from manyheads.surgery.selection.layers import LayerSelection, select_layers
@@ -34,10 +33,10 @@ TIMED_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruningConfig:
-    """How much of which unit to remove, by which order, and how long to recover.
+    """How much of which unit to remove, in which order, and how long to recover.
 
-    `by` None is ablation, and for neurons, which are many, the gradient. `replace_with` and
-    `sublayer` are for heads alone.
+    By default `by` is "ablation", and "gradient" for neurons, which are many. `replace_with` and
+    `sublayer` are for heads only.
     """
 
     unit: UnitName = "heads"
@@ -55,7 +54,7 @@ class PruningConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Parameters in all and in attention, their bytes, heads, and tokens read per second."""
+    """Parameters, those of attention, bytes, heads, and tokens per second."""
 
     parameters: int
     attention: int
@@ -103,14 +102,14 @@ def run_pruning(
     texts: Sequence[Any],
     config: PruningConfig,
     *,
-    more: Sequence[Any] = (),
+    recovery_texts: Sequence[Any] = (),
     targets: Targets | None = None,
-    more_targets: Targets | None = None,
+    recovery_targets: Targets | None = None,
     progress: bool = True,
 ) -> PruningResult:
-    """Select by the texts, prune, and recover on `more` texts, or on the same without any.
+    """Select on the texts, prune, and recover on `recovery_texts`, or on the same texts.
 
-    The `targets` are for a model that texts alone cannot evaluate: a classifier.
+    A classifier needs `targets`, the correct classes.
     """
     if config.recovery_steps < 0:
         raise InputError(
@@ -127,9 +126,9 @@ def run_pruning(
     if config.recovery_steps:
         pruned = recover(
             pruned,
-            more or texts,
+            recovery_texts or texts,
             config.recovery_steps,
-            targets=more_targets if more else targets,
+            targets=recovery_targets if recovery_texts else targets,
             seed=config.seed,
             progress=progress,
         )
@@ -165,8 +164,8 @@ def _select(
         return select_heads(model, inputs.given, by, **common)
     if config.replace_with != "zero" or config.sublayer is not Sublayer.ATTENTION:
         raise InputError(
-            f"{config.unit} cannot be replaced with their mean and belong to no attention",
-            "leave both out, or prune heads",
+            f"replace_with and sublayer cannot be used with unit={config.unit!r}",
+            "leave them out, or prune heads",
         )
     if config.unit == "layers":
         return select_layers(model, inputs.given, by, **common)
@@ -186,16 +185,16 @@ def _prune(
 
 
 def _evaluate(pruned: Model, model: Model, inputs: EvaluationInputs) -> float:
-    """The metric of the model that was really built, by the measure of the whole one."""
+    """The metric of the pruned model, evaluated as the original one."""
     evaluation = Evaluation.of(model, inputs.given, inputs.metric, inputs.targets, progress=False)
     return evaluation.measure([Variant(pruned)]).of(0)[0]
 
 
 def compare_sizes(models: Sequence[Model], texts: Any) -> list[ModelSize]:
-    """Several models, timed by turns so that other load on the machine affects all alike."""
-    given = read(models[0], texts)
+    """The sizes and speeds of models, timed in turns so that other load affects all alike."""
+    given = read_inputs(models[0], texts)
     sizes = given.sizes(models[0])
-    first = next(shares(sizes, TIMED_TOKENS))
+    first = next(batch_ranges(sizes, TIMED_TOKENS))
     batch, tokens = given.select(first), sum(sizes[text] for text in first)
     seconds: list[list[float]] = [[] for _ in models]
     for _ in range(TIMED_ROUNDS + 1):
@@ -206,13 +205,13 @@ def compare_sizes(models: Sequence[Model], texts: Any) -> list[ModelSize]:
     return [_size(model, rate) for model, rate in zip(models, rates, strict=True)]
 
 
-def _time(model: Model, batch: Given) -> float:
+def _time(model: Model, batch: ModelInputs) -> float:
     on_cuda = next(model.parameters()).is_cuda
-    with resting(model), torch.inference_mode():
+    with eval_mode(model), torch.inference_mode():
         if on_cuda:
             torch.cuda.synchronize()
         started = time.perf_counter()
-        run(model, batch)
+        forward(model, batch)
         if on_cuda:
             torch.cuda.synchronize()
         return time.perf_counter() - started

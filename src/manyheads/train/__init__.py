@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from manyheads.train.loop.checkpoint import TrainingState
-    from manyheads.train.loop.metrics_log import MetricsLog
+    from manyheads.train.loop.reporting import MetricsLog
     from manyheads.train.loop.session import TrainResult, train
     from manyheads.train.objectives import (
         CausalLM,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         WarmupStableDecay,
     )
     from manyheads.train.regularisers import HeadDiversity, L0Gates, L1Scales
-    from manyheads.train.run_file.run_config import Run, read_run, run_of
+    from manyheads.train.run_file.run_config import Run, parse_run, read_run
     from manyheads.train.tiling import tile
 
 __all__ = [
@@ -62,14 +62,14 @@ __all__ = [
     "TrainingState",
     "WarmupStableDecay",
     "read_run",
-    "run_of",
+    "parse_run",
     "tile",
     "train",
 ]
 
 _HOMES = {
     "loop.checkpoint": ("TrainingState",),
-    "loop.metrics_log": ("MetricsLog",),
+    "loop.reporting": ("MetricsLog",),
     "loop.session": ("TrainResult", "train"),
     "objectives": (
         "CausalLM",
@@ -92,7 +92,7 @@ _HOMES = {
         "WarmupStableDecay",
     ),
     "regularisers": ("HeadDiversity", "L0Gates", "L1Scales"),
-    "run_file.run_config": ("Run", "read_run", "run_of"),
+    "run_file.run_config": ("Run", "read_run", "parse_run"),
     "tiling": ("tile",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

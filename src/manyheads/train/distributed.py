@@ -11,17 +11,22 @@ Several machines, the same command on each; HOST is the first of them, and all s
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from manyheads.errors import ConfigError
+from manyheads.models.build import Model
+from manyheads.models.layer import Layer
+from manyheads.ragged import Ragged
 
 Distributed = Literal["none", "ddp", "fsdp"]
 
@@ -101,3 +106,120 @@ def join_processes(distributed: Distributed, device: str) -> Iterator[ProcessGro
         # A group that was initialised elsewhere is not ours to destroy.
         if not joined:
             dist.destroy_process_group()
+
+
+Recompute = Literal["none", "all"] | tuple[int, ...]
+Answer = TypeVar("Answer")
+
+
+class CallWithModel(nn.Module):
+    """Calls a function with the model as its forward, so that wrappers see every use of it."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: Callable[[Model], Any]) -> Any:
+        return work(self.model)
+
+
+class ModelWrapper:
+    """A model with recomputed layers, distributed over processes by DDP or FSDP.
+
+    Objectives may call any part of the model, so the call is wrapped and not the model itself.
+    `find_unused` allows parameters that get no gradient, as in DDP.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        processes: ProcessGroup,
+        *,
+        distributed: Distributed = "none",
+        half: bool = False,
+        recompute: Recompute = "none",
+        find_unused: bool = False,
+    ) -> None:
+        self.model = model
+        self.processes = processes
+        self.module: nn.Module = CallWithModel(model)
+        _recompute(model_layers(model), recompute)
+        self._sharded = distributed == "fsdp" and not processes.is_single
+        self._ddp: nn.parallel.DistributedDataParallel | None = None
+        if self._sharded:
+            _shard(self.module, model_layers(model), processes, half)
+        elif distributed == "ddp" and not processes.is_single:
+            self._ddp = nn.parallel.DistributedDataParallel(
+                self.module, find_unused_parameters=find_unused
+            )
+
+    def forward(self, work: Callable[[Model], Any]) -> Any:
+        """Call `work` with gradients; it returns a tensor first, to call backward on."""
+        return (self.module if self._ddp is None else self._ddp)(work)
+
+    def evaluate(self, work: Callable[[Model], Answer]) -> Answer:
+        """Call `work` without gradients."""
+        with torch.no_grad():
+            return cast(Answer, self.module(work))
+
+    def gradient_sync(self, *, last: bool) -> AbstractContextManager[None]:
+        """A context for each micro-batch: DDP reduces gradients only in the last one.
+
+        FSDP reduces them every time, since keeping full gradients is what sharding avoids.
+        """
+        if self._ddp is None or last:
+            return nullcontext()
+        return cast("AbstractContextManager[None]", self._ddp.no_sync())
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """All weights unsharded on the host, in the main process; empty in the others."""
+        state = self.model.state_dict()
+        found = {}
+        for name, tensor in state.items():
+            whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            if self.processes.is_main:
+                found[name] = whole.detach().cpu()
+        return found
+
+    @property
+    def gradient_scale(self) -> float:
+        """DDP and FSDP average gradients over processes; this factor makes them a sum."""
+        return float(self.processes.world_size)
+
+
+def model_layers(model: nn.Module) -> list[Layer]:
+    return [module for module in model.modules() if isinstance(module, Layer)]
+
+
+def _recompute(layers: Sequence[Layer], recompute: Recompute) -> None:
+    """Activation checkpointing: recompute these layers in the backward pass."""
+    chosen = range(len(layers)) if recompute == "all" else () if recompute == "none" else recompute
+    for index in chosen:
+        # Set on the instance, so that weights keep their names and hooks stay outside.
+        forward = partial(checkpoint, layers[index].forward, use_reentrant=False)
+        setattr(layers[index], "forward", forward)  # noqa: B010, mypy allows no method to be set
+
+
+def _shard(module: nn.Module, layers: Sequence[Layer], processes: ProcessGroup, half: bool) -> None:
+    """FSDP2 on each layer, then on the rest. In bfloat16 half the bytes are gathered.
+
+    Embedding, final norm and readout stay in float32, so that the residual stream is the same as
+    under autocast.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.export import register_dataclass
+    from torch.utils._pytree import SUPPORTED_NODES
+
+    if Ragged not in SUPPORTED_NODES:
+        # FSDP's hooks look for tensors in the inputs and outputs of a layer.
+        register_dataclass(Ragged)
+    mesh = init_device_mesh(processes.device.type, (processes.world_size,))
+    # Only CUDA's autocast computes norms in float32.
+    kind = torch.bfloat16 if half and processes.device.type == "cuda" else None
+    policy = MixedPrecisionPolicy(
+        param_dtype=kind, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))

@@ -36,11 +36,11 @@ def tile_tensor(x: Shaped[Tensor, "..."], shape: Sequence[int]) -> Shaped[Tensor
     [2, 3, 1, 2, 3, 1, 2]
     """
     for axis, size in enumerate(shape):
-        x = x.index_select(axis, _round_about(x.shape[axis], size).to(x.device))
+        x = x.index_select(axis, _wrapped_indices(x.shape[axis], size).to(x.device))
     return x
 
 
-def _round_about(small: int, large: int) -> Int[Tensor, " large"]:
+def _wrapped_indices(small: int, large: int) -> Int[Tensor, " large"]:
     return (torch.arange(large) - (large - small) // 2) % small
 
 
@@ -121,7 +121,7 @@ def _grow(small: nn.Module, large: nn.Module) -> None:
             _check_tables(small, large)
             _grow_each(small, large)
         case ReadoutLayer(), ReadoutLayer() if _outputs(small) != _outputs(large):
-            # With other classes only the transform before the classifier can be reused.
+            # With a different number of classes only the transform before the classifier is reused.
             _grow_each(small.transform, large.transform)
         case _:
             _grow_each(small, large)
@@ -182,7 +182,7 @@ def _rows(attention: Attention, kind: Literal["weight", "bias"]) -> dict[str, Te
 
 
 def _shape(config: AttentionConfig, name: str, rows: int) -> tuple[int, ...]:
-    """Rows as key heads, query heads to each, channels: so that heads stay whole."""
+    """Rows as (key heads, query heads per key head, channels), so that heads are not cut."""
     groups = config.key_heads
     if name in ("query", "gate_query", "gate_output"):
         each = config.heads // groups
@@ -213,53 +213,53 @@ def _grow_experts(small: MixtureOfExperts, large: MixtureOfExperts) -> None:
 def _check_heads(small: AttentionConfig, large: AttentionConfig) -> None:
     if isinstance(large.position, Rotary) and small.size != large.size:
         raise ConfigError(
-            f"heads of {small.size} channels turn at other rates than heads of {large.size}",
-            f"keep heads of {small.size}, and have more of them",
+            f"head size {small.size} cannot be tiled to {large.size} with rotary positions",
+            f"keep head_size={small.size}, and use more heads",
         )
     for config in (small, large):
         if config.groups is not None:
             raise ConfigError(
-                f"key heads that serve {config.groups} queries cannot be laid out over others",
-                "tile a model from which no heads were taken",
+                f"key heads of {config.groups} queries each cannot be tiled",
+                "use a model without pruned heads",
             )
 
 
 def _check_tables(small: TokenEmbedding, large: TokenEmbedding) -> None:
-    """Words, positions and types are known by their number and cannot move to the centre."""
+    """Rows of an embedding table have an identity and cannot move to the centre."""
     for name in ("tokens", "positions", "types"):
         one, other = getattr(small, name), getattr(large, name)
         if one is not None and other is not None and len(one.weight) != len(other.weight):
             raise ConfigError(
-                f"a table of {len(one.weight)} {name} is no part of one of {len(other.weight)}",
+                f"the models have {len(one.weight)} and {len(other.weight)} {name}",
                 f"use {len(one.weight)} {name}, as in the small model",
             )
 
 
 def with_rotary_base(config: Config, theta: float) -> Config:
-    """The config with another rotary base in the layers that see the whole text.
+    """The config with another rotary base in the layers with global attention.
 
-    A layer that sees a window needs no longer reach, and keeps its own.
+    Layers with a window keep their own.
     """
     if theta <= 1:
-        raise ConfigError(f"theta={theta:g} turns nothing", "use a base above 1")
+        raise ConfigError(f"theta must be above 1, got {theta:g}", "use a larger base")
     names = ("encoder", "decoder") if isinstance(config, Seq2SeqConfig) else ("stack",)
     stacks: dict[str, Any] = {name: getattr(config, name) for name in names}
-    if not any(_turns(layer) for stack in stacks.values() for layer in stack.layers):
-        raise ConfigError("no layer with rotary positions sees the whole text", "leave theta out")
-    changes: dict[str, Any] = {name: _turned(stack, theta) for name, stack in stacks.items()}
+    if not any(_has_global_rotary(layer) for stack in stacks.values() for layer in stack.layers):
+        raise ConfigError("no layer has rotary positions and global attention", "leave theta out")
+    changes: dict[str, Any] = {name: _with_base(stack, theta) for name, stack in stacks.items()}
     return replace(config, **changes)
 
 
-def _turns(layer: LayerConfig) -> bool:
+def _has_global_rotary(layer: LayerConfig) -> bool:
     if layer.attention is None or not isinstance(layer.attention.inner.position, Rotary):
         return False
     return layer.attention.inner.mask.reach.before == float("inf")
 
 
-def _turned(stack: StackConfig, theta: float) -> StackConfig:
+def _with_base(stack: StackConfig, theta: float) -> StackConfig:
     layers = []
     for layer in stack.layers:
-        if _turns(layer):
+        if _has_global_rotary(layer):
             assert layer.attention is not None
             inner = layer.attention.inner
             assert isinstance(inner.position, Rotary)
@@ -280,7 +280,7 @@ def set_rotary_base(model: Model, theta: float) -> None:
     for name, module in model.named_modules():
         counterpart = counterparts.get(name)
         if isinstance(module, Attention | Layer | Stack) or module is model:
-            assert counterpart is not None, f"{name} is no part of its own config"
+            assert counterpart is not None, f"{name} is not in its own config"
             module.config = counterpart.config
         if isinstance(module, Stack):
             assert isinstance(counterpart, Stack)

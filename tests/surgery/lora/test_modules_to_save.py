@@ -141,7 +141,7 @@ def test_modules_that_cannot_be_saved_are_refused(tmp_path: Path) -> None:
     with refuses(
         ConfigError, "modules_to_save has 'readout', which this model does not have: leave it out."
     ):
-        surgery.adapt(build("council", seed=0), TASK)
+        surgery.adapt(build("tiny-encoder", seed=0), TASK)
     model = classes()
     surgery.adapt(model, TASK)
     surgery.save_adapter(model, tmp_path)

@@ -12,9 +12,9 @@ from manyheads.models.decoder import Decoder
 from manyheads.models.readout import NoReadout
 from manyheads.parts.gates import Gate
 from manyheads.parts.positions import Rotary
-from manyheads.surgery.cut.pruning import prune
-from manyheads.surgery.finetune.recovery import RecoveryConfig, recover
+from manyheads.surgery.finetune.loop import RecoveryConfig, recover
 from manyheads.surgery.finetune.trainable import freeze_except
+from manyheads.surgery.pruning import prune
 from manyheads.surgery.selection.heads import select_heads
 from manyheads.surgery.selection.l0_selection import L0Config
 from manyheads.taps import Head, Sublayer
@@ -36,7 +36,7 @@ def model() -> Decoder:
 
 
 def loss(model: Any, texts: Any = TEXTS) -> float:
-    return lens.ablate_together(model, texts, [], shown=False).baseline
+    return lens.ablate_together(model, texts, [], progress=False).baseline
 
 
 @pytest.mark.parametrize("by", ["ablation", "gradient", "random", "l0"])
@@ -59,7 +59,7 @@ def test_heads_stand_in_for_their_mean(model: Decoder) -> None:
 
 def test_the_least_harm_goes_first_and_harmful_heads_before_all(model: Decoder) -> None:
     chosen = select_heads(model, TEXTS, fraction=1.0, progress=False)
-    alone = lens.ablate(model, TEXTS, shown=False)
+    alone = lens.ablate(model, TEXTS, progress=False)
     changes = dict(alone["change"].ranked())
     harmful = [head for head, _ in alone.harmful()]
     assert set(chosen.harmful) == set(harmful)
@@ -102,11 +102,11 @@ def test_of_two_doubles_one_goes() -> None:
 
 
 def test_a_head_that_only_the_gradient_calls_harmful_does_not_go_first(model: Decoder) -> None:
-    found = lens.importance(model, TEXTS, shown=False)
+    found = lens.importance(model, TEXTS, progress=False)
     predicted = found["predicted"]
     said = predicted.means < -predicted.errors
     suspects = {head for head, harm in zip(found.addresses, said, strict=True) if harm}
-    alone = {head for head, _ in lens.ablate(model, TEXTS, shown=False).harmful()}
+    alone = {head for head, _ in lens.ablate(model, TEXTS, progress=False).harmful()}
     chosen = select_heads(model, TEXTS, "gradient", fraction=0.0, progress=False)
     assert set(chosen.harmful) == suspects & alone
     first = len(chosen.harmful)
@@ -121,7 +121,7 @@ def test_iterating_measures_anew(model: Decoder, by: Any) -> None:
     assert len(chosen.heads) == 4
     assert chosen.curve[-1].value == pytest.approx(loss(prune(model, chosen.heads)), abs=1e-5)
     if by == "ablation":
-        greedy = lens.ablate_greedily(model, TEXTS, 4, shown=False)
+        greedy = lens.ablate_greedily(model, TEXTS, 4, progress=False)
         assert tuple(each.head for each in chosen.heads) == greedy.order
 
 

@@ -9,14 +9,14 @@ from manyheads.errors import ConfigError
 from manyheads.lens.results.addresses import stacks_of
 from manyheads.models.build import build
 from manyheads.models.layer import LayerConfig
-from manyheads.surgery.cut.pruning import prune, prune_layers, prune_neurons
+from manyheads.surgery.addresses import layer_ends, neuron_site
+from manyheads.surgery.pruning import prune, prune_layers, prune_neurons
 from manyheads.surgery.selection.l0_selection import (
     L0Config,
     LayerGates,
     NeuronGates,
     train_l0_gates,
 )
-from manyheads.surgery.selection.sites import layer_ends, neuron_site
 from manyheads.taps import Site, Sublayer, Tap
 from tests.models import zoo
 

@@ -9,17 +9,17 @@ import torch
 from manyheads import lens
 from manyheads.errors import InputError
 from manyheads.lens.causal.evaluate import Evaluation
-from manyheads.lens.inputs.cached_run import Edits
-from manyheads.lens.inputs.metrics import judge
-from manyheads.lens.inputs.texts import read, run
+from manyheads.lens.inputs.cached_run import ActivationEditor
+from manyheads.lens.inputs.metrics import bind_metric
+from manyheads.lens.inputs.texts import forward, read_inputs
 from manyheads.lens.results.addresses import stacks_of
 from manyheads.models.build import build
 from manyheads.models.layer import LayerConfig
 from manyheads.models.readout import NoReadout
-from manyheads.surgery.cut.pruning import prune_layers
+from manyheads.surgery.addresses import layer_ends
+from manyheads.surgery.pruning import prune_layers
 from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config, LayerGates
 from manyheads.surgery.selection.layers import LayerUnit, select_layers
-from manyheads.surgery.selection.sites import layer_ends
 from manyheads.taps import Site, Tap
 from manyheads.train.regularisers import WatcherChain
 from tests.models import zoo
@@ -30,7 +30,7 @@ SHORT = L0Config(steps=4)
 
 
 def loss(model: Any, texts: Any = TEXTS) -> float:
-    return lens.ablate_together(model, texts, [], shown=False).baseline
+    return lens.ablate_together(model, texts, [], progress=False).baseline
 
 
 def three() -> Any:
@@ -75,8 +75,8 @@ def test_a_layer_that_does_harm_is_named_by_ablation_and_gradient() -> None:
     parts = unit_of(model)
     with torch.enable_grad():
         value = sum(
-            judge(model, parts.evaluation.given, range(3), "loss")(
-                seen(model, parts.evaluation.given)
+            bind_metric(model, parts.evaluation.inputs, range(3), "loss")(
+                seen(model, parts.evaluation.inputs)
             )[0]
         )
         gradient = torch.autograd.grad(value, second.weight)[0]
@@ -93,8 +93,8 @@ def test_a_layer_that_does_harm_is_named_by_ablation_and_gradient() -> None:
 
 def seen(model: Any, given: Any) -> Any:
     last = Site(-1, Tap.FINAL)
-    record = Edits({}, [last])
-    run(model, given, record)
+    record = ActivationEditor({}, [last])
+    forward(model, given, record)
     return record[last]
 
 
@@ -113,11 +113,11 @@ def test_the_gradient_is_that_of_an_explicit_gate(config: Any, texts: Any, stack
     parts = unit_of(model, texts, stack=stack, targets=targets)
     found = parts.gradient_scores(())
     gates = Opened(stacks_of(model)[stack or "main"]).eval()
-    given = read(model, texts)
+    given = read_inputs(model, texts)
     last = Site(-1, Tap.FINAL, stack="main" if stack is None else "decoder")
-    seen = Edits({}, [last])
-    run(model, given, WatcherChain([gates, seen]))
-    judged = judge(model, given, range(len(texts)), "loss", targets)
+    seen = ActivationEditor({}, [last])
+    forward(model, given, WatcherChain([gates, seen]))
+    judged = bind_metric(model, given, range(len(texts)), "loss", targets)
     values = judged(seen[last])[0]
     total = (values * judged.weights).sum() / judged.weights.sum()
     gradients = torch.autograd.grad(total, list(gates.z.values()))
@@ -140,8 +140,8 @@ class Opened(LayerGates):
 def test_redundancy_is_how_alike_in_and_out_are() -> None:
     model = three()
     sites = [layer_ends(model.stack, layer) for layer in range(3)]
-    record = Edits({}, [site for both in sites if both is not None for site in both])
-    run(model, read(model, TEXTS), record)
+    record = ActivationEditor({}, [site for both in sites if both is not None for site in both])
+    forward(model, read_inputs(model, TEXTS), record)
     alike = {
         layer: float(
             torch.cosine_similarity(*(record[site].values.detach() for site in both), dim=-1).mean()

@@ -10,17 +10,16 @@ import torch.nn.functional as F
 from manyheads import lens
 from manyheads.errors import InputError
 from manyheads.lens.causal.evaluate import Evaluation
-from manyheads.lens.inputs.cached_run import Edits
-from manyheads.lens.inputs.texts import read, run
+from manyheads.lens.inputs.cached_run import ActivationEditor
+from manyheads.lens.inputs.texts import forward, read_inputs
 from manyheads.models.build import build
 from manyheads.models.readout import NoReadout
 from manyheads.parts.feedforward import MLP
-from manyheads.surgery.addresses import find_stack
-from manyheads.surgery.cut.pruning import prune_neurons
+from manyheads.surgery.addresses import find_stack, neuron_site
+from manyheads.surgery.pruning import prune_neurons
 from manyheads.surgery.selection import neurons
 from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config
 from manyheads.surgery.selection.neurons import NeuronUnit, select_neurons
-from manyheads.surgery.selection.sites import neuron_site
 from tests.models import zoo
 
 TEXTS = [[1, 2, 3, 4, 5, 6], [5, 6, 7, 5, 6], [9, 8, 7]]
@@ -28,7 +27,7 @@ SHORT = L0Config(steps=4)
 
 
 def loss(model: Any, texts: Any = TEXTS) -> float:
-    return lens.ablate_together(model, texts, [], shown=False).baseline
+    return lens.ablate_together(model, texts, [], progress=False).baseline
 
 
 def unit_of(model: Any, texts: Any = TEXTS, stack: Any = None) -> NeuronUnit:
@@ -61,8 +60,8 @@ def test_the_gradient_is_that_of_the_loss() -> None:
     model = build(zoo.DECODERS["llama"], seed=0)
     found = unit_of(model, [TEXTS[0]]).gradient_scores(())
     sites = [neuron_site(model.stack, layer) for layer in range(2)]
-    seen = Edits({}, sites)
-    logits = run(model, read(model, [TEXTS[0]]), seen).logits.values
+    seen = ActivationEditor({}, sites)
+    logits = forward(model, read_inputs(model, [TEXTS[0]]), seen).logits.values
     value = F.cross_entropy(logits[:-1], torch.tensor(TEXTS[0][1:]))
     gradients = torch.autograd.grad(value, [seen[site].values for site in sites])
     for layer, (site, gradient) in enumerate(zip(sites, gradients, strict=True)):
@@ -101,8 +100,8 @@ def test_neurons_that_do_harm_by_three_errors_go_first(
 
 def full_cosines(model: Any, layer: int) -> torch.Tensor:
     site = neuron_site(model.stack, layer)
-    seen = Edits({}, [site])
-    run(model, read(model, TEXTS), seen)
+    seen = ActivationEditor({}, [site])
+    forward(model, read_inputs(model, TEXTS), seen)
     return F.normalize(seen[site].values.detach(), dim=0).T @ F.normalize(
         seen[site].values.detach(), dim=0
     )
@@ -112,7 +111,7 @@ def test_cosines_are_those_of_all_activations(monkeypatch: pytest.MonkeyPatch) -
     model = relu()
     for room in (neurons.MOST_PRODUCTS, 1):
         monkeypatch.setattr(neurons, "MOST_PRODUCTS", room)
-        monkeypatch.setattr("manyheads.lens.causal.evaluate.ROOM_ON_CPU", 6)
+        monkeypatch.setattr("manyheads.lens.causal.evaluate.CPU_BATCH_TOKENS", 6)
         parts = unit_of(model)
         assert len(parts.evaluation.batches) == 3
         found = list(neurons.neuron_similarity(parts.evaluation, model.stack, parts.widths, {}))

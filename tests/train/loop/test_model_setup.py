@@ -11,7 +11,7 @@ from manyheads.data.sources.texts import TextFiles
 from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.decoding.generation_config import GenerationDefaults
 from manyheads.train.loop.session import train
-from manyheads.train.run_file.run_config import run_of
+from manyheads.train.run_file.run_config import parse_run
 from tests.train.tiny import tables, tiny, write_corpus
 
 
@@ -49,12 +49,12 @@ def test_a_translator_knows_where_to_start_and_when_to_end(
     tmp_path: Path, kind: str, start: str, end: str
 ) -> None:
     asked = translating(tmp_path, kind, start)
-    train(run_of(asked), progress=False)
+    train(parse_run(asked), progress=False)
     model = load(tmp_path / "out/model")
     token = model.tokenizer.token_to_id
     found = GenerationDefaults.of(model)
     assert (found.decoder_start_token_id, found.eos_token_ids) == (token(start), (token(end),))
-    pieces = run_of(asked).data[0].load(model.tokenizer, tmp_path).training
+    pieces = parse_run(asked).data[0].load(model.tokenizer, tmp_path).training
     batch = pieces.batch([0, 1, 2])
     for texts in (batch.texts, batch.others):
         assert texts is not None
@@ -68,7 +68,7 @@ def test_a_model_of_vectors_says_how_they_are_pooled(tmp_path: Path) -> None:
         "change": {"layers": 1, "width": 16, "heads": 2, "hidden": 32, "vocabulary": 300},
     }
     asked["objective"] = {"kind": "Contrastive", "pooling": "cls"}
-    train(run_of(asked), progress=False)
+    train(parse_run(asked), progress=False)
     sentence = load(tmp_path / "out/model").sentence
     assert sentence is not None
     assert sentence.pooling == "cls"
@@ -77,6 +77,6 @@ def test_a_model_of_vectors_says_how_they_are_pooled(tmp_path: Path) -> None:
 def test_sentences_that_should_lie_close_end_as_they_are_encoded(tmp_path: Path) -> None:
     asked = translating(tmp_path, "bytes", "<|end|>")
     asked["objective"] = {"kind": "Contrastive"}
-    assert getattr(run_of(asked).data[0], "end", None) == ""
+    assert getattr(parse_run(asked).data[0], "end", None) == ""
     asked["data"]["end"] = "[MASK]"
-    assert getattr(run_of(asked).data[0], "end", None) == "[MASK]"
+    assert getattr(parse_run(asked).data[0], "end", None) == "[MASK]"

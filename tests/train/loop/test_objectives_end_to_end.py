@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from manyheads import load
-from manyheads.data.image_preprocessing import image_normalisation
+from manyheads.data.images import image_normalisation
 from manyheads.errors import ConfigError, InputError
-from manyheads.train.loop.metrics_log import MetricsLog
+from manyheads.train.loop.reporting import MetricsLog
 from manyheads.train.loop.session import train
-from manyheads.train.run_file.run_config import run_of
+from manyheads.train.run_file.run_config import parse_run
 from tests.messages import refuses
 from tests.train.tiny import tables, tiny, write_corpus
 
@@ -49,7 +49,7 @@ def test_texts_are_classified(tmp_path: Path) -> None:
         "batch": 64,
     }
     asked["objective"] = {"kind": "SequenceClassification"}
-    train(run_of(asked), progress=False)
+    train(parse_run(asked), progress=False)
     assert losses(tmp_path)[-1] < losses(tmp_path)[0] - 0.1
     held = MetricsLog(tmp_path / "out/metrics.jsonl").read()[-1]["validation"]
     assert set(held) == {"loss", "accuracy"}
@@ -78,17 +78,17 @@ def moods(place: Path, **model: Any) -> dict[str, Any]:
 
 
 def test_a_model_of_words_is_taught_classes_and_their_names(tmp_path: Path) -> None:
-    train(run_of(moods(tmp_path, folder="house-bert", classes=2)), progress=False)
+    train(parse_run(moods(tmp_path, folder="house-bert", classes=2)), progress=False)
     found = load(tmp_path / "out/model")
     assert found.class_names == ("glad", "sad")
     # It goes on with what it has, and numbers labels as the model does.
     again = moods(tmp_path, folder=str(tmp_path / "out/model"))
     again["run"]["folder"] = str(tmp_path / "again")
-    train(run_of(again), progress=False)
+    train(parse_run(again), progress=False)
     assert load(tmp_path / "again/model").class_names == ("glad", "sad")
     named = moods(tmp_path, folder="house-bert", classes=["sad", "glad"])
     named["run"]["folder"] = str(tmp_path / "named")
-    train(run_of(named), progress=False)
+    train(parse_run(named), progress=False)
     assert load(tmp_path / "named/model").class_names == ("sad", "glad")
 
 
@@ -98,13 +98,13 @@ def test_classes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         "set model.classes=2, or to a list of all names."
     )
     with refuses(ConfigError, message):
-        train(run_of(moods(tmp_path, folder="house-bert", classes=3)), progress=False)
+        train(parse_run(moods(tmp_path, folder="house-bert", classes=3)), progress=False)
     message = (
         "SequenceClassification cannot use the readout LanguageHead: "
         "add classes: model.classes in a run file, with_classes in Python."
     )
     with refuses(ConfigError, message):
-        train(run_of(moods(tmp_path, folder="house-bert")), progress=False)
+        train(parse_run(moods(tmp_path, folder="house-bert")), progress=False)
     asked = tables(tmp_path)
     asked["model"]["classes"] = 2
     message = (
@@ -112,7 +112,7 @@ def test_classes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         "SequenceClassification, TokenClassification or ImageClassification."
     )
     with refuses(ConfigError, message):
-        train(run_of(asked), progress=False)
+        train(parse_run(asked), progress=False)
 
 
 def test_images_are_classified(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_images_are_classified(tmp_path: Path) -> None:
         "optimiser": {"rate": 1e-2},
         "run": {"folder": str(tmp_path / "out"), "steps": 8, "device": "cpu"},
     }
-    assert train(run_of(asked), progress=False).unit == "images"
+    assert train(parse_run(asked), progress=False).unit == "images"
     assert losses(tmp_path)[-1] < losses(tmp_path)[0] - 0.1
     mean, deviation = image_normalisation(load(tmp_path / "out/model"), 1)
     assert (float(mean), float(deviation)) == (pytest.approx(0.4), 0.5)
@@ -147,7 +147,7 @@ def test_images_are_classified(tmp_path: Path) -> None:
     asked["model"] = {"folder": str(tmp_path / "out/model")}
     del asked["data"]["mean"]
     asked["run"] = {"folder": str(tmp_path / "more"), "steps": 1, "device": "cpu"}
-    assert train(run_of(asked), progress=False).state.data["mean"] == 0.4
+    assert train(parse_run(asked), progress=False).state.data["mean"] == 0.4
     assert float(image_normalisation(load(tmp_path / "more/model"), 1)[0]) == pytest.approx(0.4)
 
 
@@ -156,7 +156,7 @@ def test_recomputed_layers_give_the_same_run(tmp_path: Path) -> None:
     found = []
     for recompute in ("none", "all", [1]):
         asked = tables(tmp_path, dropout=0.1, steps=3, recompute=recompute)
-        train(run_of(asked), fresh=True, progress=False)
+        train(parse_run(asked), fresh=True, progress=False)
         found.append(losses(tmp_path))
     assert found[0] == found[1] == found[2]
 
@@ -169,13 +169,13 @@ def test_what_is_added_to_the_loss_is_told_apart_and_left_out_of_the_model(tmp_p
         {"kind": "L0Gates", "weight": 0.01},
         {"kind": "HeadDiversity", "weight": 0.1},
     ]
-    train(run_of(asked), progress=False)
+    train(parse_run(asked), progress=False)
     line = MetricsLog(tmp_path / "out/metrics.jsonl").read()[-1]
     assert set(line["parts"]) == {"z", "open heads", "head outputs"}
     assert "head_gates" not in " ".join(load(tmp_path / "out/model").state_dict())
     # Gates are trained along, so a run goes on with them.
     asked["run"]["steps"] = 5
-    assert train(run_of(asked), progress=False).state.step == 5
+    assert train(parse_run(asked), progress=False).state.step == 5
 
 
 def test_a_larger_model_starts_from_a_smaller_one(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_larger_model_starts_from_a_smaller_one(tmp_path: Path) -> None:
     asked["model"]["tile"] = str(tmp_path / "out/model")
     asked["model"]["change"] |= {"layers": 3, "width": 32}
     asked["run"]["folder"] = str(tmp_path / "large")
-    train(run_of(asked), progress=False)
+    train(parse_run(asked), progress=False)
     assert load(tmp_path / "large/model").config.stack.width == 32
 
 
@@ -200,7 +200,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         "resume with the model and the regularisers that the run was started with."
     )
     with refuses(InputError, message):
-        train(run_of(asked), resume_from="step-1", progress=False)
+        train(parse_run(asked), resume_from="step-1", progress=False)
 
 
 def test_half_precision_learns_too(tmp_path: Path) -> None:
@@ -219,6 +219,6 @@ def test_a_share_of_rows_is_held_out(tmp_path: Path) -> None:
     asked["data"] |= {"kind": "pairs", "train": str(tmp_path / "pairs.jsonl"), "validation": 0.25}
     del asked["data"]["separator"]
     asked["objective"] = {"kind": "Contrastive"}
-    train(run_of(asked), progress=False)
+    train(parse_run(asked), progress=False)
     lines = MetricsLog(tmp_path / "out/metrics.jsonl").read()
     assert lines[-1]["validation"]["loss"] > 0

@@ -13,9 +13,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from manyheads.data.chunks import FixedChunks
 from manyheads.data.store import open_store
 from manyheads.data.stream import Stream
-from manyheads.train.loop.metrics_log import MetricsLog
+from manyheads.train.loop.reporting import MetricsLog
 from manyheads.train.loop.session import train
-from manyheads.train.run_file.run_config import run_of
+from manyheads.train.run_file.run_config import parse_run
 from tests.train.tiny import tables, write_corpus
 
 STEPS = 20
@@ -96,7 +96,7 @@ def test_the_first_twenty_steps_are_those_of_a_plain_loop(
     asked["data"] |= {"layout": "fixed", "store": str(tmp_path / "store")}
     asked["optimiser"] = {"rate": RATE, "decay": 0.1}
     asked["schedule"] = {"kind": "Stable", "warmup": 5}
-    train(run_of(asked), progress=False)
+    train(parse_run(asked), progress=False)
     ours = [
         (line["loss"], line["norm"]) for line in MetricsLog(tmp_path / "out/metrics.jsonl").read()
     ]

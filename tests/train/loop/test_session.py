@@ -12,11 +12,11 @@ import torch
 from manyheads import load
 from manyheads.errors import ConfigError, InputError, TrainingError
 from manyheads.train.loop import session
-from manyheads.train.loop.metrics_log import MetricsLog
+from manyheads.train.loop.reporting import MetricsLog
 from manyheads.train.loop.session import train
 from manyheads.train.loop.train_step import Updater
 from manyheads.train.objectives import CausalLM
-from manyheads.train.run_file.run_config import Run, run_of
+from manyheads.train.run_file.run_config import Run, parse_run
 from tests.messages import refuses
 from tests.train.tiny import tables, tiny, write_corpus
 
@@ -59,7 +59,7 @@ def test_a_run_learns_and_leaves_a_model_that_others_open(place: Path) -> None:
 
     asked = tables(place, steps=8, validate_every=4, telemetry_every=4)
     asked["data"]["validation"] = 0.1
-    finished = train(run_of(asked), progress=False)
+    finished = train(parse_run(asked), progress=False)
     found = losses(place)
     assert list(found) == list(range(1, 9))
     assert found[8] < found[1] - 0.5
@@ -81,7 +81,7 @@ def test_a_run_learns_and_leaves_a_model_that_others_open(place: Path) -> None:
 def test_the_last_checkpoints_and_the_marked_ones_stay(place: Path) -> None:
     asked = tables(place, steps=9, checkpoint_every=2, keep=1, keep_every=4)
     asked["schedule"] = {"kind": "WarmupStableDecay", "decay": 4}
-    train(run_of(asked), progress=False)
+    train(parse_run(asked), progress=False)
     # 6 is the last at the full rate, 9 the end, 4 and 8 are asked for; 2 was in passing.
     assert steps_saved(place) == {"step-4", "step-6", "step-8", "step-9"}
 
@@ -185,13 +185,13 @@ def test_three_in_a_row_end_the_run_with_a_good_checkpoint(
 def test_it_goes_on_from_before_the_decay_on_other_data(place: Path, tmp_path: Path) -> None:
     asked = tables(place, steps=8)
     asked["schedule"] = {"kind": "WarmupStableDecay", "decay": 4}
-    train(run_of(asked), progress=False)
+    train(parse_run(asked), progress=False)
     kept = place / "out/checkpoints/step-5"
     first = losses(place)
     (tmp_path / "other.txt").write_text("low sun was over a hill\n\n" * 60)
     asked["data"] |= {"train": str(tmp_path / "other.txt")}
     asked["run"]["folder"] = str(tmp_path / "other")
-    finished = train(run_of(asked), resume_from=str(kept), progress=False)
+    finished = train(parse_run(asked), resume_from=str(kept), progress=False)
     lines = MetricsLog(tmp_path / "other/metrics.jsonl").read()
     assert [line["step"] for line in lines] == [6, 7, 8]
     assert (tmp_path / "other/checkpoints/step-5").is_dir(), "it could not go on after a kill"
@@ -211,7 +211,7 @@ def test_nothing_is_set_aside_for_a_start_that_cannot_be(place: Path) -> None:
         "with the model and the regularisers that the run was started with."
     )
     with refuses(InputError, told):
-        train(run_of(asked), resume_from="step-3", progress=False)
+        train(parse_run(asked), resume_from="step-3", progress=False)
     asked = tables(place)
     asked["optimiser"] = {"kind": "Muon"}
     told = (
@@ -219,7 +219,7 @@ def test_nothing_is_set_aside_for_a_start_that_cannot_be(place: Path) -> None:
         'optimiser.kind="AdamW", or start a run with the saved model as model.folder.'
     )
     with refuses(InputError, told):
-        train(run_of(asked), resume_from="step-3", progress=False)
+        train(parse_run(asked), resume_from="step-3", progress=False)
     assert (steps_saved(place), losses(place)) == (saved, written)
     assert not (place / "out/before-1").exists()
 
@@ -282,7 +282,7 @@ def test_a_run_file_that_asks_for_another_run_is_refused(place: Path) -> None:
     asked = tables(place, steps=4)
     asked["model"]["change"]["layers"] = 1
     with pytest.raises(ConfigError, match=r"model\.change\.layers was 2 and is 1"):
-        train(run_of(asked), progress=False)
+        train(parse_run(asked), progress=False)
     assert train(tiny(place, steps=4), progress=False).state.step == 4
 
 
@@ -291,7 +291,7 @@ def test_a_run_made_longer_after_its_decay_says_that_its_rate_goes_up(
 ) -> None:
     def asked(steps: int) -> Run:
         decays = {"kind": "WarmupStableDecay", "decay": 4, "shape": "linear"}
-        return run_of({**tables(place, steps=steps), "schedule": decays})
+        return parse_run({**tables(place, steps=steps), "schedule": decays})
 
     train(asked(4))
     train(asked(4))
@@ -319,7 +319,7 @@ def test_phases_follow_one_another_with_their_own_data_and_rotary_base(place: Pa
         },
     ]
     (place / "other.txt").write_text("low sun was over a hill\n\n" * 60)
-    train(run_of(asked), progress=False)
+    train(parse_run(asked), progress=False)
     lines = MetricsLog(place / "out/metrics.jsonl").read()
     assert [round(line["rate"], 5) for line in lines] == [0.01] * 5 + [0.00423, 0.00184]
     assert {"step-4", "step-7"} <= steps_saved(place)
@@ -334,12 +334,12 @@ def test_what_is_wrong_with_a_later_phase_is_told_before_the_first(place: Path) 
     del asked["run"]["steps"]
     asked["phase"] = [{"steps": 4}, {"steps": 3, "rotary": 5000.0}]
     with pytest.raises(ConfigError, match="no layer with rotary positions sees the whole text"):
-        train(run_of(asked), progress=False)
+        train(parse_run(asked), progress=False)
     (place / "rows.jsonl").write_text('{"content": "low sun"}\n')
     asked["phase"] = [{"steps": 4}, {"steps": 3, "data": {"train": str(place / "rows.jsonl")}}]
     told = f"{place / 'rows.jsonl'}, line 1 has no field 'text': use one of: content."
     with refuses(InputError, told):
-        train(run_of(asked), progress=False)
+        train(parse_run(asked), progress=False)
     assert not (place / "out").exists()
 
 
@@ -350,11 +350,11 @@ def test_every_optimiser_goes_on_as_if_it_had_not_stopped(place: Path, kind: str
     single = {"precision": "single"} if kind == "Muon" else {}
     asked["optimiser"] = {"kind": kind, "rate": 1e-2, **single}
     asked["data"]["batch"] = 64
-    train(run_of(asked), progress=False)
+    train(parse_run(asked), progress=False)
     asked["run"]["steps"] = 4
-    train(run_of(asked), progress=False)
+    train(parse_run(asked), progress=False)
     stopped = losses(place)
-    train(run_of(asked), fresh=True, progress=False)
+    train(parse_run(asked), fresh=True, progress=False)
     assert losses(place) == stopped
 
 
@@ -375,7 +375,7 @@ def test_a_compiled_run_learns_what_another_does(
     # Of one shape, so that it is traced once.
     asked["data"]["layout"] = "fixed"
     asked["model"]["change"]["layers"] = 1
-    train(run_of(asked), progress=False)
+    train(parse_run(asked), progress=False)
     expected = losses(place)
     compiled = []
 
@@ -387,7 +387,7 @@ def test_a_compiled_run_learns_what_another_does(
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", traced)
     asked["run"]["compile"] = True
-    train(run_of(asked), fresh=True, progress=False)
+    train(parse_run(asked), fresh=True, progress=False)
     assert len(compiled) == 1
     assert losses(place) == pytest.approx(expected, abs=1e-4)
 

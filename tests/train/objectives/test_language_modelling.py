@@ -191,7 +191,7 @@ def test_micro_batches_add_up_to_the_batch() -> None:
         for one in texts.split((2, 3))
     ]
     assert sum(part.targets for part in parts) == whole.targets
-    torch.testing.assert_close(sum(part.whole for part in parts), whole.whole)
+    torch.testing.assert_close(sum(part.combined for part in parts), whole.combined)
 
 
 @pytest.mark.parametrize("objective", [CausalLM(), CausalLM(z_loss=0.1), MASKED])
@@ -259,7 +259,7 @@ def test_models_that_do_not_fit_are_refused() -> None:
         MaskedLM().check(fresh(ENCODERS["modernbert"]))
     with refuses(
         ConfigError,
-        'whole_words needs a tokenizer: give the model its tokenizer.',
+        "whole_words needs a tokenizer: give the model its tokenizer.",
     ):
         replace(MASKED, whole_words=True).check(fresh(ENCODERS["modernbert"]))
     with refuses(ConfigError, "label_smoothing must be in [0, 1), got 1: use a value such as 0.1."):
@@ -277,7 +277,7 @@ def test_autocast_stays_near_single_precision(name: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         found = CausalLM(z_loss=0.1).loss(model, batch, generator())
     assert found.total.dtype == torch.float32
-    torch.testing.assert_close(found.whole, expected.whole, rtol=0.05, atol=0.0)
+    torch.testing.assert_close(found.combined, expected.combined, rtol=0.05, atol=0.0)
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -293,7 +293,7 @@ def test_a_step_compiles_with_its_loss_apart() -> None:
     assert found.targets == expected.targets
     torch.testing.assert_close(found.total, expected.total)
     for one, other in zip(
-        gradients(found.whole, model), gradients(expected.whole, model), strict=True
+        gradients(found.combined, model), gradients(expected.combined, model), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
 

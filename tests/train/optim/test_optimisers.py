@@ -12,14 +12,21 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError
 from manyheads.models.build import build
 from manyheads.models.recipes import ModelConfig
-from manyheads.train.optim.optimisers import AdamW, Muon, OptimiserConfig, StableAdamW
+from manyheads.train.optim.optimisers import (
+    AdamW,
+    Muon,
+    OptimiserConfig,
+    RuleOptimizer,
+    ScaledAdamW,
+    StableAdamW,
+    orthogonalise,
+)
 from manyheads.train.optim.param_groups import (
     RateFactor,
     build_param_groups,
     describe_parameters,
     set_learning_rate,
 )
-from manyheads.train.optim.update_rules import RuleOptimizer, ScaledAdamW, orthogonalise
 from tests.messages import refuses
 from tests.models.zoo import DECODERS, ENCODERS, MODELS, SEQ2SEQS, VISIONS
 

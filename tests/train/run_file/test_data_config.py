@@ -12,7 +12,7 @@ from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.errors import ConfigError, InputError
 from manyheads.train.loop.session import train
 from manyheads.train.run_file.data_config import Images, Labelled, Pairs, Tagged, Texts
-from manyheads.train.run_file.run_config import run_of
+from manyheads.train.run_file.run_config import parse_run
 from tests.messages import refuses
 from tests.train.tiny import tables, tiny, write_corpus
 
@@ -45,7 +45,7 @@ def test_a_token_that_is_not_there_is_refused_before_any_work(key: str, tmp_path
         f"data.{key}: the tokenizer has no token '[NO]': use one of its tokens, or \"\" for none."
     )
     with refuses(ConfigError, message):
-        train(run_of(asked), progress=False)
+        train(parse_run(asked), progress=False)
     assert not (tmp_path / "out").exists()
 
 
@@ -98,9 +98,9 @@ def test_bytes_that_are_no_utf8_may_be_replaced(tmp_path: Path) -> None:
     corpus.write_bytes(corpus.read_bytes() + b"\xff\xff")
     asked = tables(tmp_path, steps=1)
     with pytest.raises(InputError, match="is not UTF-8"):
-        train(run_of(asked), progress=False)
+        train(parse_run(asked), progress=False)
     asked["data"]["errors"] = "replace"
-    assert train(run_of(asked), progress=False).state.step == 1
+    assert train(parse_run(asked), progress=False).state.step == 1
 
 
 def test_rows_of_the_hub_are_trained_on(tmp_path: Path) -> None:
@@ -113,10 +113,10 @@ def test_rows_of_the_hub_are_trained_on(tmp_path: Path) -> None:
     )
     (hub / "train.jsonl").write_text("\n".join(rows))
     asked = tables(tmp_path, steps=1)
-    train(run_of(asked), progress=False)
+    train(parse_run(asked), progress=False)
     asked["run"]["folder"] = str(tmp_path / "from hub")
     asked["data"] |= {"train": f"hub:{hub}", "field": "body", "separator": ""}
-    train(run_of(asked), progress=False)
+    train(parse_run(asked), progress=False)
     one, other = ((tmp_path / run / "metrics.jsonl").read_text() for run in ("out", "from hub"))
     assert json.loads(one)["loss"] == json.loads(other)["loss"]
 

@@ -12,7 +12,7 @@ from manyheads.train.loop.session import train
 from manyheads.train.objectives import CausalLM, MaskedLM
 from manyheads.train.optim.optimisers import Muon
 from manyheads.train.optim.schedules import BatchGrowth, Cosine
-from manyheads.train.run_file.run_config import apply_settings, read_run, run_of
+from manyheads.train.run_file.run_config import apply_settings, parse_run, read_run
 from tests.messages import refuses
 from tests.train.tiny import tables, write_corpus
 
@@ -30,7 +30,7 @@ micro_batch = 64
 
 [objective]
 kind = "masked-lm"
-share = 0.2
+mask_fraction = 0.2
 
 [[regulariser]]
 kind = "HeadDiversity"
@@ -62,7 +62,7 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
     run = read_run(tmp_path / "run.toml", ["run.seed=7", "optimiser.rest.rate=1e-4"])
     assert run.data[0].train == ("a.txt", "b/*.jsonl")
     assert run.data[0].batch == BatchGrowth(first=64, last=256, by=64, over=1152)
-    assert run.objective == MaskedLM(share=0.2)
+    assert run.objective == MaskedLM(mask_fraction=0.2)
     assert isinstance(run.optimiser, Muon)
     assert run.optimiser.rest.rate == 1e-4
     assert run.optimiser.rates[0].factor == 0.5
@@ -133,7 +133,7 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
         (
             "model",
             {"size": "gpt2", "change": {"heads": 5}},
-            "model.change: width=768 cannot be divided among heads=5: "
+            "model.change: heads must divide width=768, got 5: "
             "use 2, 3, 4 or 6 heads, or give head_size.",
         ),
         (
@@ -167,7 +167,7 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
 )
 def test_what_does_not_fit_is_named_by_its_key(section: str, table: Any, message: str) -> None:
     with refuses(ConfigError, message):
-        run_of(asked(**{section: table}))
+        parse_run(asked(**{section: table}))
 
 
 @pytest.mark.parametrize(
@@ -197,23 +197,23 @@ def test_data_that_do_not_fit_are_named_too(change: dict[str, Any], message: str
     made = asked()
     made["data"] |= change
     with refuses(ConfigError, message):
-        run_of(made)
+        parse_run(made)
 
 
 def test_phases_leave_out_what_the_file_says_for_all() -> None:
     made = asked(phase=[{"tokens": 256}, {"steps": 3, "data": {"length": 8}}])
     del made["run"]["steps"]
-    run = run_of(made)
+    run = parse_run(made)
     assert (run.ends, run.data[0].length, run.data[1].length) == ((2, 5), 16, 8)
     assert run.data[1].batch == run.data[0].batch
     made["phase"][1]["data"]["lenght"] = 3
     with refuses(ConfigError, "phase.1.data.lenght is not a known key: use phase.1.data.length."):
-        run_of(made)
+        parse_run(made)
 
 
 def test_a_phase_that_is_no_table_is_refused() -> None:
     with refuses(ConfigError, "phase.0='a' is no table: write [[phase]] and its keys."):
-        run_of(asked(run={"folder": "o"}, phase=["a"]))
+        parse_run(asked(run={"folder": "o"}, phase=["a"]))
 
 
 def test_a_setting_reaches_into_lists_and_says_where_it_cannot() -> None:
@@ -244,7 +244,7 @@ def test_a_file_that_is_not_there_or_no_toml_is_one_line(tmp_path: Path) -> None
 
 def refused(error: type, message: str, tables: dict[str, Any]) -> None:
     with refuses(error, message):
-        train(run_of(tables), progress=False)
+        train(parse_run(tables), progress=False)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_a_table_that_is_left_out_or_misspelt_is_named(
 ) -> None:
     asked = {key: table for key, table in tables(tmp_path).items() if key != "objective"}
     with pytest.raises(ConfigError, match=re.escape(message)):
-        run_of(asked | written)
+        parse_run(asked | written)
 
 
 def test_what_the_run_lacks_is_found_before_any_work(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_what_the_run_lacks_is_found_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "words.json").write_text("no words")
     made["data"]["tokenizer"] = str(tmp_path / "words.json")
     with pytest.raises(InputError, match=r"^data.tokenizer: \S*/words.json is not a tokenizer \("):
-        train(run_of(made), progress=False)
+        train(parse_run(made), progress=False)
     made = tables(tmp_path)
     made["model"]["change"]["vocabulary"] = 100
     refused(
@@ -298,7 +298,7 @@ def test_what_the_run_lacks_is_found_before_any_work(tmp_path: Path) -> None:
     made = tables(tmp_path)
     made["optimiser"]["rates"] = [{"pattern": "*.querry.*", "factor": 2.0}]
     with pytest.raises(ConfigError, match=r"^no parameter matches '\*\.querry\.\*': use a "):
-        train(run_of(made), progress=False)
+        train(parse_run(made), progress=False)
     made = tables(tmp_path)
     made["run"]["folder"] = str(tmp_path / "corpus.txt")
     file = tmp_path / "corpus.txt"
@@ -339,7 +339,7 @@ def test_data_without_the_answers_are_refused(
         f"use data.kind={wanted}, or another objective."
     )
     with refuses(ConfigError, message):
-        run_of(made)
+        parse_run(made)
 
 
 def test_an_objective_that_the_model_cannot_serve_is_refused(tmp_path: Path) -> None:
@@ -354,4 +354,4 @@ def test_an_objective_that_the_model_cannot_serve_is_refused(tmp_path: Path) -> 
         "use Causal() or a window without `after`."
     )
     refused(ConfigError, message, made)
-    assert CausalLM() == run_of(made).objective
+    assert CausalLM() == parse_run(made).objective

@@ -8,32 +8,32 @@ from typing import get_args
 
 import pytest
 
-from manyheads.train.loop.run_folder import RunFolder
+from manyheads.train.loop.checkpoint import RunFolder
 from manyheads.train.optim.optimisers import OptimiserConfig
 from manyheads.train.optim.schedules import BatchGrowth, Schedule
 from manyheads.train.run_file.data_config import Data
-from manyheads.train.run_file.head_config import HeadOptions
+from manyheads.train.run_file.phases import Phase
 from manyheads.train.run_file.run_config import (
     SECTIONS,
     AnyObjective,
     AnyRegulariser,
-    Running,
-    Start,
-    Stretch,
-    run_of,
+    HeadOptions,
+    ModelSource,
+    RunOptions,
+    parse_run,
 )
 
 GUIDE = (Path(__file__).parents[3] / "docs/guides/run-file.md").read_text()
 PARTS = dict(re.findall(r"(?ms)^## ([^\n]+)\n(.*?)(?=^## |\Z)", GUIDE))
 TABLES = {
-    "model": (Start, HeadOptions),
+    "model": (ModelSource, HeadOptions),
     "data": (*get_args(Data), BatchGrowth),
     "objective": get_args(AnyObjective),
     "regulariser": get_args(AnyRegulariser),
     "optimiser": get_args(OptimiserConfig),
     "schedule": get_args(Schedule),
-    "phase": (Stretch,),
-    "run": (Running,),
+    "phase": (Phase,),
+    "run": (RunOptions,),
 }
 
 
@@ -62,6 +62,6 @@ def test_the_example_is_a_run() -> None:
     [example] = re.findall(r"(?s)```toml\n(.*?)```", GUIDE)
     tables = tomllib.loads(example)
     rest = {"model": {"size": "gpt2"}, "objective": {"kind": "CausalLM"}, "run": {"folder": "out"}}
-    assert [phase.name for phase in run_of({**rest, **tables}).phases.each] == [
+    assert [phase.name for phase in parse_run({**rest, **tables}).phases.each] == [
         *("short", "long", "decay")
     ]

@@ -35,30 +35,30 @@ def find_files(paths: Paths, known: Collection[str], *, any_suffix: bool = False
 
 
 def _expand(path: str, known: Collection[str], any_suffix: bool) -> list[Path]:
-    place = Path(path).expanduser()
-    if place.is_dir():
-        inside = [file for file in sorted(place.rglob("*")) if _is_visible(file, place)]
-        taken = [file for file in inside if any_suffix or (suffix_of(file) or None) in known]
-        if not taken:
+    expanded = Path(path).expanduser()
+    if expanded.is_dir():
+        inside = [file for file in sorted(expanded.rglob("*")) if _is_visible(file, expanded)]
+        files = [file for file in inside if any_suffix or (suffix_of(file) or None) in known]
+        if not files:
             raise InputError(f"{path} has no {listed(known)} file", "give another folder")
-        return taken
-    if place.is_file():
-        taken = [place]
+        return files
+    if expanded.is_file():
+        files = [expanded]
     elif any(mark in path for mark in "*?["):
         # Path.glob does not accept absolute patterns.
-        taken = [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]  # noqa: PTH207
-        taken = [file for file in taken if file.is_file()]
-        if not taken:
+        files = [Path(name) for name in sorted(glob.glob(str(expanded), recursive=True))]  # noqa: PTH207
+        files = [file for file in files if file.is_file()]
+        if not files:
             raise InputError(f"no file matches {path}", "check the folder and the pattern")
     else:
         raise InputError(f"{path} does not exist", "check the path")
-    for file in taken:
+    for file in files:
         if not any_suffix and suffix_of(file) not in known:
             raise InputError(
                 f"{file} has an unknown suffix {suffix_of(file)!r}",
                 f"use {listed(known)}, or set format",
             )
-    return taken
+    return files
 
 
 def _is_visible(file: Path, folder: Path) -> bool:

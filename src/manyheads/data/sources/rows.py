@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import parse_qsl
 
 from manyheads.data.sources.files import Paths, find_files, open_file, suffix_of
-from manyheads.errors import InputError, MissingExtraError
+from manyheads.errors import InputError, MissingPackageError
 
 HUB = "hub:"
 FORM = f"write {HUB}org/name, or {HUB}org/name?subset=en&split=train&revision=main"
@@ -95,10 +95,7 @@ class HubRows:
         try:
             import datasets
         except ImportError:
-            raise MissingExtraError(
-                f"the dataset {self.name} needs the package datasets",
-                "pip install 'manyheads[datasets]'",
-            ) from None
+            raise MissingPackageError(f"the dataset {self.name}", "datasets") from None
         return datasets
 
     def __iter__(self) -> Iterator[Row]:
@@ -167,9 +164,7 @@ def _parquet(path: Path) -> Iterator[Row]:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise MissingExtraError(
-            f"{path} needs the package pyarrow", "pip install 'manyheads[parquet]'"
-        ) from None
+        raise MissingPackageError(str(path), "pyarrow") from None
     number = 0
     try:
         # Row groups are read one by one, in small batches.

@@ -236,9 +236,9 @@ def _document(text: str, begun: bool) -> Iterator[tuple[str, bool]]:
 
 def _end(text: str, start: int) -> int:
     """The end of the passage from `start`: after a line, or before a space, or anywhere."""
-    most = start + PASSAGE
-    line, word = text.rfind("\n", start, most) + 1, text.rfind(" ", start, most)
-    return line if line > start else word if word > start else most
+    limit = start + PASSAGE
+    line, word = text.rfind("\n", start, limit) + 1, text.rfind(" ", start, limit)
+    return line if line > start else word if word > start else limit
 
 
 def text_source(

@@ -58,7 +58,7 @@ class CpuStep:
         """Whether the cache has room for one more token of every sequence."""
         longest = max(cache.seen, default=0)
         return all(
-            isinstance(store, RingLayerCache) or (store is not None and longest < store.room)
+            isinstance(store, RingLayerCache) or (store is not None and longest < store.capacity)
             for store in cache.stores
         )
 
@@ -76,9 +76,9 @@ class CpuStep:
 
     def _rotations(self, positions: Int[Tensor, " b"]) -> list[Rotation | None]:
         stack = self.model.stack
-        places = stack._places(positions)
-        each = [places[owner] for owner in stack.place_owner]
-        return [place if isinstance(place, Rotation) else None for place in each]
+        encodings = stack.encode_positions(positions)
+        each = [encodings[owner] for owner in stack.position_owner]
+        return [one if isinstance(one, Rotation) else None for one in each]
 
 
 class OrdinaryDecoder:
@@ -100,7 +100,7 @@ class OrdinaryDecoder:
         slots_of: dict[tuple[bool, int, float], KeyValueSlots] = {}
         for layer, store, rotation in zip(self.layers, cache.stores, rotations, strict=True):
             assert store is not None
-            kind = (isinstance(store, RingLayerCache), store.room, layer.attention.before)
+            kind = (isinstance(store, RingLayerCache), store.capacity, layer.attention.before)
             if kind not in slots_of:
                 slots_of[kind] = KeyValueSlots.of(store, cache.seen, layer.attention.before)
             x = layer(x, store, slots_of[kind], rotation)
@@ -155,8 +155,8 @@ class KeyValueSlots:
     def of(cls, store: LayerCache, seen: tuple[int, ...], before: float) -> "KeyValueSlots":
         """For one new token of each sequence, which sees `before` tokens to its left."""
         if isinstance(store, RingLayerCache):
-            slots = tuple(position % store.room for position in seen)
-            spans = [(0, min(position + 1, store.room)) for position in seen]
+            slots = tuple(position % store.capacity for position in seen)
+            spans = [(0, min(position + 1, store.capacity)) for position in seen]
         else:
             slots = seen
             spans = [(position - int(min(before, position)), position + 1) for position in seen]

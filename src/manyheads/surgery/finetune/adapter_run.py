@@ -1,4 +1,4 @@
-"""A run that trains an adapter of a model, or some of its heads."""
+"""Run files that train an adapter of a model, or only some of its heads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -45,50 +45,50 @@ class AdapterTable(LoraConfig):
         LoraConfig.__post_init__(self)
         if self.merged and self.base == "nf4":
             raise ConfigError(
-                "merged=true and base='nf4': a small update is lost in four-bit weights",
+                "merged=true loses the update in the four-bit weights of base='nf4'",
                 "leave one of them out",
             )
 
     def with_head(self) -> "AdapterTable":
-        """The same where the readout is new and must be trained."""
+        """The same, with a new readout that must be trained."""
         names = tuple(dict.fromkeys((*self.modules_to_save, "readout")))
         return replace(self, modules_to_save=names)
 
-    def open(self, model: Model, seed: int) -> Model:
+    def prepare(self, model: Model, seed: int) -> Model:
         if self.base == "nf4":
             quantise(model)
         check_saveable(model, adapt(model, self, self.name, seed=seed).modules)
         return model
 
     def check(self, regularisers: Sequence[Regulariser]) -> None:
-        """Refuse what an adapter's files cannot hold, or what is not trained with one."""
+        """Raise for regularisers that cannot be used with an adapter."""
         for each in regularisers:
             if isinstance(each, L0Gates) and not self.merged:
                 raise ConfigError(
-                    "L0Gates closes heads of the model, and an adapter cannot hold its gates",
+                    "L0Gates closes heads of the model, which the files of an adapter cannot store",
                     "set adapter.merged=true, which saves the whole model, or leave L0Gates out",
                 )
             if isinstance(each, L1Scales):
                 raise ConfigError(
-                    "L1Scales shrinks scales of heads, and with an adapter they are not trained",
+                    "L1Scales needs trainable head scales, and an adapter does not train them",
                     "leave it out",
                 )
 
-    def close(self, model: Model, place: Path) -> Saved:
-        # Without the gates it would be the adapter of another model.
+    def save(self, model: Model, folder: Path) -> Saved:
+        # The adapter was trained together with the gates, which its files cannot store.
         if final_gates(model):
-            return self._merged(model, place)
-        folder = save_adapter(model, place / ADAPTER, self.name)
+            return self._merged(model, folder)
+        saved = save_adapter(model, folder / ADAPTER, self.name)
         family = family_of(model).name
         kind = f"an adapter of {family}"
         if self.merged:
-            kind += f", merged into {self._merged(model, place).folder}"
-        return Saved(folder, kind, "manyheads alone" if family == "native" else "peft")
+            kind += f", merged into {self._merged(model, folder).folder}"
+        return Saved(saved, kind, "manyheads alone" if family == "native" else "peft")
 
-    def _merged(self, model: Model, place: Path) -> Saved:
+    def _merged(self, model: Model, folder: Path) -> Saved:
         merge(model, self.name)
         delete_adapter(model)
-        return _saved_whole(model, place)
+        return _save_full_model(model, folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class FreezeTable:
             )
 
     def with_head(self) -> "FreezeTable":
-        """The same where the readout is new and must be trained."""
+        """The same, with a new readout that must be trained."""
         if self.all_except:
             raise ConfigError(
                 f"model.classes is set and only {', '.join(self.all_except)} would be trained, not "
@@ -120,14 +120,14 @@ class FreezeTable:
         return self
 
     def check(self, regularisers: Sequence[Regulariser]) -> None:
-        """Refuse what would change frozen heads."""
+        """Raise for regularisers that would change frozen heads."""
         if any(isinstance(each, L0Gates) for each in regularisers):
             raise ConfigError(
-                "L0Gates closes any head, and [freeze] lets only some of them change",
+                "L0Gates may close any head, also those that [freeze] keeps unchanged",
                 "leave one of them out",
             )
 
-    def open(self, model: Model, seed: int) -> Model:
+    def prepare(self, model: Model, seed: int) -> Model:
         del seed
         if self.heads:
             freeze(model, self.heads)
@@ -135,14 +135,14 @@ class FreezeTable:
             freeze_except(model, self.all_except)
         return model
 
-    def close(self, model: Model, place: Path) -> Saved:
-        return _saved_whole(model, place)
+    def save(self, model: Model, folder: Path) -> Saved:
+        return _save_full_model(model, folder)
 
 
-def _saved_whole(model: Model, place: Path) -> Saved:
-    """With the gates that a regulariser may have trained, in its weights."""
+def _save_full_model(model: Model, folder: Path) -> Saved:
+    """Save the model, with the gates of a regulariser folded into its weights."""
     weights = {name: each.detach().cpu() for name, each in model.state_dict().items()}
-    return save(model_with_weights(cast(ModelConfig, model.config), weights, model), place / MODEL)
+    return save(model_with_weights(cast(ModelConfig, model.config), weights, model), folder / MODEL)
 
 
 TrainedPart = AdapterTable | FreezeTable
@@ -150,19 +150,19 @@ TrainedPart = AdapterTable | FreezeTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRun:
-    """A run and what it trains of a model."""
+    """A run, and the part of the model that it trains."""
 
     run: Run
     change: TrainedPart
 
 
 def read_adapter_run(model: str, file: Path, settings: Sequence[str] = ()) -> AdapterRun:
-    """A run file as for training, with [adapter] or [freeze]; the model is given separately."""
+    """Read a run file with [adapter] or [freeze]; the model is a separate argument."""
     tables = apply_settings(read_toml(file), settings)
     classes = dict(tables.get("model", {})).pop("classes", 0)
     if set(tables.get("model", {})) - {"classes"}:
         raise ConfigError(
-            f"{file}: [model] is set, and the model is {model}", "leave only classes in it"
+            f"{file}: [model] is set, and the model is {model}", "keep only classes in it"
         )
     tables["model"] = {"folder": model} | ({"classes": classes} if classes else {})
     own = {key: table for key, table in tables.items() if key not in (ADAPTER, FREEZE)}
@@ -173,7 +173,9 @@ def read_adapter_run(model: str, file: Path, settings: Sequence[str] = ()) -> Ad
         run = replace(parse_run(own), tables=tables)
         change.check(run.regulariser)
         if run.run.distributed == "fsdp":
-            raise ConfigError("run.distributed is 'fsdp', which shards matrices", "use 'ddp'")
+            raise ConfigError(
+                "run.distributed='fsdp' cannot be used with adapters or frozen heads", "use 'ddp'"
+            )
     except ManyheadsError as error:
         raise ConfigError(f"{file}: {error.problem}", error.remedy) from None
     return AdapterRun(run=run, change=change)
@@ -194,15 +196,15 @@ def train_adapter(
 ) -> TrainResult:
     """Train the adapter, or the heads that are not frozen.
 
-    The files of an adapter are in the folder `adapter` of the run, a whole model in `model`.
+    An adapter is saved to the folder `adapter` of the run, a full model to `model`.
     """
 
-    def opened(model: Model) -> Model:
-        return spec.change.open(model, spec.run.run.seed)
+    def prepare(model: Model) -> Model:
+        return spec.change.prepare(model, spec.run.run.seed)
 
-    def closed(model: Model, place: Path) -> Saved:
+    def save_trained(model: Model, folder: Path) -> Saved:
         record_inference_settings(model, spec.run.objective, spec.run.data[-1])
-        return spec.change.close(model, place)
+        return spec.change.save(model, folder)
 
-    hooks = ModelHooks(prepare=opened, save=closed)
+    hooks = ModelHooks(prepare=prepare, save=save_trained)
     return train(spec.run, resume_from=resume_from, fresh=fresh, progress=progress, hooks=hooks)

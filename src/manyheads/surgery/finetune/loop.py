@@ -1,38 +1,36 @@
-"""A short training of a model on some texts, with the updates of the training loop."""
+"""Fine-tuning of a model on some texts with the steps of the training loop, and recovery."""
 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from manyheads.data.batch import Batch
 from manyheads.data.stream import StreamPosition, StreamStep
 from manyheads.errors import InputError, TrainingError
-from manyheads.lens.inputs.cached_run import Edits
-from manyheads.lens.inputs.metrics import judge
-from manyheads.lens.inputs.texts import Given, Targets, read, shares
+from manyheads.lens.inputs.cached_run import ActivationEditor
+from manyheads.lens.inputs.metrics import bind_metric
+from manyheads.lens.inputs.texts import ModelInputs, Targets, batch_ranges, forward, read_inputs
 from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
 from manyheads.models.encoder import Encoder
 from manyheads.models.readout import LanguageHead
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.models.vision import Vision
 from manyheads.progress import Progress
+from manyheads.surgery.finetune.trainable import copy_trainable
+from manyheads.surgery.rebuild import full_plan, rebuild
 from manyheads.taps import Site, Tap, Watcher
-from manyheads.train.distributed import ProcessGroup
-from manyheads.train.loop.model_wrapper import ModelWrapper
-from manyheads.train.loop.train_step import StepOutcome, Updater, prepare_steps
+from manyheads.train.distributed import ModelWrapper, ProcessGroup
+from manyheads.train.loop.train_step import MAX_SKIPPED, StepOutcome, Updater, prepare_steps
 from manyheads.train.objectives import CausalLM, MaskedLM, Objective
 from manyheads.train.objectives.objective import Loss, PreparedBatch
-from manyheads.train.optim.optimisers import OptimiserConfig
+from manyheads.train.optim.optimisers import AdamW, OptimiserConfig
 from manyheads.train.optim.param_groups import set_learning_rate
-from manyheads.train.optim.schedules import Schedule
+from manyheads.train.optim.schedules import Cosine, Schedule
 from manyheads.train.regularisers import WatcherChain
 
-# So many steps in a row without a finite loss end the training.
-MOST_SKIPPED = 3
 CLIP = 1.0
 
 
@@ -40,37 +38,37 @@ CLIP = 1.0
 class AnswerLoss(Objective):
     """The loss that the lens measures, on the same texts and targets."""
 
-    given: Given
+    inputs: ModelInputs
     targets: Targets | None
 
     def check(self, model: Any) -> None:
-        judge(model, self.given, range(len(self.given)), "loss", self.targets)
+        bind_metric(model, self.inputs, range(len(self.inputs)), "loss", self.targets)
 
     def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
         del model, generator
-        # A batch is a run of neighbouring texts, known by their numbers.
+        # A batch is a range of texts, and its labels are their numbers.
         assert batch.labels is not None
         return PreparedBatch(batch=batch, positions=batch.labels, labels=batch.labels)
 
     def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
         texts = range(int(prepared.positions[0]), int(prepared.positions[-1]) + 1)
-        judged = judge(model, self.given, texts, "loss", self.targets)
+        metric = bind_metric(model, self.inputs, texts, "loss", self.targets)
         last = Site(-1, Tap.FINAL, stack="decoder" if isinstance(model, Seq2Seq) else "main")
-        seen = Edits({}, [last])
+        seen = ActivationEditor({}, [last])
         watchers: list[Watcher] = [seen] if watch is None else [watch, seen]
-        _run(model, prepared.batch, WatcherChain(watchers))
-        losses = judged(seen[last])[0] * judged.weights
-        return Loss(total=losses.sum(), targets=int(judged.weights.sum()))
+        forward(model, self.inputs.select(texts), WatcherChain(watchers))
+        losses = metric(seen[last])[0] * metric.weights
+        return Loss(total=losses.sum(), targets=int(metric.weights.sum()))
 
 
-def objective_for(model: Model, given: Given, targets: Targets | None) -> Objective:
-    """Next tokens for a decoder, masked ones for an encoder, or the targets."""
+def objective_for(model: Model, inputs: ModelInputs, targets: Targets | None) -> Objective:
+    """Next tokens for a decoder, masked tokens for an encoder, or the targets."""
     scores_tokens = isinstance(model.config.readout, LanguageHead)
     if targets is None and scores_tokens and isinstance(model, Decoder):
         return CausalLM()
     if targets is None and scores_tokens and isinstance(model, Encoder):
         return MaskedLM()
-    return AnswerLoss(given=given, targets=targets)
+    return AnswerLoss(inputs=inputs, targets=targets)
 
 
 def finetune(
@@ -86,10 +84,10 @@ def finetune(
     progress: bool,
     label: str,
 ) -> list[StepOutcome]:
-    """Train the trainable parameters of a model in place, `steps` times about `batch_tokens`."""
+    """Train the trainable parameters in place, for `steps` steps of about `batch_tokens`."""
     if steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}", "use 1 or more")
-    given = read(model, texts)
+    inputs = read_inputs(model, texts)
     objective.check(model)
     device = next(model.parameters()).device
     processes = ProcessGroup(device=device)
@@ -109,34 +107,34 @@ def finetune(
     model.train()
     try:
         with Progress(label, total=steps, unit="steps", enabled=progress) as bar:
-            batches = _steps(model, given, steps, batch_tokens, seed)
+            batches = _steps(model, inputs, steps, batch_tokens, seed)
             for each in prepare_steps(batches, objective, model, seed=seed, first=0):
                 set_learning_rate(built, schedule.factor(each.number, steps))
                 outcomes.append(updater.run(each))
                 _check(outcomes)
                 bar.advance()
     finally:
-        # Each step seeds torch's own numbers, which are somebody else's too.
+        # Each step seeds torch's global generator, which the caller may use too.
         torch.set_rng_state(state)
         model.train(training)
     return outcomes
 
 
 def _check(outcomes: Sequence[StepOutcome]) -> None:
-    last = outcomes[-MOST_SKIPPED:]
-    if len(last) == MOST_SKIPPED and not any(each.finite for each in last):
+    last = outcomes[-MAX_SKIPPED:]
+    if len(last) == MAX_SKIPPED and not any(each.finite for each in last):
         raise TrainingError(
-            f"the loss is not finite for {MOST_SKIPPED} steps in a row",
+            f"the loss was not finite in {MAX_SKIPPED} consecutive steps",
             "use a smaller learning rate",
         )
 
 
 def _steps(
-    model: Model, given: Given, steps: int, batch_tokens: int, seed: int
+    model: Model, inputs: ModelInputs, steps: int, batch_tokens: int, seed: int
 ) -> Iterator[StreamStep]:
-    """Runs of neighbouring texts in a random order, epoch after epoch."""
-    sizes = given.sizes(model)
-    runs = list(shares(sizes, batch_tokens))
+    """Ranges of texts in a random order, epoch after epoch."""
+    sizes = inputs.sizes(model)
+    runs = list(batch_ranges(sizes, batch_tokens))
     order: list[range] = []
     draw = random.Random(seed)
     for number in range(steps):
@@ -145,7 +143,7 @@ def _steps(
         texts = order.pop()
         yield StreamStep(
             number=number,
-            batches=(_batch(given, texts),),
+            batches=(_batch(inputs, texts),),
             indices=(0,),
             tokens=sum(sizes[text] for text in texts),
             sequences=len(texts),
@@ -153,17 +151,71 @@ def _steps(
         )
 
 
-def _batch(given: Given, texts: range) -> Batch:
-    mine, numbers = given.select(texts), torch.tensor(list(texts))
+def _batch(inputs: ModelInputs, texts: range) -> Batch:
+    mine, numbers = inputs.select(texts), torch.tensor(list(texts))
     if mine.source is not None:
         return Batch(texts=mine.source, others=mine.ids, labels=numbers).to("cpu")
     return Batch(texts=mine.ids, images=mine.images, labels=numbers).to("cpu")
 
 
-def _run(model: Any, batch: Batch, watch: Watcher) -> None:
-    if isinstance(model, Vision):
-        model(list(batch.images), watch=watch)
-    elif isinstance(model, Seq2Seq):
-        model(batch.texts, batch.others, watch=watch)
-    else:
-        model(batch.texts, watch=watch)
+AnyModel = TypeVar("AnyModel", bound=Model)
+SMALL_STEPS = AdamW(rate=5e-5, decay=0.01)
+DECAY = Cosine()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryConfig:
+    """How a model is trained after pruning: a small learning rate with cosine decay."""
+
+    optimiser: OptimiserConfig = SMALL_STEPS
+    schedule: Schedule = DECAY
+    batch_tokens: int = 2048
+
+
+DEFAULT = RecoveryConfig()
+
+
+def recover(
+    model: AnyModel,
+    texts: Any,
+    steps: int = 100,
+    *,
+    targets: Targets | None = None,
+    objective: Objective | None = None,
+    config: RecoveryConfig = DEFAULT,
+    seed: int = 0,
+    progress: bool = True,
+) -> AnyModel:
+    """A copy of the model, trained for `steps` steps on the texts.
+
+    All parameters are trained, or those that `freeze` and `freeze_except` left trainable. The
+    objective follows from the model: the next token, masked tokens, or the `targets`, as in
+    `lens.ablate`; or it is any `objective` of training.
+
+    >>> from manyheads.models.build import build
+    >>> model = build("gpt2", layers=1, width=32, heads=4, vocabulary=50, seed=0)
+    >>> recovered = recover(model, [[1, 2, 3, 4], [5, 6, 7]], steps=2)
+    >>> recovered.config == model.config
+    True
+    """
+    if not any(each.requires_grad for each in model.parameters()):
+        raise InputError(
+            "no parameter of this model is trainable", "call surgery.unfreeze_all(model)"
+        )
+    recovered = rebuild(model, full_plan(model))
+    copy_trainable(recovered, model)
+    inputs = read_inputs(recovered, texts)
+    chosen = objective or objective_for(recovered, inputs, targets)
+    finetune(
+        recovered,
+        inputs,
+        chosen,
+        optimiser=config.optimiser,
+        schedule=config.schedule,
+        steps=steps,
+        batch_tokens=config.batch_tokens,
+        seed=seed,
+        progress=progress,
+        label="recovering",
+    )
+    return recovered

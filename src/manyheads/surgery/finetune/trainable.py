@@ -1,4 +1,4 @@
-"""Which heads are trainable: some alone, all but some, or gates alone, row by row of matrices."""
+"""Trainable heads: only some, all but some, or only gates, by rows and columns of matrices."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -18,32 +18,32 @@ from manyheads.surgery.lora.targets import heads_by_attention
 # On a module with partly frozen parameters: masks of what is trainable by name, and hooks.
 PARTLY, HOOKS = "partly", "partly_hooks"
 
-# A parameter by its owner and name, and a mask of the places that are meant.
-Owned = tuple[nn.Module, str, Bool[Tensor, "..."]]
+# A module, the name of a parameter, and a mask over its elements.
+MaskedParameter = tuple[nn.Module, str, Bool[Tensor, "..."]]
 
 
 def freeze_except(model: nn.Module, heads: Iterable[AnyHead]) -> int:
     """Freeze everything but these heads; returns the number of trainable values.
 
     A head has its rows of the queries, its columns of the output projection, its gates, its sink
-    and scale. Keys and values belong to a head where all queries that share them are chosen;
+    and scale. Keys and values belong to a head where all queries that share them are chosen,
     else they are frozen. Norms, position tables and the output's bias belong to no head. Weight
     decay skips parameters that are trained in part.
     """
-    owned = list(_owned(model, heads, shared_by=all))
+    masked = list(_head_parameters(model, heads, shared_by=all))
     unfreeze_all(model)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    return sum(_hold(module, name, places) for module, name, places in owned)
+    return sum(_train_only(module, name, mask) for module, name, mask in masked)
 
 
 def freeze(model: nn.Module, heads: Iterable[AnyHead]) -> int:
     """Freeze these heads, with keys and values that they share with others, and nothing else."""
-    owned = list(_owned(model, heads, shared_by=any))
+    masked = list(_head_parameters(model, heads, shared_by=any))
     unfreeze_all(model)
-    for module, name, places in owned:
-        _hold(module, name, ~places)
-    partly = sum(int(places.sum()) for _, _, places in owned)
+    for module, name, mask in masked:
+        _train_only(module, name, ~mask)
+    partly = sum(int(mask.sum()) for _, _, mask in masked)
     return sum(parameter.numel() for parameter in model.parameters()) - partly
 
 
@@ -63,7 +63,7 @@ def freeze_except_gates(model: nn.Module) -> int:
             )
             if gates.any():
                 for name, parameter in linear.named_parameters(recurse=False):
-                    count += _hold(linear, name, _along(gates, 0, parameter))
+                    count += _train_only(linear, name, _along(gates, 0, parameter))
     return count
 
 
@@ -85,53 +85,57 @@ def copy_trainable(model: nn.Module, other: nn.Module) -> None:
         partly = module.__dict__.get(PARTLY, {})
         for name, parameter in module.named_parameters(recurse=False):
             if name in partly:
-                _hold(ours[path], name, partly[name])
+                _train_only(ours[path], name, partly[name])
             else:
                 getattr(ours[path], name).requires_grad_(parameter.requires_grad)
 
 
-def _hold(module: nn.Module, name: str, learns: Bool[Tensor, "..."]) -> int:
-    """Make only some places of a parameter trainable."""
+def _train_only(module: nn.Module, name: str, mask: Bool[Tensor, "..."]) -> int:
+    """Make only some elements of a parameter trainable."""
     parameter = getattr(module, name)
-    parameter.requires_grad_(bool(learns.any()))
-    if learns.any() and not learns.all():
-        hook = parameter.register_hook(partial(_masked, learns))
+    parameter.requires_grad_(bool(mask.any()))
+    if mask.any() and not mask.all():
+        hook = parameter.register_hook(partial(_mask_gradient, mask))
         module.__dict__.setdefault(HOOKS, []).append(hook)
-        module.__dict__.setdefault(PARTLY, {})[name] = learns
-    return int(learns.sum())
+        module.__dict__.setdefault(PARTLY, {})[name] = mask
+    return int(mask.sum())
 
 
-def _masked(learns: Bool[Tensor, "..."], gradient: Tensor) -> Tensor:
-    # Selected, not multiplied: frozen places stay as they are even where a gradient is NaN.
-    return torch.where(learns.to(gradient.device), gradient, 0.0)
+def _mask_gradient(mask: Bool[Tensor, "..."], gradient: Tensor) -> Tensor:
+    # Selected, not multiplied, so that a NaN gradient does not change frozen elements.
+    return torch.where(mask.to(gradient.device), gradient, 0.0)
 
 
-def _owned(model: nn.Module, heads: Iterable[AnyHead], *, shared_by: Any) -> Iterator[Owned]:
+def _head_parameters(
+    model: nn.Module, heads: Iterable[AnyHead], *, shared_by: Any
+) -> Iterator[MaskedParameter]:
     stacks = stacks_of(model)
     for (stack, layer, sublayer), numbers in heads_by_attention(model, heads).items():
         yield from _of_attention(attention_at(stacks[stack], layer, sublayer), numbers, shared_by)
 
 
-def _of_attention(attention: Attention, heads: frozenset[int], shared_by: Any) -> Iterator[Owned]:
-    """What belongs to these heads of one attention."""
+def _of_attention(
+    attention: Attention, heads: frozenset[int], shared_by: Any
+) -> Iterator[MaskedParameter]:
+    """The parameters of these heads of one attention layer."""
     config = attention.config
     queries = torch.tensor([head in heads for head in range(config.heads)])
     sharing: dict[int, list[bool]] = {}
     for head, owner in enumerate(config.owners):
         sharing.setdefault(owner, []).append(head in heads)
     keys = torch.tensor([shared_by(sharing[owner]) for owner in sorted(sharing)])
-    meant = {"query": queries, "key": keys, "value": keys}
+    masks = {"query": queries, "key": keys, "value": keys}
     for gate in config.gates:
-        meant[f"gate_{gate.at}"] = _of_gate(gate, queries, keys)
+        masks[f"gate_{gate.at}"] = _of_gate(gate, queries, keys)
     for linear, rows in _inputs(attention):
-        places = torch.cat(
+        mask = torch.cat(
             [
-                meant[name].repeat_interleave(count // len(meant[name]))
+                masks[name].repeat_interleave(count // len(masks[name]))
                 for name, count in rows.items()
             ]
         )
         for name, parameter in linear.named_parameters(recurse=False):
-            yield linear, name, _along(places, 0, parameter)
+            yield linear, name, _along(mask, 0, parameter)
     columns = queries.repeat_interleave(config.size)
     yield attention.output, "weight", _along(columns, 1, attention.output.weight)
     for name in ("sink", "head_scale"):
@@ -140,7 +144,7 @@ def _of_attention(attention: Attention, heads: frozenset[int], shared_by: Any) -
 
 
 def _of_gate(gate: Gate, queries: Bool[Tensor, " h"], keys: Bool[Tensor, " g"]) -> Tensor:
-    """A gate that heads share, or one behind them, belongs to no head."""
+    """A gate that heads share, or a final one, belongs to no head."""
     if gate.heads == "shared" or gate.at == "final":
         return torch.zeros(1, dtype=torch.bool)
     return keys if gate.at in ("key", "value") else queries
@@ -152,7 +156,7 @@ def _inputs(attention: Attention) -> Iterator[tuple[nn.Linear, dict[str, int]]]:
         yield attention.project_memory, attention.memory_rows
 
 
-def _along(places: Bool[Tensor, " k"], axis: int, parameter: Tensor) -> Bool[Tensor, "..."]:
-    """Places along one axis, for every place of the others."""
+def _along(mask: Bool[Tensor, " k"], axis: int, parameter: Tensor) -> Bool[Tensor, "..."]:
+    """A mask along one axis, expanded to the shape of the parameter."""
     shape = [-1 if each == axis else 1 for each in range(parameter.dim())]
-    return places.view(shape).expand(parameter.shape)
+    return mask.view(shape).expand(parameter.shape)

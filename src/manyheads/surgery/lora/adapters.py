@@ -12,12 +12,12 @@ from manyheads.surgery.lora.low_rank import (
     LowRankUpdate,
     active_on,
     adapters_on,
+    add_to_weight,
     attach,
-    fold,
     merged_on,
+    remove_adapter,
     set_active,
     set_merged,
-    strip,
 )
 from manyheads.surgery.lora.modules_to_save import (
     activate_modules,
@@ -66,7 +66,7 @@ def adapt(model: nn.Module, config: LoraConfig, name: str = "default", *, seed: 
     default: 384 parameters in 2 projections
     """
     check_name(model, name)
-    planned = list(_planned(model, config))
+    planned = list(_plan(model, config))
     modules = addresses_of(model, config.modules_to_save)
     generator = torch.Generator().manual_seed(seed)
     for part, rows, columns in planned:
@@ -79,13 +79,13 @@ def adapt(model: nn.Module, config: LoraConfig, name: str = "default", *, seed: 
             columns=columns,
             root=config.scaling == "root",
         )
-        update.draw(generator)
-        attach(part.layer, name, part.name, _beside(update, part.layer))
+        update.initialise(generator)
+        attach(part.layer, name, part.name, _like_linear(update, part.layer))
     add_modules(model, name, dict.fromkeys(modules))
     set_adapter(model, name)
     for each in model.parameters():
         each.requires_grad_(False)
-    for linear in _carriers(model):
+    for linear in _adapted_linears(model):
         for update in adapters_on(linear).get(name, {}).values():
             update.requires_grad_(True)
     for parameter in modules_of(model, name).values():
@@ -93,7 +93,7 @@ def adapt(model: nn.Module, config: LoraConfig, name: str = "default", *, seed: 
     return list_adapters(model)[name]
 
 
-def _planned(model: nn.Module, config: LoraConfig) -> Iterator[tuple[Projection, Spans, Spans]]:
+def _plan(model: nn.Module, config: LoraConfig) -> Iterator[tuple[Projection, Spans, Spans]]:
     parts = find_projections(projections_of(model), config.targets, config.layers)
     heads = heads_by_attention(model, config.heads)
     count = 0
@@ -114,15 +114,15 @@ def _planned(model: nn.Module, config: LoraConfig) -> Iterator[tuple[Projection,
         )
 
 
-def _beside(update: LowRankUpdate, linear: nn.Linear) -> LowRankUpdate:
-    """On the projection's device and in its mode; its parameters are at least float32."""
+def _like_linear(update: LowRankUpdate, linear: nn.Linear) -> LowRankUpdate:
+    """Move an update to the device and mode of the projection, in at least float32."""
     first = next(iter((*linear.parameters(), *linear.buffers())))
     exact = torch.float64 if first.dtype == torch.float64 else torch.float32
     return update.to(device=first.device, dtype=exact).train(linear.training)
 
 
 def check_name(model: nn.Module, name: str) -> None:
-    """Refuse an invalid or used name, or a model with merged adapters."""
+    """Raise for an invalid or used name, or a model with merged adapters."""
     if not name or "." in name or hasattr(nn.ModuleDict, name):
         raise ConfigError(f"{name!r} is not a valid adapter name", "use a word without dots")
     if name in list_adapters(model):
@@ -134,7 +134,7 @@ def list_adapters(model: nn.Module) -> dict[str, Adapter]:
     """The adapters of a model by name."""
     addresses: dict[str, list[str]] = {}
     numbers: dict[str, int] = {}
-    for path, linear in _named_carriers(model):
+    for path, linear in _named_adapted_linears(model):
         for name, updates in adapters_on(linear).items():
             owner = path.rpartition(".")[0]
             addresses.setdefault(name, []).extend(f"{owner}.{part}" for part in updates)
@@ -150,7 +150,7 @@ def list_adapters(model: nn.Module) -> dict[str, Adapter]:
 
 def active_adapters(model: nn.Module) -> tuple[str, ...]:
     """The names of the active adapters, in the order in which they were set."""
-    found = [name for linear in _carriers(model) for name in active_on(linear)]
+    found = [name for linear in _adapted_linears(model) for name in active_on(linear)]
     return tuple(dict.fromkeys(found))
 
 
@@ -167,7 +167,7 @@ def set_adapter(model: nn.Module, *names: str) -> None:
             )
     _check_unmerged(model)
     activate_modules(model, dict.fromkeys(names))
-    for linear in _carriers(model):
+    for linear in _adapted_linears(model):
         set_active(linear, tuple(dict.fromkeys(names)))
 
 
@@ -178,24 +178,24 @@ def merge(model: nn.Module, *names: str) -> None:
     """
     merged = names or active_adapters(model)
     set_adapter(model, *merged)
-    for linear in _carriers(model):
+    for linear in _adapted_linears(model):
         if isinstance(linear, Quantised):
             raise ConfigError(
-                "a small update is lost in four-bit weights",
+                "adapters cannot be merged into four-bit weights, which would lose the update",
                 "delete the adapter, call surgery.dequantise, and add it again",
             )
-    for linear in _carriers(model):
+    for linear in _adapted_linears(model):
         here = active_on(linear)
         set_active(linear, ())
-        fold(linear, here, 1)
+        add_to_weight(linear, here, 1)
         set_merged(linear, here)
 
 
 def unmerge(model: nn.Module) -> None:
-    """Take merged adapters out of the weights and activate them beside these."""
-    for linear in _carriers(model):
+    """Subtract merged adapters from the weights and activate them."""
+    for linear in _adapted_linears(model):
         here = merged_on(linear)
-        fold(linear, here, -1)
+        add_to_weight(linear, here, -1)
         set_merged(linear, ())
         set_active(linear, here)
 
@@ -208,30 +208,30 @@ def delete_adapter(model: nn.Module, *names: str) -> None:
                 f"there is no adapter {name!r}", f"use one of {', '.join(list_adapters(model))}"
             )
     gone = names or tuple(list_adapters(model))
-    merged = {name for linear in _carriers(model) for name in merged_on(linear)}
-    for linear in list(_carriers(model)):
+    merged = {name for linear in _adapted_linears(model) for name in merged_on(linear)}
+    for linear in list(_adapted_linears(model)):
         for name in adapters_on(linear):
             if name in gone:
-                strip(linear, name)
+                remove_adapter(linear, name)
     for name in gone:
         drop_modules(model, name, stays=name in merged)
 
 
 def _check_unmerged(model: nn.Module) -> None:
-    folded = [name for linear in _carriers(model) for name in merged_on(linear)]
+    folded = [name for linear in _adapted_linears(model) for name in merged_on(linear)]
     if folded:
         raise ConfigError(
             f"{folded[0]!r} is merged into the weights",
-            "call surgery.unmerge to undo it, or surgery.delete_adapter to keep the weights so",
+            "call surgery.unmerge to undo it, or surgery.delete_adapter to keep the merged weights",
         )
 
 
-def _carriers(model: nn.Module) -> Iterator[nn.Linear]:
-    for _, linear in _named_carriers(model):
+def _adapted_linears(model: nn.Module) -> Iterator[nn.Linear]:
+    for _, linear in _named_adapted_linears(model):
         yield linear
 
 
-def _named_carriers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+def _named_adapted_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     for path, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and "adapters" in module._modules:
             yield path, module

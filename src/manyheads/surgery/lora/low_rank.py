@@ -1,4 +1,4 @@
-"""Low-rank updates of a projection, and projections that add them to what they write."""
+"""Low-rank updates of a projection, and projections with adapters."""
 
 import math
 from collections.abc import Iterator
@@ -76,34 +76,34 @@ class LowRankUpdate(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     @torch.no_grad()
-    def draw(self, generator: torch.Generator) -> None:
-        """As published: `up` starts at zero, so that nothing changes yet."""
+    def initialise(self, generator: torch.Generator) -> None:
+        """As in the paper: `up` starts at zero, so that the output does not change."""
         weight = torch.empty(self.down.weight.shape)
         nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
         self.down.weight.copy_(weight)
         self.up.weight.zero_()
 
     def add(
-        self, written: Float[Tensor, "*n rows"], x: Float[Tensor, "*n columns"]
+        self, output: Float[Tensor, "*n rows"], x: Float[Tensor, "*n columns"]
     ) -> Float[Tensor, "*n rows"]:
-        """`written`, which is nobody else's, with what the update writes besides."""
+        """Add the update to `output`, in place where only some rows change."""
         read = x
         if self.columns != ((0, self.shape[1]),):
             read = torch.cat([x[..., start:stop] for start, stop in self.columns], dim=-1)
-        # Autocast brings both to one type by itself, and not by way of the wider one.
+        # Autocast converts both to one type by itself.
         if not torch.is_autocast_enabled(x.device.type):
             read = read.to(self.down.weight.dtype)
-        # Scaled where it is narrow.
+        # Scaled here, where there are fewer channels.
         inside = self.down(self.dropout(read)) * self.scale
-        more = self.up(inside).to(written.dtype)
+        more = self.up(inside).to(output.dtype)
         if self.rows == ((0, self.shape[0]),):
-            return written + more
+            return output + more
         place = 0
         for start, stop in self.rows:
             length = stop - start
-            written[..., start:stop].add_(more[..., place : place + length])
+            output[..., start:stop].add_(more[..., place : place + length])
             place += length
-        return written
+        return output
 
     def full(self) -> Float[Tensor, "rows columns"]:
         """The update of the full weight."""
@@ -111,16 +111,16 @@ class LowRankUpdate(nn.Module):
         if (self.rows, self.columns) == (((0, self.shape[0]),), ((0, self.shape[1]),)):
             return change
         full = change.new_zeros(self.shape)
-        rows, columns = (places(spans, full.device) for spans in (self.rows, self.columns))
+        rows, columns = (span_indices(spans, full.device) for spans in (self.rows, self.columns))
         return full.index_put((rows[:, None], columns[None, :]), change)
 
 
 class Adapted(nn.Linear):
-    """A projection with adapters, some of them active.
+    """A projection with active adapters.
 
-    `weight` is what it computes with, its own and the active updates, for whoever looks at it; in
-    a state dictionary and among parameters it is its own. A projection without active adapters is
-    of its plain class again, so that whatever is faster on plain ones stays so.
+    `weight` is its own weight plus the active updates; the state dictionary and the parameters have
+    its own weight only. Without active adapters a projection gets its plain class back, for which
+    there are faster paths.
     """
 
     @property
@@ -137,14 +137,14 @@ class Adapted(nn.Linear):
         return F.linear(x, self.own_weight(), self.bias)
 
     def forward(self, x: Float[Tensor, "*n c"]) -> Float[Tensor, "*n rows"]:
-        written = self.base_output(x)
+        output = self.base_output(x)
         for update in updates_of(self, active_on(self)):
-            written = update.add(written, x)
-        return written
+            output = update.add(output, x)
+        return output
 
 
 class AdaptedQuantised(Adapted, Quantised):
-    """The same on four bits."""
+    """The same with four-bit weights."""
 
     def own_weight(self) -> Tensor:
         return self.unpacked(self.kind)
@@ -161,7 +161,7 @@ PLAIN = {adapted: plain for plain, adapted in ADAPTED.items()}
 
 
 def attach(linear: nn.Linear, name: str, part: str, update: LowRankUpdate) -> None:
-    """Put an update under an adapter's name; it is not active yet."""
+    """Add an update under the name of an adapter; it is not active yet."""
     if not hasattr(linear, "adapters"):
         linear.adapters = nn.ModuleDict()
         set_active(linear, ())
@@ -184,7 +184,7 @@ def adapters_on(linear: nn.Linear) -> dict[str, dict[str, LowRankUpdate]]:
 
 
 def updates_of(linear: nn.Linear, names: tuple[str, ...]) -> Iterator[LowRankUpdate]:
-    """The updates of some adapters, one after another."""
+    """The updates of some adapters."""
     held = cast(nn.ModuleDict, linear.adapters)
     for name in names:
         if name in held:
@@ -204,7 +204,7 @@ def set_merged(linear: nn.Linear, names: tuple[str, ...]) -> None:
 
 
 def set_active(linear: nn.Linear, names: tuple[str, ...]) -> None:
-    """Which adapters count; with none the projection is a plain one."""
+    """Set the active adapters; with none the projection gets its plain class back."""
     here = tuple(name for name in names if name in adapters_on(linear))
     linear.__dict__["active"] = here
     kind = type(linear)
@@ -213,16 +213,16 @@ def set_active(linear: nn.Linear, names: tuple[str, ...]) -> None:
 
 
 @torch.no_grad()
-def fold(linear: nn.Linear, names: tuple[str, ...], sign: Literal[1, -1]) -> None:
-    """Add the updates to the weight, or take them out again; they are summed in float32."""
+def add_to_weight(linear: nn.Linear, names: tuple[str, ...], sign: Literal[1, -1]) -> None:
+    """Add the updates to the weight, or subtract them; they are summed in float32."""
     own = cast(Tensor, linear._parameters["weight"])
     change = sum(update.full().to(own.device) for update in updates_of(linear, names))
     if isinstance(change, Tensor):
         own.copy_((own.to(change.dtype) + sign * change).to(own.dtype))
 
 
-def strip(linear: nn.Linear, name: str) -> None:
-    """Forget an adapter; the last one leaves a plain projection."""
+def remove_adapter(linear: nn.Linear, name: str) -> None:
+    """Remove an adapter; without the last one the projection is a plain one."""
     set_active(linear, tuple(each for each in active_on(linear) if each != name))
     set_merged(linear, tuple(each for each in merged_on(linear) if each != name))
     held = cast(nn.ModuleDict, linear.adapters)
@@ -234,10 +234,10 @@ def strip(linear: nn.Linear, name: str) -> None:
             linear.__dict__.pop(left)
 
 
-def places(spans: Spans, device: torch.device | None = None) -> Tensor:
-    """Every place of some spans, in order.
+def span_indices(spans: Spans, device: torch.device | None = None) -> Tensor:
+    """All indices of some spans, in order.
 
-    >>> places(((0, 2), (5, 6))).tolist()
+    >>> span_indices(((0, 2), (5, 6))).tolist()
     [0, 1, 5]
     """
     return torch.cat([torch.arange(start, stop, device=device) for start, stop in spans])

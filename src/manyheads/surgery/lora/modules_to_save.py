@@ -10,41 +10,40 @@ from manyheads.models.readout import ReadoutLayer
 
 ModuleName = Literal["readout", "embedding"]
 
-# Whose parameters stand in the model while an adapter's do: the model's own.
+# The owner of the original parameters.
 OWN = "the model's own"
 
 
 class SavedModules(nn.Module):
-    """The copies that do not stand in the model now, by adapter and address."""
+    """Copies of parameters that are not in use now, by adapter and address."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.held = nn.ModuleDict()
-        # For each address the adapter, or the model itself, whose parameter stands there.
-        self.standing: dict[str, str] = {}
+        self.stored = nn.ModuleDict()
+        # The owner of the parameter in use at each address: an adapter, or the model itself.
+        self.in_use: dict[str, str] = {}
 
     def put(self, name: str, address: str, parameter: nn.Parameter) -> None:
-        if name not in self.held:
-            self.held[name] = nn.ParameterDict()
+        if name not in self.stored:
+            self.stored[name] = nn.ParameterDict()
         # Names in a module have no dots.
-        cast(nn.ParameterDict, self.held[name])[address.replace(".", "/")] = parameter
+        cast(nn.ParameterDict, self.stored[name])[address.replace(".", "/")] = parameter
 
     def take(self, name: str, address: str) -> nn.Parameter:
-        parameter = cast(nn.ParameterDict, self.held[name]).pop(address.replace(".", "/"))
+        parameter = cast(nn.ParameterDict, self.stored[name]).pop(address.replace(".", "/"))
         return cast(nn.Parameter, parameter)
 
-    def held_by(self, name: str) -> dict[str, nn.Parameter]:
-        if name not in self.held:
+    def stored_by(self, name: str) -> dict[str, nn.Parameter]:
+        if name not in self.stored:
             return {}
-        kept = cast(nn.ParameterDict, self.held[name])
+        kept = cast(nn.ParameterDict, self.stored[name])
         return {key.replace("/", "."): cast(nn.Parameter, each) for key, each in kept.items()}
 
 
 def addresses_of(model: nn.Module, modules: Iterable[ModuleName]) -> tuple[str, ...]:
     """The addresses of all parameters of these parts.
 
-    The readout and the embedding of a model where they are tied cannot part, and `peft` could not
-    say that they did.
+    Tied readout and embedding cannot be saved separately.
     """
     found: list[str] = []
     for module in modules:
@@ -64,40 +63,40 @@ def addresses_of(model: nn.Module, modules: Iterable[ModuleName]) -> tuple[str, 
 
 
 def add_modules(model: nn.Module, name: str, weights: Mapping[str, Tensor | None]) -> None:
-    """Give an adapter parameters of its own at these addresses; None starts as the model's own.
+    """Give an adapter its own parameters at these addresses; None copies those of the model.
 
-    They do not stand in the model yet.
+    They are not in use yet.
     """
     if not weights:
         return
     if not hasattr(model, "modules_to_save"):
         model.modules_to_save = SavedModules()
     store = cast(SavedModules, model.modules_to_save)
-    own = store.held_by(OWN)
+    own = store.stored_by(OWN)
     for address, weight in weights.items():
         now = own.get(address, _at(model, address))
         copied = now.detach() if weight is None else weight.to(now)
         store.put(name, address, nn.Parameter(copied.clone(), requires_grad=False))
-        store.standing.setdefault(address, OWN)
+        store.in_use.setdefault(address, OWN)
 
 
 def modules_of(model: nn.Module, name: str) -> dict[str, nn.Parameter]:
-    """An adapter's own parameters by address, wherever they are."""
+    """An adapter's own parameters by address, in use or not."""
     store = _store(model)
     if store is None:
         return {}
     there = {
-        address: _at(model, address) for address, owner in store.standing.items() if owner == name
+        address: _at(model, address) for address, owner in store.in_use.items() if owner == name
     }
-    return {**there, **store.held_by(name)}
+    return {**there, **store.stored_by(name)}
 
 
 def activate_modules(model: nn.Module, names: Iterable[str]) -> None:
-    """Let the parameters of these adapters stand in the model, and its own everywhere else."""
+    """Use the parameters of these adapters, and the original ones everywhere else."""
     store = _store(model)
     if store is None:
         return
-    wanted = dict.fromkeys(store.standing, OWN)
+    wanted = dict.fromkeys(store.in_use, OWN)
     for name in names:
         for address in modules_of(model, name):
             if wanted[address] != OWN:
@@ -107,32 +106,32 @@ def activate_modules(model: nn.Module, names: Iterable[str]) -> None:
                 )
             wanted[address] = name
     for address, owner in wanted.items():
-        before = store.standing[address]
+        before = store.in_use[address]
         if owner != before:
             store.put(before, address, _at(model, address))
             _set(model, address, store.take(owner, address))
-            store.standing[address] = owner
+            store.in_use[address] = owner
 
 
 def drop_modules(model: nn.Module, name: str, *, stays: bool) -> None:
-    """Drop an adapter's parameters; those that stand in the model may stay there for good."""
+    """Drop an adapter's parameters; with `stays`, those in use replace the original ones."""
     store = _store(model)
     if store is None:
         return
-    for address, owner in list(store.standing.items()):
+    for address, owner in list(store.in_use.items()):
         if owner == name:
             own = store.take(OWN, address)
             if not stays:
                 _set(model, address, own)
-            store.standing[address] = OWN
-    if name in store.held:
-        del store.held[name]
-    brought = {address for each in store.held if each != OWN for address in store.held_by(each)}
-    standing = {address for address, owner in store.standing.items() if owner != OWN}
-    store.standing = {
-        address: owner for address, owner in store.standing.items() if address in brought | standing
+            store.in_use[address] = OWN
+    if name in store.stored:
+        del store.stored[name]
+    stored = {address for each in store.stored if each != OWN for address in store.stored_by(each)}
+    in_use = {address for address, owner in store.in_use.items() if owner != OWN}
+    store.in_use = {
+        address: owner for address, owner in store.in_use.items() if address in stored | in_use
     }
-    if not store.standing:
+    if not store.in_use:
         del model.modules_to_save
 
 

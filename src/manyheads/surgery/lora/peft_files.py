@@ -24,7 +24,7 @@ from manyheads.models.readout import LanguageHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.surgery.lora.adapters import Adapter, check_name, list_adapters, set_adapter
-from manyheads.surgery.lora.low_rank import LowRankUpdate, adapters_on, attach, places
+from manyheads.surgery.lora.low_rank import LowRankUpdate, adapters_on, attach, span_indices
 from manyheads.surgery.lora.modules_to_save import add_modules, modules_of
 from manyheads.surgery.lora.targets import Projection, join_spans, projections_of
 from manyheads.train.regularisers import final_gates
@@ -33,8 +33,8 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
-# What an adapter of theirs may say besides, with what it is where it says nothing of weight.
-NOTHING: dict[str, tuple[Any, ...]] = {
+# Options of peft that are not supported, with the values that have no effect.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
     "bias": ("none", None),
     "lora_bias": (False, None),
@@ -46,40 +46,40 @@ NOTHING: dict[str, tuple[Any, ...]] = {
 
 
 def save_adapter(model: Model, folder: Path | str, name: str = "default") -> Path:
-    """Write one adapter as `peft` reads it over the same model in `transformers`.
+    """Save one adapter in the format of `peft`, for the same model in `transformers`.
 
-    Updates of single heads, or of parts that are one matrix there, are written as the equal update
-    of the whole: zeros elsewhere, and as many ranks as blocks. Read back, it is that whole one.
+    Updates of single heads, or of parts that are one matrix there, are saved as an equal update of
+    the full matrix, with zeros elsewhere and the ranks of all parts.
     """
     if name not in list_adapters(model):
         known = ", ".join(list_adapters(model)) or "none"
         raise InputError(f"there is no adapter {name!r}", f"the model has {known}")
     if final_gates(model):
         raise ConfigError(
-            "the model has gates of L0Gates, which the files of an adapter cannot hold",
-            "merge the adapter and save the whole model, with train.folding.folded",
+            "the model has gates of L0Gates, which the files of an adapter cannot store",
+            "set adapter.merged=true in the run file, which saves the full model",
         )
     family = family_of(model)
-    lows = {
-        family.module_name(module): low
+    updates_by_module = {
+        family.module_name(module): update
         for path, layer, entry in _linears(model)
-        for module, low in _as_theirs(entry, adapters_on(layer).get(name, {}), path).items()
+        for module, update in _to_peft(entry, adapters_on(layer).get(name, {}), path).items()
     }
-    stabilised = any(low.root for low in lows.values())
+    stabilised = any(update.root for update in updates_by_module.values())
     tensors: dict[str, Tensor] = {}
-    for module, low in lows.items():
-        tensors[f"{PREFIX}{module}{DOWN}"] = low.down.contiguous().cpu()
-        tensors[f"{PREFIX}{module}{UP}"] = low.up.contiguous().cpu()
-    ranks = {module: low.down.shape[0] for module, low in lows.items()}
+    for module, update in updates_by_module.items():
+        tensors[f"{PREFIX}{module}{DOWN}"] = update.down.contiguous().cpu()
+        tensors[f"{PREFIX}{module}{UP}"] = update.up.contiguous().cpu()
+    ranks = {module: update.down.shape[0] for module, update in updates_by_module.items()}
     alphas = {
-        module: low.scale * (math.sqrt(ranks[module]) if stabilised else ranks[module])
-        for module, low in lows.items()
+        module: update.scale * (math.sqrt(ranks[module]) if stabilised else ranks[module])
+        for module, update in updates_by_module.items()
     }
-    modules = modules_as_theirs(model, modules_of(model, name))
+    modules = modules_to_peft(model, modules_of(model, name))
     tensors |= {
         PREFIX + each: tensor.detach().contiguous().cpu() for each, tensor in modules.items()
     }
-    described = _config(model, ranks, alphas, stabilised, lows)
+    described = _config(model, ranks, alphas, stabilised, updates_by_module)
     names = sorted({each.rpartition(".")[0] for each in modules})
     described["modules_to_save"] = names or None
     write_folder(
@@ -93,14 +93,14 @@ def save_adapter(model: Model, folder: Path | str, name: str = "default") -> Pat
 
 
 def load_adapter(model: Model, folder: Path | str, name: str = "default") -> Adapter:
-    """Add an adapter from its files and make it active; nothing is made trainable."""
+    """Load an adapter and activate it; its parameters are frozen."""
     check_name(model, name)
     place = Path(folder)
-    _check_holds_adapter(place)
+    _check_files(place)
     described = read_json(place / CONFIG)
-    _refuse_foreign(described, place)
+    _check_supported(described, place)
     pairs, others = _read(place / WEIGHTS)
-    modules = modules_as_ours(model, others, place)
+    modules = modules_from_peft(model, others, place)
     wanted = _named_linears(model)
     planned = []
     for module, (down, up) in pairs.items():
@@ -125,19 +125,19 @@ def load_adapter(model: Model, folder: Path | str, name: str = "default") -> Ada
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _TheirUpdate:
-    """An update as they write it: whole rows of one module."""
+class _PeftUpdate:
+    """An update of one module in `transformers`."""
 
     down: Tensor
     up: Tensor
     scale: float
     dropout: float
     root: bool
-    turned: bool
+    transposed: bool
 
 
 def _linears(model: Model) -> list[tuple[str, nn.Linear, Entry]]:
-    """Every adaptable layer with the entry that says where its weight lies in their files."""
+    """Every adaptable layer, with the entry of its weight in the tensor map."""
     linears = {part.linear: part.layer for part in projections_of(model)}
     names = [*model.state_dict(), *(f"{path}.weight" for path in linears)]
     found = []
@@ -151,17 +151,17 @@ def _linears(model: Model) -> list[tuple[str, nn.Linear, Entry]]:
     return found
 
 
-def _as_theirs(
+def _to_peft(
     entry: Entry, updates: Mapping[str, LowRankUpdate], path: str
-) -> dict[str, _TheirUpdate]:
-    """Our updates of one layer as updates of the modules that it is made of there."""
+) -> dict[str, _PeftUpdate]:
+    """The updates of one layer as updates of its modules in `transformers`."""
     if not updates:
         return {}
     flat = replace(entry, transposed=False)
     each = list(updates.values())
     ups, downs, owner = [], [], []
     for index, update in enumerate(each):
-        rows, columns = (places(spans) for spans in (update.rows, update.columns))
+        rows, columns = (span_indices(spans) for spans in (update.rows, update.columns))
         up = update.up.weight.new_zeros(update.shape[0], update.rank)
         up[rows.to(up.device)] = update.up.weight.detach()
         down = update.down.weight.new_zeros(update.rank, update.shape[1])
@@ -171,7 +171,7 @@ def _as_theirs(
         owner += [index] * update.rank
     touched = torch.zeros(each[0].shape[0], len(each))
     for index, update in enumerate(each):
-        touched[places(update.rows), index] = 1.0
+        touched[span_indices(update.rows), index] = 1.0
     shares, joined_up = flat.part(touched), flat.part(torch.cat(ups, dim=1))
     whole = torch.cat(downs)
     found = {}
@@ -180,9 +180,9 @@ def _as_theirs(
         ranks = [place for place, index in enumerate(owner) if here[index]]
         if ranks:
             first = each[owner[ranks[0]]]
-            # One module has one scale: where updates differ, the rest of theirs is in the weights.
+            # A module has one scale: other updates are rescaled in their weights.
             ratios = up.new_tensor([each[owner[place]].scale / first.scale for place in ranks])
-            found[name.removesuffix(".weight")] = _TheirUpdate(
+            found[name.removesuffix(".weight")] = _PeftUpdate(
                 whole[ranks],
                 up[:, ranks] * ratios,
                 first.scale,
@@ -190,7 +190,7 @@ def _as_theirs(
                 first.root,
                 entry.transposed,
             )
-    assert found, f"{path} has an update of no row"
+    assert found, f"the update of {path} has no rows"
     return found
 
 
@@ -199,9 +199,9 @@ def _config(
     ranks: Mapping[str, int],
     alphas: Mapping[str, float],
     stabilised: bool,
-    lows: Mapping[str, _TheirUpdate],
+    updates_by_module: Mapping[str, _PeftUpdate],
 ) -> dict[str, Any]:
-    rank, alpha = _commonest(list(ranks.values())), _commonest(list(alphas.values()))
+    rank, alpha = _most_common(list(ranks.values())), _most_common(list(alphas.values()))
     writes = isinstance(model.config.readout, LanguageHead)
     task = {Decoder: "CAUSAL_LM", Seq2Seq: "SEQ_2_SEQ_LM"}.get(type(model)) if writes else None
     return {
@@ -211,65 +211,62 @@ def _config(
         "inference_mode": True,
         "r": rank,
         "lora_alpha": alpha,
-        "lora_dropout": max(low.dropout for low in lows.values()),
+        "lora_dropout": max(update.dropout for update in updates_by_module.values()),
         "use_rslora": stabilised,
-        "fan_in_fan_out": any(low.turned for low in lows.values()),
+        "fan_in_fan_out": any(update.transposed for update in updates_by_module.values()),
         "bias": "none",
         "init_lora_weights": True,
-        "target_modules": sorted(lows),
+        "target_modules": sorted(updates_by_module),
         "rank_pattern": {_exact(each): n for each, n in ranks.items() if n != rank},
         "alpha_pattern": {_exact(each): n for each, n in alphas.items() if n != alpha},
     }
 
 
-def _commonest(numbers: list[Any]) -> Any:
+def _most_common(numbers: list[Any]) -> Any:
     return max(set(numbers), key=numbers.count)
 
 
 def _exact(module: str) -> str:
-    """A pattern that fits this module alone."""
+    """A pattern that matches only this module."""
     return "^" + re.escape(module)
 
 
-def _check_holds_adapter(place: Path) -> None:
+def _check_files(place: Path) -> None:
     if not (place / WEIGHTS).exists() and (place / PICKLE).exists():
         raise InputError(
-            f"{place} has its adapter in a pickle ({PICKLE}), which can run any code",
-            "convert it where you trust it: safetensors.torch.save_file("
+            f"{place} has a pickle ({PICKLE}), which can run any code",
+            "if you trust it, convert it: safetensors.torch.save_file("
             f"torch.load({PICKLE!r}, weights_only=True), {WEIGHTS!r})",
         )
     for name in (CONFIG, WEIGHTS):
         if not (place / name).is_file():
-            raise InputError(
-                f"there is no {place / name}", "name a folder that an adapter was saved to"
-            )
+            raise InputError(f"there is no {place / name}", "give a folder with a saved adapter")
 
 
-def _refuse_foreign(described: Mapping[str, Any], place: Path) -> None:
+def _check_supported(described: Mapping[str, Any], place: Path) -> None:
     kind = described.get("peft_type")
     if kind != "LORA":
-        raise InputError(f"{place / CONFIG} says peft_type={kind!r}", "use a LORA adapter")
+        raise InputError(
+            f"{place / CONFIG} has peft_type={kind!r}, which is not supported", "use a LORA adapter"
+        )
     for key in ("lora_alpha", "lora_dropout"):
         if not isinstance(described.get(key, 0), int | float):
-            raise InputError(f"{place / CONFIG} says {key}={described[key]!r}", "give a number")
-    for key, nothing in NOTHING.items():
-        if described.get(key) not in nothing and key in described:
+            raise InputError(f"{place / CONFIG} has {key}={described[key]!r}", "use a number")
+    for key, neutral in NEUTRAL.items():
+        if described.get(key) not in neutral and key in described:
             raise InputError(
-                f"{place / CONFIG} says {key}={described[key]!r}, not known here",
-                "merge it with peft, and load the whole model",
+                f"{place / CONFIG} has {key}={described[key]!r}, which is not supported",
+                "merge the adapter with peft, and load the merged model",
             )
 
 
 def _read(file: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
-    """The two matrices of every module, and tensors of modules_to_save."""
+    """The two matrices of every module, and the tensors of modules_to_save."""
     try:
         with safe_open(file, framework="pt") as opened:
-            # It is no dictionary.
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"{file} is cut short or damaged ({error})", "copy or download it again"
-        ) from None
+        raise InputError(f"{file} is damaged ({error})", "copy or download it again") from None
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
     others: dict[str, Tensor] = {}
     for name in tensors:
@@ -279,10 +276,10 @@ def _read(file: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tenso
         stem = name.removesuffix(DOWN).removesuffix(UP)
         both = stem + DOWN, stem + UP
         if any(each not in tensors for each in both):
-            raise InputError(f"{file} has {name} without its other half", "save it again")
+            raise InputError(f"{file} has {name} without its counterpart", "save it again")
         pairs[stem.removeprefix(PREFIX)] = tensors[both[0]], tensors[both[1]]
     if not pairs:
-        raise InputError(f"{file} holds no update", "save it again")
+        raise InputError(f"{file} has no LoRA weights", "save it again")
     return pairs, others
 
 
@@ -292,7 +289,7 @@ def _canonical(model: Model, module: str) -> str:
 
 
 def _named_linears(model: Model) -> dict[str, tuple[nn.Linear, str, Tensor]]:
-    """By their names: our layer, its path, and which of our rows are theirs, in their order."""
+    """By the name in `transformers`: our layer, its path, and our rows in their order."""
     found = {}
     for path, layer, entry in _linears(model):
         flat = replace(entry, transposed=False, prefix="")
@@ -310,9 +307,9 @@ def _check_shapes(
         if down.shape[1] == columns and tuple(up.shape) == (rows, rank):
             return
     raise InputError(
-        f"{place} has {tuple(down.shape)} and {tuple(up.shape)} for {module}, "
-        f"which maps {columns} channels to {rows} here",
-        "use an adapter of a model of this shape",
+        f"{place} has shapes {tuple(down.shape)} and {tuple(up.shape)} for {module}, "
+        f"which maps {columns} channels to {rows} in this model",
+        "use an adapter of a model with this shape",
     )
 
 
@@ -328,7 +325,7 @@ def _update(
     alpha = _pattern(described, "alpha_pattern", module, described.get("lora_alpha", 8))
     root = bool(described.get("use_rslora"))
     order = rows.argsort()
-    # Their gates may lie woven among queries; ours do not.
+    # In some families gates and queries are interleaved; ours are not.
     ours = rows[order]
     update = LowRankUpdate(
         rank=rank,
@@ -348,21 +345,19 @@ def _update(
 
 
 def _pattern(described: Mapping[str, Any], key: str, module: str, default: Any) -> Any:
-    """The number of the first pattern that fits a module, as they match them."""
+    """The value of the first pattern that matches a module, as in peft."""
     patterns: Mapping[str, Any] = described.get(key) or {}
     for pattern, number in patterns.items():
         try:
             if re.match(rf"(.*\.)?({pattern})$", module):
                 return number
         except re.error:
-            raise ConfigError(
-                f"{key} has {pattern!r}, which is not a pattern", "correct it"
-            ) from None
+            raise ConfigError(f"{key} has the invalid pattern {pattern!r}", "correct it") from None
     return default
 
 
 def _label(parts: list[Projection], path: str, rows: Tensor) -> str:
-    """What our parts are called that are these rows."""
+    """Our name of these rows."""
     span = (int(rows.min()), int(rows.max()) + 1)
     for part in parts:
         if part.linear == path and part.rows == span and len(rows) == span[1] - span[0]:
@@ -374,8 +369,8 @@ def layer_device(layer: nn.Linear) -> torch.device:
     return next(iter((*layer.parameters(recurse=False), *layer.buffers(recurse=False)))).device
 
 
-def modules_as_theirs(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by our addresses as `transformers` has them."""
+def modules_to_peft(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of modules_to_save under their names in `transformers`."""
     check_saveable(model, weights)
     table = _table(model)
     found: dict[str, Tensor] = {}
@@ -385,17 +380,19 @@ def modules_as_theirs(model: Model, weights: Mapping[str, Tensor]) -> dict[str, 
 
 
 def check_saveable(model: Model, addresses: Iterable[str]) -> None:
-    """Refuse what is not one tensor there, which `peft` could not say."""
+    """Raise for modules that are not one tensor in `transformers`, which peft cannot store."""
     known = _table(model)
     for address in addresses:
         if address not in known:
             raise ConfigError(
-                f"peft has no name for {address} as a module", "leave it out of modules_to_save"
+                f"peft cannot store {address} as a module", "leave it out of modules_to_save"
             )
 
 
-def modules_as_ours(model: Model, tensors: Mapping[str, Tensor], place: Path) -> dict[str, Tensor]:
-    """The same back; `place` is where they were found."""
+def modules_from_peft(
+    model: Model, tensors: Mapping[str, Tensor], place: Path
+) -> dict[str, Tensor]:
+    """The tensors of modules_to_save under our names; `place` is for error messages."""
     family, found = family_of(model), {}
     owners = {entry.theirs[0]: entry for entry in _table(model).values()}
     shapes = {name: tuple(each.shape) for name, each in model.state_dict().items()}
@@ -404,21 +401,20 @@ def modules_as_ours(model: Model, tensors: Mapping[str, Tensor], place: Path) ->
         if entry is None or entry.ours not in shapes:
             raise InputError(
                 f"{place} has the module {name}, which this model does not have",
-                "use the model that it was made for; one without the head of its task gets one by "
-                "with_classes(model, classes)",
+                "use the model it was made for; with_classes(model, classes) adds a missing head",
             )
         [expected] = entry.shapes(shapes[entry.ours]).values()
         if tuple(tensor.shape) != expected:
             raise InputError(
                 f"{place} has {name} of shape {tuple(tensor.shape)}, expected {expected}",
-                "use an adapter of a model of this shape",
+                "use an adapter of a model with this shape",
             )
         found[entry.ours] = entry.join([tensor])
     return found
 
 
 def _table(model: Model) -> dict[str, Entry]:
-    """By our address where the tensors lie there that are one tensor in both."""
+    """By our address, the entries that are one tensor in both."""
     entries = family_of(model).tensor_map(cast(ModelConfig, model.config), model.state_dict())
     plain = [entry.usual if isinstance(entry, Either) else entry for entry in entries]
     return {

@@ -21,11 +21,11 @@ from manyheads.parts.feedforward import FeedForward
 
 BLOCK = 64
 SCALES_PER_BLOCK = 256
-# The outermost quantile that the paper's levels are cut from, before they are spread to 1.
+# The outermost quantile of the paper's levels, before they are scaled to 1.
 OUTERMOST = 0.9677083
 STORED = ("codes", "scales", "spreads", "mean")
-LOOKED_UP = ("pairs", "shares")
-# Never rounded by a change of dtype: all weights depend on them.
+LOOKED_UP = ("pairs", "scale_levels")
+# Not converted by a change of dtype, since all weights depend on them.
 EXACT = ("spreads", "mean", *LOOKED_UP)
 
 
@@ -41,10 +41,10 @@ class FourBits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantisationLevels:
-    """What codes stand for: the two weights of every byte, and the share of every scale's code."""
+    """The values of codes: two weights per byte, and the level of each scale's code."""
 
     pairs: Float[Tensor, "256 2"]
-    shares: Float[Tensor, "256"]
+    scale_levels: Float[Tensor, "256"]
 
     @classmethod
     def on(cls, device: torch.device) -> "QuantisationLevels":
@@ -58,9 +58,9 @@ def pack(weight: Float[Tensor, "..."]) -> FourBits:
     flat = weight.detach().flatten().float()
     blocks = F.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
     scale = blocks.abs().amax(1)
-    # A block of zeros has no scale, and any will do.
-    shares = blocks / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
-    codes = nearest(shares.flatten(), normal_levels().to(weight.device))
+    # For a block of zeros any scale will do.
+    normalised = blocks / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
+    codes = nearest(normalised.flatten(), normal_levels().to(weight.device))
     mean = scale.mean()
     groups = F.pad(scale - mean, (0, -len(scale) % SCALES_PER_BLOCK)).view(-1, SCALES_PER_BLOCK)
     spreads = groups.abs().amax(1)
@@ -81,17 +81,17 @@ def unpack(
     shape: tuple[int, ...],
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "..."]:
-    """What the codes stand for."""
-    shares = levels.shares[packed.scales.int()]
-    spreads = packed.spreads[:, None].expand(-1, SCALES_PER_BLOCK).flatten()[: len(shares)]
-    scale = packed.mean + spreads * shares
+    """The weights that the codes stand for."""
+    scale_levels = levels.scale_levels[packed.scales.int()]
+    spreads = packed.spreads[:, None].expand(-1, SCALES_PER_BLOCK).flatten()[: len(scale_levels)]
+    scale = packed.mean + spreads * scale_levels
     pairs = levels.pairs[packed.codes.int()]
     whole = (pairs.view(-1, BLOCK) * scale[:, None]).to(dtype)
     return whole.flatten()[: prod(shape)].view(shape)
 
 
 def nearest(values: Float[Tensor, " n"], levels: Float[Tensor, " k"]) -> Int[Tensor, " n"]:
-    """The place of the level next to each value; levels ascend."""
+    """The index of the level nearest to each value; levels ascend."""
     return torch.bucketize(values, (levels[1:] + levels[:-1]) / 2)
 
 
@@ -108,7 +108,7 @@ def normal_levels() -> Float[Tensor, "16"]:
 
 
 def dynamic_levels() -> Float[Tensor, "256"]:
-    """A sign, a power of ten, and the finer a fraction the larger the power."""
+    """A sign, a power of ten, and a fraction with more bits for larger powers."""
     positive = []
     for exponent in range(7):
         bounds = torch.linspace(0.1, 1.0, 2**exponent + 1)
@@ -121,7 +121,7 @@ def dynamic_levels() -> Float[Tensor, "256"]:
 class Quantised(nn.Linear):
     """A linear layer in NF4 (arXiv 2305.14314); its weight is frozen, its input gets gradients.
 
-    The weight exists in full only while it is used: forwards, and once more backwards.
+    The full weight exists only while it is used, in the forward and in the backward pass.
     """
 
     codes: UInt8[Tensor, " bytes"]
@@ -129,10 +129,10 @@ class Quantised(nn.Linear):
     spreads: Float[Tensor, " groups"]
     mean: Float[Tensor, ""]
     pairs: Float[Tensor, "256 2"]
-    shares: Float[Tensor, "256"]
+    scale_levels: Float[Tensor, "256"]
 
     def __init__(self, linear: nn.Linear) -> None:
-        # Linear's own would make a weight.
+        # Linear.__init__ would allocate a weight.
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         packed, levels = pack(linear.weight), QuantisationLevels.on(linear.weight.device)
@@ -146,14 +146,14 @@ class Quantised(nn.Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """What the codes stand for, unpacked at every access."""
+        """The weight, unpacked at every access."""
         return self.unpacked(self.kind)
 
     def unpacked(self, dtype: torch.dtype) -> Float[Tensor, "rows columns"]:
         return _unpacked(self._tensors(), (self.out_features, self.in_features), dtype)
 
     def _tensors(self) -> tuple[Tensor, ...]:
-        return self.codes, self.scales, self.spreads, self.mean, self.pairs, self.shares
+        return self.codes, self.scales, self.spreads, self.mean, self.pairs, self.scale_levels
 
     def forward(self, x: Float[Tensor, "*n c"]) -> Float[Tensor, "*n rows"]:
         if torch.is_autocast_enabled(x.device.type):
@@ -178,7 +178,7 @@ def _unpacked(
 
 
 class _Product(torch.autograd.Function):
-    """x W^T, which keeps the codes and not the weight for the backward pass."""
+    """x W^T, which saves the codes and not the weight for the backward pass."""
 
     @staticmethod
     def forward(
@@ -188,10 +188,10 @@ class _Product(torch.autograd.Function):
         spreads: Tensor,
         mean: Tensor,
         pairs: Tensor,
-        shares: Tensor,
+        scale_levels: Tensor,
         shape: tuple[int, int],
     ) -> Tensor:
-        tensors = (codes, scales, spreads, mean, pairs, shares)
+        tensors = (codes, scales, spreads, mean, pairs, scale_levels)
         return F.linear(x, _unpacked(tensors, shape, x.dtype))
 
     @staticmethod
@@ -228,7 +228,7 @@ def quantise(model: nn.Module) -> int:
 
 
 def dequantise(model: nn.Module) -> None:
-    """Convert back to ordinary projections, with the weights that the four bits stand for."""
+    """Convert back to ordinary projections, with the weights of the four-bit codes."""
     for owner in list(model.modules()):
         for name, small in list(owner.named_children()):
             if isinstance(small, Quantised):

@@ -17,18 +17,18 @@ from manyheads.parts.feedforward import FeedForward
 from manyheads.surgery.addresses import AnyHead, find_addresses
 from manyheads.taps import Head, Sublayer
 
-# Places from the first to before the second.
+# Half-open ranges (start, stop).
 Spans = tuple[tuple[int, int], ...]
-# Which heads of which attention: stack, layer and sublayer, and the numbers.
+# Head numbers by stack, layer and sublayer.
 HeadsByAttention = dict[tuple[str, int, Sublayer], frozenset[int]]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Projection:
-    """Some rows of a linear layer under the name that they are spoken of.
+    """Some rows of a linear layer with a name of their own, which `address` ends with.
 
-    `address` ends with that name and `linear` is the path of the layer itself. `attention` owns it,
-    or nothing does that has heads. A `whole` is all rows of a layer that has names for its parts.
+    `linear` is the path of the layer itself. `attention` is None in a feed-forward. `whole` means
+    all rows of a layer whose parts have names.
     """
 
     address: str
@@ -153,12 +153,12 @@ def find_projections(
 ) -> list[Projection]:
     """Projections whose address matches a pattern; one word is a name, "query" as "*.query".
 
-    Joined matrices ("project", or "expand" where it has a gate) are meant only by their very name.
+    Fused matrices ("project", or a gated "expand") match only by their exact name.
     """
     count = 1 + max((part.index for part in parts), default=-1)
     wrong = [] if layers == "all" else [each for each in layers if not 0 <= each < count]
     if wrong:
-        raise ConfigError(f"layers names {wrong[0]}", f"use 0 to {count - 1}")
+        raise ConfigError(f"layers has {wrong[0]}", f"use 0 to {count - 1}")
     found: dict[str, Projection] = {}
     for pattern in patterns:
         full = pattern if "." in pattern or "*" in pattern else f"*.{pattern}"
@@ -184,13 +184,13 @@ def _without_overlap(parts: list[Projection]) -> list[Projection]:
         inside = [each.name for each in parts if each.linear == part.linear and each is not part]
         if part.whole and inside:
             raise ConfigError(
-                f"{part.name!r} and {inside[0]!r} both mean rows of {part.linear}", "keep one"
+                f"{part.name!r} and {inside[0]!r} are both rows of {part.linear}", "keep one"
             )
     return parts
 
 
 def heads_by_attention(model: nn.Module, heads: Iterable[AnyHead]) -> HeadsByAttention:
-    """Heads by the attention they belong to; one that does not exist is refused."""
+    """Heads by attention layer; raises for a head that does not exist."""
     found: dict[tuple[str, int, Sublayer], set[int]] = {}
     for address in find_addresses(model, heads):
         place = (address.stack, address.head.layer, address.sublayer)
@@ -199,10 +199,10 @@ def heads_by_attention(model: nn.Module, heads: Iterable[AnyHead]) -> HeadsByAtt
 
 
 def rows_of_heads(part: Projection, heads: frozenset[int]) -> tuple[Spans, Spans | None]:
-    """The rows of a part that belong to heads alone, and the columns where it is those.
+    """The rows of a part that belong only to these heads, and for "output" the columns.
 
-    Keys and values that several queries share belong to all of them: some alone are refused, since
-    a change there would be felt by the others.
+    Keys and values that several queries share need all of these queries, since a change affects
+    them all.
     """
     attention = part.attention
     if attention is None:
@@ -218,13 +218,13 @@ def rows_of_heads(part: Projection, heads: frozenset[int]) -> tuple[Spans, Spans
             groups = _groups(part, heads)
             return join_spans((start + g * size, start + (g + 1) * size) for g in groups), None
     raise ConfigError(
-        f"{part.address} does not belong to heads one by one",
+        f"{part.address} cannot be divided among heads",
         "choose heads of query, key, value and output",
     )
 
 
 def _groups(part: Projection, heads: frozenset[int]) -> set[int]:
-    """The key/value heads that these query heads have to themselves."""
+    """The key heads that only these query heads use."""
     assert part.attention is not None
     owners = part.attention.config.owners
     sharing: dict[int, list[int]] = {}
@@ -235,17 +235,17 @@ def _groups(part: Projection, heads: frozenset[int]) -> set[int]:
         others = [head for head in sharing[group] if head not in heads]
         if others:
             layer = part.index
-            said = ", ".join(str(Head(layer, head)) for head in sharing[group])
+            sharing_heads = ", ".join(str(Head(layer, head)) for head in sharing[group])
             raise ConfigError(
                 f"{part.name} of {Head(layer, min(heads & set(sharing[group])))} is shared with "
                 f"{', '.join(str(Head(layer, head)) for head in others)}",
-                f"choose all of {said}, or leave {part.name} out",
+                f"choose all of {sharing_heads}, or leave {part.name} out",
             )
     return chosen
 
 
 def join_spans(spans: Iterable[tuple[int, int]]) -> Spans:
-    """Spans in order, with those that touch made one.
+    """Sorted spans, with adjacent ones joined.
 
     >>> join_spans([(4, 8), (0, 4), (12, 16)])
     ((0, 8), (12, 16))

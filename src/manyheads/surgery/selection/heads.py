@@ -1,19 +1,20 @@
-"""Which heads can be removed, and what it costs."""
+"""Selection of heads to remove, and the cost of removing them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from sys import maxsize
 from typing import Any, ClassVar
 
-from manyheads.lens.causal.evaluate import Effects, HeadAblation, Variant
+from manyheads.lens.causal.ablation import HeadAblation
+from manyheads.lens.causal.evaluate import Effects, Variant
 from manyheads.lens.causal.gradient_importance import product_by_head
-from manyheads.lens.inputs.cached_run import Part, StackName
+from manyheads.lens.inputs.cached_run import HeadScope, StackName
 from manyheads.lens.inputs.metrics import Metric, Similarity
 from manyheads.lens.inputs.texts import Targets
 from manyheads.lens.redundant.heads import redundancy
 from manyheads.lens.results.addresses import Address
 from manyheads.models.build import Model
-from manyheads.surgery.cut.pruning import ReplaceWith, prune
+from manyheads.surgery.pruning import ReplaceWith, prune
 from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config, train_l0_gates
 from manyheads.surgery.selection.orders import GradientScore, Unit, check_arguments, select
 from manyheads.surgery.selection.results import Candidate, Order, Selection, UnitName
@@ -50,11 +51,11 @@ def select_heads(
     batch_tokens: int | None = None,
     progress: bool = True,
 ) -> HeadSelection:
-    """Which heads of one attention to prune, with the curve of what it costs, and its errors.
+    """Select heads to prune, with the curve of the cost and its standard errors.
 
-    A `fraction` of the heads is removed, or as many as cost at most `budget` of the metric (nats
-    per token of the loss); with both, that fraction has to fit that budget, and with neither those
-    are selected that cost nothing. `by` is exact "ablation" of each head, "gradient" importance
+    A `fraction` of the heads is selected, or as many as cost at most `budget` of the metric (nats
+    per token of the loss); with both, the fraction must fit the budget, and with neither all heads
+    that cost nothing are selected. `by` is exact "ablation" of each head, "gradient" importance
     (arXiv 1905.10650), "redundancy" (one of each pair of duplicates), "l0" (gates trained to close,
     arXiv 1905.09418), or "random", the control. `iterative` measures all heads that are left again
     after each removal, by ablation, gradient or redundancy. The curve is always exact. Harmful
@@ -77,8 +78,8 @@ def select_heads(
         stack=stack,
         sublayer=sublayer,
         seed=seed,
-        room=batch_tokens,
-        shown=progress,
+        batch_tokens=batch_tokens,
+        progress=progress,
     )
     unit = HeadUnit(
         evaluation=ablation.evaluation,
@@ -97,26 +98,28 @@ class HeadUnit(Unit[Address]):
     ablation: HeadAblation
     replace_with: ReplaceWith
     name: ClassVar[UnitName] = "heads"
-    # Versions without a head share the layers below it: all suspects can be ablated.
-    most_suspects: ClassVar[int] = maxsize
+    # Ablations share the layers below the head, so all suspects can be ablated.
+    max_suspects: ClassVar[int] = maxsize
 
     @property
-    def part(self) -> Part:
-        return self.ablation.part
+    def part(self) -> HeadScope:
+        return self.ablation.scope
 
     @property
     def every(self) -> list[Address]:
         return [address for block in self.part.blocks for address in block.addresses]
 
     def group(self, unit: Address) -> int | None:
-        """The layer, where it has to keep a head: a gate after the projection needs one to gate.
+        """The layer, if it must keep a head because it has a gate after the output projection.
 
-        Without heads it would gate what is always written, a bias or the mean of the heads, and
-        the result is no bias.
+        Without heads the gate would gate a bias, or the mean of the heads, which no bias can
+        express.
         """
         config = self.part.attention(unit.head.layer).config
         writes = self.replace_with == "mean" or config.bias in ("output", "all")
-        bound = any(gate.at == "final" and (writes or gate.how == "plus") for gate in config.gates)
+        bound = any(
+            gate.at == "final" and (writes or gate.operation == "add") for gate in config.gates
+        )
         return unit.head.layer if bound else None
 
     def without(self, gone: Sequence[Address]) -> Variant:
@@ -144,22 +147,22 @@ class HeadUnit(Unit[Address]):
         return found
 
     def redundant(self, gone: Sequence[Address]) -> list[Candidate[Address]]:
-        """Of each two heads that do the same the less important one, the most similar first."""
+        """The less important head of each pair of duplicates, the most similar first."""
         left = self.left(gone)
         if not left:
             return []
         model = self.evaluation.model
         if gone:
-            model = prune(model, gone, self.replace_with, self.evaluation.given)
+            model = prune(model, gone, self.replace_with, self.evaluation.inputs)
         pairs = redundancy(
             model,
-            self.evaluation.given,
+            self.evaluation.inputs,
             stack=self.part.stack_name,
             sublayer=self.part.sublayer,
             progress=self.evaluation.progress,
-        ).doubles
-        # Heads keep their order, so that the first that is left is the first of the smaller model.
-        blocks = Part(model, self.part.stack_name, self.part.sublayer).blocks
+        ).duplicates
+        # The smaller model numbers the heads that are left in the same order.
+        blocks = HeadScope(model, self.part.stack_name, self.part.sublayer).blocks
         counted = [address for block in blocks for address in block.addresses]
         names = dict(zip(counted, left, strict=True))
         worth = self._importance(gone)
@@ -177,7 +180,7 @@ class HeadUnit(Unit[Address]):
     def openness(self) -> dict[Address, float]:
         gates = train_l0_gates(
             self.evaluation.model,
-            self.evaluation.given,
+            self.evaluation.inputs,
             self.l0,
             targets=self.evaluation.targets,
             seed=self.seed,
@@ -190,7 +193,7 @@ class HeadUnit(Unit[Address]):
         return found
 
     def _importance(self, gone: Sequence[Address]) -> Mapping[Address, float]:
-        """By gradient; where the metric has none, the later of two is worth less."""
+        """By gradient; if the metric has none, later heads count as less important."""
         if self.evaluation.model.readout is None or isinstance(self.evaluation.metric, Similarity):
             return {each: -float(place) for place, each in enumerate(self.every)}
         return {each: score.importance for each, score in self.gradient_scores(gone).items()}

@@ -1,4 +1,4 @@
-"""L0 gates that learn which units a model does not need, with all weights frozen."""
+"""Selection by L0 gates, trained with all weights frozen."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,26 +10,29 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
 from manyheads.lens.inputs.cached_run import StackName
-from manyheads.lens.inputs.texts import Targets, read
+from manyheads.lens.inputs.texts import Targets, read_inputs
 from manyheads.models.build import Model
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
-from manyheads.surgery.addresses import find_stack
-from manyheads.surgery.cut.layer_plan import LayerPlan, whole
-from manyheads.surgery.cut.rebuild import rebuild
+from manyheads.surgery.addresses import find_stack, layer_ends, neuron_site
 from manyheads.surgery.finetune.loop import finetune, objective_for
+from manyheads.surgery.rebuild import LayerPlan, full_plan, rebuild
 from manyheads.surgery.selection.results import UnitName
-from manyheads.surgery.selection.sites import layer_ends, neuron_site
 from manyheads.taps import Patterns, Site
-from manyheads.train.hard_concrete import GatedSite, HardConcrete, HeadGates
 from manyheads.train.optim.optimisers import AdamW
 from manyheads.train.optim.schedules import Stable
-from manyheads.train.regularisers import GATES, L0Gates, Regularised
+from manyheads.train.regularisers import (
+    GATES,
+    GatedSite,
+    HardConcrete,
+    HeadGates,
+    L0Gates,
+    Regularised,
+)
 
-# What an open gate costs, where an open head costs 1. By weights it would be a hundredth for a
-# neuron and 24 for a layer of house-gpt. There few neurons close, and at 10 to 60 all layers stay
-# open, so that their order says little. These are the best of four costs of neurons and seven of
-# layers, tried once each on house-gpt; `studies/prune` has the numbers.
+# The cost of an open gate, relative to a head. In proportion to the weights of house-gpt it is
+# 0.01 for a neuron and 24 for a layer, but then few neurons close and no layer does. These are the
+# best of four costs of neurons and seven of layers, tried on house-gpt; see `studies/prune`.
 COSTS: Mapping[UnitName, float] = {"heads": 1.0, "neurons": 0.1, "layers": 100.0}
 
 
@@ -37,7 +40,7 @@ COSTS: Mapping[UnitName, float] = {"heads": 1.0, "neurons": 0.1, "layers": 100.0
 class L0Config:
     """How gates are trained: each open head costs `weight` of the loss per target.
 
-    A neuron costs a tenth of that and a layer a hundred times it, as `house-gpt` needed.
+    An open neuron costs a tenth of that, and an open layer a hundred times as much.
     """
 
     weight: float = 0.01
@@ -74,9 +77,9 @@ class NeuronGates(HardConcrete):
 
 
 class LayerGates(HardConcrete):
-    """A gate z for every layer, from which x + z (layer(x) - x) comes where x entered.
+    """A gate z for every layer, whose output becomes x + z (layer(x) - x).
 
-    A closed one passes its input on, as where `prune_layers` has removed the layer.
+    With a closed gate the input passes unchanged, as after `prune_layers`.
     """
 
     def __init__(self, stack: Stack, start: float = 0.9) -> None:
@@ -96,7 +99,7 @@ class LayerGates(HardConcrete):
             self._entered[site] = value.values
             return None
         entered = self._entered.pop(self._enters[site])
-        # Exact at both ends.
+        # lerp is exact for a gate of 0 and of 1.
         gate = self.values(site).to(entered.dtype)
         return value.with_values(torch.lerp(entered, value.values, gate))
 
@@ -130,14 +133,14 @@ def train_l0_gates(
     seed: int,
     progress: bool,
 ) -> Mapping[Site, Float[Tensor, " k"]]:
-    """How open each unit's hard concrete gate is after training (arXiv 1905.09418): a logit.
+    """The logit of each unit's hard concrete gate after training (arXiv 1905.09418).
 
-    The gates of all heads of the model, or of all neurons or layers of a stack, are trained
-    together, on a copy.
+    All gates, of the heads of the model or of the neurons or layers of a stack, are trained
+    together on a copy.
     """
-    copy = rebuild(model, whole(model))
+    copy = rebuild(model, full_plan(model))
     copy.requires_grad_(False)
-    given = read(copy, texts)
+    given = read_inputs(copy, texts)
     cost = UnitGates(weight=config.weight * COSTS[unit], start=config.start, unit=unit, stack=stack)
     gated = Regularised(objective=objective_for(copy, given, targets), regularisers=(cost,))
     gated.attach(copy)
@@ -158,7 +161,7 @@ def train_l0_gates(
     found: dict[Site, Tensor] = {}
     for (site, _, _), openness in zip(gates.sites, gates.openness, strict=True):
         found[site] = openness.detach().double().cpu()
-        assert torch.isfinite(found[site]).all(), "an unsound step is never followed"
+        assert torch.isfinite(found[site]).all(), "steps that are not finite are skipped"
     return found
 
 

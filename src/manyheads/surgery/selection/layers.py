@@ -1,4 +1,4 @@
-"""Which whole layers can be removed, and what it costs."""
+"""Selection of layers to remove, and the cost of removing them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,26 +8,25 @@ import torch
 from torch import Tensor
 
 from manyheads.lens.causal.evaluate import Evaluation, Product, Variant
-from manyheads.lens.inputs.cached_run import Edits, StackName
+from manyheads.lens.inputs.cached_run import ActivationEditor, StackName
 from manyheads.lens.inputs.metrics import Metric
 from manyheads.lens.inputs.texts import Targets
 from manyheads.models.build import Model
 from manyheads.models.stack import Stack
-from manyheads.surgery.addresses import find_stack
-from manyheads.surgery.cut.pruning import prune_layers
+from manyheads.surgery.addresses import find_stack, layer_ends
+from manyheads.surgery.pruning import prune_layers
 from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config, train_l0_gates
 from manyheads.surgery.selection.orders import GradientScore, Unit, check_arguments, select
 from manyheads.surgery.selection.results import Candidate, Order, Selection, UnitName
-from manyheads.surgery.selection.sites import layer_ends
 from manyheads.taps import Site
 
-# A layer without any sublayer: nothing changes without it.
+# For a layer without any sublayer.
 ZERO = GradientScore(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LayerSelection(Selection[int]):
-    """Whole layers in the order of their removal."""
+    """Layers in the order of their removal."""
 
     unit: ClassVar[UnitName] = "layers"
 
@@ -60,14 +59,14 @@ def select_layers(
     batch_tokens: int | None = None,
     progress: bool = True,
 ) -> LayerSelection:
-    """Which whole layers to prune, by the orders of `select_heads`, with the curve of the cost.
+    """Select layers to prune, by the orders of `select_heads`, with the curve of the cost.
 
     `by` is exact "ablation" of each layer; "gradient", the least |(output - input) . gradient|
-    first, which is how the metric changes where a layer does a little less; "redundancy", where
-    the mean cosine over tokens of a layer's input and output is nearest to 1 (block influence,
-    arXiv 2403.03853); "l0", a gate per layer, trained to close; or "random". Harmful layers go
-    first, by ablation and gradient. `iterative` measures those that are left again after each
-    removal. `fraction` and `budget` are as in `select_heads`; one layer always stays.
+    first; "redundancy", the layers first whose input and output have the largest mean cosine over
+    tokens (block influence, arXiv 2403.03853); "l0", a gate per layer, trained to close; or
+    "random". Harmful layers go first, by ablation and gradient. `iterative` measures those that are
+    left again after each removal. `fraction` and `budget` are as in `select_heads`; one layer
+    always stays.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=3, width=32, heads=4, vocabulary=50, seed=0)
@@ -135,7 +134,7 @@ class LayerUnit(Unit[int]):
     def openness(self) -> dict[int, float]:
         gates = train_l0_gates(
             self.evaluation.model,
-            self.evaluation.given,
+            self.evaluation.inputs,
             self.l0,
             "layers",
             targets=self.evaluation.targets,
@@ -143,7 +142,7 @@ class LayerUnit(Unit[int]):
             seed=self.seed,
             progress=self.evaluation.progress,
         )
-        # A layer without any sublayer is closed as it is.
+        # A layer without any sublayer counts as closed.
         found = dict.fromkeys(self.every, -torch.inf)
         return found | {site.layer: float(gate) for site, gate in gates.items()}
 
@@ -160,7 +159,7 @@ class LayerUnit(Unit[int]):
 
 
 def _by_layer(inputs: dict[Site, Site]) -> Product:
-    def product(seen: Edits, site: Site, gradient: Tensor) -> Tensor:
+    def product(seen: ActivationEditor, site: Site, gradient: Tensor) -> Tensor:
         written = seen[site].values - seen[inputs[site]].values
         return (written * gradient).sum(-1, keepdim=True)
 

@@ -1,4 +1,4 @@
-"""Which neurons of the feed-forwards can be removed, and what it costs."""
+"""Selection of feed-forward neurons to remove, and the cost of removing them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,24 +10,22 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.causal.evaluate import Evaluation, Variant
-from manyheads.lens.inputs.cached_run import Change, Edits, StackName
+from manyheads.lens.inputs.cached_run import ActivationEditor, EditFunction, StackName
 from manyheads.lens.inputs.metrics import Metric, Similarity
 from manyheads.lens.inputs.texts import Targets
 from manyheads.models.build import Model
 from manyheads.models.stack import Stack
-from manyheads.surgery.addresses import find_stack
-from manyheads.surgery.cut.layer_plan import LayerPlan
+from manyheads.surgery.addresses import find_stack, neuron_site
+from manyheads.surgery.rebuild import LayerPlan
 from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config, train_l0_gates
 from manyheads.surgery.selection.orders import GradientScore, Unit, check_arguments, select
 from manyheads.surgery.selection.results import Candidate, Order, Selection, UnitName
-from manyheads.surgery.selection.sites import neuron_site
 from manyheads.taps import Site
 
-# Neurons with a cosine above this are duplicates, as heads are: at 0.9 the other one gives four
-# fifths of what one of them gives, by its square.
+# Neurons with a larger cosine are duplicates, as for heads: at 0.9 one explains 81 % of the other.
 DUPLICATE_ABOVE = 0.9
-# Products of all pairs of neurons that are held at once, in float32: 256 MB, or one layer's.
-MOST_PRODUCTS = 2**26
+# Products of pairs of neurons held at once, in float32: 256 MB, or one layer.
+MAX_PRODUCTS = 2**26
 Neuron = tuple[int, int]
 
 
@@ -70,17 +68,16 @@ def select_neurons(
     batch_tokens: int | None = None,
     progress: bool = True,
 ) -> NeuronSelection:
-    """Which neurons to prune, by the orders of `select_heads`, with the curve of what it costs.
+    """Select neurons to prune, by the orders of `select_heads`, with the curve of the cost.
 
     `by` is "gradient" (the least |activation . gradient| first), exact "ablation" of each neuron,
-    "redundancy", "l0" (a gate per neuron, trained to close) or "random". By redundancy neurons go
-    first that never fire, then of each two of a layer whose activations over all tokens have a
-    cosine of 0.9 or more the less important one, the most similar first: these are not all
-    neurons, so that a fraction may not be reached. Neurons are many, and chance makes some look
-    harmful: here it takes an improvement of three standard errors. The cost is measured at
-    `points` counts up to `fraction`, or up to all; `iterative` measures those that are left again
-    after each of these. `budget` bounds the cost as in `select_heads`; where it is crossed the
-    curve is refined. One neuron of a layer always stays.
+    "redundancy", "l0" (a gate per neuron, trained to close) or "random". By redundancy,
+    neurons that never fire go first, then the less important one of each pair of a layer whose
+    activations have a cosine of 0.9 or more, the most similar first: these are not all neurons, so
+    a fraction may not be reached. Neurons are many, so one is harmful only if the metric improves
+    by three standard errors. The cost is measured at `points` counts up to `fraction`, or up to
+    all; `iterative` measures those that are left again after each. `budget` is as in
+    `select_heads`; the curve is refined where it is crossed. One neuron of a layer always stays.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=4, vocabulary=50, seed=0)
@@ -99,9 +96,8 @@ def select_neurons(
     unit = NeuronUnit(evaluation=evaluation, stack=chosen, points=points, l0=l0, seed=seed)
     if not unit.every:
         raise InputError(
-            "no feed-forward has neurons to remove: there is none, or all are mixtures of "
-            "experts, in which each expert has its own",
-            "remove heads or layers, or use a model whose feed-forwards are single",
+            "the model has no dense feed-forward, and neurons of experts cannot be removed",
+            "prune heads or layers instead",
         )
     return select(unit, NeuronSelection, by, fraction=fraction, budget=budget, iterative=iterative)
 
@@ -113,12 +109,12 @@ class NeuronUnit(Unit[Neuron]):
     stack: Stack
     points: int = 10
     name: ClassVar[UnitName] = "neurons"
-    # Among a thousand neurons chance alone puts one beyond three errors.
+    # Of a thousand neurons about one is beyond three standard errors by chance.
     errors: ClassVar[float] = 3.0
 
     @property
     def widths(self) -> dict[int, int]:
-        """How many neurons each layer has that has any."""
+        """The number of neurons of each layer that has any."""
         every = enumerate(self.stack.config.layers)
         found = {layer: len(LayerPlan.all_of(layer, config).neurons) for layer, config in every}
         return {layer: width for layer, width in found.items() if width}
@@ -131,7 +127,7 @@ class NeuronUnit(Unit[Neuron]):
         return unit[0]
 
     def counts(self, limit: int) -> list[int]:
-        """So many points, as even as whole numbers allow."""
+        """Evenly spaced counts."""
         points = range(1, self.points + 1)
         counts = sorted({max(1, round(limit * place / self.points)) for place in points})
         return [count for count in counts if count <= limit]
@@ -178,7 +174,7 @@ class NeuronUnit(Unit[Neuron]):
     def openness(self) -> dict[Neuron, float]:
         gates = train_l0_gates(
             self.evaluation.model,
-            self.evaluation.given,
+            self.evaluation.inputs,
             self.l0,
             "neurons",
             targets=self.evaluation.targets,
@@ -193,23 +189,23 @@ class NeuronUnit(Unit[Neuron]):
         }
 
     def _importance(self, gone: Sequence[Neuron]) -> Mapping[Neuron, float]:
-        """By gradient; where the metric has none, the later of two is worth less."""
+        """By gradient; if the metric has none, later neurons count as less important."""
         if isinstance(self.evaluation.metric, Similarity):
             return {each: -float(place) for place, each in enumerate(self.every)}
         return {each: score.importance for each, score in self.gradient_scores(gone).items()}
 
-    def _ablated(self, gone: Sequence[Neuron]) -> dict[Site, Change]:
+    def _ablated(self, gone: Sequence[Neuron]) -> dict[Site, EditFunction]:
         by_layer: dict[int, list[int]] = {}
         for layer, neuron in gone:
             by_layer.setdefault(layer, []).append(neuron)
         return {neuron_site(self.stack, layer): _zeroed(each) for layer, each in by_layer.items()}
 
 
-def _by_neuron(seen: Edits, site: Site, gradient: Tensor) -> Tensor:
+def _by_neuron(seen: ActivationEditor, site: Site, gradient: Tensor) -> Tensor:
     return seen[site].values * gradient
 
 
-def _zeroed(neurons: list[int]) -> Change:
+def _zeroed(neurons: list[int]) -> EditFunction:
     def change(values: Tensor) -> Tensor:
         values = values.clone()
         values[:, neurons] = 0.0
@@ -220,7 +216,7 @@ def _zeroed(neurons: list[int]) -> Change:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeuronSimilarity:
-    """The neurons of one layer: the cosine of each two over all tokens, and which never fire.
+    """The cosines of the neurons of one layer over all tokens, and which neurons never fire.
 
     Cosines of a neuron that never fires are 0.
     """
@@ -230,7 +226,7 @@ class NeuronSimilarity:
     silent: Bool[Tensor, " f"]
 
     def pairs(self, above: float) -> list[tuple[float, int, int]]:
-        """The cosine and the neurons of each pair with at least that cosine."""
+        """The cosine and the neurons of each pair with at least this cosine."""
         found = (self.cosines.triu(1) >= above).nonzero()
         cosines = self.cosines[found[:, 0], found[:, 1]]
         return [
@@ -243,12 +239,12 @@ def neuron_similarity(
     evaluation: Evaluation,
     stack: Stack,
     widths: Mapping[int, int],
-    changes: Mapping[Site, Change],
+    changes: Mapping[Site, EditFunction],
 ) -> Iterator[NeuronSimilarity]:
-    """One layer after another of those that have neurons.
+    """The similarities of each layer that has neurons.
 
-    The products of all pairs are summed batch by batch, so that memory does not grow with the
-    texts. Where the products of all layers do not fit together, the texts are read again.
+    Products of all pairs are summed batch by batch, so memory does not grow with the texts. If the
+    products of all layers do not fit together, the texts are read several times.
     """
     for layers in _fitting(widths):
         sites = {layer: neuron_site(stack, layer) for layer in layers}
@@ -270,10 +266,10 @@ def _similarity(layer: int, products: Float[Tensor, "f f"]) -> NeuronSimilarity:
 
 
 def _fitting(widths: Mapping[int, int]) -> Iterator[Sequence[int]]:
-    """Layers whose products fit into memory together, at least one."""
+    """Groups of layers whose products fit into memory together."""
     together: list[int] = []
     for layer, width in widths.items():
-        if together and sum(widths[each] ** 2 for each in together) + width**2 > MOST_PRODUCTS:
+        if together and sum(widths[each] ** 2 for each in together) + width**2 > MAX_PRODUCTS:
             yield together
             together = []
         together.append(layer)

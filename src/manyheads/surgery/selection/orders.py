@@ -1,4 +1,4 @@
-"""Selection of heads, neurons or layers: in which order they go, and how many of them can."""
+"""Selection of heads, neurons or layers: the order of their removal, and how many can go."""
 
 import random
 from abc import ABC, abstractmethod
@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from manyheads.errors import InputError
 from manyheads.lens.causal.evaluate import Effects, Evaluation, Variant, is_harmful
-from manyheads.lens.inputs.metrics import Similarity, named
-from manyheads.lens.results.by_head import told_change
+from manyheads.lens.inputs.metrics import Similarity, metric_name
+from manyheads.lens.results.tables import format_change
 from manyheads.surgery.selection.l0_selection import L0Config
 from manyheads.surgery.selection.results import (
     Candidate,
@@ -24,13 +24,13 @@ from manyheads.surgery.selection.results import (
 Each = TypeVar("Each", bound=Hashable)
 AnySelection = TypeVar("AnySelection", bound=Selection[Any])
 
-# Where a budget is crossed, the count is searched for to one part in so many.
+# Where a budget is crossed, the count is searched to a precision of 1 / REFINEMENT.
 REFINEMENT = 200
 
 
 @dataclass(frozen=True, slots=True)
 class GradientScore:
-    """What a gradient says of a unit: its importance, and the change of the metric without it."""
+    """A unit's importance by gradient, and the predicted change of the metric without it."""
 
     importance: float
     predicted: float
@@ -39,19 +39,19 @@ class GradientScore:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Unit(ABC, Generic[Each]):
-    """All units of one kind in a model, and how each order gets its numbers for them.
+    """All units of one kind in a model, and the measurements that the orders need.
 
-    Units that are `gone` are missing from the model that is measured.
+    `gone` units are already removed from the model that is measured.
     """
 
     evaluation: Evaluation
     l0: L0Config
     seed: int
     name: ClassVar[UnitName]
-    # An improvement by so many standard errors makes a unit harmful.
+    # A unit is harmful if the metric improves without it by this many standard errors.
     errors: ClassVar[float] = 1.0
-    # So many of the units that gradients call harmful are ablated to confirm it.
-    most_suspects: ClassVar[int] = 64
+    # At most this many units that gradients call harmful are ablated to confirm it.
+    max_suspects: ClassVar[int] = 64
 
     @property
     @abstractmethod
@@ -59,7 +59,7 @@ class Unit(ABC, Generic[Each]):
 
     @abstractmethod
     def group(self, unit: Each) -> Hashable:
-        """Of the units of one group one has to stay; units whose group is None can all go."""
+        """The group of a unit, of which one unit must stay; None if all may go."""
 
     @abstractmethod
     def without(self, gone: Sequence[Each]) -> Variant:
@@ -67,11 +67,11 @@ class Unit(ABC, Generic[Each]):
 
     @abstractmethod
     def gradient_scores(self, gone: Sequence[Each]) -> Mapping[Each, GradientScore]:
-        """What gradients say of all units that are left."""
+        """The gradient scores of all units that are left."""
 
     @abstractmethod
     def redundant(self, gone: Sequence[Each]) -> list[Candidate[Each]]:
-        """The units that add nothing to the others that are left, most redundant first."""
+        """The units that duplicate others that are left, most redundant first."""
 
     @abstractmethod
     def openness(self) -> Mapping[Each, float]:
@@ -92,12 +92,12 @@ class Unit(ABC, Generic[Each]):
         ).from_first()
 
     def measure_in_order(self, order: Sequence[Each], counts: Sequence[int]) -> Effects:
-        """The metric without the first so many units of an order."""
+        """The metric without the first `counts` units of an order."""
         return self.measure([order[:count] for count in counts])
 
     @property
-    def most(self) -> int:
-        """How many can be removed at all."""
+    def max_removable(self) -> int:
+        """How many units can be removed at all."""
         groups = {self.group(unit) for unit in self.every} - {None}
         return len(self.every) - len(groups)
 
@@ -113,7 +113,7 @@ Ranking = tuple[list[Candidate[Each]], bool]
 def check_arguments(
     unit: UnitName, by: str, *, fraction: float | None, budget: float | None, iterative: bool
 ) -> None:
-    """Refuse arguments that make no sense before anything is measured."""
+    """Raise for invalid arguments before anything is measured."""
     if by not in get_args(Order):
         raise InputError(
             f"by must be an order of {unit}, got {by!r}", f"use {', '.join(get_args(Order))}"
@@ -123,9 +123,7 @@ def check_arguments(
     if budget is not None and budget != budget:
         raise InputError(f"budget must be a number, got {budget}", "use 0 or more")
     if iterative and by in ("l0", "random"):
-        raise InputError(
-            f"by={by!r} does not change after each of the {unit}", "leave iterative out"
-        )
+        raise InputError(f"iterative has no effect with by={by!r}", "leave iterative out")
 
 
 def select(
@@ -140,12 +138,12 @@ def select(
     """Order the units, measure the curve of their removal, and count how many can go."""
     total = len(unit.every)
     limit = total if fraction is None else round(fraction * total)
-    reachable = min(limit, unit.most)
+    reachable = min(limit, unit.max_removable)
     if iterative:
         candidates, complete = _greedy(unit, by, unit.counts(reachable), budget)
     else:
         ranked, complete = ORDERS[by](unit, ())
-        candidates = _sparing_last(unit, ranked, ())
+        candidates = _keep_last_of_group(unit, ranked, ())
     order = [each.unit for each in candidates]
     counts = unit.counts(min(reachable, len(order)))
     effects = unit.measure_in_order(order[: max(counts, default=0)], counts)
@@ -156,11 +154,11 @@ def select(
     count, met = count_within(curve, sign, limit, fraction=fraction, budget=budget)
     return kind(
         by=by,
-        metric=named(unit.evaluation.metric),
+        metric=metric_name(unit.evaluation.metric),
         sign=sign,
         candidates=tuple(candidates),
         curve=tuple(curve),
-        baseline=effects.whole[0],
+        baseline=effects.baseline_mean[0],
         total=total,
         count=count,
         fraction=fraction,
@@ -173,18 +171,18 @@ def select(
 def _greedy(
     unit: Unit[Each], by: Order, counts: Sequence[int], budget: float | None
 ) -> Ranking[Each]:
-    """The best candidates up to each count, all that are left being measured again after each.
+    """The best candidates up to each count; those that are left are measured again after each.
 
-    It ends where the budget is exceeded: every further step costs more.
+    It ends where the budget is exceeded.
     """
     found: list[Candidate[Each]] = []
     for count in counts:
         gone = [each.unit for each in found]
         ranked, complete = ORDERS[by](unit, gone)
         if not complete:
-            # A step that compared only some units would choose among those alone.
+            # Interrupted: a choice among only some of the units would be wrong.
             return found, False
-        better = _sparing_last(unit, ranked, gone)[: count - len(gone)]
+        better = _keep_last_of_group(unit, ranked, gone)[: count - len(gone)]
         if not better:
             break
         found += better
@@ -196,7 +194,7 @@ def _greedy(
     return found, True
 
 
-def _sparing_last(
+def _keep_last_of_group(
     unit: Unit[Each], order: Sequence[Candidate[Each]], gone: Sequence[Each]
 ) -> list[Candidate[Each]]:
     """The candidates without the last one of each group."""
@@ -220,7 +218,7 @@ def _points(effects: Effects, counts: Sequence[int]) -> list[CurvePoint]:
 def _refine(
     unit: Unit[Each], order: Sequence[Each], curve: Sequence[CurvePoint], budget: float
 ) -> list[CurvePoint]:
-    """The curve with points between the last within the budget and the first beyond it."""
+    """The curve with more points where it crosses the budget."""
     sign, points = unit.evaluation.sign, list(curve)
     fits = {0: True} | {point.removed: sign * point.change <= budget for point in points}
     low = max(count for count, fit in fits.items() if fit)
@@ -234,7 +232,7 @@ def _refine(
 
 
 def by_ablation(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
-    """The least harm first, each unit being ablated alone."""
+    """The least harm first, measured by ablating each unit alone."""
     found, complete = _ablate(unit, unit.left(gone), gone)
     return sorted(found, key=lambda each: each.sort_key), complete
 
@@ -248,7 +246,7 @@ def _ablate(unit: Unit[Each], suspects: Sequence[Each], gone: Sequence[Each]) ->
     for place, each in enumerate(suspects):
         _, change, error = effects.of(place)
         if change == change:
-            reason = f"{word} {told_change(change, error)}"
+            reason = f"{word} {format_change(change, error)}"
             harmful = bool(is_harmful(sign, change, error, unit.errors))
             found.append(Candidate(each, reason, sign * change, harmful))
     return found, effects.complete
@@ -257,12 +255,12 @@ def _ablate(unit: Unit[Each], suspects: Sequence[Each], gone: Sequence[Each]) ->
 def by_gradient(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
     """The least |value . gradient| first (arXiv 1905.10650), after units that are harmful.
 
-    A gradient says what a little less of a unit would do. Without all of it a model may lose most
-    where that is a gain, so the units that gradients call harmful are ablated to confirm it.
+    A gradient predicts the effect of a small change, and removing a unit is a large one, so units
+    that gradients call harmful are ablated to confirm it.
     """
     if isinstance(unit.evaluation.metric, Similarity):
         raise InputError(
-            "a model is most similar to itself, where the gradient of the similarity is zero",
+            "the gradient of the similarity is zero, since the model is compared with itself",
             'use by="ablation" or by="redundancy"',
         )
     sign, scores = unit.evaluation.sign, unit.gradient_scores(gone)
@@ -271,7 +269,7 @@ def by_gradient(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
         for each, score in scores.items()
         if is_harmful(sign, score.predicted, score.error, unit.errors)
     ]
-    worst = sorted(suspects, key=lambda each: sign * scores[each].predicted)[: unit.most_suspects]
+    worst = sorted(suspects, key=lambda each: sign * scores[each].predicted)[: unit.max_suspects]
     ablated, complete = _ablate(unit, worst, gone)
     harms = {each.unit: each for each in ablated if each.harmful}
     found = []
@@ -283,12 +281,12 @@ def by_gradient(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
 
 
 def by_redundancy(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
-    """Units that do what others do, most redundant first."""
+    """Duplicate units, most redundant first."""
     return unit.redundant(gone), True
 
 
 def by_l0(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
-    """The gates that closed furthest first, trained on the texts with all weights frozen."""
+    """The most closed gates first, trained on the texts with all weights frozen."""
     gates = unit.openness()
     found = [
         Candidate(each, f"gate at {gates[each]:+.2f}", gates[each]) for each in unit.left(gone)
@@ -296,7 +294,7 @@ def by_l0(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
     return sorted(found, key=lambda each: each.sort_key), True
 
 
-def by_chance(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
+def by_random(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
     """A random order: the control."""
     left = unit.left(gone)
     order = random.Random(unit.seed).sample(left, len(left))
@@ -308,5 +306,5 @@ ORDERS: Mapping[Order, Callable[[Unit[Any], Sequence[Any]], Ranking[Any]]] = {
     "gradient": by_gradient,
     "redundancy": by_redundancy,
     "l0": by_l0,
-    "random": by_chance,
+    "random": by_random,
 }

@@ -1,10 +1,10 @@
-"""What a selection returns: units in the order of their removal, and the cost of removing them."""
+"""The result of a selection: units in the order of their removal, and the cost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from manyheads.lens.results.by_head import frame_of
+from manyheads.lens.results.tables import to_frame
 
 UnitName = Literal["heads", "neurons", "layers"]
 Order = Literal["ablation", "gradient", "redundancy", "l0", "random"]
@@ -40,8 +40,8 @@ class CurvePoint:
 class Selection(Generic[Each]):
     """Units in the order of their removal, and the metric without more and more of them.
 
-    `count` of them are selected; where the request could not be `met` it is the most that come
-    close. `complete` is False after Ctrl-C.
+    `count` of them are selected; if the request could not be `met`, as many as fit. `complete` is
+    False after Ctrl-C.
     """
 
     by: Order
@@ -105,11 +105,11 @@ class Selection(Generic[Each]):
 
     def frame(self) -> Any:
         """A pandas DataFrame of `rows`."""
-        return frame_of(self.rows())
+        return to_frame(self.rows())
 
     @property
     def shortfall(self) -> str:
-        """What was requested and could not be reached, and the best that was."""
+        """The request that could not be met, and the best result."""
         request = [] if self.fraction is None else [f"{self.fraction:.0%} of the {self.unit}"]
         if self.budget is not None:
             request.append(f"a change of at most {self.budget:g} in {self.metric}")

@@ -3,6 +3,7 @@
 torch.distributed.checkpoint writes and reads the tensors, each process its own shards, so that
 another number of processes can read them again. Its own file format has a pickle in .metadata; its
 safetensors storage has none and is the one used here. Everything else is in state.json.
+`RunFolder` has the paths of a run, finds the checkpoint to resume from, and locks the folder.
 """
 
 import json
@@ -11,7 +12,8 @@ import re
 import shutil
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 from torch.optim import Optimizer
 
-from manyheads.errors import InputError, TrainingError
+from manyheads.atomic_write import exclusive_lock
+from manyheads.errors import ConfigError, InputError, TrainingError
 from manyheads.train.distributed import ProcessGroup
 
 STATE = "state.json"
@@ -73,11 +76,11 @@ class TrainingState:
 def read_state(checkpoint: Path) -> TrainingState:
     """The state of a checkpoint, without its tensors."""
     try:
-        said = json.loads((checkpoint / STATE).read_text("utf-8"))
+        values = json.loads((checkpoint / STATE).read_text("utf-8"))
         skipped = [
-            SkippedStep(each["step"], tuple(each["micro_batches"])) for each in said["skipped"]
+            SkippedStep(each["step"], tuple(each["micro_batches"])) for each in values["skipped"]
         ]
-        return TrainingState(**(said | {"skipped": tuple(skipped)}))
+        return TrainingState(**(values | {"skipped": tuple(skipped)}))
     except (OSError, ValueError) as error:
         why = str(error)
     except (KeyError, TypeError):
@@ -199,10 +202,10 @@ class Checkpoints:
     def all(self) -> dict[int, Path]:
         """Complete checkpoints by step, oldest first."""
         found = {}
-        for place in self.folder.glob("step-*"):
-            match = re.fullmatch(r"step-(\d+)", place.name)
-            if match and (place / STATE).is_file():
-                found[int(match[1])] = place
+        for path in self.folder.glob("step-*"):
+            match = re.fullmatch(r"step-(\d+)", path.name)
+            if match and (path / STATE).is_file():
+                found[int(match[1])] = path
         return dict(sorted(found.items()))
 
     def newest(self) -> Path | None:
@@ -299,3 +302,158 @@ def _finish(part: Path, state: TrainingState) -> None:
 def _ignore_single_process_warning() -> None:
     """torch warns at every save and load that there is only one process."""
     warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
+
+
+# Settings that may change when a run is resumed, since they do not change what it learns.
+CHANGEABLE = {
+    *("run.folder", "run.steps", "run.tokens", "run.device", "run.distributed", "run.compile"),
+    *("run.recompute", "run.checkpoint_every", "run.keep", "run.keep_every", "run.log_every"),
+    *("run.validate_every", "run.telemetry_every", "run.tensorboard", "data.store"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The paths of checkpoints, metrics, telemetry, tokens and the final model of a run."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def telemetry(self) -> Path:
+        return self.path / "telemetry.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def data(self) -> Path:
+        return self.path / "data"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    def checkpoint_to_resume(
+        self, resume_from: str, checkpoints: Checkpoints, *, fresh: bool
+    ) -> Path | None:
+        """The checkpoint to resume from: the requested one, or the newest, or none."""
+        if fresh:
+            if resume_from:
+                raise ConfigError(
+                    "--fresh starts again and --from resumes", "give only one of them"
+                )
+            return None
+        if not resume_from:
+            return checkpoints.newest()
+        for path in (self.checkpoints / resume_from, Path(resume_from)):
+            if (path / STATE).is_file():
+                return path
+        there = ", ".join(f"step-{step}" for step in checkpoints.all()) or "none yet"
+        raise InputError(
+            f"there is no checkpoint {resume_from}", f"use one of {self.checkpoints}: {there}"
+        )
+
+    def set_aside(self, checkpoints: Checkpoints, after: int, processes: ProcessGroup) -> None:
+        """Move what was written after a step to a folder before-N; nothing is deleted."""
+        if processes.is_main:
+            later = [path for step, path in checkpoints.all().items() if step > after]
+            if later or (after < 0 and self.metrics.exists()):
+                aside = self._unused()
+                (aside / "checkpoints").mkdir(parents=True)
+                for file in (self.metrics, self.telemetry):
+                    if file.exists():
+                        shutil.copy2(file, aside / file.name)
+                for each in later:
+                    each.rename(aside / "checkpoints" / each.name)
+        processes.barrier()
+
+    @contextmanager
+    def locked(self, processes: ProcessGroup) -> Iterator[None]:
+        """Create the folder, and lock it until this run ends."""
+        if not processes.is_main:
+            yield
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(self.path / "lock", self._refuse):
+            yield
+
+    def _refuse(self) -> None:
+        raise InputError(
+            f"another run is using {self.path}",
+            "wait for it, stop it, or choose another run.folder",
+        )
+
+    def _unused(self) -> Path:
+        number = 1
+        while (self.path / f"before-{number}").exists():
+            number += 1
+        return self.path / f"before-{number}"
+
+
+def check_resumable(state: TrainingState, tables: Mapping[str, Any], begun: int) -> None:
+    """Raise if the run file changed in a way that would change the run.
+
+    Phases after the first `begun` ones may change, and so may settings in CHANGEABLE.
+    """
+    before, now = dict(_flat(state.run)), dict(_flat(tables))
+    changed = [
+        key
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key) and not _free(key, begun)
+    ]
+    if changed:
+        key = changed[0]
+        raise ConfigError(
+            f"{', '.join(changed)} changed since this run was started ({key} was "
+            f"{before.get(key)!r} and is {now.get(key)!r})",
+            f"change it back, resume from a checkpoint with --from step-{state.step}, "
+            "or start again with --fresh",
+        )
+
+
+def _free(key: str, begun: int) -> bool:
+    if key in CHANGEABLE or key.endswith((".steps", ".tokens")):
+        return True
+    section, _, rest = key.partition(".")
+    return section == "phase" and int(rest.partition(".")[0]) >= begun
+
+
+def _flat(value: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _flat(each, f"{before}.{key}" if before else str(key))
+    elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+        for index, each in enumerate(value):
+            yield from _flat(each, f"{before}.{index}")
+    else:
+        yield before, value
+
+
+def check_disk_space(folder: Path, needed: int) -> None:
+    """Raise if the disk has no space for the checkpoints that are still to be written."""
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir():
+        raise ConfigError(f"run.folder={folder}: {there} is a file", "give the path of a folder")
+    kept = RunFolder(folder).checkpoints.rglob("*")
+    needed -= sum(file.stat().st_size for file in kept if file.is_file())
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise ConfigError(
+            f"the checkpoints take about {_size(needed)} and {there} has {_size(free)} free",
+            "free some space, choose another run.folder, or lower run.keep",
+        )
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e9:.1f} GB" if number >= 1e8 else f"{number / 1e6:.1f} MB"

@@ -13,29 +13,16 @@ from manyheads.models.build import Model
 from manyheads.train.distributed import ProcessGroup
 from manyheads.train.interrupt import InterruptHandler
 from manyheads.train.loop.checkpoint import Checkpoints, SkippedStep, TrainingState, state_tensors
-from manyheads.train.loop.metrics_log import MetricsLog, TensorBoardWriter
-from manyheads.train.loop.telemetry import HeadWatcher, Probe
-from manyheads.train.loop.train_step import PendingOutcome, PreparedStep, StepOutcome, Updater
-from manyheads.train.loop.training_report import Display, Speed
-from manyheads.train.loop.validation import Validation
-
-# This many consecutive steps with a loss that is not finite end a run.
-MOST_SKIPPED = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Intervals:
-    """Numbers of steps between two checkpoints, validations and so on; 0 means never."""
-
-    checkpoint_every: int = 0
-    keep_every: int = 0
-    validate_every: int = 0
-    telemetry_every: int = 0
-    log_every: int = 1
-
-    @staticmethod
-    def due(every: int, step: int) -> bool:
-        return every > 0 and step % every == 0
+from manyheads.train.loop.evaluation import HeadWatcher, Probe, Validation
+from manyheads.train.loop.reporting import Display, MetricsLog, Speed, TensorBoardWriter
+from manyheads.train.loop.train_step import (
+    MAX_SKIPPED,
+    PendingOutcome,
+    PreparedStep,
+    StepOutcome,
+    Updater,
+)
+from manyheads.train.run_file.run_config import RunOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +52,7 @@ class Loop:
     display: Display
     validation: Validation | None
     probe: Probe | None
-    intervals: Intervals
+    options: RunOptions
     milestones: frozenset[int]
     stop: InterruptHandler
     processes: ProcessGroup
@@ -116,22 +103,22 @@ class Loop:
     def save(self, state: TrainingState) -> None:
         """Save a checkpoint in the background."""
         tensors, numbers = self._state()
-        kept = state.step in self.milestones or Intervals.due(self.intervals.keep_every, state.step)
+        kept = state.step in self.milestones or _is_due(self.options.keep_every, state.step)
         self.checkpoints.save(tensors, replace(state, kept=kept, numbers=numbers))
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return state_tensors(self.updater.wrapper.model, self.updater.optimiser)
 
     def _saves(self, step: int) -> bool:
-        intervals = self.intervals
-        every = (intervals.checkpoint_every, intervals.keep_every)
-        return step in self.milestones or any(Intervals.due(each, step) for each in every)
+        options = self.options
+        every = (options.checkpoint_every, options.keep_every)
+        return step in self.milestones or any(_is_due(each, step) for each in every)
 
     def _pauses(self, step: int, end: int) -> bool:
         """Whether the weights after this step are evaluated or saved."""
-        intervals = self.intervals
-        every = (intervals.validate_every, intervals.telemetry_every)
-        return step == end or self._saves(step) or any(Intervals.due(each, step) for each in every)
+        options = self.options
+        every = (options.validate_every, options.telemetry_every)
+        return step == end or self._saves(step) or any(_is_due(each, step) for each in every)
 
     def _report(
         self, state: TrainingState, outcome: StepOutcome, rate: float, speed: Speed
@@ -146,7 +133,7 @@ class Loop:
             self.display.message(
                 f"loss or gradient not finite at {state.skipped[-1]}: the step is skipped"
             )
-        if not outcome.finite or Intervals.due(self.intervals.log_every, state.step):
+        if not outcome.finite or _is_due(self.options.log_every, state.step):
             line = {
                 "step": state.step,
                 "tokens": state.tokens,
@@ -168,16 +155,16 @@ class Loop:
             self.board.write(line)
 
     def _check(self, state: TrainingState) -> None:
-        if state.consecutive_skips < MOST_SKIPPED:
+        if state.consecutive_skips < MAX_SKIPPED:
             return
         self.checkpoints.wait()
-        last = ", ".join(map(str, state.skipped[-MOST_SKIPPED:]))
+        last = ", ".join(map(str, state.skipped[-MAX_SKIPPED:]))
         good = self.checkpoints.newest()
         remedy = "lower the learning rate, or check the data there"
         if good is not None:
             remedy += f", and resume with --from {good.name}, which is complete"
         raise TrainingError(
-            f"loss or gradient not finite in {MOST_SKIPPED} consecutive steps: {last}", remedy
+            f"loss or gradient not finite in {MAX_SKIPPED} consecutive steps: {last}", remedy
         )
 
     def _catch_up(self, step: int, end: int) -> None:
@@ -200,11 +187,11 @@ class Loop:
             self._watch(step)
 
     def _validates(self, step: int, end: int) -> bool:
-        due = Intervals.due(self.intervals.validate_every, step) or step == end
+        due = _is_due(self.options.validate_every, step) or step == end
         return self.validation is not None and due
 
     def _watches(self, step: int) -> bool:
-        return self.probe is not None and Intervals.due(self.intervals.telemetry_every, step)
+        return self.probe is not None and _is_due(self.options.telemetry_every, step)
 
     def _validate(self, step: int) -> None:
         assert self.validation is not None
@@ -227,6 +214,11 @@ class Loop:
         self.updater.wrapper.evaluate(work)
         for line in watcher.lines():
             self.telemetry.write({"step": step, **line})
+
+
+def _is_due(every: int, step: int) -> bool:
+    """Whether something is due that happens every so many steps; 0 means never."""
+    return every > 0 and step % every == 0
 
 
 def _after(state: TrainingState, step: StreamStep, outcome: StepOutcome) -> TrainingState:

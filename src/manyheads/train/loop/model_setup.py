@@ -14,7 +14,7 @@ from manyheads.checkpoints.side_files import TOKENIZER, read_tokenizer
 from manyheads.data.images import PerChannel, image_mean_std, record_image_preprocessing
 from manyheads.errors import ConfigError, InputError, ManyheadsError
 from manyheads.models.build import Model, build
-from manyheads.models.provenance import Sentence
+from manyheads.models.provenance import SentenceConfig
 from manyheads.models.readout import ClassHead, TokenHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq
@@ -24,33 +24,33 @@ from manyheads.train.distributed import ModelWrapper
 from manyheads.train.objectives import CausalLM, Contrastive, Objective, Seq2SeqLM
 from manyheads.train.regularisers import fold_gates
 from manyheads.train.run_file.data_config import Data, Images, Pairs, Texts
-from manyheads.train.run_file.run_config import Start, without_head_dropping
+from manyheads.train.run_file.run_config import ModelSource, without_head_dropping
 from manyheads.train.tiling import tile
 
 
-def initial_model(start: Start, seed: int, classified: Classified | None = None) -> Model:
+def initial_model(source: ModelSource, seed: int, classified: Classified | None = None) -> Model:
     """A model with random weights, loaded from a folder, or tiled from a smaller model.
 
     With `classes` it gets a new classification head.
     """
-    model = _body(start, seed)
-    if not start.classes:
+    model = _body(source, seed)
+    if not source.classes:
         return model
     if classified is None:
         raise ConfigError(
-            f"model.classes={start.classes}, and the objective has no classes",
+            f"model.classes={source.classes}, and the objective has no classes",
             "remove it, or use SequenceClassification, TokenClassification or ImageClassification",
         )
-    return with_classes(model, start.classes, classified, seed=seed)
+    return with_classes(model, source.classes, classified, seed=seed)
 
 
-def _body(start: Start, seed: int) -> Model:
-    config = start.described()
+def _body(source: ModelSource, seed: int) -> Model:
+    config = source.model_config()
     if config is None:
-        return start.heads.apply_to_model(load(start.folder))
-    if not start.tile:
+        return source.heads.apply_to_model(load(source.folder))
+    if not source.tile:
         return build(config, seed=seed)
-    grown: Model = tile(load(start.tile), config, seed=seed)
+    grown: Model = tile(load(source.tile), config, seed=seed)
     return grown
 
 
@@ -132,13 +132,13 @@ def record_inference_settings(model: Model, objective: Objective, data: Data) ->
     if isinstance(data, Images) and isinstance(model, Vision):
         record_image_preprocessing(model, *_range(data, model), data.size)
     if isinstance(objective, Contrastive) and objective.pooling != "model":
-        model.sentence = replace(model.sentence or Sentence(), pooling=objective.pooling)
+        model.sentence = replace(model.sentence or SentenceConfig(), pooling=objective.pooling)
     found: dict[str, int | None] = {}
     if isinstance(objective, Seq2SeqLM) and isinstance(model, Seq2Seq):
         found["decoder_start_token_id"] = objective.start_of(model)
     if isinstance(objective, CausalLM | Seq2SeqLM) and isinstance(data, Texts | Pairs):
         found["eos_token_id"] = data.eos_id(model.tokenizer)
-    known = {**(model.described or {}), **model.generation}
+    known = {**(model.source_config or {}), **model.generation}
     new = {
         key: value for key, value in found.items() if value is not None and known.get(key) is None
     }

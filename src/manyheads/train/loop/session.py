@@ -10,22 +10,25 @@ import torch
 from torch.optim import Optimizer
 
 from manyheads.checkpoints.folder import Saved
-from manyheads.data.prefetch import prefetch
+from manyheads.data.batch import prefetch
 from manyheads.data.stream import Stream, StreamPosition
-from manyheads.devices import device_of
+from manyheads.devices import resolve_device
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model
-from manyheads.train.distributed import ProcessGroup, join_processes
+from manyheads.train.distributed import ModelWrapper, ProcessGroup, join_processes, model_layers
 from manyheads.train.interrupt import InterruptHandler
 from manyheads.train.loop.checkpoint import (
     Checkpoints,
+    RunFolder,
     TrainingState,
+    check_disk_space,
+    check_resumable,
     check_weights,
     read_state,
     restore,
 )
-from manyheads.train.loop.loop import Intervals, Loop
-from manyheads.train.loop.metrics_log import MetricsLog, TensorBoardWriter
+from manyheads.train.loop.evaluation import SEQUENCES, Probe, Validation, make_probe
+from manyheads.train.loop.loop import Loop
 from manyheads.train.loop.model_setup import (
     check_fits,
     export,
@@ -35,24 +38,22 @@ from manyheads.train.loop.model_setup import (
     set_class_names,
     with_image_range,
 )
-from manyheads.train.loop.model_wrapper import ModelWrapper, model_layers
-from manyheads.train.loop.run_folder import RunFolder, check_disk_space, check_resumable
-from manyheads.train.loop.telemetry import SEQUENCES, Probe, make_probe
-from manyheads.train.loop.train_step import Updater, can_run_ahead, prepare_steps
-from manyheads.train.loop.training_report import (
+from manyheads.train.loop.reporting import (
     Display,
+    MetricsLog,
+    TensorBoardWriter,
     peak_flops,
     performance_advice,
     silence_mkldnn_warning,
     training_flops,
 )
-from manyheads.train.loop.validation import Validation
+from manyheads.train.loop.train_step import Updater, can_run_ahead, prepare_steps
 from manyheads.train.objectives import CausalLM, Contrastive, Objective
 from manyheads.train.optim.param_groups import set_learning_rate
 from manyheads.train.regularisers import Regularised
 from manyheads.train.run_file.data_config import Data, PhaseData, Texts, without_store
 from manyheads.train.run_file.phases import Phases
-from manyheads.train.run_file.run_config import Run, phases_of
+from manyheads.train.run_file.run_config import Run, parse_phases
 from manyheads.train.tiling import set_rotary_base, with_rotary_base
 
 # A resumed run warns if its learning rate grows by more than this factor.
@@ -95,7 +96,7 @@ def train(
     `resume_from` is another checkpoint: one of this run, or a path to one of another run. `fresh`
     starts again from step 0. Files that would be overwritten are moved to a folder before-N.
     """
-    device = str(device_of(run.run.device, "run.device"))
+    device = str(resolve_device(run.run.device, "run.device"))
     for data in run.data:
         data.check()
     silence_mkldnn_warning()
@@ -130,9 +131,9 @@ class _Session:
         state = self._initial_state(origin, resume_from, model)
         with self.folder.locked(self.processes):
             self._prepare(state, fresh=fresh or bool(resume_from))
-            return self._to_the_end(model, origin, state)
+            return self._train_phases(model, origin, state)
 
-    def _to_the_end(self, model: Model, origin: Path | None, state: TrainingState) -> TrainResult:
+    def _train_phases(self, model: Model, origin: Path | None, state: TrainingState) -> TrainResult:
         if self.hooks is None:
             for line in performance_advice(model, self.processes.device, half=self.config.run.half):
                 self.display.message(line)
@@ -145,7 +146,7 @@ class _Session:
             if stopped:
                 exit_code, is_main = self.stop.exit_code, self.processes.is_main
                 return TrainResult(state=state, saved=None, exit_code=exit_code, is_main=is_main)
-        saved = self._saved(wrapper)
+        saved = self._save_model(wrapper)
         self.processes.barrier()
         return TrainResult(
             state=state, saved=saved, is_main=self.processes.is_main, unit=self.config.unit
@@ -164,7 +165,7 @@ class _Session:
         model = initial_model(config.model, config.run.seed, config.objective.classified)
         return model if self.hooks is None else self.hooks.prepare(model)
 
-    def _saved(self, wrapper: ModelWrapper) -> Saved | None:
+    def _save_model(self, wrapper: ModelWrapper) -> Saved | None:
         if self.hooks is None:
             record_inference_settings(wrapper.model, self.config.objective, self.config.data[-1])
             return export(wrapper, self.folder.model)
@@ -176,7 +177,7 @@ class _Session:
         for data in config.data:
             tokenizer = run_tokenizer(data, model)
             check_fits(model, data, tokenizer)
-            _check_shares(data, self.processes.world_size)
+            _check_micro_batches(data, self.processes.world_size)
             # The checks of an objective may depend on the tokenizer.
             model.tokenizer = tokenizer
         attach(self.objective, model)
@@ -197,7 +198,7 @@ class _Session:
         state = read_state(origin)
         self._check_end(origin, state.step)
         if resume_from:
-            _check_rule(origin, state.run, self.config.tables)
+            _check_optimiser(origin, state.run, self.config.tables)
         else:
             begun = sum(end <= state.step for end in self.config.ends) + 1
             check_resumable(state, self.config.tables, begun)
@@ -217,14 +218,14 @@ class _Session:
     def _warn_of_rate_jump(self, state: TrainingState) -> None:
         """Warn if a run was made longer after its decay began: its learning rate would jump up."""
         last = max(state.step - 1, 0)
-        began, asks = (
-            each.at(last).rate_factor for each in (phases_of(state.run), self.config.phases)
+        before, now = (
+            each.rate_factor(last) for each in (parse_phases(state.run), self.config.phases)
         )
-        if asks > JUMP * began:
+        if now > JUMP * before:
             rate = self.config.optimiser.rate
             self.display.message(
                 f"the run is longer than before: at step {state.step:,} its rate rises from "
-                f"{rate * began:.2g} to {rate * asks:.2g}; to resume from before the decay, "
+                f"{rate * before:.2g} to {rate * now:.2g}; to resume from before the decay, "
                 "choose an earlier checkpoint with --from"
             )
 
@@ -313,9 +314,9 @@ class _Session:
         score = self.objective.score
 
         def rate(step: int) -> float:
-            share = config.phases.at(step).rate_factor
-            set_learning_rate(optimiser, share)
-            return config.optimiser.rate * share
+            factor = config.phases.rate_factor(step)
+            set_learning_rate(optimiser, factor)
+            return config.optimiser.rate * factor
 
         return Loop(
             updater=Updater(
@@ -338,13 +339,7 @@ class _Session:
             display=self.display,
             validation=self._validation(config.data[index], phase_data),
             probe=self._probe(wrapper.model, phase_data),
-            intervals=Intervals(
-                checkpoint_every=settings.checkpoint_every,
-                keep_every=settings.keep_every,
-                validate_every=settings.validate_every,
-                telemetry_every=settings.telemetry_every,
-                log_every=settings.log_every,
-            ),
+            options=settings,
             milestones=frozenset({config.ends[index], *_plateau_end(config.phases, index)}),
             stop=self.stop,
             processes=self.processes,
@@ -355,14 +350,14 @@ class _Session:
     def _validation(self, data: Data, phase_data: PhaseData) -> Validation | None:
         if phase_data.validation is None:
             return None
-        asks_all = isinstance(self.config.objective, CausalLM)
+        predicts_all = isinstance(self.config.objective, CausalLM)
         return Validation(
             stream=Stream(phase_data.validation, batch_tokens=data.micro_batch_size, shuffle=False),
             objective=self.objective,
             processes=self.processes,
             seed=self.config.run.seed,
             half=self.config.run.half,
-            bytes_per_token=phase_data.bytes_per_token if asks_all else 0.0,
+            bytes_per_token=phase_data.bytes_per_token if predicts_all else 0.0,
         )
 
     def _probe(self, model: Model, phase_data: PhaseData) -> Probe | None:
@@ -379,7 +374,7 @@ def attach(objective: Objective, model: Model) -> None:
         objective.attach(model)
 
 
-def _check_shares(data: Data, world_size: int) -> None:
+def _check_micro_batches(data: Data, world_size: int) -> None:
     """Every process must have the same number of micro-batches."""
     for size in data.sizes:
         count = size // data.micro_batch_size
@@ -406,14 +401,14 @@ def _check_layers(run: Run, model: Model) -> None:
 def _plateau_end(phases: Phases, index: int) -> set[int]:
     """The step after the last one at the full rate, if the rate stays there for several steps."""
     phase, start = phases.each[index], phases.starts[index]
-    rates = [phase.schedule.factor(step, phase.steps) for step in range(phase.steps)]
+    rates = [phase.rate_factor(step) for step in range(phase.step_count)]
     full = [step for step, rate in enumerate(rates) if rate == max(rates)]
     return {start + full[-1] + 1} if len(full) > 1 else set()
 
 
-def _check_rule(origin: Path, began: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def _check_optimiser(origin: Path, before: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
     """Muon's optimiser state differs from that of the others."""
-    was, now = (each.get("optimiser", {}).get("kind", "AdamW") for each in (began, wanted))
+    was, now = (each.get("optimiser", {}).get("kind", "AdamW") for each in (before, tables))
     if was != now and "Muon" in (was, now):
         raise InputError(
             f"{origin} has the optimiser state of {was}, which {now} cannot use",

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from manyheads.data.permutation import mix_seed
-from manyheads.data.stream import StreamStep
+from manyheads.data.stream import StreamStep, mix_seed
 from manyheads.models.build import Model
-from manyheads.train.distributed import ProcessGroup
-from manyheads.train.loop.model_wrapper import ModelWrapper
+from manyheads.train.distributed import ModelWrapper, ProcessGroup
 from manyheads.train.objectives import Objective
 from manyheads.train.objectives.objective import Loss, PreparedBatch
 
 Score = Callable[[Any, PreparedBatch], Loss]
+# A run ends after this many consecutive steps with a loss that is not finite.
+MAX_SKIPPED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

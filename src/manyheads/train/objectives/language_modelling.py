@@ -85,16 +85,16 @@ class CausalLM(LanguageModelling):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedLM(LanguageModelling):
-    """Prediction of masked tokens: `share`, `hidden`, `replaced` and `whole` as in `Masking`.
+    """Prediction of masked tokens; the fractions and `whole_words` are as in `Masking`.
 
     The ids of the mask and of the special tokens, which are never masked, come from the model's
     tokenizer by default.
     """
 
-    share: float = 0.3
-    hidden: float = 0.8
-    replaced: float = 0.1
-    whole: Literal["tokens", "words"] = "tokens"
+    mask_fraction: float = 0.3
+    mask_token_fraction: float = 0.8
+    random_token_fraction: float = 0.1
+    whole_words: bool = False
     mask: int | Literal["tokenizer"] = "tokenizer"
     specials: tuple[int, ...] | Literal["tokenizer"] = "tokenizer"
 
@@ -105,7 +105,10 @@ class MaskedLM(LanguageModelling):
     @property
     def masking(self) -> Masking:
         return Masking(
-            share=self.share, hidden=self.hidden, replaced=self.replaced, whole=self.whole
+            mask_fraction=self.mask_fraction,
+            mask_token_fraction=self.mask_token_fraction,
+            random_token_fraction=self.random_token_fraction,
+            whole_words=self.whole_words,
         )
 
     def vocabulary(self, model: TextModel) -> MaskingVocabulary:
@@ -117,8 +120,8 @@ class MaskedLM(LanguageModelling):
         assert isinstance(model, TextModel)
         _check_bidirectional(self, model.config.stack)
         words = self.vocabulary(model)
-        if self.whole == "words" and words.continues_word is None:
-            raise ConfigError('whole="words" needs a tokenizer', "give the model its tokenizer")
+        if self.whole_words and words.continues_word is None:
+            raise ConfigError("whole_words needs a tokenizer", "give the model its tokenizer")
 
     def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
         masked = mask_tokens(
@@ -171,7 +174,7 @@ class Seq2SeqLM(LanguageModelling):
                     f"start: the tokenizer has no token {self.start!r}", "use one of its tokens"
                 )
             return int(known)
-        for settings in (model.generation, model.described or {}):
+        for settings in (model.generation, model.source_config or {}):
             for name in ("decoder_start_token_id", "bos_token_id"):
                 if isinstance(settings.get(name), int):
                     return int(settings[name])

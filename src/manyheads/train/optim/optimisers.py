@@ -1,10 +1,14 @@
-"""Optimiser configs, which build a torch optimiser for a model."""
+"""Optimisers: their configs, and the update rules of AdamW, StableAdamW and Muon."""
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyheads.errors import ConfigError
@@ -13,8 +17,9 @@ from manyheads.train.optim.param_groups import (
     build_param_groups,
     check_patterns,
     describe_parameters,
+    part_of_row,
+    spans,
 )
-from manyheads.train.optim.update_rules import RuleOptimizer, ScaledAdamW
 
 FUSED_ON = {"cpu", "cuda", "mps", "xpu"}
 
@@ -164,3 +169,182 @@ class Muon:
 
 
 OptimiserConfig = AdamW | StableAdamW | Muon
+
+
+# arXiv 2502.16982: singular values are close to one after five rounds.
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+
+Group = dict[str, Any]
+State = dict[str, Any]
+
+
+class ScaledAdamW(torch.optim.AdamW):
+    """torch's AdamW, with the step scaled separately for each part of a fused matrix.
+
+    AdamW is invariant to the scale of a gradient, so the change of the parameter is scaled.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        scaled = [
+            (group, parameter, _local(parameter).clone())
+            for group in self.param_groups
+            if any(factor != 1 for _, factor in group["parts"])
+            for parameter in group["params"]
+        ]
+        loss = super().step(closure)
+        for group, parameter, before in scaled:
+            after = _local(parameter)
+            after.copy_(torch.lerp(before, after, _factors(group, parameter)))
+        return loss
+
+
+class RuleOptimizer(Optimizer):
+    """An optimiser whose parameter groups have different update rules."""
+
+    def __init__(self, groups: Iterable[Group]) -> None:
+        super().__init__(groups, {"rule": "adamw"})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    RULES[group["rule"]](parameter, self.state[parameter], group)
+        return loss
+
+
+def _adam(parameter: Tensor, state: State, group: Group, *, clips: bool = False) -> None:
+    """AdamW (arXiv 1711.05101), with moments that are stored bias-corrected."""
+    if not state:
+        state["step"] = torch.zeros(())
+        state["exp_avg"] = torch.zeros_like(parameter)
+        state["exp_avg_sq"] = torch.zeros_like(parameter)
+    state["step"] += 1
+    first, second = (_unbiased(beta, int(state["step"])) for beta in group["betas"])
+    assert parameter.grad is not None
+    gradient = _local(parameter.grad)
+    mean, square = _local(state["exp_avg"]), _local(state["exp_avg_sq"])
+    mean.lerp_(gradient, 1 - first)
+    square.lerp_(gradient.square(), 1 - second)
+    rate = group["lr"] * _factors(group, parameter)
+    if clips:
+        surprise = gradient.square().div_(square.clamp(min=group["eps"] ** 2))
+        rate = rate / _part_means(surprise, group, parameter).sqrt().clamp(min=1)
+    own = _local(parameter)
+    if group["weight_decay"]:
+        own.mul_(1 - rate * group["weight_decay"])
+    own.sub_(rate * mean / square.sqrt().add_(group["eps"]))
+
+
+def _stable(parameter: Tensor, state: State, group: Group) -> None:
+    """StableAdamW: a step is divided by the RMS of gradient over second moment, if above 1."""
+    _adam(parameter, state, group, clips=True)
+
+
+def _muon(parameter: Tensor, state: State, group: Group) -> None:
+    """Orthogonalised momentum (arXiv 2502.16982)."""
+    if not state:
+        state["momentum_buffer"] = torch.zeros_like(parameter)
+    gradient = parameter.grad
+    assert gradient is not None
+    momentum: Tensor = state["momentum_buffer"]
+    momentum.lerp_(gradient, 1 - group["momentum"])
+    direction = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+    whole = direction.full_tensor() if hasattr(direction, "full_tensor") else direction
+    step = torch.empty_like(whole)
+    for span, factor in spans(group):
+        index = [slice(None)] * group["axis"] + [span]
+        part = whole[tuple(index)]
+        update = orthogonalise(part, group["rounds"], group["precision"])
+        step[tuple(index)] = update * (factor * _step_scale(part.shape, group["size"]))
+    if group["weight_decay"]:
+        decay = group["lr"] * group["weight_decay"]
+        _local(parameter).mul_(1 - decay * _factors(group, parameter))
+    _local(parameter).sub_(group["lr"] * _own_shard(step, parameter))
+
+
+RULES: dict[str, Callable[[Tensor, State, Group], None]] = {
+    "adamw": _adam,
+    "stable": _stable,
+    "muon": _muon,
+}
+
+
+def orthogonalise(
+    matrix: Float[Tensor, "*batch rows columns"], rounds: int, precision: str
+) -> Float[Tensor, "*batch rows columns"]:
+    """The nearest matrix whose singular values are all about one, by Newton-Schulz."""
+    x = matrix.to(torch.bfloat16 if precision == "half" else torch.float32)
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    a, b, c = NEWTON_SCHULZ
+    for _ in range(rounds):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return (x.mT if tall else x).to(matrix.dtype)
+
+
+def _step_scale(shape: torch.Size, size: str) -> float:
+    """The scale of an orthogonalised step: "adamw" matches the size of AdamW's."""
+    rows, columns = shape[-2:]
+    return 0.2 * math.sqrt(max(rows, columns)) if size == "adamw" else max(1, rows / columns) ** 0.5
+
+
+def _unbiased(beta: float, step: int) -> float:
+    return beta * (1 - beta ** (step - 1)) / (1 - beta**step)
+
+
+def _along(values: Tensor, axis: int, dims: int) -> Tensor:
+    return values.view([-1 if index == axis else 1 for index in range(dims)])
+
+
+def _factors(group: Group, parameter: Tensor) -> Tensor | float:
+    """The factor of each part, broadcast along this process's shard of the parameter."""
+    factors = tuple(factor for _, factor in group["parts"])
+    if set(factors) <= {1.0}:
+        return 1.0
+    spread = _on(factors, parameter.device)[part_of_row(group, parameter)].to(parameter.dtype)
+    return _along(spread, group["axis"], parameter.dim())
+
+
+def _part_means(x: Tensor, group: Group, parameter: Any) -> Tensor:
+    """The mean of each part over all processes, broadcast like `_factors`."""
+    axis, count = group["axis"], max(len(group["parts"]), 1)
+    if parameter.dim() == 0:
+        return x
+    owner = part_of_row(group, parameter)
+    sums = x.new_zeros(count).index_add(0, owner, x.movedim(axis, 0).reshape(len(owner), -1).sum(1))
+    if hasattr(parameter, "device_mesh"):
+        for index, placement in enumerate(parameter.placements):
+            if placement.is_shard():
+                torch.distributed.all_reduce(sums, group=parameter.device_mesh.get_group(index))
+    sizes = tuple(size for size, _ in group["parts"]) or (parameter.shape[axis],)
+    per_row = parameter.numel() / parameter.shape[axis]
+    return _along((sums / (_on(sizes, x.device) * per_row))[owner], axis, parameter.dim())
+
+
+@lru_cache(maxsize=256)
+def _on(numbers: tuple[float | int, ...], device: torch.device) -> Tensor:
+    """A tensor cached on the device, since creating it would wait for the device."""
+    return torch.tensor(numbers, dtype=torch.float32, device=device)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The shard of this process."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _own_shard(whole: Tensor, parameter: Any) -> Tensor:
+    if not hasattr(parameter, "device_mesh"):
+        return whole
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = parameter.device_mesh
+    everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return everywhere.redistribute(placements=parameter.placements).to_local()

@@ -1,6 +1,7 @@
 """Schedules of the learning rate, as a factor on its peak, and of the batch size."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,8 +10,25 @@ from manyheads.errors import ConfigError
 Shape = Literal["sqrt", "linear", "cosine"]
 
 
+class RateSchedule(ABC):
+    """A factor on the peak learning rate for every step."""
+
+    __slots__ = ()
+
+    def check(self, steps: int) -> None:  # noqa: B027
+        """Raise if warmup and decay do not fit in this many steps."""
+
+    @abstractmethod
+    def factor(self, step: int, steps: int) -> float:
+        """The factor at a step counted from zero, of `steps` steps."""
+
+    def final_factor(self, steps: int) -> float:
+        """The factor after the last step."""
+        return self.factor(steps, steps)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stable:
+class Stable(RateSchedule):
     """The peak rate, after `warmup` steps of linear growth.
 
     >>> [Stable(warmup=4).factor(step, steps=10) for step in range(5)]
@@ -26,17 +44,12 @@ class Stable:
         _check_fits(steps, warmup=self.warmup)
 
     def factor(self, step: int, steps: int) -> float:
-        """The factor on the peak at a step counted from zero, of `steps` steps."""
         del steps
         return _warmed(step, self.warmup)
 
-    def final_factor(self, steps: int) -> float:
-        """The factor after the last step."""
-        return self.factor(steps, steps)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decay:
+class Decay(RateSchedule):
     """From the peak rate down to `floor` of it; "sqrt" is 1 - sqrt(x) (arXiv 2405.18392).
 
     >>> [round(Decay().factor(step, steps=4), 2) for step in range(5)]
@@ -49,18 +62,12 @@ class Decay:
     def __post_init__(self) -> None:
         _check(0, self.floor)
 
-    def check(self, steps: int) -> None:
-        del steps
-
     def factor(self, step: int, steps: int) -> float:
         return _decayed(step / max(steps, 1), self.shape, self.floor)
 
-    def final_factor(self, steps: int) -> float:
-        return self.factor(steps, steps)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WarmupStableDecay:
+class WarmupStableDecay(RateSchedule):
     """`warmup` steps of growth, then the peak rate, then `decay` steps down to `floor` of it.
 
     As in the code of arXiv 2405.18392 the first of the `decay` steps still has the peak rate, and
@@ -90,12 +97,9 @@ class WarmupStableDecay:
             return _warmed(step, self.warmup)
         return _decayed((step - steps + self.decay) / self.decay, self.shape, self.floor)
 
-    def final_factor(self, steps: int) -> float:
-        return self.factor(steps, steps)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cosine:
+class Cosine(RateSchedule):
     """`warmup` steps of growth, then half a cosine down to `floor` (arXiv 1608.03983)."""
 
     warmup: int = 0
@@ -113,12 +117,9 @@ class Cosine:
         progress = (step - self.warmup) / max(steps - self.warmup, 1)
         return _decayed(progress, "cosine", self.floor)
 
-    def final_factor(self, steps: int) -> float:
-        return self.factor(steps, steps)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InverseSqrt:
+class InverseSqrt(RateSchedule):
     """Linear growth, then the inverse square root of the step (arXiv 1706.03762).
 
     The peak of the paper is (width * warmup)^-0.5.
@@ -140,9 +141,6 @@ class InverseSqrt:
     def factor(self, step: int, steps: int) -> float:
         del steps
         return min((step + 1) / self.warmup, math.sqrt(self.warmup / (step + 1)))
-
-    def final_factor(self, steps: int) -> float:
-        return self.factor(steps, steps)
 
 
 Schedule = Stable | Decay | WarmupStableDecay | Cosine | InverseSqrt

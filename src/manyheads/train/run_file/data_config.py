@@ -295,11 +295,11 @@ class Texts(BatchConfig):
 
     def load(self, tokenizer: Any, folder: Path, names: tuple[str, ...] = ()) -> PhaseData:
         del names
-        place = Path(self.store) if self.store else folder
-        training = self._stored(self.train, tokenizer, place)
+        store_folder = Path(self.store) if self.store else folder
+        training = self._stored(self.train, tokenizer, store_folder)
         held: TokenStore | None = None
         if isinstance(self.validation, tuple):
-            held = self._stored(self.validation, tokenizer, place)
+            held = self._stored(self.validation, tokenizer, store_folder)
         elif self.validation:
             training, held = training.split(self.validation)
         return PhaseData(
@@ -313,10 +313,12 @@ class Texts(BatchConfig):
         for paths in (self.train, self.validation):
             if self.store or not isinstance(paths, tuple):
                 continue
-            place = self._store_path(paths, folder)
-            if self._changed(paths, tokenizer, place):
-                count = len(list(folder.glob(f"{place.name}.before-*")))
-                place.rename(place.with_name(f"{place.name}.before-{count + 1}"))
+            store_folder = self._store_path(paths, folder)
+            if self._changed(paths, tokenizer, store_folder):
+                count = len(list(folder.glob(f"{store_folder.name}.before-*")))
+                store_folder.rename(
+                    store_folder.with_name(f"{store_folder.name}.before-{count + 1}")
+                )
 
     def _source(self, paths: tuple[str, ...]) -> TextSource:
         return text_source(
@@ -333,12 +335,14 @@ class Texts(BatchConfig):
         key = repr((paths, options, self.end, self.tokenizer))
         return folder / f"texts-{zlib.crc32(key.encode()):08x}"
 
-    def _changed(self, paths: tuple[str, ...], tokenizer: Any, place: Path) -> str:
-        return store_mismatch(self._source(paths), tokenizer, place, end=self._end(tokenizer))
+    def _changed(self, paths: tuple[str, ...], tokenizer: Any, store_folder: Path) -> str:
+        return store_mismatch(
+            self._source(paths), tokenizer, store_folder, end=self._end(tokenizer)
+        )
 
     def _stored(self, paths: tuple[str, ...], tokenizer: Any, folder: Path) -> TokenStore:
-        place = self._store_path(paths, folder)
-        changed = self._changed(paths, tokenizer, place)
+        store_folder = self._store_path(paths, folder)
+        changed = self._changed(paths, tokenizer, store_folder)
         if changed and not self.store:
             raise ConfigError(
                 f"{', '.join(paths)}: the tokens of this run were made {changed}",
@@ -346,7 +350,7 @@ class Texts(BatchConfig):
             )
         with interruptible("tokenising (finished parts are kept)"):
             source, end = self._source(paths), self._end(tokenizer)
-            store = write_store(source, tokenizer, place, end=end)
+            store = write_store(source, tokenizer, store_folder, end=end)
         if not store.size:
             raise InputError(f"{', '.join(paths)}: there is no text in it", "give other files")
         return store

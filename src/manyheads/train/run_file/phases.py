@@ -1,4 +1,4 @@
-"""The phases of a run: each with its own text length, batch, data, rotary base and schedule."""
+"""The phases of a run: each with its own data, length, rotary base and schedule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,116 +7,55 @@ from typing import Literal
 
 from manyheads.errors import ConfigError
 from manyheads.train.optim.schedules import BatchGrowth, Schedule, Stable
-
-
-@dataclass(frozen=True, slots=True)
-class StepCount:
-    """A number of optimiser steps."""
-
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class TokenCount:
-    """As many optimiser steps as it takes to see this many tokens."""
-
-    count: int
+from manyheads.train.run_file.data_config import Data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A part of a run: texts of up to `length` tokens, `batch` tokens per step.
+    """A part of a run: `steps` optimiser steps, or as many as it takes to see `tokens`.
 
-    `data` is a name; "same" continues with the data of the phase before. `rotary` is the base of
-    the layers with global attention. The schedule's steps count from the start of the phase.
+    `rotary` is the rotary base of the layers with global attention. The steps of the schedule count
+    from the start of the phase.
     """
 
-    name: str
-    length: int
-    batch: int | BatchGrowth
-    duration: StepCount | TokenCount
-    data: str = "same"
-    rotary: float | Literal["kept"] = "kept"
+    name: str = ""
+    steps: int = 0
+    tokens: int = 0
+    data: Data
     schedule: Schedule = Stable()
+    rotary: float | Literal["kept"] = "kept"
 
     def __post_init__(self) -> None:
-        smallest = self.batch if isinstance(self.batch, int) else self.batch.first
-        if self.length < 1 or self.duration.count < 1:
+        if bool(self.steps) == bool(self.tokens) or min(self.steps, self.tokens) < 0:
             raise ConfigError(
-                f"{self.called} has length={self.length} and duration={self.duration}",
-                "use 1 or more of each",
-            )
-        if smallest < self.length:
-            raise ConfigError(
-                f"{self.called} has texts of {self.length} tokens and a batch of {smallest}",
-                f"use a batch of {self.length} tokens or more",
+                f"a phase needs either steps or tokens, got steps={self.steps} and "
+                f"tokens={self.tokens}",
+                "set one of them, above 0",
             )
         if self.rotary != "kept" and self.rotary <= 1:
             raise ConfigError(
-                f"{self.called} has rotary={self.rotary:g}", 'use a base above 1, or "kept"'
+                f"rotary must be above 1, got {self.rotary:g}", 'use a larger base, or "kept"'
             )
-        try:
-            self.schedule.check(self.steps)
-        except ConfigError as error:
-            raise ConfigError(f"{self.called}: {error.problem}", error.remedy) from None
+        self.schedule.check(self.step_count)
 
     @property
-    def called(self) -> str:
-        """Its name in error messages; the only phase of a run has none."""
-        return f"phase {self.name!r}" if self.name else "the run"
+    def step_count(self) -> int:
+        """The number of optimiser steps."""
+        batch = self.data.batch
+        if self.steps:
+            return self.steps
+        if isinstance(batch, BatchGrowth):
+            return batch.steps_for(self.tokens)
+        return -(-self.tokens // batch)
 
-    @property
-    def steps(self) -> int:
-        if isinstance(self.duration, StepCount):
-            return self.duration.count
-        if isinstance(self.batch, BatchGrowth):
-            return self.batch.steps_for(self.duration.count)
-        return -(-self.duration.count // self.batch)
-
-    def tokens(self, step: int) -> int:
-        """Tokens of a step, counted from the start of the phase."""
-        return self.batch if isinstance(self.batch, int) else self.batch.tokens(step)
-
-    def tokens_before(self, step: int) -> int:
-        if isinstance(self.batch, int):
-            return self.batch * step
-        return self.batch.tokens_before(step)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseStep:
-    """A step of a run: `step` counts from the start of `phase`."""
-
-    phase: Phase
-    index: int
-    step: int
-
-    @property
-    def rate_factor(self) -> float:
-        """The factor on the peak learning rate."""
-        return self.phase.schedule.factor(self.step, self.phase.steps)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of this step."""
-        return self.phase.tokens(self.step)
-
-    @property
-    def last(self) -> bool:
-        """Whether the phase ends with this step."""
-        return self.step == self.phase.steps - 1
+    def rate_factor(self, step: int) -> float:
+        """The factor on the peak learning rate, at a step counted from the start of the phase."""
+        return self.schedule.factor(step, self.step_count)
 
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Phases one after another.
-
-    >>> base = Phase(name="base", length=64, batch=512, duration=TokenCount(5120), data="web")
-    >>> long = Phase(name="long", length=256, batch=512, duration=StepCount(5), rotary=160_000.0)
-    >>> phases = Phases((base, long))
-    >>> phases.steps, phases.at(12).phase.name, phases.at(12).step
-    (15, 'long', 2)
-    """
+    """Phases one after another."""
 
     each: tuple[Phase, ...]
 
@@ -129,51 +68,38 @@ class Phases:
                 raise ConfigError(
                     f"{names.count(name)} phases are called {name!r}", "rename one of them"
                 )
-        if self.each[0].data == "same":
-            raise ConfigError(f"the first phase {names[0]!r} has no data", "set its data")
         for one, other in pairwise(self.each):
-            _check_change(one, other)
+            _check_rates(one, other)
 
     @property
-    def steps(self) -> int:
-        return sum(phase.steps for phase in self.each)
-
-    @property
-    def tokens(self) -> int:
-        return self.tokens_before(self.steps)
-
-    def at(self, step: int) -> PhaseStep:
-        """The phase of a step of the run, counted from zero."""
-        starts = self.starts
-        if not 0 <= step < self.steps:
-            raise ConfigError(f"there is no step {step}", f"use 0 to {self.steps - 1}")
-        index = sum(start <= step for start in starts) - 1
-        return PhaseStep(phase=self.each[index], index=index, step=step - starts[index])
-
-    def tokens_before(self, step: int) -> int:
-        """Tokens of all steps before this one."""
-        counts = [min(max(step - start, 0), phase.steps) for start, phase in self._started()]
-        return sum(phase.tokens_before(n) for phase, n in zip(self.each, counts, strict=True))
-
-    def data(self, index: int) -> str:
-        """The name of the data of a phase."""
-        return next(phase.data for phase in self.each[index::-1] if phase.data != "same")
+    def step_count(self) -> int:
+        return sum(phase.step_count for phase in self.each)
 
     @property
     def starts(self) -> Sequence[int]:
         """The first step of each phase."""
-        return [0, *accumulate(phase.steps for phase in self.each[:-1])]
+        return [0, *accumulate(phase.step_count for phase in self.each[:-1])]
 
-    def _started(self) -> list[tuple[int, Phase]]:
-        return list(zip(self.starts, self.each, strict=True))
+    def locate(self, step: int) -> tuple[Phase, int]:
+        """The phase of a step of the run, and the number of the step in it, from zero."""
+        if not 0 <= step < self.step_count:
+            raise ConfigError(f"there is no step {step}", f"use 0 to {self.step_count - 1}")
+        starts = self.starts
+        index = sum(start <= step for start in starts) - 1
+        return self.each[index], step - starts[index]
+
+    def rate_factor(self, step: int) -> float:
+        """The factor on the peak learning rate at a step of the run."""
+        phase, step = self.locate(step)
+        return phase.rate_factor(step)
 
 
-def _check_change(one: Phase, other: Phase) -> None:
+def _check_rates(one: Phase, other: Phase) -> None:
     """Raise if the learning rate jumps up between phases, which undoes a decay."""
-    left, begins = one.schedule.final_factor(one.steps), other.schedule.factor(0, other.steps)
-    if begins > max(2 * left, 0.5):
+    end, start = one.schedule.final_factor(one.step_count), other.rate_factor(0)
+    if start > max(2 * end, 0.5):
         raise ConfigError(
-            f"phase {other.name!r} starts at {begins:.2g} of the peak learning rate, and "
-            f"{one.name!r} ends at {left:.2g}",
+            f"phase {other.name!r} starts at {start:.2g} of the peak learning rate, and "
+            f"{one.name!r} ends at {end:.2g}",
             f"give {other.name!r} a warmup, or decay later",
         )

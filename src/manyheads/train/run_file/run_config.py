@@ -1,17 +1,18 @@
 """The run file: everything that decides a run, as frozen values, checked before any work."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
+from manyheads.attention import AttentionConfig
 from manyheads.checkpoints.families.native import CONFIG_JSON
-from manyheads.dataclass_codec import unknown_key
+from manyheads.dataclass_codec import DataclassCodec, unknown_key
 from manyheads.errors import ConfigError, ManyheadsError
-from manyheads.models.build import get_config, get_recipe, list_configs
+from manyheads.models.build import Model, build, get_config, get_recipe, list_configs
 from manyheads.models.recipes import ModelConfig
-from manyheads.train.distributed import Distributed
-from manyheads.train.loop.model_wrapper import Recompute
+from manyheads.train.distributed import Distributed, Recompute
 from manyheads.train.objectives import (
     CausalLM,
     Contrastive,
@@ -23,7 +24,6 @@ from manyheads.train.objectives import (
     TokenClassification,
 )
 from manyheads.train.optim.optimisers import AdamW, OptimiserConfig
-from manyheads.train.optim.schedules import Schedule, Stable
 from manyheads.train.regularisers import HeadDiversity, L0Gates, L1Scales, Regularised
 from manyheads.train.run_file.data_config import (
     Data,
@@ -34,9 +34,136 @@ from manyheads.train.run_file.data_config import (
     Texts,
     without_eos,
 )
-from manyheads.train.run_file.head_config import HeadOptions
-from manyheads.train.run_file.phases import Phase, Phases, StepCount, TokenCount
-from manyheads.train.run_file.toml_config import RUN_TABLES, apply_settings, read_toml
+from manyheads.train.run_file.phases import Phase, Phases
+
+# In a run file a table names its class by `kind`.
+RUN_TABLES = DataclassCodec(tag="kind")
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """The tables of a TOML file that must exist."""
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {file}", "name a run file, such as run.toml") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{file} is a folder", "name a run file, such as run.toml") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML ({error})", "correct that line") from None
+
+
+def apply_settings(tables: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """A copy of the tables with some values replaced, each written as `run.steps=100`.
+
+    >>> apply_settings({"run": {"steps": 5}}, ["run.steps=7", "data.train=a.txt"])
+    {'run': {'steps': 7}, 'data': {'train': 'a.txt'}}
+    """
+    result = _copy(tables)
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        keys = [key.strip() for key in path.split(".")]
+        if not equals or not all(keys):
+            raise ConfigError(f"--set {setting} has no value", "write it as run.steps=100")
+        _put(result, keys, _parse(text.strip()), setting)
+    return result
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(each) for key, each in value.items()}
+    return [_copy(each) for each in value] if isinstance(value, list) else value
+
+
+def _parse(text: str) -> Any:
+    """The value that TOML reads; a word without quotes is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _put(tables: Any, keys: list[str], value: Any, setting: str) -> None:
+    for depth, key in enumerate(keys):
+        if isinstance(tables, list):
+            if not key.isdigit() or int(key) >= len(tables):
+                path = ".".join(keys[:depth])
+                raise ConfigError(
+                    f"--set {setting}: {path} is a list of {len(tables)}",
+                    f"count from {path}.0",
+                )
+            step: Any = int(key)
+        elif isinstance(tables, dict):
+            step = key
+        else:
+            path = ".".join(keys[:depth])
+            raise ConfigError(f"--set {setting}: {path} is {tables!r}, not a table", f"set {path}")
+        if depth == len(keys) - 1:
+            tables[step] = value
+        else:
+            tables = tables[step] if isinstance(tables, list) else tables.setdefault(step, {})
+
+
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadOptions:
+    """Changes to every attention layer of the model.
+
+    `drop` is the fraction of heads dropped per sequence in training (DropHead, arXiv 2004.13342);
+    `scale="learned"` multiplies the output of every head by a learned number, as `L1Scales` needs;
+    `dropout` is the dropout of attention weights, which needs the attention pattern. "kept" keeps
+    the setting of the model.
+    """
+
+    drop: float | Literal["kept"] = "kept"
+    scale: Literal["kept", "learned"] = "kept"
+    dropout: float | Literal["kept"] = "kept"
+
+    def __post_init__(self) -> None:
+        for name, share in (("drop", self.drop), ("dropout", self.dropout)):
+            if share != "kept" and not 0 <= share < 1:
+                raise ConfigError(
+                    f"{name} must be in [0, 1), got {share:g}", "use a smaller fraction"
+                )
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The changes as fields of AttentionConfig."""
+        values = {"drop_heads": self.drop, "head_scale": self.scale, "dropout": self.dropout}
+        return {name: value for name, value in values.items() if value != "kept"}
+
+    def apply_to_config(self, config: Config) -> Config:
+        """A model config with these changes."""
+        return _changed(config, lambda attention: replace(attention, **self.changes))
+
+    def apply_to_model(self, model: Model) -> Model:
+        """A model with these changes and its own weights."""
+        if not self.changes:
+            return model
+        # New scales start at one.
+        fresh = build(self.apply_to_config(cast(Any, model.config)))
+        fresh.load_state_dict({**fresh.state_dict(), **model.state_dict()})
+        fresh.copy_provenance(model)
+        return fresh.to(next(iter(model.parameters())).dtype)
+
+
+def without_head_dropping(config: Config) -> Config:
+    """The config without head dropping, which is for training only and is not saved."""
+    return _changed(config, lambda attention: replace(attention, drop_heads=0.0))
+
+
+def _changed(value: Any, change: Callable[[AttentionConfig], AttentionConfig]) -> Any:
+    """The same config with every AttentionConfig in it changed."""
+    if isinstance(value, AttentionConfig):
+        return change(value)
+    if isinstance(value, tuple):
+        return tuple(_changed(each, change) for each in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        inside = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
+        return replace(value, **{name: _changed(each, change) for name, each in inside.items()})
+    return value
+
 
 AnyObjective = (
     CausalLM
@@ -51,12 +178,12 @@ AnyRegulariser = HeadDiversity | L1Scales | L0Gates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """The model to train: a known `size` with a `change`, a whole `config`, or a `folder`.
+class ModelSource:
+    """The model to train: a known `size` with a `change`, a full `config`, or a `folder`.
 
-    The first two start with fresh weights, or with those of a smaller model in the folder `tile`,
-    laid out over the larger one. The last goes on with what is there. `classes`, a number or names,
-    puts a new head on any of them, which tells them apart. `heads` are changes of every attention.
+    The first two start with random weights, or with those of a smaller model in the folder `tile`.
+    `classes`, a number or names, adds a new classification head. `heads` changes every attention
+    layer.
     """
 
     size: str = ""
@@ -68,42 +195,44 @@ class Start:
     heads: HeadOptions = HeadOptions()
 
     def __post_init__(self) -> None:
-        given = [name for name in ("size", "config", "folder") if getattr(self, name)]
-        if len(given) != 1:
-            said = " and ".join(given) or "nothing"
-            raise ConfigError(f"{said} names the model", "give one of size, config and folder")
-        if self.change and not self.size:
-            raise ConfigError("change is for a known size", "give size, or write config out")
-        if self.tile and self.folder:
+        sources = [name for name in ("size", "config", "folder") if getattr(self, name)]
+        if len(sources) != 1:
+            got = " and ".join(sources) or "none"
             raise ConfigError(
-                "tile starts a new model and folder is one", "give size or config with tile"
+                f"the model needs exactly one of size, config and folder, got {got}", "set one"
             )
+        if self.change and not self.size:
+            raise ConfigError("change needs a known size", "set size, or write config out")
+        if self.tile and self.folder:
+            raise ConfigError("tile cannot be used with folder", "use size or config with tile")
 
-    def described(self) -> ModelConfig | None:
-        """The config, unless a folder has it."""
+    def model_config(self) -> ModelConfig | None:
+        """The config of the model; None if it is in a folder."""
         if self.folder:
             return None
         if self.config:
             config = CONFIG_JSON.decode(ModelConfig, self.config, "model.config")
-            return self.heads.put_on(config)
+            return self.heads.apply_to_config(config)
         if self.size not in list_configs():
-            raise ConfigError(f"model.size is {self.size!r}", f"use {', '.join(list_configs())}")
+            raise ConfigError(
+                f"model.size={self.size!r} is unknown", f"use {', '.join(list_configs())}"
+            )
         recipe = get_recipe(self.size)
         change = RUN_TABLES.decode_arguments(recipe, self.change, "model.change")
         try:
-            return self.heads.put_on(get_config(self.size, **change))
+            return self.heads.apply_to_config(get_config(self.size, **change))
         except ManyheadsError as error:
             raise ConfigError(f"model.change: {error.problem}", error.remedy) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    """Where and how the run goes; every so many steps, and 0 for never, unless said otherwise.
+class RunOptions:
+    """Where and how the run goes; `*_every` are numbers of steps, 0 means never.
 
-    `steps` or `tokens` end a run of one phase. `clip` bounds the gradient's norm, 0 leaves it.
-    `recompute` names layers whose inside is computed again on the way back. Checkpoints: the last
-    `keep` of every `checkpoint_every` steps, and for good those of every `keep_every` steps, of the
-    end of each phase, and of the last step at the full rate.
+    `steps` or `tokens` end a run of one phase. `clip` is the largest gradient norm, 0 for any.
+    `recompute` are layers whose activations are recomputed in the backward pass. The last `keep`
+    checkpoints of every `checkpoint_every` steps are kept, and all those of every `keep_every`
+    steps, of the end of each phase, and of the last step at the full rate.
     """
 
     folder: Path
@@ -126,11 +255,11 @@ class Running:
 
     def __post_init__(self) -> None:
         for name in ("steps", "tokens", "clip", "checkpoint_every", "keep_every"):
-            _not_below(name, getattr(self, name), 0)
+            _check_minimum(name, getattr(self, name), 0)
         for name in ("validate_every", "telemetry_every"):
-            _not_below(name, getattr(self, name), 0)
-        _not_below("keep", self.keep, 1)
-        _not_below("log_every", self.log_every, 1)
+            _check_minimum(name, getattr(self, name), 0)
+        _check_minimum("keep", self.keep, 1)
+        _check_minimum("log_every", self.log_every, 1)
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError(f"seed={self.seed} has more than 64 bits", "use a smaller number")
 
@@ -139,97 +268,66 @@ class Running:
         return self.precision == "bfloat16"
 
 
-def _not_below(name: str, number: int | float, least: int) -> None:
-    # Also what is no number.
-    if not number >= least:
-        raise ConfigError(f"{name}={number:g}", f"use {least} or more")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """One phase as the file says it; its schedule counts from its own start.
-
-    `rotary` is the base of the layers that see the whole text.
-    """
-
-    name: str = ""
-    steps: int = 0
-    tokens: int = 0
-    data: Data
-    schedule: Schedule = Stable()
-    rotary: float | Literal["kept"] = "kept"
-
-    def __post_init__(self) -> None:
-        if bool(self.steps) == bool(self.tokens) or min(self.steps, self.tokens) < 0:
-            raise ConfigError(
-                f"steps={self.steps} and tokens={self.tokens} say how long it is",
-                "give one of both, above 0",
-            )
-
-    def phase(self, index: int, *, alone: bool = False) -> Phase:
-        return Phase(
-            name=self.name or ("" if alone else str(index)),
-            length=self.data.length,
-            batch=self.data.batch,
-            duration=StepCount(self.steps) if self.steps else TokenCount(self.tokens),
-            data=str(index),
-            rotary=self.rotary,
-            schedule=self.schedule,
+def _check_minimum(name: str, number: int | float, minimum: int) -> None:
+    # Also refuses NaN.
+    if not number >= minimum:
+        raise ConfigError(
+            f"{name} must be at least {minimum}, got {number:g}", f"use {minimum} or more"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A whole run file; `data` are those of each phase, `tables` are what was read."""
+    """A run file; `data` has one entry per phase, and `tables` is the file as it was read."""
 
-    model: Start
+    model: ModelSource
     objective: AnyObjective
     regulariser: tuple[AnyRegulariser, ...] = ()
     optimiser: OptimiserConfig = AdamW()
     phases: Phases
     data: tuple[Data, ...]
-    run: Running
+    run: RunOptions
     tables: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for data in self.data:
-            _check_answers(self.objective, data)
+            _check_data(self.objective, data)
         if isinstance(self.objective, Contrastive):
-            # Vectors are made of texts as the tokenizer leaves them, in training too.
+            # Sentence embeddings use texts as the tokenizer encodes them, in training too.
             object.__setattr__(self, "data", tuple(map(without_eos, self.data)))
 
     @property
     def unit(self) -> str:
-        """What a batch counts."""
+        """The unit of batch sizes."""
         return "images" if isinstance(self.data[0], Images) else "tokens"
 
     @property
     def ends(self) -> tuple[int, ...]:
         """The step at which each phase ends."""
-        return (*self.phases.starts[1:], self.phases.steps)
+        return (*self.phases.starts[1:], self.phases.step_count)
 
     @property
     def full_objective(self) -> Objective:
-        """With what is added to the loss."""
+        """The objective with its regularisers."""
         if not self.regulariser:
             return self.objective
         return Regularised(objective=self.objective, regularisers=self.regulariser)
 
 
-def _check_answers(objective: AnyObjective, data: Data) -> None:
-    """Refuse data that do not hold what an objective asks for."""
-    wanted = ANSWERED_BY[type(objective)]
-    if not isinstance(data, wanted):
-        asks, has = type(objective).__name__, type(data).__name__.lower()
-        named = " or ".join(f'"{each.__name__.lower()}"' for each in wanted)
+def _check_data(objective: AnyObjective, data: Data) -> None:
+    """Raise if the data have no labels for the objective."""
+    suitable = DATA_FOR[type(objective)]
+    if not isinstance(data, suitable):
+        name, kind = type(objective).__name__, type(data).__name__.lower()
+        kinds = " or ".join(f'"{each.__name__.lower()}"' for each in suitable)
         raise ConfigError(
-            f'objective.kind="{asks}" cannot be asked of data.kind="{has}"',
-            f"use data.kind={named}, or another objective",
+            f'objective.kind="{name}" cannot be used with data.kind="{kind}"',
+            f"use data.kind={kinds}, or another objective",
         )
 
 
-# Words can be asked for whatever else is known of a text.
-ANSWERED_BY: dict[type, tuple[type, ...]] = {
+# Tokens can be predicted in any texts, with or without labels.
+DATA_FOR: dict[type, tuple[type, ...]] = {
     CausalLM: (Texts, Labelled, Tagged),
     MaskedLM: (Texts, Labelled, Tagged),
     Seq2SeqLM: (Pairs,),
@@ -244,72 +342,72 @@ SECTIONS = (*OWN, "data", "schedule", "phase")
 
 
 def read_run(file: Path, settings: Sequence[str] = ()) -> Run:
-    """The run of a TOML file, with `settings` such as `run.steps=100` in place of what it says."""
+    """Read a run file; `settings` such as `run.steps=100` override its values."""
     tables = apply_settings(read_toml(file), settings)
     try:
-        return run_of(tables)
+        return parse_run(tables)
     except ManyheadsError as error:
         raise ConfigError(f"{file}: {error.problem}", error.remedy) from None
 
 
-def run_of(tables: Mapping[str, Any]) -> Run:
-    """A run from the tables of a file."""
+def parse_run(tables: Mapping[str, Any]) -> Run:
+    """A run from the tables of a run file."""
     for key in tables:
         if key not in SECTIONS:
             raise unknown_key(key, SECTIONS)
-    stretches = list(_stretches(tables))
-    known = {
-        "phases": _phases(stretches),
-        "data": tuple(each.data for each in stretches),
-        "tables": tables,
-    }
+    phases = parse_phases(tables)
+    data = tuple(phase.data for phase in phases.each)
+    known = {"phases": phases, "data": data, "tables": tables}
     own = {key: tables[key] for key in OWN if key in tables}
-    found: Run = RUN_TABLES.decode_table(Run, own, known=known)
-    found.model.described()
-    return found
+    run: Run = RUN_TABLES.decode_table(Run, own, known=known)
+    # This also checks the model section.
+    run.model.model_config()
+    return run
 
 
-def phases_of(tables: Mapping[str, Any]) -> Phases:
-    """The phases alone, of tables that may tell of more than a run."""
-    return _phases(list(_stretches(tables)))
+def parse_phases(tables: Mapping[str, Any]) -> Phases:
+    """The phases alone, from tables that may have other sections too."""
+    phases = list(_decoded_phases(tables))
+    if len(phases) > 1:
+        phases = [
+            replace(phase, name=phase.name or str(index)) for index, phase in enumerate(phases)
+        ]
+    return Phases(tuple(phases))
 
 
-def _phases(stretches: Sequence[Stretch]) -> Phases:
-    alone = len(stretches) == 1
-    return Phases(tuple(each.phase(index, alone=alone) for index, each in enumerate(stretches)))
-
-
-def _stretches(tables: Mapping[str, Any]) -> Iterator[Stretch]:
-    """One for the whole run, or those of the file, which leave out what its own sections say."""
-    running: Running = RUN_TABLES.decode_table(Running, tables.get("run", {}), "run")
+def _decoded_phases(tables: Mapping[str, Any]) -> Iterator[Phase]:
+    """One for the whole run, or those of the file, which inherit `data` and `schedule`."""
+    options: RunOptions = RUN_TABLES.decode_table(RunOptions, tables.get("run", {}), "run")
     shared = {key: tables[key] for key in ("data", "schedule") if key in tables}
     listed = tables.get("phase", [])
     if not isinstance(listed, list):
-        raise ConfigError("phase is one table", "write each phase under [[phase]]")
+        raise ConfigError("phase must be a list of tables", "write each phase under [[phase]]")
     if not listed:
-        if bool(running.steps) == bool(running.tokens):
+        if bool(options.steps) == bool(options.tokens):
             raise ConfigError(
-                f"run.steps={running.steps} and run.tokens={running.tokens} end the run",
-                "give one of both",
+                f"the run needs either run.steps or run.tokens, got steps={options.steps} and "
+                f"tokens={options.tokens}",
+                "set one of them",
             )
-        yield _stretch({**shared, "steps": running.steps, "tokens": running.tokens}, "")
+        yield _decoded_phase({**shared, "steps": options.steps, "tokens": options.tokens}, "")
         return
-    if running.steps or running.tokens:
+    if options.steps or options.tokens:
         raise ConfigError(
-            "run.steps and run.tokens are for a run of one phase", "give every phase its own"
+            "run.steps and run.tokens cannot be used with phases", "set them in each phase"
         )
     for index, raw in enumerate(listed):
         if not isinstance(raw, Mapping):
-            raise ConfigError(f"phase.{index}={raw!r} is no table", "write [[phase]] and its keys")
+            raise ConfigError(
+                f"phase.{index} must be a table, got {raw!r}", "write [[phase]] and its keys"
+            )
         merged = {**shared, **raw}
         if isinstance(raw.get("data"), Mapping) and isinstance(shared.get("data"), Mapping):
             merged["data"] = {**shared["data"], **raw["data"]}
-        yield _stretch(merged, f"phase.{index}")
+        yield _decoded_phase(merged, f"phase.{index}")
 
 
-def _stretch(table: dict[str, Any], where: str) -> Stretch:
+def _decoded_phase(table: dict[str, Any], path: str) -> Phase:
     if isinstance(table.get("data"), Mapping):
-        # Texts are what most are trained on.
         table["data"] = {"kind": "texts", **table["data"]}
-    found: Stretch = RUN_TABLES.decode_table(Stretch, table, where)
-    return found
+    phase: Phase = RUN_TABLES.decode_table(Phase, table, path)
+    return phase

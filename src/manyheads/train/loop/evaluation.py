@@ -1,9 +1,7 @@
-"""Telemetry: how attention heads develop during training, measured on a small probe batch.
+"""Validation: loss and accuracy on held-out data."""
 
-One forward pass of a few short sequences per measurement; only that pass forms patterns.
-"""
-
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.data.batch import Batch
+from manyheads.data.stream import Stream
 from manyheads.errors import ConfigError
 from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
@@ -21,8 +20,92 @@ from manyheads.parts.gates import GATE_TAPS
 from manyheads.parts.positions import Learned
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
+from manyheads.train.distributed import ModelWrapper, ProcessGroup
+from manyheads.train.interrupt import interrupt_requested
+from manyheads.train.loop.train_step import micro_batch_generator
+from manyheads.train.objectives import Objective
+from manyheads.train.objectives.objective import Loss
 
-GATES = {tap: place for place, tap in GATE_TAPS.items()}
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Validation:
+    """One epoch over held-out batches, with the same masks each time.
+
+    If interrupted, it ends with the batches seen so far and reports the `fraction` of all batches.
+    `bytes_per_token` is for bits per byte, where every token is predicted; 0 leaves them out.
+    """
+
+    stream: Stream
+    objective: Objective
+    processes: ProcessGroup
+    seed: int
+    half: bool
+    bytes_per_token: float = 0.0
+
+    def run(self, wrapper: ModelWrapper) -> dict[str, float]:
+        """Loss per target in nats, perplexity and bits per byte, or the accuracy of classes."""
+        model = wrapper.model
+        training = model.training
+        model.eval()
+        epoch = list(self.stream.epoch(0))
+        sums = torch.zeros(3, dtype=torch.float64, device=self.processes.device)
+        has_accuracy = False
+        # Sharded weights are gathered by all processes at once, so all take equally many turns.
+        seen = 0
+        for turn in range(0, len(epoch), self.processes.world_size):
+            if turn and self._interrupted():
+                break
+            seen = min(turn + self.processes.world_size, len(epoch))
+            index = turn + self.processes.rank
+            loss = self._loss(wrapper, epoch, min(index, len(epoch) - 1))
+            has_accuracy = loss.correct is not None
+            if index < len(epoch):
+                right = sums.new_zeros(()) if loss.correct is None else loss.correct.double()
+                targets = sums.new_tensor(float(loss.targets))
+                sums += torch.stack((loss.total.double(), targets, right))
+        model.train(training)
+        total, count, correct = self.processes.all_reduce(sums).tolist()
+        loss_per_target = total / max(count, 1.0)
+        found = {"loss": loss_per_target}
+        if has_accuracy:
+            found["accuracy"] = correct / max(count, 1.0)
+        else:
+            found["perplexity"] = _exp(loss_per_target)
+        if self.bytes_per_token:
+            found["bits_per_byte"] = loss_per_target / math.log(2) / self.bytes_per_token
+        if seen < len(epoch):
+            found["fraction"] = seen / len(epoch)
+        return found
+
+    def _interrupted(self) -> bool:
+        """Whether any process was interrupted: all of them end at the same turn."""
+        if self.processes.is_single:
+            return interrupt_requested()
+        return bool(
+            self.processes.all_reduce(
+                torch.tensor(float(interrupt_requested()), device=self.processes.device)
+            )
+        )
+
+    def _loss(self, wrapper: ModelWrapper, epoch: list[Sequence[int]], index: int) -> Loss:
+        batch = self.stream.chunks.batch(epoch[index])
+        prepared = self.objective.prepare(
+            wrapper.model, batch, micro_batch_generator(self.seed, 0, index)
+        )
+        prepared = prepared.to(self.processes.device)
+
+        def work(model: Model) -> Loss:
+            return self.objective.score(model, prepared)
+
+        with torch.autocast(self.processes.device.type, torch.bfloat16, enabled=self.half):
+            return wrapper.evaluate(work)
+
+
+def _exp(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+GATES = {tap: position for position, tap in GATE_TAPS.items()}
 SEQUENCES = 4
 TOKENS = 128
 
@@ -80,10 +163,10 @@ def make_probe(model: Model, batch: Batch, seed: int) -> Probe:
             "telemetry needs texts, and the data have none", "set run.telemetry_every to 0"
         )
     position = model.config.embedding.position
-    most = min(TOKENS, position.longest if isinstance(position, Learned) else TOKENS)
-    kept = [index for index, length in enumerate(batch.texts.lengths.each) if length][:SEQUENCES]
-    natural = [batch.texts.values[span][:most] for span in _spans(batch.texts, kept)]
-    block = most // 2
+    length = min(TOKENS, position.longest if isinstance(position, Learned) else TOKENS)
+    kept = [index for index, tokens in enumerate(batch.texts.lengths.each) if tokens][:SEQUENCES]
+    natural = [batch.texts.values[span][:length] for span in _spans(batch.texts, kept)]
+    block = length // 2
     generator = torch.Generator().manual_seed(seed)
     vocabulary = model.config.embedding.vocabulary
     once = torch.randint(vocabulary, (SEQUENCES, block), generator=generator)

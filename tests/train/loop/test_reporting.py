@@ -1,12 +1,33 @@
-"""Lines of JSON that survive a kill and go back with their run."""
+"""Logs that survive a kill and go back with their run, and advice on slow settings."""
 
 from pathlib import Path
 
 import pytest
+import torch
 
-from manyheads.errors import MissingExtraError
-from manyheads.train.loop.metrics_log import MetricsLog, TensorBoardWriter
+from manyheads.errors import MissingPackageError
+from manyheads.models.build import Model, build
+from manyheads.train.loop import reporting
+from manyheads.train.loop.reporting import MetricsLog, TensorBoardWriter, performance_advice
 from tests.messages import refuses
+
+CPU = torch.device("cpu")
+
+
+def model(dropout: float) -> Model:
+    return build("gpt2", layers=1, width=8, heads=1, vocabulary=9, dropout=dropout)
+
+
+def test_what_is_slow_on_a_processor_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporting, "_has_bfloat16", lambda: False)
+    assert not list(performance_advice(model(0.0), CPU, half=False))
+    [dropping] = performance_advice(model(0.1), CPU, half=False)
+    assert "model.heads.dropout=0" in dropping
+    [rounding] = performance_advice(model(0.0), CPU, half=True)
+    assert 'run.precision="float32"' in rounding
+    assert not list(performance_advice(model(0.1), torch.device("cuda"), half=True))
+    monkeypatch.setattr(reporting, "_has_bfloat16", lambda: True)
+    assert not list(performance_advice(model(0.0), CPU, half=True))
 
 
 def test_going_back_forgets_later_lines_and_half_a_line(tmp_path: Path) -> None:
@@ -32,8 +53,8 @@ def test_other_processes_write_nothing(tmp_path: Path) -> None:
 
 def test_tensorboard_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    message = "run.tensorboard needs the package tensorboard: pip install 'manyheads[tensorboard]'."
-    with refuses(MissingExtraError, message):
+    message = "run.tensorboard needs the package tensorboard: run pip install tensorboard."
+    with refuses(MissingPackageError, message):
         TensorBoardWriter(tmp_path)
 
 

@@ -18,19 +18,18 @@ from manyheads.checkpoints.folder import load, save
 from manyheads.decoding.generation import generate
 from manyheads.decoding.sampling import Greedy
 from manyheads.errors import InputError
-from manyheads.lens.inputs.cached_run import Edits
+from manyheads.lens.inputs.cached_run import ActivationEditor
 from manyheads.lens.results.addresses import Address, blocks_of
 from manyheads.models.build import build
 from manyheads.models.recipes import ModelConfig
 from manyheads.parts.feedforward import SwiGLU
 from manyheads.parts.gates import Gate
 from manyheads.parts.masks import Causal
-from manyheads.parts.norms import Both, LayerNorm, Post, RMSNorm
+from manyheads.parts.norms import LayerNorm, PostNorm, RMSNorm, SandwichNorm
 from manyheads.parts.positions import Alibi, Rotary, T5Buckets
 from manyheads.ragged import Ragged
 from manyheads.surgery.addresses import find_addresses
-from manyheads.surgery.cut.head_origins import origins
-from manyheads.surgery.cut.pruning import prune, prune_layers, prune_neurons
+from manyheads.surgery.pruning import origins, prune, prune_layers, prune_neurons
 from manyheads.taps import Head, Patterns, Record, Site, Sublayer, Tap
 from manyheads.train.optim.optimisers import AdamW
 from manyheads.train.regularisers import WatcherChain
@@ -53,7 +52,7 @@ SHARED = {
 }
 ODD = {
     "post with bias": zoo.encoder(
-        *[zoo.layer(zoo.own(bias="all"), norm=Post(LayerNorm()))] * 3, position=zoo.LEARNED
+        *[zoo.layer(zoo.own(bias="all"), norm=PostNorm(LayerNorm()))] * 3, position=zoo.LEARNED
     ),
     "qwen3 gated": zoo.decoder(
         *[
@@ -74,7 +73,7 @@ ODD = {
         * 2
     ),
     "both with bias": zoo.decoder(
-        *[zoo.layer(zoo.own(bias="all", mask=Causal()), norm=Both(LayerNorm()))] * 2
+        *[zoo.layer(zoo.own(bias="all", mask=Causal()), norm=SandwichNorm(LayerNorm()))] * 2
     ),
     "all gates": zoo.decoder(
         *[zoo.writes(position=Rotary(), kv_heads=2, heads=8, head_size=4, gates=zoo.EVERY_GATE)] * 2
@@ -298,17 +297,16 @@ def test_what_is_still_uniform_stays_in_its_family(tmp_path: Path) -> None:
 
 def test_token_ids_of_a_family_outlive_it(tmp_path: Path) -> None:
     model = llama()
-    model.described = {"model_type": "llama", "eos_token_id": 7, "hidden_size": 32}
-    model.described |= {"num_attention_heads": 8, "num_hidden_layers": 2, "vocab_size": 29}
-    model.described |= {"intermediate_size": 40, "rms_norm_eps": 1e-6}
+    model.source_config = {"model_type": "llama", "eos_token_id": 7, "hidden_size": 32}
+    model.source_config |= {"num_attention_heads": 8, "num_hidden_layers": 2, "vocab_size": 29}
+    model.source_config |= {"intermediate_size": 40, "rms_norm_eps": 1e-6}
     again = load(save(prune(model, ["L0H0"]), tmp_path / "odd").folder)
-    assert again.described["eos_token_id"] == 7
-    assert (
-        load(save(prune(again, ["L0H0"]), tmp_path / "odder").folder).described["eos_token_id"] == 7
-    )
+    assert again.source_config["eos_token_id"] == 7
+    odder = load(save(prune(again, ["L0H0"]), tmp_path / "odder").folder)
+    assert odder.source_config["eos_token_id"] == 7
     shorter = save(prune_layers(model, [1]), tmp_path / "shorter")
     assert shorter.family == "llama"
-    assert load(shorter.folder).described["eos_token_id"] == 7
+    assert load(shorter.folder).source_config["eos_token_id"] == 7
 
 
 @pytest.mark.parametrize("name", ["8 over 4", "7 over 1", "alibi shared", "buckets shared"])
@@ -398,8 +396,8 @@ def test_the_lens_goes_through(name: str) -> None:
     found = lens.statistics(pruned, texts)
     assert len(found.addresses) == count
     assert all(value == value for value in found["entropy"].means.tolist())
-    assert len(lens.ablate(pruned, texts, shown=False).addresses) == count
-    assert len(lens.importance(pruned, texts, shown=False).addresses) == count
+    assert len(lens.ablate(pruned, texts, progress=False).addresses) == count
+    assert len(lens.importance(pruned, texts, progress=False).addresses) == count
     assert lens.attribute_logits(pruned, texts).completeness < 1e-4
     circuits = lens.circuits(pruned)
     for new, old in origins(pruned).items():
@@ -408,7 +406,7 @@ def test_the_lens_goes_through(name: str) -> None:
             theirs = getattr(lens.circuits(model), kind)(old.head).matrix
             torch.testing.assert_close(mine, theirs)
     lens.logit_lens(pruned, texts)
-    lens.compose(pruned, "value")
+    lens.composition_scores(pruned, "value")
     lens.patch(pruned, texts, [[2, 2, 3, 1, 2, 5], [7, 8, 8, 7]], progress=False)
 
 
@@ -422,7 +420,7 @@ def test_neurons_go_for_good() -> None:
             Site(layer, Tap.INSIDE, Sublayer.FEEDFORWARD, stack): without(neurons)
             for layer, neurons in gone.items()
         }
-        close(pruned, model, watch=Edits(changes))
+        close(pruned, model, watch=ActivationEditor(changes))
         assert origins(pruned) == {head: head for head in every(model)}
 
 

@@ -13,8 +13,7 @@ from manyheads.errors import ConfigError
 from manyheads.models.build import build
 from manyheads.ragged import Ragged
 from manyheads.train.loop.session import train
-from manyheads.train.run_file.head_config import HeadOptions, without_head_dropping
-from manyheads.train.run_file.run_config import run_of
+from manyheads.train.run_file.run_config import HeadOptions, parse_run, without_head_dropping
 from tests.messages import refuses
 from tests.train.tiny import tables, write_corpus
 
@@ -22,12 +21,12 @@ from tests.train.tiny import tables, write_corpus
 def test_every_attention_is_changed_and_nothing_else() -> None:
     sizes = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocabulary": 40}
     config = build("transformer-base", **sizes).config
-    changed = HeadOptions(drop=0.25, scale="learned", dropout=0.0).put_on(config)
+    changed = HeadOptions(drop=0.25, scale="learned", dropout=0.0).apply_to_config(config)
     found = [each.config for each in build(changed).modules() if isinstance(each, Attention)]
     assert len(found) == 6
     assert {(each.drop_heads, each.head_scale) for each in found} == {(0.25, "learned")}
-    assert without_head_dropping(HeadOptions(drop=0.25).put_on(config)) == config
-    assert HeadOptions().put_on(config) == config
+    assert without_head_dropping(HeadOptions(drop=0.25).apply_to_config(config)) == config
+    assert HeadOptions().apply_to_config(config) == config
 
 
 def test_a_model_keeps_its_weights_and_new_scales_change_nothing() -> None:
@@ -56,14 +55,14 @@ def test_heads_are_dropped_in_training_and_the_model_stays_one_of_its_family(
 ) -> None:
     write_corpus(tmp_path, documents=40)
     size = tables(tmp_path)["model"]
-    train(run_of(regularised(tmp_path, size, {}, "plain")), progress=False)
+    train(parse_run(regularised(tmp_path, size, {}, "plain")), progress=False)
     saved = train(
-        run_of(regularised(tmp_path, size, {"drop": 0.5}, "dropped")), progress=False
+        parse_run(regularised(tmp_path, size, {"drop": 0.5}, "dropped")), progress=False
     ).saved
     assert saved is not None
     assert saved.family == "gpt2"
     still = regularised(tmp_path, size, {"dropout": 0.25}, "still")
-    assert "gpt2" in str(train(run_of(still), progress=False).saved)
+    assert "gpt2" in str(train(parse_run(still), progress=False).saved)
     one, other = ((tmp_path / run / "metrics.jsonl").read_text() for run in ("plain", "dropped"))
     assert json.loads(one.splitlines()[0])["loss"] != json.loads(other.splitlines()[0])["loss"]
     # And from a folder, with scales to be thinned out.
@@ -71,7 +70,7 @@ def test_heads_are_dropped_in_training_and_the_model_stays_one_of_its_family(
         tmp_path, {"folder": str(tmp_path / "plain/model")}, {"scale": "learned"}, "scaled"
     )
     asked["regulariser"] = [{"kind": "L1Scales", "weight": 0.1}]
-    train(run_of(asked), progress=False)
+    train(parse_run(asked), progress=False)
     first = json.loads((tmp_path / "scaled/metrics.jsonl").read_text().splitlines()[0])
     assert first["parts"]["head scales"] == pytest.approx(0.4)
     scales = [
@@ -85,4 +84,4 @@ def test_heads_are_dropped_in_training_and_the_model_stays_one_of_its_family(
 def test_a_misspelt_change_is_named(tmp_path: Path) -> None:
     asked = regularised(tmp_path, {"size": "gpt2"}, {"dropp": 0.1}, "out")
     with refuses(ConfigError, "model.heads.dropp is not a known key: use model.heads.drop."):
-        run_of(asked)
+        parse_run(asked)

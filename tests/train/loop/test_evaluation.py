@@ -11,7 +11,7 @@ from manyheads.checkpoints.folder import load
 from manyheads.data.batch import Batch
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Tap
-from manyheads.train.loop.telemetry import HeadWatcher, Probe, make_probe
+from manyheads.train.loop.evaluation import HeadWatcher, Probe, make_probe
 
 
 def probe(block: int = 3) -> Probe:

@@ -1,1 +1,0 @@
-"""A smaller model from the heads, neurons and layers that stay."""

@@ -1,0 +1,196 @@
+"""Pruning: a new model without some heads, neurons or layers, and the origins of its heads."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import InputError
+from manyheads.lens.causal.ablation import replacement_values
+from manyheads.lens.causal.evaluate import default_batch_tokens
+from manyheads.lens.inputs.cached_run import StackName, head_scope
+from manyheads.lens.inputs.texts import read_inputs
+from manyheads.lens.results.addresses import Address, blocks_of, stacks_of
+from manyheads.models.build import Model, eval_mode
+from manyheads.surgery.addresses import AnyHead, find_addresses, find_stack, parse_address
+from manyheads.surgery.rebuild import LayerPlan, Means, full_plan, rebuild
+from manyheads.taps import Head, Sublayer
+
+FILE = "surgery.json"
+
+
+def origins(model: Model) -> dict[Address, Address]:
+    """For every head of a model its address in the model that pruning started from.
+
+    >>> from manyheads.models.build import build
+    >>> from manyheads.surgery import prune
+    >>> model = build("gpt2", layers=1, width=32, heads=4, vocabulary=50, seed=0)
+    >>> {str(new): str(old) for new, old in origins(prune(model, ["L0H1", "L0H2"])).items()}
+    {'L0H0': 'L0H0', 'L0H1': 'L0H3'}
+    """
+    here = [address for block in blocks_of(model) for address in block.addresses]
+    recorded = model.side_files.get(FILE)
+    if recorded is None:
+        return {address: address for address in here}
+    recorded_heads = json.loads(recorded)["heads"]
+    if len(recorded_heads) != len(here):
+        raise InputError(
+            f"{FILE} lists {len(recorded_heads)} heads and the model has {len(here)}",
+            "delete the file: it belongs to another model",
+        )
+    return {address: _address(recorded_heads[str(address)]) for address in here}
+
+
+def origins_in(before: Model, after: Model) -> dict[Address, Address] | None:
+    """For every head of `after` its address in `before`, which may have been pruned too.
+
+    None if `after` has no record, in which case both number their heads alike.
+    """
+    if FILE not in after.side_files:
+        return None
+    here = {first: address for address, first in origins(before).items()}
+    found = {}
+    for address, first in origins(after).items():
+        if first not in here:
+            raise InputError(
+                f"{address} of the second model is {first} of the original, which the first model "
+                "does not have",
+                "give the model that the second one was pruned from",
+            )
+        found[address] = here[first]
+    return found
+
+
+def record_origins(fresh: Model, model: Model, kept: Mapping[str, Sequence[LayerPlan]]) -> None:
+    """Record in a new model the original addresses of its heads."""
+    before = origins(model)
+    found = {
+        str(Address(Head(index, place), stack, sublayer)): str(
+            before[Address(Head(layer.source, head), stack, sublayer)]
+        )
+        for stack, layers in kept.items()
+        for index, layer in enumerate(layers)
+        for sublayer in (Sublayer.ATTENTION, Sublayer.CROSS)
+        for place, head in enumerate(layer.heads(sublayer))
+    }
+    # Without the last heads of a layer the others keep their numbers, but some are missing.
+    same = len(found) == len(before) and all(new == old for new, old in found.items())
+    if FILE not in model.side_files and same:
+        return
+    text = json.dumps({"heads": found}, indent=1).encode()
+    fresh.side_files = {**model.side_files, FILE: text}
+
+
+def _address(text: str) -> Address:
+    stack, head, sublayer = parse_address(text)
+    return Address(head, stack or "main", sublayer)
+
+
+ReplaceWith = Literal["zero", "mean"]
+AnyModel = TypeVar("AnyModel", bound=Model)
+
+
+def prune(
+    model: AnyModel,
+    heads: AnyHead | Iterable[AnyHead],
+    replace_with: ReplaceWith = "zero",
+    texts: Any = None,
+) -> AnyModel:
+    """A new model without these heads, which computes the same as this one with them ablated.
+
+    A head is a `Head`, an `Address` or its text, "L5H1" or "decoder L2H0 cross". With
+    replace_with="mean" their mean output over `texts` stays, in the bias of the output projection.
+    The new model numbers its heads anew; `origins` has their old addresses.
+
+    >>> from manyheads.models.build import build
+    >>> model = build("gpt2", layers=2, width=32, heads=4, vocabulary=50, seed=0)
+    >>> pruned = prune(model, ["L0H1", "L1H0", "L1H3"])
+    >>> [layer.attention.inner.heads for layer in pruned.config.stack.layers]
+    [3, 2]
+    """
+    chosen = find_addresses(model, heads)
+    if replace_with not in ("zero", "mean"):
+        raise InputError(
+            f'replace_with must be "zero" or "mean", got {replace_with!r}', 'use "zero" or "mean"'
+        )
+    if replace_with == "mean" and texts is None:
+        raise InputError('replace_with="mean" needs texts to average over', "give texts=")
+    gone: dict[tuple[str, int], list[Address]] = {}
+    for address in chosen:
+        gone.setdefault((address.stack, address.head.layer), []).append(address)
+    kept = {
+        stack: tuple(layer.without(gone.get((stack, layer.source), ())) for layer in layers)
+        for stack, layers in full_plan(model).items()
+    }
+    means = _means(model, chosen, texts) if replace_with == "mean" else None
+    return _pruned(model, kept, means)
+
+
+def prune_neurons(
+    model: AnyModel, neurons: Mapping[int, Sequence[int]], *, stack: StackName | None = None
+) -> AnyModel:
+    """A new model without these neurons of its feed-forwards, listed by layer.
+
+    The result computes the same as the model with these neurons at zero. One neuron of a layer has
+    to stay.
+    """
+    chosen = find_stack(model, stack)
+    kept = {name: list(layers) for name, layers in full_plan(model).items()}
+    for layer, gone in neurons.items():
+        if not 0 <= layer < len(chosen.config.layers):
+            raise InputError(
+                f"there is no layer {layer}", f"use 0 to {len(chosen.config.layers) - 1}"
+            )
+        there = kept[chosen.name][layer].neurons
+        if not there:
+            raise InputError(f"layer {layer} has no neurons to prune", "choose another layer")
+        odd = sorted(set(gone) - set(there))
+        if odd:
+            raise InputError(f"layer {layer} has no neuron {odd[0]}", f"use 0 to {len(there) - 1}")
+        left = tuple(neuron for neuron in there if neuron not in set(gone))
+        if not left:
+            raise InputError(f"layer {layer} would have no neuron left", "keep at least one")
+        kept[chosen.name][layer] = replace(kept[chosen.name][layer], neurons=left)
+    return _pruned(model, kept, None)
+
+
+def prune_layers(
+    model: AnyModel, layers: Iterable[int], *, stack: StackName | None = None
+) -> AnyModel:
+    """A new model without these layers: the input of each goes to the next layer that stays."""
+    chosen = find_stack(model, stack)
+    gone, count = set(layers), len(chosen.config.layers)
+    odd = sorted(gone - set(range(count)))
+    if odd:
+        raise InputError(f"there is no layer {odd[0]}", f"use 0 to {count - 1}")
+    if len(gone) == count:
+        raise InputError(f"all {count} layers would be removed", "keep at least one")
+    kept: dict[str, Sequence[LayerPlan]] = dict(full_plan(model))
+    kept[chosen.name] = [layer for layer in kept[chosen.name] if layer.source not in gone]
+    return _pruned(model, kept, None)
+
+
+def _pruned(
+    model: AnyModel, kept: Mapping[str, Sequence[LayerPlan]], means: Means | None
+) -> AnyModel:
+    fresh = rebuild(model, kept, means)
+    record_origins(fresh, model, kept)
+    return fresh
+
+
+def _means(model: Model, heads: Sequence[Address], texts: Any) -> Means:
+    """The mean output of every head of the layers that lose some, as in ablation."""
+    given = read_inputs(model, texts)
+    batch_tokens = default_batch_tokens(model)
+    found: dict[tuple[str, Sublayer, int], Tensor] = {}
+    stacks = stacks_of(model)
+    for name, sublayer in dict.fromkeys((head.stack, head.sublayer) for head in heads):
+        assert name in stacks, "the addresses were checked"
+        part = head_scope(model, name, sublayer)  # type: ignore[arg-type]
+        with eval_mode(model), torch.no_grad():
+            means = replacement_values(part, given, "mean", seed=0, batch_tokens=batch_tokens).means
+        found |= {(name, sublayer, layer): each for layer, each in means.items()}
+    return found

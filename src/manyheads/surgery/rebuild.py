@@ -1,0 +1,397 @@
+"""A new model from the layers, heads and neurons that stay of another."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.attention import Attention, AttentionConfig
+from manyheads.errors import InputError
+from manyheads.lens.results.addresses import Address, stacks_of
+from manyheads.models.build import Model, build
+from manyheads.models.layer import Branch, FeedForwardConfig, Layer, LayerConfig, Residual
+from manyheads.models.recipes import ModelConfig
+from manyheads.models.stack import Stack, StackConfig
+from manyheads.parts.experts import Experts
+from manyheads.parts.feedforward import Constant, FeedForward
+from manyheads.parts.gates import Gate
+from manyheads.parts.norms import NoNorm, PostNorm, PreNorm, SandwichNorm
+from manyheads.parts.positions import Alibi, T5Buckets
+from manyheads.parts.positions.relative import BucketTable
+from manyheads.taps import Sublayer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """The heads and neurons that stay of layer `source`; empty if there are none."""
+
+    source: int
+    attention: tuple[int, ...]
+    cross: tuple[int, ...]
+    neurons: tuple[int, ...]
+
+    @classmethod
+    def all_of(cls, index: int, layer: LayerConfig) -> "LayerPlan":
+        hidden = 0
+        if layer.feedforward is not None and not isinstance(layer.feedforward.inner, Experts):
+            hidden = layer.feedforward.inner.hidden
+        heads = [0 if each is None else each.inner.heads for each in (layer.attention, layer.cross)]
+        return cls(
+            source=index,
+            attention=tuple(range(heads[0])),
+            cross=tuple(range(heads[1])),
+            neurons=tuple(range(hidden)),
+        )
+
+    def heads(self, sublayer: Sublayer) -> tuple[int, ...]:
+        return self.cross if sublayer is Sublayer.CROSS else self.attention
+
+    def without(self, heads: Iterable[Address]) -> "LayerPlan":
+        """The plan without these heads, all of this layer."""
+        gone = {(address.sublayer, address.head.head) for address in heads}
+        left = {
+            sublayer: tuple(head for head in self.heads(sublayer) if (sublayer, head) not in gone)
+            for sublayer in (Sublayer.ATTENTION, Sublayer.CROSS)
+        }
+        return replace(self, attention=left[Sublayer.ATTENTION], cross=left[Sublayer.CROSS])
+
+
+def full_plan(model: Model) -> dict[str, tuple[LayerPlan, ...]]:
+    """A plan that keeps everything, by stack."""
+    return {
+        name: tuple(
+            LayerPlan.all_of(index, layer) for index, layer in enumerate(stack.config.layers)
+        )
+        for name, stack in stacks_of(model).items()
+    }
+
+
+HeadMeans = Float[Tensor, "h d"]
+
+
+def pruned_attention_config(
+    config: AttentionConfig, kept: Sequence[int], *, writes_mean: bool = False
+) -> AttentionConfig:
+    """The config of the heads that stay, with the key heads that they still read.
+
+    The mean of the others is written by a bias.
+
+    >>> config = AttentionConfig(width=64, heads=8, kv_heads=2)
+    >>> pruned_attention_config(config, [0, 1, 2, 5]).kv_heads
+    (3, 1)
+    """
+    if writes_mean:
+        biased = config.bias in ("inputs", "all")
+        config = replace(config, bias="all" if biased else "output")
+    if len(kept) == config.heads:
+        return config
+    owners = [config.owners[head] for head in kept]
+    groups = tuple(owners.count(key) for key in _keys(config, kept))
+    position = config.position
+    if isinstance(position, Alibi):
+        position = position.keep(kept, config.heads)
+    return replace(
+        config,
+        heads=len(kept),
+        kv_heads="each" if config.kv_heads == "each" else groups,
+        head_size=config.size,
+        position=position,
+        gates=tuple(_with_slices(gate, config.heads) for gate in config.gates),
+    )
+
+
+def attention_weights(
+    attention: Attention, kept: Sequence[int], means: HeadMeans | None = None
+) -> dict[str, Tensor]:
+    """The weights of the heads that stay, by name; `means` of the others go into the bias.
+
+    Without a bucket table, which may belong to another layer.
+    """
+    found: dict[str, Tensor] = {}
+    for name, linear, rows in (
+        ("project", attention.project, attention.our_rows),
+        ("project_memory", attention.project_memory, attention.memory_rows),
+    ):
+        for kind in ("weight", "bias"):
+            joined = None if linear is None else getattr(linear, kind)
+            if joined is not None:
+                parts = zip(rows, joined.split(list(rows.values())), strict=True)
+                chosen = [_rows(attention.config, part, values, kept) for part, values in parts]
+                found[f"{name}.{kind}"] = torch.cat(chosen)
+    columns = attention.output.weight.unflatten(1, (attention.config.heads, -1))
+    found["output.weight"] = columns[:, list(kept)].flatten(1)
+    bias = output_bias(attention, kept, means)
+    if bias is not None:
+        found["output.bias"] = bias
+    for name in ("sink", "head_scale"):
+        if getattr(attention, name) is not None:
+            found[name] = getattr(attention, name)[list(kept)]
+    for name in ("query_norm", "key_norm", "table"):
+        part = getattr(attention, name)
+        if part is not None and not isinstance(part, BucketTable):
+            found |= {f"{name}.{own}": each for own, each in part.state_dict().items()}
+    return found
+
+
+def output_bias(
+    attention: Attention, kept: Sequence[int], means: HeadMeans | None
+) -> Float[Tensor, " c"] | None:
+    """The bias of the output projection, plus the mean output of the removed heads."""
+    bias = attention.output.bias
+    if means is None:
+        return bias
+    gone = [head for head in range(attention.config.heads) if head not in kept]
+    weight = attention.output.weight
+    columns = weight.unflatten(1, (attention.config.heads, -1))[:, gone].flatten(1)
+    mean = columns.double() @ means[gone].flatten().to(weight.device).double()
+    return (mean if bias is None else bias.double() + mean).to(weight.dtype)
+
+
+def pruned_feedforward_config(config: FeedForwardConfig, hidden: int) -> FeedForwardConfig:
+    return config if config.hidden == hidden else replace(config, hidden=hidden)
+
+
+def feedforward_weights(feedforward: FeedForward, kept: Sequence[int]) -> dict[str, Tensor]:
+    """The rows of the input projections and the columns of the output's that stay."""
+    found: dict[str, Tensor] = {}
+    parts = 2 if feedforward.gated else 1
+    for name, joined in feedforward.expand.state_dict().items():
+        chosen = [half[list(kept)] for half in joined.chunk(parts)]
+        found[f"expand.{name}"] = torch.cat(chosen)
+    found["contract.weight"] = feedforward.contract.weight[:, list(kept)]
+    if feedforward.contract.bias is not None:
+        found["contract.bias"] = feedforward.contract.bias
+    return found
+
+
+def _keys(config: AttentionConfig, kept: Sequence[int]) -> list[int]:
+    """The key heads that are still read."""
+    return sorted({config.owners[head] for head in kept})
+
+
+def _with_slices(gate: Gate, heads: int) -> Gate:
+    """A final gate keeps its slices of the width."""
+    return gate if gate.at != "final" else replace(gate, slices=gate.slice_count(heads))
+
+
+def _rows(
+    config: AttentionConfig, part: str, values: Float[Tensor, "rows *c"], kept: Sequence[int]
+) -> Float[Tensor, "fewer *c"]:
+    """The rows of one part of an input projection that belong to the heads that stay."""
+    name = part.removeprefix("gate_")
+    heads = _keys(config, kept) if name in ("key", "value") else list(kept)
+    gate = next((each for each in config.gates if part == f"gate_{each.at}"), None)
+    if gate is not None and (gate.heads == "shared" or gate.at == "final"):
+        return values
+    count = config.key_heads if name in ("key", "value") else config.heads
+    return values.unflatten(0, (count, -1))[heads].flatten(0, 1)
+
+
+# The mean outputs of heads by stack, sublayer and layer, which replace removed heads.
+Means = Mapping[tuple[str, Sublayer, int], Float[Tensor, "_ _"]]
+AnyModel = TypeVar("AnyModel", bound=Model)
+
+BRANCHES = ((Sublayer.ATTENTION, "attention"), (Sublayer.CROSS, "cross"))
+
+
+@torch.no_grad()
+def rebuild(
+    model: AnyModel, kept: Mapping[str, Sequence[LayerPlan]], means: Means | None = None
+) -> AnyModel:
+    """A copy of the model with only these layers, heads and neurons."""
+    _check(
+        set(build(cast(ModelConfig, model.config), device="meta").state_dict()),
+        set(model.state_dict()),
+    )
+    stacks = stacks_of(model)
+    cuts = {name: _StackCut(name, stack, kept[name], means or {}) for name, stack in stacks.items()}
+    fields = {"main": "stack", "encoder": "encoder", "decoder": "decoder"}
+    configs: dict[str, Any] = {fields[name]: cut.config() for name, cut in cuts.items()}
+    fresh = build(cast(ModelConfig, replace(cast(Any, model.config), **configs)), device="meta")
+    state = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if not any(name.startswith(f"{fields[stack]}.layers.") for stack in stacks)
+    }
+    for name, stack in stacks_of(fresh).items():
+        for index in range(len(stack.layers)):
+            prefix = f"{fields[name]}.layers.{index}."
+            layer = cast(Layer, stack.layers[index])
+            own = cuts[name].weights(index, layer)
+            state |= {f"{prefix}{part}": tensor for part, tensor in own.items()}
+    _check(set(fresh.state_dict()), set(state))
+    fresh.load_state_dict(
+        {name: tensor.detach().clone() for name, tensor in state.items()}, assign=True
+    )
+    fresh.copy_provenance(model)
+    return cast(AnyModel, fresh.train(model.training))
+
+
+def _check(wanted: set[str], got: set[str]) -> None:
+    if odd := sorted(got ^ wanted):
+        raise InputError(
+            f"{odd[0]} does not belong to the model's own weights",
+            "first merge or delete adapters, gates and other modules that were added",
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _StackCut:
+    """One stack and the parts of it that stay."""
+
+    name: str
+    stack: Stack
+    kept: Sequence[LayerPlan]
+    means: Means
+
+    def config(self) -> StackConfig:
+        layers = [self._layer(each) for each in self.kept]
+        separate = self._own_tables()
+        return replace(
+            self.stack.config,
+            layers=tuple(
+                _with_own_table(layer) if index in separate else layer
+                for index, layer in enumerate(layers)
+            ),
+        )
+
+    def weights(self, index: int, fresh: Layer) -> dict[str, Tensor]:
+        """The weights of a layer of the new model, by name."""
+        kept = self.kept[index]
+        old = self._old(kept.source)
+        found: dict[str, Tensor] = {}
+        for sublayer, name in BRANCHES:
+            attention = getattr(old, name)
+            if attention is not None and kept.heads(sublayer):
+                means = self._means(kept, sublayer)
+                own = attention_weights(attention, kept.heads(sublayer), means)
+                found |= {f"{name}.{part}": tensor for part, tensor in own.items()}
+            rest = getattr(fresh, f"{name}_rest")
+            if rest is not None:
+                found[f"{name}_rest.vector"] = self._vector(kept, sublayer)
+            residual = getattr(fresh, f"{name}_residual", None)
+            if residual is not None:
+                wanted = residual.state_dict()
+                mine = getattr(old, f"{name}_residual").state_dict()
+                found |= {f"{name}_residual.{part}": mine[part] for part in wanted}
+        if fresh.attention is not None and isinstance(fresh.attention.table, BucketTable):
+            found["attention.table.table"] = self._table(kept)
+        if old.feedforward is not None:
+            found |= _feedforward(old, kept)
+        return found
+
+    def _old(self, index: int) -> Layer:
+        return cast(Layer, self.stack.layers[index])
+
+    def _layer(self, kept: LayerPlan) -> LayerConfig:
+        layer = self.stack.config.layers[kept.source]
+        changes: dict[str, Any] = {}
+        for sublayer, name in BRANCHES:
+            branch: Branch[AttentionConfig] | None = getattr(layer, name)
+            heads = kept.heads(sublayer)
+            if branch is not None and heads:
+                writes_mean = self._means(kept, sublayer) is not None
+                inner = pruned_attention_config(branch.inner, heads, writes_mean=writes_mean)
+                changes[name] = replace(branch, inner=inner)
+            elif branch is not None:
+                changes |= {name: None, f"{name}_rest": self._rest(kept, sublayer)}
+        feedforward = layer.feedforward
+        if feedforward is not None and kept.neurons:
+            inner = pruned_feedforward_config(feedforward.inner, len(kept.neurons))
+            changes["feedforward"] = replace(feedforward, inner=inner)
+        return replace(layer, **changes)
+
+    def _means(self, kept: LayerPlan, sublayer: Sublayer) -> Tensor | None:
+        """The mean outputs of the heads of a layer that loses some."""
+        layer = self.stack.config.layers[kept.source]
+        if len(kept.heads(sublayer)) == len(LayerPlan.all_of(0, layer).heads(sublayer)):
+            return None
+        return self.means.get((self.name, sublayer, kept.source))
+
+    def _rest(self, kept: LayerPlan, sublayer: Sublayer) -> Branch[Constant] | None:
+        """The constant that is left of attention without heads; None if it is zero."""
+        name = dict(BRANCHES)[sublayer]
+        branch = getattr(self.stack.config.layers[kept.source], name)
+        written = output_bias(
+            getattr(self._old(kept.source), name), (), self._means(kept, sublayer)
+        )
+        _check_gates(branch.inner, written, f"layer {kept.source} gates its {sublayer.value}")
+        constant = Constant(width=branch.inner.width)
+        if isinstance(branch.norm, PostNorm):
+            return Branch(constant, branch.norm, branch.dropout)
+        silent = not self._vector(kept, sublayer).any()
+        if silent and sublayer is Sublayer.ATTENTION:
+            return None
+        return Branch(constant, PreNorm(NoNorm()), branch.dropout)
+
+    def _vector(self, kept: LayerPlan, sublayer: Sublayer) -> Float[Tensor, " c"]:
+        old, name = self._old(kept.source), dict(BRANCHES)[sublayer]
+        rest = getattr(old, f"{name}_rest")
+        if rest is not None:
+            return rest.vector
+        attention: Attention = getattr(old, name)
+        written = output_bias(attention, (), self._means(kept, sublayer))
+        if written is None:
+            written = attention.output.weight.new_zeros(attention.config.width)
+        residual: Residual = getattr(old, f"{name}_residual")
+        if isinstance(residual.placement, SandwichNorm) and residual.second_norm is not None:
+            written = residual.second_norm(written[None])[0]
+        return written
+
+    def _own_tables(self) -> set[int]:
+        """New layers that can no longer share a bucket table, since they keep different heads."""
+        sharing = {
+            index: kept
+            for index, kept in enumerate(self.kept)
+            if kept.attention and self._shares_table(kept.source)
+        }
+        owners = {self.stack.position_owner[kept.source] for kept in sharing.values()}
+        alike = {kept.attention for kept in sharing.values()}
+        if len(owners) <= 1 and len(alike) <= 1:
+            return set()
+        return {index for index, kept in sharing.items() if self._loses(kept)}
+
+    def _shares_table(self, layer: int) -> bool:
+        config = self.stack.config.attention(layer)
+        return (
+            config is not None and isinstance(config.position, T5Buckets) and config.position.shared
+        )
+
+    def _loses(self, kept: LayerPlan) -> bool:
+        config = self.stack.config.attention(kept.source)
+        return config is not None and len(kept.attention) < config.heads
+
+    def _table(self, kept: LayerPlan) -> Float[Tensor, "buckets h"]:
+        owner = self._old(self.stack.position_owner[kept.source]).attention
+        assert owner is not None
+        assert isinstance(owner.table, BucketTable)
+        return owner.table.table[:, list(kept.attention)]
+
+
+def _with_own_table(layer: LayerConfig) -> LayerConfig:
+    assert layer.attention is not None
+    inner = layer.attention.inner
+    assert isinstance(inner.position, T5Buckets)
+    inner = replace(inner, position=replace(inner.position, shared=False))
+    return replace(layer, attention=replace(layer.attention, inner=inner))
+
+
+def _feedforward(old: Layer, kept: LayerPlan) -> dict[str, Tensor]:
+    residual = old.feedforward_residual.state_dict()
+    found = {f"feedforward_residual.{part}": tensor for part, tensor in residual.items()}
+    assert old.feedforward is not None
+    if isinstance(old.feedforward, FeedForward):
+        own = feedforward_weights(old.feedforward, kept.neurons)
+    else:
+        own = old.feedforward.state_dict()
+    return found | {f"feedforward.{part}": tensor for part, tensor in own.items()}
+
+
+def _check_gates(config: AttentionConfig, written: Tensor | None, what: str) -> None:
+    """A gate after the output projection would gate a bias, which no bias can express."""
+    for gate in config.gates:
+        if gate.at == "final" and (gate.operation == "add" or written is not None):
+            raise InputError(f"{what} even without any head", "keep one of its heads")

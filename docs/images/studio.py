@@ -1,4 +1,4 @@
-"""Takes the pictures of the studio anew: python docs/images/studio.py, with Chromium installed."""
+"""Take the pictures of the studio again: python docs/images/studio.py, with Chromium installed."""
 
 import shutil
 import sys
@@ -11,14 +11,13 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from manyheads import load  # noqa: E402
-from tests.studio.running import running  # noqa: E402
+from tests.studio.live_server import live_server  # noqa: E402
 
-SHORT = "Trondheim lies on a fjord in Norway. In 1921 the harbour of Trond"
-LONG = "The town of Trondheim lies on a fjord in the north of Norway. In 1921 the harbour of Trond"
-SHARED = {"m": "house-gpt", "h": "L2H7,L2H6,L1H0", "c": "induction"}
+TEXT = "Trondheim lies on a fjord in Norway. In 1921 the harbour of Trond"
+SHARED = {"m": "house-gpt", "h": "L2H7,L2H6,L1H0", "c": "induction", "t": TEXT}
 PICTURES = {
-    "light": SHARED | {"v": "lines", "t": SHORT},
-    "dark": SHARED | {"v": "map", "t": LONG, "o": "L2H7,L2H6"},
+    "light": SHARED | {"v": "lines"},
+    "dark": SHARED | {"v": "map", "o": "L2H7,L2H6"},
 }
 HEIGHT = {"light": 1300, "dark": 1130}
 # Milliseconds: kinds are told from a few hundred random texts.
@@ -27,7 +26,7 @@ PATIENCE = 120_000
 
 def main() -> None:
     models = [(name, load(name)) for name in ("house-gpt", "house-gpt-gated")]
-    with running(models) as studio, sync_playwright() as playwright:
+    with live_server(models) as studio, sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
@@ -39,7 +38,7 @@ def main() -> None:
                 device_scale_factor=1.25,
             )
             page = context.new_page()
-            page.goto(f"http://127.0.0.1:{studio.door.port}/#{urlencode(state | {'at': last})}")
+            page.goto(f"http://127.0.0.1:{studio.endpoint.port}/#{urlencode(state | {'at': last})}")
             expect(page.locator(".bars li").first).to_contain_text("%", timeout=PATIENCE)
             expect(page.locator(".kind").first).to_contain_text("induction", timeout=PATIENCE)
             page.wait_for_timeout(1000)

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.studio import models
-from tests.studio.running import Running, running
+from tests.studio.live_server import LiveServer, live_server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 
 @pytest.fixture(scope="module")
-def studio() -> Iterator[Running]:
-    shelf = [
+def studio() -> Iterator[LiveServer]:
+    store = [
         ("tiny", models.decoder()),
         ("other", models.decoder(seed=5)),
         ("sees", models.vision()),
     ]
-    with running(shelf) as found:
+    with live_server(store) as found:
         yield found
 
 
@@ -27,7 +27,7 @@ def studio() -> Iterator[Running]:
 def browser() -> Iterator["Browser"]:
     from playwright.sync_api import expect, sync_playwright
 
-    from tests.studio.visiting import CHROMIUM, PATIENCE
+    from tests.studio.browsing import CHROMIUM, PATIENCE
 
     expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
@@ -39,7 +39,7 @@ def browser() -> Iterator["Browser"]:
 @pytest.fixture
 def page(browser: "Browser") -> Iterator["Page"]:
     """A page on a short text; whatever it complains of in its console is a fault."""
-    from tests.studio.visiting import PATIENCE
+    from tests.studio.browsing import PATIENCE
 
     context = browser.new_context(viewport={"width": 1400, "height": 1000}, accept_downloads=True)
     context.set_default_timeout(PATIENCE)
@@ -49,5 +49,5 @@ def page(browser: "Browser") -> Iterator["Page"]:
     found.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
     yield found
     context.close()
-    # A refused question is told in the console by the browser itself.
+    # A refused request is reported in the console by the browser itself.
     assert [each for each in faults if "status of 422" not in each] == []

@@ -9,8 +9,8 @@ from typing import Any
 from playwright.sync_api import Page, expect
 
 from tests.studio import models
-from tests.studio.running import Running, running
-from tests.studio.visiting import TEXT, needs_chromium, visit
+from tests.studio.browsing import TEXT, needs_chromium, visit
+from tests.studio.live_server import LiveServer, live_server
 
 pytestmark = needs_chromium
 
@@ -19,28 +19,28 @@ def loss(page: Page, side: int = 0) -> float:
     return float(page.locator("[data-loss]").nth(side).get_attribute("data-loss") or "nan")
 
 
-def test_typing_shows_tokens(page: Page, studio: Running) -> None:
+def test_typing_shows_tokens(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
     expect(page.locator(".token")).to_have_count(10)
-    page.get_by_label("Text to read").fill("the dog sat on the log")
+    page.get_by_label("Text", exact=True).fill("the dog sat on the log")
     expect(page.locator(".token")).to_have_count(6)
     expect(page.locator(".place-tokens header")).to_contain_text("6 tokens")
     expect(page).to_have_url(re.compile("t=the.dog"))
 
 
-def test_pointing_at_a_token_tells_where_heads_look(page: Page, studio: Running) -> None:
+def test_pointing_at_a_token_tells_where_heads_look(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
     page.locator(".token").nth(3).hover()
-    looks = page.locator(".looks > div")
-    expect(looks.nth(0)).to_contain_text("From on heads look at")
-    expect(looks.nth(1)).to_contain_text("on is looked at from")
-    expect(looks.nth(0).locator("li")).to_have_count(2)
+    attention = page.locator(".attention-list > div")
+    expect(attention.nth(0)).to_contain_text("on attends to")
+    expect(attention.nth(1)).to_contain_text("on is attended to by")
+    expect(attention.nth(0).locator("li")).to_have_count(2)
     # A token sees no later one, so that the first of the text looks at itself alone.
     page.locator(".token").nth(0).hover()
-    expect(looks.nth(0).locator("li").first).to_contain_text("The 100%")
+    expect(attention.nth(0).locator("li").first).to_contain_text("The 100%")
 
 
-def test_the_keyboard_is_enough(page: Page, studio: Running) -> None:
+def test_the_keyboard_is_enough(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
     page.locator(".strip").focus()
     page.keyboard.press("Home")
@@ -53,13 +53,13 @@ def test_the_keyboard_is_enough(page: Page, studio: Running) -> None:
     page.keyboard.press("Space")
     expect(page.locator('.cell[data-head="L1H0"]')).to_have_attribute("aria-selected", "true")
     page.keyboard.press("o")
-    expect(page.locator('.cell[data-head="L1H0"]')).to_have_class(re.compile("off"))
+    expect(page.locator('.cell[data-head="L1H0"]')).to_have_class(re.compile("ablated"))
     expect(page.locator('.cell[data-head="L1H0"]')).to_have_attribute(
         "aria-label", re.compile("Layer 1, head 0.*switched off")
     )
 
 
-def test_switching_a_head_off_moves_the_answer(page: Page, studio: Running) -> None:
+def test_switching_a_head_off_moves_the_answer(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
     before = loss(page)
     page.get_by_label("Switch L0H1 off").click()
@@ -69,11 +69,11 @@ def test_switching_a_head_off_moves_the_answer(page: Page, studio: Running) -> N
     page.get_by_role("button", name="Mean").click()
     expect(page.locator(f'[data-loss="{zero}"]')).to_have_count(0)
     expect(page).to_have_url(re.compile("o=L0H1"))
-    page.get_by_role("button", name="All heads on").click()
+    page.get_by_role("button", name="Restore all heads").click()
     expect(page.locator(f'[data-loss="{before}"]')).to_have_count(1)
 
 
-def test_two_sides_are_compared(page: Page, studio: Running) -> None:
+def test_two_sides_are_compared(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
     page.get_by_role("button", name="Compare").click()
     expect(page.locator(".side")).to_have_count(2)
@@ -91,38 +91,38 @@ def test_two_sides_are_compared(page: Page, studio: Running) -> None:
         "data-common", re.compile("^1.0|^0.99")
     )
     # Two texts.
-    side.get_by_label("Text to read").fill("The dog sat on the mat. The dog sat")
+    side.get_by_label("Text", exact=True).fill("The dog sat on the mat. The dog sat")
     expect(difference.locator("[data-common]")).not_to_have_attribute(
         "data-common", re.compile("^1.0|^0.99")
     )
 
 
-def test_writing_shows_tokens_as_they_come(page: Page, studio: Running) -> None:
+def test_writing_shows_tokens_as_they_come(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
-    page.get_by_label("Tokens to write").fill("6")
-    page.get_by_role("button", name="Write on").click()
-    expect(page.get_by_label("Text to read")).not_to_have_value(TEXT)
-    assert page.get_by_label("Text to read").input_value().startswith(TEXT)
-    page.get_by_label("Tokens to write").fill("500")
-    page.get_by_role("button", name="Write on").click()
+    page.get_by_label("Tokens to generate").fill("6")
+    page.get_by_role("button", name="Generate").click()
+    expect(page.get_by_label("Text", exact=True)).not_to_have_value(TEXT)
+    assert page.get_by_label("Text", exact=True).input_value().startswith(TEXT)
+    page.get_by_label("Tokens to generate").fill("500")
+    page.get_by_role("button", name="Generate").click()
     expect(page.locator(".token.new").first).to_be_visible()
     page.get_by_role("button", name="Stop").click()
-    expect(page.get_by_role("button", name="Write on")).to_be_visible()
+    expect(page.get_by_role("button", name="Generate")).to_be_visible()
     assert studio.quiet_within(20)
 
 
-def test_what_is_typed_while_it_writes_is_kept(page: Page, studio: Running) -> None:
+def test_what_is_typed_while_it_writes_is_kept(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
-    page.get_by_label("Tokens to write").fill("500")
-    page.get_by_role("button", name="Write on").click()
+    page.get_by_label("Tokens to generate").fill("500")
+    page.get_by_role("button", name="Generate").click()
     expect(page.locator(".token.new").first).to_be_visible()
-    page.get_by_label("Text to read").fill("the dog sat on the log")
+    page.get_by_label("Text", exact=True).fill("the dog sat on the log")
     expect(page.locator(".token")).to_have_count(6)
-    expect(page.get_by_label("Text to read")).to_have_value("the dog sat on the log")
+    expect(page.get_by_label("Text", exact=True)).to_have_value("the dog sat on the log")
     assert studio.quiet_within(20)
 
 
-def test_a_view_is_exported(page: Page, studio: Running, tmp_path: Path) -> None:
+def test_a_view_is_exported(page: Page, studio: LiveServer, tmp_path: Path) -> None:
     visit(page, studio)
     found = {}
     for kind in ("PNG", "SVG", "JSON"):
@@ -140,31 +140,31 @@ def test_a_view_is_exported(page: Page, studio: Running, tmp_path: Path) -> None
     assert len(numbers["rows"]["heads"]["L1H2"]) == 10
 
 
-def test_the_address_brings_the_view_back(page: Page, studio: Running) -> None:
+def test_the_address_brings_the_view_back(page: Page, studio: LiveServer) -> None:
     visit(page, studio, h="L2H0", o="L0H3", w="mean", at="4", v="map", c="entropy")
-    expect(page.locator(".cell.picked")).to_have_attribute("data-head", "L2H0")
-    expect(page.locator(".cell.off")).to_have_attribute("data-head", "L0H3")
+    expect(page.locator(".cell.selected")).to_have_attribute("data-head", "L2H0")
+    expect(page.locator(".cell.ablated")).to_have_attribute("data-head", "L0H3")
     expect(page.locator('.token[aria-selected="true"]')).to_have_text("the")
     expect(page.locator("canvas.map")).to_be_visible()
     expect(page.get_by_role("button", name="Mean")).to_have_attribute("aria-pressed", "true")
     expect(page.get_by_label("Measure that colours the heads")).to_have_value("entropy")
 
 
-def test_heads_are_patched_from_another_prompt(page: Page, studio: Running) -> None:
+def test_heads_are_patched_from_another_prompt(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
-    page.get_by_text("Patch from another prompt").click()
-    page.get_by_label("The other prompt").fill("The dog sat on the mat. The dog sat")
-    page.get_by_role("button", name="Try every head").click()
-    expect(page.locator(".patch")).to_contain_text("most is brought in by L")
+    page.get_by_text("Patching", exact=True).click()
+    page.get_by_label("Other prompt").fill("The dog sat on the mat. The dog sat")
+    page.get_by_role("button", name="Patch each head in turn").click()
+    expect(page.locator(".patch")).to_contain_text("restored most by L")
     expect(page.get_by_label("Measure that colours the heads")).to_have_value("patching")
-    page.get_by_role("button", name="Put the picked heads in").click()
+    page.get_by_role("button", name="Patch the selected heads").click()
     expect(page.locator(".cell.patched")).to_have_count(2)
     expect(page.locator(".loss")).to_contain_text("KL divergence")
 
 
-def test_eight_thousand_tokens_stay_fluid(page: Page, studio: Running) -> None:
+def test_eight_thousand_tokens_stay_fluid(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
-    page.get_by_label("Text to read").fill(models.WORDS * 385)
+    page.get_by_label("Text", exact=True).fill(models.WORDS * 385)
     expect(page.locator(".place-tokens header")).to_contain_text(re.compile(r"8,\d{3} tokens"))
     # Only tokens in sight are there, wherever one scrolls.
     assert page.locator(".token").count() < 1000
@@ -173,7 +173,7 @@ def test_eight_thousand_tokens_stay_fluid(page: Page, studio: Running) -> None:
     assert 2000 < int(middle.get_attribute("data-index") or 0) < 6000
     assert page.locator(".token").count() < 1000
     middle.click()
-    expect(page.locator(".looks > div").first).to_contain_text("%")
+    expect(page.locator(".attention-list > div").first).to_contain_text("%")
     expect(page.locator(".pager")).to_contain_text("of 8,")
     # A frame is drawn while the model is at work: the page itself never waits.
     slowest = page.evaluate(
@@ -192,13 +192,13 @@ def test_eight_thousand_tokens_stay_fluid(page: Page, studio: Running) -> None:
     assert slowest < 1000
 
 
-def test_a_model_that_sees_is_shown_an_image(page: Page, studio: Running) -> None:
+def test_a_model_that_sees_is_shown_an_image(page: Page, studio: LiveServer) -> None:
     visit(page, studio, m="sees", t="", h="L0H0,L1H1")
-    page.get_by_role("button", name="Try a drawing").click()
-    expect(page.locator(".eyes canvas")).to_have_count(3)
+    page.get_by_role("button", name="Use an example image").click()
+    expect(page.locator(".image-views canvas")).to_have_count(3)
     expect(page.locator(".bars li")).to_have_count(5)
-    page.locator(".eyes canvas").first.hover(position={"x": 20, "y": 20})
-    expect(page.locator(".eyes canvas").nth(1)).to_have_attribute(
+    page.locator(".image-views canvas").first.hover(position={"x": 20, "y": 20})
+    expect(page.locator(".image-views canvas").nth(1)).to_have_attribute(
         "aria-label", re.compile("L0H0 from row 1, column 1")
     )
     page.locator("#export").click()
@@ -207,13 +207,13 @@ def test_a_model_that_sees_is_shown_an_image(page: Page, studio: Running) -> Non
     assert Path(waiting.value.path()).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_dropped_image_is_read(page: Page, studio: Running, tmp_path: Path) -> None:
+def test_a_dropped_image_is_read(page: Page, studio: LiveServer, tmp_path: Path) -> None:
     from PIL import Image
 
     visit(page, studio, m="sees", t="", h="L0H0")
     Image.new("RGB", (90, 40), (200, 30, 60)).save(tmp_path / "red.png")
     page.get_by_label("Choose an image").set_input_files(tmp_path / "red.png")
-    expect(page.locator(".eyes canvas")).to_have_count(2)
+    expect(page.locator(".image-views canvas")).to_have_count(2)
 
 
 def test_all_of_an_image_is_read_in_the_size_of_the_model(page: Page, tmp_path: Path) -> None:
@@ -222,47 +222,49 @@ def test_all_of_an_image_is_read_in_the_size_of_the_model(page: Page, tmp_path: 
     shown = Image.new("RGB", (64, 32), (200, 0, 0))
     shown.paste((0, 200, 0), (0, 0, 12, 32))
     shown.save(tmp_path / "edge.png")
-    asked: list[dict[str, Any]] = []
+    images: list[dict[str, Any]] = []
 
     def keep(request: Any) -> None:
         sent = request.post_data_json if request.method == "POST" else {}
         if sent and sent.get("image"):
-            asked.append(sent["image"])
+            images.append(sent["image"])
 
     page.on("request", keep)
-    with running([("sees", models.vision()), ("large", models.vision(image=48))]) as studio:
+    with live_server([("sees", models.vision()), ("large", models.vision(image=48))]) as studio:
         visit(page, studio, m="sees", t="", h="L0H0")
         page.get_by_label("Choose an image").set_input_files(tmp_path / "edge.png")
-        expect(page.locator(".eyes canvas")).to_have_count(2)
-        assert {(each["width"], each["height"]) for each in asked} == {(32, 32)}
-        pixels = b64decode(asked[-1]["data"])
+        expect(page.locator(".image-views canvas")).to_have_count(2)
+        assert {(each["width"], each["height"]) for each in images} == {(32, 32)}
+        pixels = b64decode(images[-1]["data"])
         assert pixels[1] > 150 > pixels[0], "the edge was cut off"
         with page.expect_request(lambda request: '"width":48' in (request.post_data or "")):
             page.get_by_label("Model", exact=True).select_option("large")
-        # Nobody is asked any more when the studio ends.
+        # Leave the page before the studio ends.
         page.goto("about:blank")
 
 
-def test_a_bad_request_is_told_in_a_sentence(page: Page, studio: Running) -> None:
+def test_a_bad_request_shows_its_error(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
-    page.get_by_text("Patch from another prompt").click()
-    page.get_by_label("The other prompt").fill("one")
-    page.get_by_role("button", name="Try every head").click()
-    expect(page.locator("#trouble")).to_contain_text("the other prompt has")
+    page.get_by_text("Patching", exact=True).click()
+    page.get_by_label("Other prompt").fill("one")
+    page.get_by_role("button", name="Patch each head in turn").click()
+    expect(page.locator("#error")).to_contain_text("the other prompt has")
     # The page goes on.
-    page.get_by_label("Text to read").fill("the dog")
+    page.get_by_label("Text", exact=True).fill("the dog")
     expect(page.locator(".token")).to_have_count(2)
 
 
-def test_a_link_with_nonsense_opens_all_the_same(page: Page, studio: Running) -> None:
+def test_a_link_with_nonsense_opens_all_the_same(page: Page, studio: LiveServer) -> None:
     visit(page, studio, m="none", h="L99H99,<b>,L0H0", o="L0H99", at="99999", v="cube", c="nothing")
-    expect(page.locator(".cell.picked")).to_have_count(1)
+    expect(page.locator(".cell.selected")).to_have_count(1)
     expect(page.locator('.token[aria-selected="true"]')).to_have_text("sat")
 
 
-def test_the_page_asks_nobody_else(page: Page, studio: Running) -> None:
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+def test_the_page_asks_nobody_else(page: Page, studio: LiveServer) -> None:
+    urls: list[str] = []
+    page.on("request", lambda request: urls.append(request.url))
     visit(page, studio)
-    assert asked
-    assert all(url.startswith((f"http://127.0.0.1:{studio.door.port}/", "blob:")) for url in asked)
+    assert urls
+    assert all(
+        url.startswith((f"http://127.0.0.1:{studio.endpoint.port}/", "blob:")) for url in urls
+    )

@@ -9,12 +9,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from manyheads.studio.requests import LIMITS
-from manyheads.studio.security import Door
-from manyheads.studio.server import make_app, open_door
+from manyheads.studio.security import Endpoint
+from manyheads.studio.server import bind_endpoint, make_app
 from tests.studio import models
 
 ADDRESS = "http://127.0.0.1:8765"
-READ = {"model": "tiny", "text": "The cat"}
+REQUEST = {"model": "tiny", "text": "The cat"}
 
 
 @pytest.fixture(scope="module")
@@ -24,15 +24,15 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def client(model: Any) -> Iterator[TestClient]:
-    with TestClient(make_app([("tiny", model)], Door(port=8765)), base_url=ADDRESS) as client:
+    with TestClient(make_app([("tiny", model)], Endpoint(port=8765)), base_url=ADDRESS) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def guarded(model: Any) -> Iterator[TestClient]:
     """One that is bound elsewhere."""
-    door = Door(host="0.0.0.0", port=8765, token="secret")
-    with TestClient(make_app([("tiny", model)], door), base_url=ADDRESS) as client:
+    endpoint = Endpoint(host="0.0.0.0", port=8765, token="secret")
+    with TestClient(make_app([("tiny", model)], endpoint), base_url=ADDRESS) as client:
         yield client
 
 
@@ -40,7 +40,7 @@ def test_its_own_page_is_answered(client: TestClient) -> None:
     page = client.get("/")
     assert page.status_code == 200
     assert "text/html" in page.headers["content-type"]
-    assert client.post("/api/read", json=READ, headers={"origin": ADDRESS}).status_code == 200
+    assert client.post("/api/tokens", json=REQUEST, headers={"origin": ADDRESS}).status_code == 200
 
 
 def test_every_answer_forbids_what_is_not_ours(client: TestClient) -> None:
@@ -72,13 +72,13 @@ def test_every_answer_forbids_what_is_not_ours(client: TestClient) -> None:
 def test_a_page_from_another_origin_gets_nothing(
     client: TestClient, headers: dict[str, str]
 ) -> None:
-    asked = [client.post("/api/read", json=READ, headers=headers)]
-    asked += [client.get(path, headers=headers) for path in ("/api/models", "/main.js")]
-    for answer in asked:
+    answers = [client.post("/api/tokens", json=REQUEST, headers=headers)]
+    answers += [client.get(path, headers=headers) for path in ("/api/models", "/main.js")]
+    for answer in answers:
         assert answer.status_code == 403
         assert set(answer.json()) == {"error"}
         assert "access-control-allow-origin" not in answer.headers
-    preflight = client.options("/api/read", headers={**headers, "origin": "http://other.example"})
+    preflight = client.options("/api/tokens", headers={**headers, "origin": "http://other.example"})
     assert preflight.status_code == 403
 
 
@@ -104,39 +104,39 @@ def test_elsewhere_than_on_loopback_a_token_is_asked_for(guarded: TestClient) ->
     assert guarded.get("/api/models", headers={"cookie": "manyheads-8765=wrong"}).status_code == 403
 
 
-def test_a_door_elsewhere_has_a_token_of_its_own() -> None:
-    here, listening = open_door("127.0.0.1", 0)
-    listening.close()
+def test_an_endpoint_outside_loopback_has_a_token() -> None:
+    here, server_socket = bind_endpoint("127.0.0.1", 0)
+    server_socket.close()
     assert here.token is None
-    there, listening = open_door("0.0.0.0", 0)
-    listening.close()
+    there, server_socket = bind_endpoint("0.0.0.0", 0)
+    server_socket.close()
     assert there.token is not None
     assert len(there.token) >= 32
-    assert f"?token={there.token}" in there.address
+    assert f"?token={there.token}" in there.url
 
 
 def test_a_page_that_points_its_own_name_here_is_not_known() -> None:
-    door = Door(host="0.0.0.0", port=80, token="secret")
-    assert door.knows("192.168.1.5")
-    assert not door.knows("rebound.example")
+    endpoint = Endpoint(host="0.0.0.0", port=80, token="secret")
+    assert endpoint.accepts_host("192.168.1.5")
+    assert not endpoint.accepts_host("rebound.example")
 
 
 def test_large_bodies_are_refused_by_their_length_and_by_their_size(client: TestClient) -> None:
     kind = {"content-type": "application/json"}
     body = b'{"model": "' + b"a" * LIMITS.body_bytes + b'"}'
-    assert client.post("/api/read", content=body, headers=kind).status_code == 413
+    assert client.post("/api/tokens", content=body, headers=kind).status_code == 413
 
     def pieces() -> Iterator[bytes]:
         for start in range(0, len(body), 2**16):
             yield body[start : start + 2**16]
 
-    assert client.post("/api/read", content=pieces(), headers=kind).status_code == 413
+    assert client.post("/api/tokens", content=pieces(), headers=kind).status_code == 413
 
 
 def test_only_json_is_read(client: TestClient) -> None:
-    body = json.dumps(READ)
+    body = json.dumps(REQUEST)
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
-        answer = client.post("/api/read", content=body, headers={"content-type": kind})
+        answer = client.post("/api/tokens", content=body, headers={"content-type": kind})
         assert answer.status_code == 415
 
 
@@ -158,7 +158,18 @@ def test_no_path_reaches_another_file(client: TestClient, path: str) -> None:
     assert answer.json() == {"error": "There is nothing at this address."}
 
 
-NAMES = ("read", "atlas", "look", "lookers", "rows", "map", "answers", "patch", "write", "kinds")
+NAMES = (
+    "tokens",
+    "statistics",
+    "attention_from",
+    "attention_to",
+    "attention_rows",
+    "attention_map",
+    "predictions",
+    "patching",
+    "generate",
+    "kinds",
+)
 
 
 def _value(chance: random.Random, depth: int = 0) -> Any:
@@ -181,7 +192,7 @@ def _value(chance: random.Random, depth: int = 0) -> Any:
 
 def _malformed(chance: random.Random) -> bytes:
     """A body that no question can mean: broken JSON, wrong types, unknown fields."""
-    sound: dict[str, Any] = {"model": "tiny", "text": "The cat", "heads": ["L0H0"], "at": 0}
+    sound: dict[str, Any] = {"model": "tiny", "text": "The cat", "heads": ["L0H0"], "position": 0}
     way = chance.randrange(4)
     if way == 0:
         return bytes(chance.randrange(256) for _ in range(chance.randrange(60)))
@@ -191,7 +202,7 @@ def _malformed(chance: random.Random) -> bytes:
     if way == 2:
         return chance.choice([b"[" * 5000, b"NaN", b'{"model": NaN}', b'"text"', b"[]", b"1e999"])
     wrong = chance.choice(
-        ["model", "text", "edit", "heads", "at", "image", "max_new_tokens", "rows"]
+        ["model", "text", "edits", "heads", "position", "image", "max_new_tokens", "rows"]
     )
     sound[wrong] = _value(chance)
     # One field that nobody knows makes the rest wrong too, however it turned out.
@@ -210,11 +221,11 @@ def test_a_thousand_malformed_requests_leave_the_server_well(client: TestClient)
         assert answer.json()["error"].endswith("."), answer.text
         seen.add(answer.status_code)
     assert {400, 422} <= seen
-    assert client.post("/api/read", json=READ).status_code == 200
+    assert client.post("/api/tokens", json=REQUEST).status_code == 200
 
 
 def test_odd_methods_are_refused(client: TestClient) -> None:
     for method in ("PUT", "DELETE", "PATCH", "TRACE", "BREW"):
-        answer = client.request(method, "/api/read")
+        answer = client.request(method, "/api/tokens")
         assert answer.status_code == 405
         assert answer.json()["error"].endswith(".")

@@ -12,8 +12,8 @@ from playwright.sync_api import Page, expect
 from manyheads.lens.attention_maps.patterns import patterns
 from manyheads.taps import Head
 from tests.studio import models
-from tests.studio.running import Running
-from tests.studio.visiting import TEXT, needs_chromium, visit
+from tests.studio.browsing import TEXT, needs_chromium, visit
+from tests.studio.live_server import LiveServer
 
 pytestmark = needs_chromium
 
@@ -25,8 +25,8 @@ def pattern() -> torch.Tensor:
 
 
 def told(page: Page) -> list[float]:
-    """The shares that are told of one head at the chosen token."""
-    line = page.locator(".looks > div").first.locator("li").first
+    """The shares that are response of one head at the chosen token."""
+    line = page.locator(".attention-list > div").first.locator("li").first
     return [float(each) for each in re.findall(r"([\d.]+)%", line.text_content() or "")]
 
 
@@ -44,7 +44,7 @@ def exported(page: Page, path: Path) -> Any:
 
 
 def test_shares_are_those_of_the_pattern(
-    page: Page, studio: Running, pattern: torch.Tensor
+    page: Page, studio: LiveServer, pattern: torch.Tensor
 ) -> None:
     visit(page, studio, h="L1H2")
     for place in range(len(pattern)):
@@ -55,17 +55,19 @@ def test_shares_are_those_of_the_pattern(
 
 
 def test_exported_weights_are_those_of_the_pattern(
-    page: Page, studio: Running, pattern: torch.Tensor, tmp_path: Path
+    page: Page, studio: LiveServer, pattern: torch.Tensor, tmp_path: Path
 ) -> None:
     visit(page, studio, h="L1H2")
     found = exported(page, tmp_path / "view.json")["rows"]["heads"]["L1H2"]
     for row, weights in zip(found, pattern, strict=True):
-        assert row["places"] == weights.argsort(descending=True).tolist()[: len(row["places"])]
-        assert row["weights"] == pytest.approx(weights[row["places"]].tolist(), rel=1e-4)
+        assert (
+            row["positions"] == weights.argsort(descending=True).tolist()[: len(row["positions"])]
+        )
+        assert row["weights"] == pytest.approx(weights[row["positions"]].tolist(), rel=1e-4)
 
 
 def test_the_map_tells_the_weight_under_the_pointer(
-    page: Page, studio: Running, pattern: torch.Tensor
+    page: Page, studio: LiveServer, pattern: torch.Tensor
 ) -> None:
     visit(page, studio, h="L1H2", v="map")
     chart, tip = page.locator("canvas.map"), page.locator(".tip")
@@ -75,33 +77,40 @@ def test_the_map_tells_the_weight_under_the_pointer(
         chart.hover(position={"x": 125 + 30 * key, "y": 91 + 30 * query})
         weight = float(pattern[query, key])
         digits = 0 if weight >= 0.0995 else 1 if weight >= 0.00995 else 2
-        expect(tip).to_contain_text(f"with {100 * weight:.{digits}f}%")
+        expect(tip).to_contain_text(f"with a weight of {100 * weight:.{digits}f}%")
 
 
-def test_a_cleared_text_leaves_nothing_behind(page: Page, studio: Running) -> None:
+def test_a_cleared_text_leaves_nothing_behind(page: Page, studio: LiveServer) -> None:
     visit(page, studio, t=models.WORDS * 4, o="L0H3")
     expect(page.locator(".pager input")).to_be_visible()
-    page.get_by_label("Text to read").fill("")
-    expect(page.locator(".place-views")).to_contain_text("Type something above to begin.")
-    for part in (".token", ".looks li", ".bars li", ".pager *", "[data-loss]", "svg.lines"):
+    page.get_by_label("Text", exact=True).fill("")
+    expect(page.locator(".place-views")).to_contain_text("Type a text above to start.")
+    for part in (
+        ".token",
+        ".attention-list li",
+        ".bars li",
+        ".pager *",
+        "[data-loss]",
+        "svg.lines",
+    ):
         expect(page.locator(part)).to_have_count(0)
     ink = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((part) => part)"
     assert not page.locator(".strip canvas").evaluate(ink)
     expect(page.locator(".place-tokens header")).not_to_contain_text("tokens")
-    expect(page.locator(".place-answers header p")).to_be_empty()
+    expect(page.locator(".place-predictions header p")).to_be_empty()
     expect(page.get_by_label("Measure that colours the heads")).to_be_hidden()
     expect(page).to_have_url(re.compile("t=&"))
     expect(page).not_to_have_url(re.compile("at="))
-    # Heads stay as they were, and are told from the next text on.
-    expect(page.locator(".cell.off")).to_have_attribute("data-head", "L0H3")
+    # Heads stay as they were, and are response from the next text on.
+    expect(page.locator(".cell.ablated")).to_have_attribute("data-head", "L0H3")
     page.reload()
-    expect(page.locator(".place-views")).to_contain_text("Type something above to begin.")
-    expect(page.get_by_label("Text to read")).to_have_value("")
-    page.get_by_label("Text to read").fill(TEXT)
-    expect(page.locator(".looks li").first).to_contain_text("%")
+    expect(page.locator(".place-views")).to_contain_text("Type a text above to start.")
+    expect(page.get_by_label("Text", exact=True)).to_have_value("")
+    page.get_by_label("Text", exact=True).fill(TEXT)
+    expect(page.locator(".attention-list li").first).to_contain_text("%")
 
 
-def test_lines_are_drawn_anew_for_another_width(page: Page, studio: Running) -> None:
+def test_lines_are_drawn_anew_for_another_width(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
     lines = page.locator("svg.lines")
     expect(lines).to_have_attribute("viewBox", re.compile("^0 0 860 "))
@@ -113,7 +122,7 @@ def test_lines_are_drawn_anew_for_another_width(page: Page, studio: Running) -> 
     assert box["width"] == pytest.approx(drawn, abs=1)
 
 
-def test_a_map_fits_a_window_made_narrower(page: Page, studio: Running) -> None:
+def test_a_map_fits_a_window_made_narrower(page: Page, studio: LiveServer) -> None:
     visit(page, studio, v="map")
     shape = "canvas => canvas.offsetWidth / canvas.offsetHeight - canvas.width / canvas.height"
     page.set_viewport_size({"width": 380, "height": 900})
@@ -122,41 +131,43 @@ def test_a_map_fits_a_window_made_narrower(page: Page, studio: Running) -> None:
     assert abs(page.locator("canvas.map").evaluate(shape)) < 0.01
 
 
-def test_a_drawing_that_is_exported_leaves_the_pointer_alone(page: Page, studio: Running) -> None:
+def test_a_drawing_that_is_exported_leaves_the_pointer_alone(
+    page: Page, studio: LiveServer
+) -> None:
     visit(page, studio)
     page.locator("#export").click()
     with page.expect_download():
         page.get_by_role("menuitem", name="SVG").click()
-    page.get_by_text("at", exact=True).locator("xpath=..").locator("text").nth(-1).click()
+    page.get_by_text("key", exact=True).locator("xpath=..").locator("text").nth(-1).click()
     expect(page.locator('.token[aria-selected="true"]')).to_have_attribute("data-index", "9")
 
 
-def test_one_token_is_one_token(page: Page, studio: Running) -> None:
+def test_one_token_is_one_token(page: Page, studio: LiveServer) -> None:
     visit(page, studio, t="The")
     expect(page.locator(".place-tokens header")).to_contain_text("1 token")
     expect(page.locator(".place-tokens header")).not_to_contain_text("1 tokens")
 
 
-def test_heads_that_were_let_go_stay_so(page: Page, studio: Running) -> None:
+def test_heads_that_were_let_go_stay_so(page: Page, studio: LiveServer) -> None:
     visit(page, studio, h="L0H1")
     page.get_by_label("Deselect L0H1").click()
     expect(page).to_have_url(re.compile("h=&"))
     page.reload()
     expect(page.locator(".bars li").first).to_contain_text("%")
     expect(page.get_by_label("Measure that colours the heads")).to_be_enabled()
-    expect(page.locator(".cell.picked")).to_have_count(0)
+    expect(page.locator(".cell.selected")).to_have_count(0)
 
 
-def test_part_of_a_token_is_not_written(page: Page, studio: Running) -> None:
+def test_part_of_a_token_is_not_written(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
-    page.get_by_label("Tokens to write").fill("2.5")
-    page.get_by_role("button", name="Write on").click()
-    expect(page.get_by_label("Text to read")).not_to_have_value(TEXT)
-    expect(page.get_by_label("Tokens to write")).to_have_value("3")
-    expect(page.locator("#trouble")).to_be_hidden()
+    page.get_by_label("Tokens to generate").fill("2.5")
+    page.get_by_role("button", name="Generate").click()
+    expect(page.get_by_label("Text", exact=True)).not_to_have_value(TEXT)
+    expect(page.get_by_label("Tokens to generate")).to_have_value("3")
+    expect(page.locator("#error")).to_be_hidden()
 
 
-def test_the_menu_closes_once_focus_has_left_it(page: Page, studio: Running) -> None:
+def test_the_menu_closes_once_focus_has_left_it(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
     page.locator("#export").click()
     expect(page.get_by_role("menuitem", name="PNG")).to_be_focused()

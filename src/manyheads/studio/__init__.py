@@ -1,1 +1,1 @@
-"""The page a person opens in a browser: type a text and see what every head does with it."""
+"""A web page that shows what every head of a model does with a text that you type."""

@@ -1,4 +1,4 @@
-"""A text generated token by token, with what the watched heads attend to from each new token."""
+"""Generation token by token, with the attention of selected heads from each new token."""
 
 from typing import Any
 
@@ -9,71 +9,71 @@ from manyheads.decoding.generation_config import GenerationConfig
 from manyheads.decoding.request import GenerationRequest
 from manyheads.decoding.sampling import Sample, draw
 from manyheads.decoding.stopping import StreamDecoder
-from manyheads.lens.inputs.cached_run import Change
+from manyheads.lens.inputs.cached_run import EditFunction
 from manyheads.models.decoder import Decoder
 from manyheads.ragged import Ragged
-from manyheads.studio.kept_run import Stopped
-from manyheads.studio.models import Book, Text
-from manyheads.studio.requests import LeftError
+from manyheads.studio.models import LoadedModel, StudioInput
+from manyheads.studio.requests import DisconnectedError
+from manyheads.studio.run_cache import IsCancelled
 from manyheads.studio.views import rounded
 from manyheads.taps import Head, Patterns, Site, Tap
 
-KEYS_SHOWN = 32
+TOP_KEYS = 32
 
 
 class WatchedGeneration:
-    """One text being generated; `step` adds a token, and returns None once the text has ended.
+    """One text being generated; `step` adds a token, and returns None at the end.
 
-    The prompt is read without forming an attention pattern. Afterwards only the row of each new
-    token is formed, in the layers of the watched heads.
+    The prompt is read without computing any attention pattern; then only the row of each new token
+    is computed, in the layers of the selected heads.
     """
 
     def __init__(
         self,
-        book: Book,
-        text: Text,
+        loaded: LoadedModel,
+        text: StudioInput,
         config: GenerationConfig,
         *,
         heads: tuple[Head, ...],
-        changes: dict[Site, Change],
+        edits: dict[Site, EditFunction],
     ) -> None:
-        assert isinstance(book.model, Decoder), "only a decoder generates text here"
-        assert text.given.ids is not None
-        self.book, self.model = book, book.model
-        self._prompt = text.given.ids
-        self._request = GenerationRequest(book.model, self._prompt, config)
+        assert isinstance(loaded.model, Decoder), "only a decoder generates text here"
+        assert text.inputs.ids is not None
+        self.loaded, self.model = loaded, loaded.model
+        self._prompt = text.inputs.ids
+        self._request = GenerationRequest(loaded.model, self._prompt, config)
         self._random = self._request.random(0)
         self._step = 0
         self._ended = False
-        self._heads, self._changes = heads, changes
+        self._heads, self._edits = heads, edits
         self._cache = self.model.new_cache(config.cache)
         self._decoder = StreamDecoder(self._request.tokenizer, self._request.context(0))
         self._logits: Tensor | None = None
         self.length = len(text)
 
     @torch.inference_mode()
-    def step(self, stopped: Stopped) -> dict[str, Any] | None:
+    def step(self, cancelled: IsCancelled) -> dict[str, Any] | None:
         if self._ended or self._step == self._request.config.max_new_tokens:
             return None
         if self._logits is None:
-            self._feed(self._prompt, _Watch({}, self._changes, stopped))
+            self._feed(self._prompt, _RowRecorder({}, self._edits, cancelled))
         assert self._logits is not None
-        token, chance = self._choose(self._logits)
+        token, probability = self._choose(self._logits)
         if token in self._request.eos_token_ids:
             self._ended = True
             return None
         self._step += 1
-        watch = _Watch(self._layers(), self._changes, stopped)
+        watch = _RowRecorder(self._layers(), self._edits, cancelled)
         new = torch.tensor([token], device=self._prompt.device)
         self._feed(Ragged.from_list([new]), watch)
         self.length += 1
         return {
             "id": token,
-            "word": self.book.word(token),
+            "token": self.loaded.output_text(token),
             # A token may end inside a character, which comes complete with a later token.
-            "letters": self._decoder.push(token),
-            "chance": rounded(chance),
-            "at": self.length - 1,
+            "text": self._decoder.push(token),
+            "probability": rounded(probability),
+            "position": self.length - 1,
             "heads": watch.rows(self.length),
         }
 
@@ -81,7 +81,7 @@ class WatchedGeneration:
         """The characters held back, once there are no more tokens."""
         return self._decoder.finish()
 
-    def _feed(self, ids: Ragged, watch: "_Watch") -> None:
+    def _feed(self, ids: Ragged, watch: "_RowRecorder") -> None:
         plan = self._cache.plan(ids.lengths)
         x = self.model.embedding(ids, plan.positions, None)
         hidden, _ = self.model.stack(
@@ -107,29 +107,29 @@ class WatchedGeneration:
         return token, float(logits[0].softmax(-1)[token])
 
     def _layers(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
+        layers: dict[int, list[int]] = {}
         for head in self._heads:
-            found.setdefault(head.layer, []).append(head.head)
-        return found
+            layers.setdefault(head.layer, []).append(head.head)
+        return layers
 
 
-class _Watch:
-    """Records the new token's row of the pattern in some layers, and changes heads."""
+class _RowRecorder:
+    """Records the pattern row of the new token in some layers, and edits heads."""
 
     def __init__(
-        self, layers: dict[int, list[int]], changes: dict[Site, Change], stopped: Stopped
+        self, layers: dict[int, list[int]], edits: dict[Site, EditFunction], cancelled: IsCancelled
     ) -> None:
-        self._layers, self._changes, self._stopped = layers, changes, stopped
+        self._layers, self._edits, self._cancelled = layers, edits, cancelled
         self._rows: dict[Head, Tensor] = {}
 
     def wants(self, site: Site) -> bool:
-        if self._stopped():
-            raise LeftError
-        return site in self._changes or (site.tap is Tap.PATTERN and site.layer in self._layers)
+        if self._cancelled():
+            raise DisconnectedError
+        return site in self._edits or (site.tap is Tap.PATTERN and site.layer in self._layers)
 
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged | None:
         if isinstance(value, Ragged):
-            return value.map(self._changes[site])
+            return value.map(self._edits[site])
         pattern = value.of(0)
         for head in self._layers[site.layer]:
             self._rows[Head(site.layer, head)] = pattern[head, -1]
@@ -137,12 +137,12 @@ class _Watch:
 
     def rows(self, length: int) -> dict[str, Any]:
         """The keys each head attends to most; a ring buffer has only the last of them."""
-        found = {}
+        by_head = {}
         for head, row in self._rows.items():
-            largest = row.float().topk(min(KEYS_SHOWN, len(row)))
+            largest = row.float().topk(min(TOP_KEYS, len(row)))
             first = length - len(row)
-            found[str(head)] = {
-                "places": [first + place for place in largest.indices.tolist()],
+            by_head[str(head)] = {
+                "positions": [first + index for index in largest.indices.tolist()],
                 "weights": [rounded(weight) for weight in largest.values.tolist()],
             }
-        return found
+        return by_head

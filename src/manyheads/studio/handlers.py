@@ -1,4 +1,4 @@
-"""What the studio can do with its models, one method a question; all of it runs on one thread."""
+"""The requests that a studio answers, one method each; all of them run on one thread."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -12,264 +12,281 @@ from manyheads.decoding.sampling import Greedy, Sample
 from manyheads.errors import InputError
 from manyheads.lens.causal.patching import patch
 from manyheads.lens.head_kinds.kinds import kinds
-from manyheads.lens.inputs.cached_run import Change
+from manyheads.lens.inputs.cached_run import EditFunction
 from manyheads.lens.inputs.metrics import LogitDifference
-from manyheads.lens.measure.measure_table import describe_measure
+from manyheads.lens.measure.measures import describe_measure
 from manyheads.lens.measure.statistics import statistics
 from manyheads.studio import views
 from manyheads.studio.generation import WatchedGeneration
-from manyheads.studio.kept_run import Memory, Reading, Stopped, take
-from manyheads.studio.models import Book, Shelf, Text
-from manyheads.studio.requests import LIMITS, Asked, Edit
+from manyheads.studio.models import LoadedModel, ModelStore, StudioInput
+from manyheads.studio.requests import LIMITS, HeadEdits, RequestBody
+from manyheads.studio.run_cache import IsCancelled, RunCache, TracedRun, trace_run
 from manyheads.taps import Head, Site, Tap
 
-
-def changes_of(
-    edit: Edit, whole: Reading, other: Callable[[], Reading] | None
-) -> dict[Site, Change]:
-    """What to put in the place of heads' outputs.
-
-    "mean" is a head's mean over the tokens of this text, as `lens.ablate` takes it over all texts.
-    `other` runs the text that patched heads come from; it must have as many tokens.
-    """
-    whole.check((*edit.off, *edit.patched))
-    source = other() if edit.patched and other is not None else None
-    if source is not None and source.length != whole.length:
-        raise InputError(
-            f"the other prompt has {source.length} tokens and this one {whole.length}",
-            "change it word by word until both have as many",
-        )
-    found: dict[Site, Change] = {}
-    for layer in sorted({head.layer for head in (*edit.off, *edit.patched)}):
-        off, patched = _of_layer(edit.off, layer), _of_layer(edit.patched, layer)
-        instead = whole.means[layer][off] if edit.how == "mean" else None
-        given = None if source is None or not patched else source.outputs[layer][:, patched]
-        found[Site(layer, Tap.HEAD_OUTPUT)] = _change(off, instead, patched, given)
-    return found
+MAX_CACHED_STATISTICS = 16
+# The fields of every request about one text or image.
+INPUT = ("model", "text", "image", "edits")
 
 
-def _of_layer(heads: tuple[Head, ...], layer: int) -> list[int]:
-    return [head.head for head in heads if head.layer == layer]
+class Handlers:
+    """Answers requests with the models of a store and a cache of recent runs.
 
-
-def _change(
-    off: list[int], instead: Tensor | None, patched: list[int], given: Tensor | None
-) -> Change:
-    def change(values: Tensor) -> Tensor:
-        changed = torch.clone(values)
-        if off:
-            changed[:, off] = 0.0 if instead is None else instead
-        if given is not None:
-            changed[:, patched] = given
-        return changed
-
-    return change
-
-
-class Desk:
-    """The shelf and what was read from it lately.
-
-    Every question names the model and gives the text again: the server holds no state of a page,
-    so that any number of pages can ask, and one that is gone leaves nothing behind.
+    Every request names its model and carries its text: the server keeps no state of a page, so any
+    number of pages can be open, and a closed one leaves nothing behind.
     """
 
-    def __init__(self, shelf: Shelf) -> None:
-        self.shelf = shelf
-        self.memory = Memory(LIMITS.kept_bytes)
-        self._atlases: dict[tuple[Any, ...], dict[str, Any]] = {}
+    def __init__(self, store: ModelStore) -> None:
+        self.store = store
+        self.cache = RunCache(LIMITS.cache_bytes)
+        self._statistics: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._kinds: dict[str, dict[str, Any]] = {}
 
     def models(self) -> dict[str, Any]:
         return {
-            "models": [book.described() for book in self.shelf.books.values()],
+            "models": [loaded.describe() for loaded in self.store.models.values()],
             "limits": {"heads": LIMITS.heads, "max_new_tokens": LIMITS.max_new_tokens},
         }
 
-    def read(self, asked: Asked, stopped: Stopped) -> dict[str, Any]:
+    def tokens(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
         """The tokens of a text."""
-        asked.allow("model", "text", "image", "edit")
-        book, text = self._open(asked)
-        return views.opened(book, text, self._reading(book, text, asked.edit(), stopped))
+        body.check_fields(*INPUT)
+        loaded, text = self._open(body)
+        return views.tokens(loaded, text, self._run(loaded, text, body.edits(), cancelled))
 
-    def atlas(self, asked: Asked, stopped: Stopped) -> dict[str, Any]:
+    def statistics(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
         """Every statistic of every head on a text."""
-        asked.allow("model", "text", "image")
-        book, text = self._open(asked)
-        if text.key not in self._atlases:
-            if stopped():
+        body.check_fields("model", "text", "image")
+        loaded, text = self._open(body)
+        if text.key not in self._statistics:
+            if cancelled():
                 return {}
-            most = LIMITS.atlas_tokens
-            found = statistics(book.model, text.beginning(most).given, progress=False)
-            while len(self._atlases) >= 16:
-                self._atlases.pop(next(iter(self._atlases)))
-            self._atlases[text.key] = {
-                "tokens": min(len(text), most),
-                "heads": [str(address) for address in found.addresses],
+            limit = LIMITS.statistics_tokens
+            result = statistics(loaded.model, text.truncate(limit).inputs, progress=False)
+            while len(self._statistics) >= MAX_CACHED_STATISTICS:
+                self._statistics.pop(next(iter(self._statistics)))
+            self._statistics[text.key] = {
+                "tokens": min(len(text), limit),
+                "heads": [str(address) for address in result.addresses],
                 "statistics": {
-                    name: [views.rounded(value) for value in found[name].means.tolist()]
-                    for name in found.names
+                    name: [views.rounded(value) for value in result[name].means.tolist()]
+                    for name in result.names
                 },
                 "measures": {
-                    name: asdict(describe_measure(name)) for name in (*found.names, "patching")
+                    name: asdict(describe_measure(name)) for name in (*result.names, "patching")
                 },
             }
-        return self._atlases[text.key]
+        return self._statistics[text.key]
 
-    def kinds(self, asked: Asked, stopped: Stopped) -> dict[str, Any]:
-        """What every head is called, told once for a model: it is tried on texts of its own."""
-        asked.allow("model")
-        book = self.shelf[asked.word("model")]
-        if book.name not in self._kinds:
-            if stopped():
+    def kinds(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
+        """The kinds of every head, measured once per model on synthetic texts."""
+        body.check_fields("model")
+        loaded = self.store[body.name("model")]
+        if loaded.name not in self._kinds:
+            if cancelled():
                 return {}
-            found = kinds(book.model, sequences=LIMITS.kind_sequences, progress=False)
-            self._kinds[book.name] = {
+            result = kinds(loaded.model, sequences=LIMITS.kind_sequences, progress=False)
+            self._kinds[loaded.name] = {
                 str(address): [
-                    {"name": each.name, "score": views.rounded(each.score), "seen": each.evidence}
-                    for each in labels
+                    {
+                        "name": label.name,
+                        "score": views.rounded(label.score),
+                        "evidence": label.evidence,
+                    }
+                    for label in labels
                 ]
-                for address, labels in found.labels.items()
+                for address, labels in result.labels.items()
             }
-        return {"heads": self._kinds[book.name]}
+        return {"heads": self._kinds[loaded.name]}
 
-    def look(self, asked: Asked, stopped: Stopped) -> dict[str, Any]:
-        """Where one token looks."""
-        reading, heads, at, count = self._at_a_token(asked, stopped)
-        return views.looks(reading, heads, at, count, stopped)
+    def attention_from(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
+        """The tokens that one token attends to."""
+        run, heads, position, top_k = self._run_at_position(body, cancelled)
+        return views.attention_from(run, heads, position, top_k, cancelled)
 
-    def lookers(self, asked: Asked, stopped: Stopped) -> dict[str, Any]:
-        """Who looks at one token."""
-        reading, heads, at, count = self._at_a_token(asked, stopped)
-        return views.lookers(reading, heads, at, count, stopped)
+    def attention_to(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
+        """The tokens that attend to one token."""
+        run, heads, position, top_k = self._run_at_position(body, cancelled)
+        return views.attention_to(run, heads, position, top_k, cancelled)
 
-    def rows(self, asked: Asked, stopped: Stopped) -> dict[str, Any]:
-        """A run of queries, each with the keys it looks at most."""
-        asked.allow("model", "text", "image", "edit", "heads", "rows", "count")
-        book, text = self._open(asked)
-        span = asked.span("rows", len(text), LIMITS.rows)
-        count = asked.number("count", 1, LIMITS.keys, 12)
-        reading = self._reading(book, text, asked.edit(), stopped)
-        return views.rows(reading, asked.heads(), span, count, stopped)
+    def attention_rows(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
+        """The largest weights of a range of queries."""
+        body.check_fields(*INPUT, "heads", "rows", "top_k")
+        loaded, text = self._open(body)
+        rows = body.span("rows", len(text), LIMITS.rows)
+        top_k = body.integer("top_k", 1, LIMITS.top_k, 12)
+        run = self._run(loaded, text, body.edits(), cancelled)
+        return views.attention_rows(run, body.heads(), rows, top_k, cancelled)
 
-    def map(self, asked: Asked, stopped: Stopped) -> dict[str, Any]:
-        """A window of patterns, or all of them drawn small."""
-        asked.allow("model", "text", "image", "edit", "heads", "rows", "keys", "cells")
-        book, text = self._open(asked)
-        span = asked.span("rows", len(text), LIMITS.tokens)
-        keys = asked.span("keys", len(text), LIMITS.tokens)
-        cells = asked.number("cells", 1, LIMITS.cells, 256)
-        reading = self._reading(book, text, asked.edit(), stopped)
-        heads = reading.check(asked.heads())
-        drawn = [views.head_map(reading, head, span, keys, cells, stopped) for head in heads]
-        return {"maps": drawn}
+    def attention_map(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
+        """A window of the patterns, reduced to at most `cells` per side."""
+        body.check_fields(*INPUT, "heads", "rows", "keys", "cells")
+        loaded, text = self._open(body)
+        rows = body.span("rows", len(text), LIMITS.tokens)
+        keys = body.span("keys", len(text), LIMITS.tokens)
+        cells = body.integer("cells", 1, LIMITS.cells, 256)
+        run = self._run(loaded, text, body.edits(), cancelled)
+        heads = run.check(body.heads())
+        maps = [views.attention_map(run, head, rows, keys, cells, cancelled) for head in heads]
+        return {"maps": maps}
 
-    def answers(self, asked: Asked, stopped: Stopped) -> dict[str, Any]:
-        """What the model says at a place, and said with all its heads."""
-        asked.allow("model", "text", "image", "edit", "at", "count")
-        book, text = self._open(asked)
-        at = asked.number("at", 0, len(text) - 1, len(text) - 1)
-        count = asked.number("count", 1, LIMITS.answers, 8)
-        edit = asked.edit()
-        reading = self._reading(book, text, edit, stopped)
-        before = None if edit.empty else self._reading(book, text, Edit(), stopped)
-        return views.answers(book, reading, at, count, before)
+    def predictions(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
+        """The predictions at a position, with the edits and without."""
+        body.check_fields(*INPUT, "position", "top_k")
+        loaded, text = self._open(body)
+        position = body.integer("position", 0, len(text) - 1, len(text) - 1)
+        top_k = body.integer("top_k", 1, LIMITS.predictions, 8)
+        edits = body.edits()
+        run = self._run(loaded, text, edits, cancelled)
+        before = None if edits.empty else self._run(loaded, text, HeadEdits(), cancelled)
+        return views.predictions(loaded, run, position, top_k, before)
 
-    def patch(self, asked: Asked, stopped: Stopped) -> dict[str, Any]:
-        """How much of another prompt's answer each head alone brings into this one.
+    def patching(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
+        """The fraction of another prompt's answer that each head alone restores.
 
-        The metric is the difference of two logits after the last token: the other prompt's
-        likeliest answer less this one's.
+        The metric is a difference of two logits after the last token: the top prediction for the
+        other prompt minus that for this one.
         """
-        asked.allow("model", "text", "source")
-        book, text = self._open(asked)
-        other = book.read_text(asked.text("source"))
-        if book.answers != "next":
-            raise InputError(f"{book.name} writes no next token", "use a model that does")
-        if max(len(text), len(other)) > LIMITS.patched_tokens:
+        body.check_fields("model", "text", "source")
+        loaded, text = self._open(body)
+        other = loaded.read_text(body.text("source"))
+        if loaded.output != "next token":
+            raise InputError(f"{loaded.name} does not predict the next token", "use a decoder")
+        if max(len(text), len(other)) > LIMITS.patching_tokens:
             raise InputError(
                 f"the prompts have {max(len(text), len(other)):,} tokens",
-                f"patch prompts of {LIMITS.patched_tokens} at most",
+                f"use at most {LIMITS.patching_tokens}",
             )
-        if len(text) != len(other):
+        _check_lengths(len(text), len(other))
+        answer, distractor = (self._top_token(loaded, each, cancelled) for each in (other, text))
+        if answer == distractor:
             raise InputError(
-                f"the other prompt has {len(other)} tokens and this one {len(text)}",
-                "change it word by word until both have as many",
+                f"the model predicts {loaded.output_text(answer)!r} for both prompts",
+                "change something that its prediction depends on",
             )
-        right, wrong = (self._likeliest(book, each, stopped) for each in (other, text))
-        if right == wrong:
-            raise InputError(
-                f"both prompts are answered with {book.word(right)!r}",
-                "change something that the answer depends on",
-            )
-        metric = LogitDifference(answer=(right,), distractor=(wrong,))
-        found = patch(book.model, other.given, text.given, metric, progress=False)
+        metric = LogitDifference(answer=(answer,), distractor=(distractor,))
+        result = patch(loaded.model, other.inputs, text.inputs, metric, progress=False)
         return {
-            "right": book.word(right),
-            "wrong": book.word(wrong),
-            "clean": views.rounded(found.clean),
-            "corrupted": views.rounded(found.corrupted),
-            "heads": [f"L{each.layer}H{each.head}" for each in found.shares],
-            "shares": [views.rounded(share) for share in found.shares.values()],
+            "answer": loaded.output_text(answer),
+            "distractor": loaded.output_text(distractor),
+            "clean": views.rounded(result.clean),
+            "corrupted": views.rounded(result.corrupted),
+            "heads": [f"L{each.layer}H{each.head}" for each in result.recovered],
+            "recovered": [views.rounded(fraction) for fraction in result.recovered.values()],
         }
 
-    def writer(self, asked: Asked, stopped: Stopped) -> WatchedGeneration:
-        """A text about to be generated."""
-        asked.allow("model", "text", "edit", "heads", "max_new_tokens", "temperature", "seed")
-        book, text = self._open(asked)
-        if not book.writes:
-            raise InputError(f"{book.name} cannot generate text", "use a decoder")
-        edit, temperature = asked.edit(), asked.real("temperature", 0.0, 10.0, 0.0)
-        if edit.patched:
+    def generation(self, body: RequestBody, cancelled: IsCancelled) -> WatchedGeneration:
+        """A generation that is ready to start."""
+        body.check_fields(
+            "model", "text", "edits", "heads", "max_new_tokens", "temperature", "seed"
+        )
+        loaded, text = self._open(body)
+        if not loaded.generates:
+            raise InputError(f"{loaded.name} cannot generate text", "use a decoder")
+        edits, temperature = body.edits(), body.number("temperature", 0.0, 10.0, 0.0)
+        if edits.patched:
             raise InputError(
-                "patched heads stand at the tokens of a prompt and cannot write on",
-                "take the patch away first",
+                "patched heads have outputs for the tokens of the prompt only",
+                "remove the patch before generating",
             )
-        whole = self._reading(book, text, Edit(), stopped)
+        clean = self._run(loaded, text, HeadEdits(), cancelled)
         config = GenerationConfig(
-            max_new_tokens=asked.number("max_new_tokens", 1, LIMITS.max_new_tokens, 24),
+            max_new_tokens=body.integer("max_new_tokens", 1, LIMITS.max_new_tokens, 24),
             sampling=Sample(temperature=temperature) if temperature > 0 else Greedy(),
-            seed=asked.number("seed", 0, 2**31, 0),
+            seed=body.integer("seed", 0, 2**31, 0),
         )
         return WatchedGeneration(
-            book,
+            loaded,
             text,
             config,
-            heads=whole.check(asked.heads()),
-            changes=changes_of(edit, whole, None),
+            heads=clean.check(body.heads()),
+            edits=_edit_functions(edits, clean, None),
         )
 
-    def _at_a_token(
-        self, asked: Asked, stopped: Stopped
-    ) -> tuple[Reading, tuple[Head, ...], int, int]:
-        asked.allow("model", "text", "image", "edit", "heads", "at", "count")
-        book, text = self._open(asked)
-        at = asked.number("at", 0, len(text) - 1)
-        count = asked.number("count", 1, LIMITS.keys, 24)
-        return self._reading(book, text, asked.edit(), stopped), asked.heads(), at, count
+    def _run_at_position(
+        self, body: RequestBody, cancelled: IsCancelled
+    ) -> tuple[TracedRun, tuple[Head, ...], int, int]:
+        body.check_fields(*INPUT, "heads", "position", "top_k")
+        loaded, text = self._open(body)
+        position = body.integer("position", 0, len(text) - 1)
+        top_k = body.integer("top_k", 1, LIMITS.top_k, 24)
+        return self._run(loaded, text, body.edits(), cancelled), body.heads(), position, top_k
 
-    def _open(self, asked: Asked) -> tuple[Book, Text]:
-        book, pixels = self.shelf[asked.word("model")], asked.pixels()
-        return book, book.read_text(asked.text()) if pixels is None else book.read_image(pixels)
+    def _open(self, body: RequestBody) -> tuple[LoadedModel, StudioInput]:
+        loaded, image = self.store[body.name("model")], body.image()
+        return loaded, loaded.read_text(body.text()) if image is None else loaded.read_image(image)
 
-    def _reading(self, book: Book, text: Text, edit: Edit, stopped: Stopped) -> Reading:
-        whole = self.memory.get(text.key, lambda: take(book.model, text.given, stopped=stopped))
-        if edit.empty:
-            return whole
+    def _run(
+        self, loaded: LoadedModel, text: StudioInput, edits: HeadEdits, cancelled: IsCancelled
+    ) -> TracedRun:
+        def run_clean() -> TracedRun:
+            return trace_run(loaded.model, text.inputs, cancelled=cancelled)
 
-        def other() -> Reading:
-            assert edit.source is not None
-            layers = frozenset(head.layer for head in edit.patched)
-            given = book.read_text(edit.source).given
-            return take(book.model, given, keep=layers, stopped=stopped)
+        clean = self.cache.get(text.key, run_clean)
+        if edits.empty:
+            return clean
 
-        def changed() -> Reading:
-            changes = changes_of(edit, whole, other)
-            return take(book.model, text.given, changes, stopped=stopped)
+        def run_source() -> TracedRun:
+            assert edits.source is not None
+            layers = frozenset(head.layer for head in edits.patched)
+            inputs = loaded.read_text(edits.source).inputs
+            return trace_run(loaded.model, inputs, keep=layers, cancelled=cancelled)
 
-        return self.memory.get((text.key, edit), changed)
+        def run_edited() -> TracedRun:
+            functions = _edit_functions(edits, clean, run_source)
+            return trace_run(loaded.model, text.inputs, functions, cancelled=cancelled)
 
-    def _likeliest(self, book: Book, text: Text, stopped: Stopped) -> int:
-        reading = self._reading(book, text, Edit(), stopped)
-        logits = reading.logits(torch.tensor([len(text) - 1], device=reading.hidden.device))
+        return self.cache.get((text.key, edits), run_edited)
+
+    def _top_token(self, loaded: LoadedModel, text: StudioInput, cancelled: IsCancelled) -> int:
+        run = self._run(loaded, text, HeadEdits(), cancelled)
+        logits = run.logits(torch.tensor([len(text) - 1], device=run.hidden.device))
         assert logits is not None
         return int(logits[0].argmax())
+
+
+def _edit_functions(
+    edits: HeadEdits, clean: TracedRun, run_source: Callable[[], TracedRun] | None
+) -> dict[Site, EditFunction]:
+    """The changes to head outputs, by site.
+
+    "mean" is a head's mean over the tokens of this text, as `lens.ablate` takes it over all texts.
+    `run_source` runs the text that patched heads come from; it must have as many tokens.
+    """
+    clean.check((*edits.ablated, *edits.patched))
+    source = run_source() if edits.patched and run_source is not None else None
+    if source is not None:
+        _check_lengths(clean.length, source.length)
+    functions: dict[Site, EditFunction] = {}
+    for layer in sorted({head.layer for head in (*edits.ablated, *edits.patched)}):
+        ablated, patched = (
+            [head.head for head in heads if head.layer == layer]
+            for heads in (edits.ablated, edits.patched)
+        )
+        replacement = clean.means[layer][ablated] if edits.replace_with == "mean" else None
+        outputs = None if source is None or not patched else source.outputs[layer][:, patched]
+        functions[Site(layer, Tap.HEAD_OUTPUT)] = _edit_function(
+            ablated, replacement, patched, outputs
+        )
+    return functions
+
+
+def _edit_function(
+    ablated: list[int], replacement: Tensor | None, patched: list[int], outputs: Tensor | None
+) -> EditFunction:
+    def edit(values: Tensor) -> Tensor:
+        edited = torch.clone(values)
+        if ablated:
+            edited[:, ablated] = 0.0 if replacement is None else replacement
+        if outputs is not None:
+            edited[:, patched] = outputs
+        return edited
+
+    return edit
+
+
+def _check_lengths(length: int, other: int) -> None:
+    if length != other:
+        raise InputError(
+            f"the other prompt has {other} tokens and this one {length}",
+            "use prompts with the same number of tokens",
+        )

@@ -1,4 +1,4 @@
-"""One model call at a time: everybody waits in line, and whoever leaves loses the place."""
+"""A queue of requests for the model, which runs one at a time."""
 
 import asyncio
 import os
@@ -8,54 +8,54 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from manyheads.studio.kept_run import Stopped
-from manyheads.studio.requests import LeftError, RefusedError
+from manyheads.studio.requests import DisconnectedError, RequestError
+from manyheads.studio.run_cache import IsCancelled
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
-class Turns:
-    """A line before one thread, first come, first served.
+class RequestQueue:
+    """Runs work on a single thread, first come, first served.
 
-    Work that takes long, such as writing a text, comes back to the line after every token, so that
-    others get their turn in between. With `patience` the thread leaves the processor to others, as
-    far as the system knows of such manners.
+    Long work such as generation returns to the queue after every token, so that other requests get
+    their turn. `niceness` lowers the priority of the thread on Linux.
     """
 
-    def __init__(self, waiting: int, *, patience: int = 0) -> None:
-        self.most = waiting
+    def __init__(self, max_waiting: int, *, niceness: int = 0) -> None:
+        self.max_waiting = max_waiting
         self.waiting = 0
-        self._turn: asyncio.Lock | None = None
-        self._thread = ThreadPoolExecutor(1, "model", _step_back, (patience,))
+        self._lock: asyncio.Lock | None = None
+        self._thread = ThreadPoolExecutor(1, "model", _lower_priority, (niceness,))
 
-    async def take(self, work: Callable[[Stopped], Found], gone: threading.Event) -> Found:
-        """What the work gives, once it is its turn; `LeftError` where `gone` is set before.
+    async def run(
+        self, work: Callable[[IsCancelled], Result], disconnected: threading.Event
+    ) -> Result:
+        """Return the result of the work, or raise DisconnectedError if its turn comes too late.
 
-        A cancelled caller sets `gone` too: the thread is let go at the next layer.
+        Cancelling the caller sets `disconnected`, and the work stops at the next layer.
         """
-        if self._turn is None:
-            # Here and not before: a lock belongs to the loop that is running.
-            self._turn = asyncio.Lock()
-        if self.waiting >= self.most:
-            raise RefusedError(
-                503, f"{self.waiting} others are waiting for the model: try again soon."
+        if self._lock is None:
+            # Created here, because a lock belongs to the running event loop.
+            self._lock = asyncio.Lock()
+        if self.waiting >= self.max_waiting:
+            raise RequestError(
+                503, f"{self.waiting} other requests are waiting for the model: try again soon."
             )
         self.waiting += 1
         try:
-            async with self._turn:
-                if gone.is_set():
-                    raise LeftError
+            async with self._lock:
+                if disconnected.is_set():
+                    raise DisconnectedError
                 loop = asyncio.get_running_loop()
-                running = loop.run_in_executor(self._thread, work, gone.is_set)
+                running = loop.run_in_executor(self._thread, work, disconnected.is_set)
+                # Mark the exception as retrieved even if nobody awaits the result any more.
+                running.add_done_callback(lambda done: done.cancelled() or done.exception())
                 try:
                     return await asyncio.shield(running)
                 except asyncio.CancelledError:
-                    gone.set()
-                    # The next in line must not meet the model while it is still at work.
+                    disconnected.set()
+                    # The model must be idle before the next request starts.
                     await asyncio.wait([running])
-                    if not running.cancelled():
-                        # Looked at, or the loop would complain that nobody had.
-                        running.exception()
                     raise
         finally:
             self.waiting -= 1
@@ -64,6 +64,6 @@ class Turns:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _step_back(patience: int) -> None:
-    if patience and sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), patience)
+def _lower_priority(niceness: int) -> None:
+    if niceness and sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

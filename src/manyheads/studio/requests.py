@@ -1,9 +1,9 @@
-"""What a page asks for, read from JSON field by field and checked before any model runs."""
+"""Requests of the page: JSON fields, checked one by one before any model runs."""
 
 import json
 import math
 from base64 import b64decode
-from binascii import Error as NotBase64
+from binascii import Error as Base64Error
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -11,10 +11,13 @@ from typing import Any, Literal, cast
 from manyheads.errors import InputError
 from manyheads.taps import Head
 
+# The status that servers log for a client that has disconnected.
+CLIENT_CLOSED_REQUEST = 499
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of single requests; `waiting` and `kept_bytes` are bounds of all of them together.
+    """Limits of a single request; `queued` and `cache_bytes` are those of all requests together.
 
     >>> LIMITS.tokens >= 8192
     True
@@ -22,54 +25,50 @@ class Limits:
 
     body_bytes: int = 4_000_000
     body_seconds: float = 30.0
-    letters: int = 400_000
+    characters: int = 400_000
     tokens: int = 16_384
     heads: int = 12
-    switched: int = 4096
-    keys: int = 64
+    edited_heads: int = 4096
+    top_k: int = 64
     rows: int = 256
     cells: int = 512
     max_new_tokens: int = 512
-    answers: int = 20
-    # The atlas needs every pair of tokens in every head; of a longer text it shows the beginning.
-    atlas_tokens: int = 2048
+    predictions: int = 20
+    # Statistics need every pair of tokens in every head, so they use the beginning of a long text.
+    statistics_tokens: int = 2048
     kind_sequences: int = 8
-    # Patching runs the model once a head: it is for prompts, not for books.
-    patched_tokens: int = 256
-    waiting: int = 32
-    kept_bytes: int = 1_500_000_000
+    # Patching runs the model once per head.
+    patching_tokens: int = 256
+    queued: int = 32
+    cache_bytes: int = 1_500_000_000
 
 
 LIMITS = Limits()
 
 
-# Nobody is there to read it; the number is the one that servers write into their logs.
-GONE = 499
+class RequestError(Exception):
+    """A request that is refused, with its HTTP status and the reason.
 
-
-class RefusedError(Exception):
-    """A request that is not answered, with the reason in a sentence.
-
-    >>> RefusedError(404, "There is nothing at /attic.").status
+    >>> RequestError(404, "There is nothing at this address.").status
     404
     """
 
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
-        self.sentence = sentence
+        self.message = message
 
 
-class LeftError(Exception):
-    """Whoever asked has gone; the work is dropped."""
+class DisconnectedError(Exception):
+    """The client has disconnected, and its work is dropped."""
 
 
-How = Literal["zero", "mean"]
+ReplaceWith = Literal["zero", "mean"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pixels:
-    """An image as the page drew it: rows of red, green and blue, a byte each."""
+class RawImage:
+    """The pixels of an image in rows of red, green and blue, one byte each."""
 
     width: int
     height: int
@@ -77,168 +76,179 @@ class Pixels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
-    """Heads that are switched off, and heads whose output comes from another text."""
+class HeadEdits:
+    """Heads that are ablated, and heads whose output is patched in from another text."""
 
-    off: tuple[Head, ...] = ()
-    how: How = "zero"
+    ablated: tuple[Head, ...] = ()
+    replace_with: ReplaceWith = "zero"
     patched: tuple[Head, ...] = ()
     source: str | None = None
 
     @property
     def empty(self) -> bool:
-        return not (self.off or self.patched)
+        return not (self.ablated or self.patched)
 
 
-def parse(body: bytes) -> "Asked":
-    """The object that a body holds.
+def parse_body(body: bytes) -> "RequestBody":
+    """Parse the JSON object of a request.
 
-    >>> parse(b'{"model": "house-gpt"}').word("model")
+    >>> parse_body(b'{"model": "house-gpt"}').name("model")
     'house-gpt'
     """
     try:
-        found = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+        fields = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise RefusedError(400, f"The body is no JSON: {_short(str(error))}.") from None
-    if not isinstance(found, dict):
-        raise RefusedError(400, "The body is no JSON object: send one, as in {}.")
-    return Asked(found)
+        raise RequestError(400, f"The body is not valid JSON: {_shorten(str(error))}.") from None
+    if not isinstance(fields, dict):
+        raise RequestError(400, "The body must be a JSON object, as in {}.")
+    return RequestBody(fields)
 
 
-class Asked:
-    """The fields of one request; each is read by what it must be."""
+class RequestBody:
+    """The fields of a request, each read by its type."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = fields
 
-    def allow(self, *names: str) -> "Asked":
-        """Refuse fields that nobody reads, which are mistakes more often than not."""
+    def check_fields(self, *names: str) -> "RequestBody":
+        """Raise an InputError for an unknown field."""
         for name in self._fields:
             if name not in names:
-                known = ", ".join(names)
-                raise InputError(f"there is no field {_short(name)!r} here", f"use {known}")
+                raise InputError(f"unknown field {_shorten(name)!r}", f"use {', '.join(names)}")
         return self
 
-    def word(self, name: str) -> str:
-        value = self._get(name)
+    def name(self, field: str) -> str:
+        value = self._get(field)
         if not isinstance(value, str) or not value or len(value) > 1000:
-            raise InputError(f"{name} is {_told(value)}", "give a short string")
+            raise InputError(f"{field} must be a short string, got {_show(value)}", "change it")
         return value
 
-    def text(self, name: str = "text") -> str:
-        value = self._get(name)
+    def text(self, field: str = "text") -> str:
+        value = self._get(field)
         if not isinstance(value, str):
-            raise InputError(f"{name} is {_told(value)}", "give a string")
-        if len(value) > LIMITS.letters:
+            raise InputError(f"{field} must be a string, got {_show(value)}", "send a string")
+        if len(value) > LIMITS.characters:
             raise InputError(
-                f"{name} has {len(value):,} characters", f"give at most {LIMITS.letters:,}"
+                f"{field} has {len(value):,} characters", f"send at most {LIMITS.characters:,}"
             )
         try:
             value.encode()
         except UnicodeEncodeError as error:
             raise InputError(
-                f"{name} holds half a character at {error.start}", "send whole ones"
+                f"{field} has an incomplete character at {error.start}", "send valid Unicode"
             ) from None
         return value
 
-    def number(self, name: str, least: int, most: int, default: int | None = None) -> int:
-        value = self._fields.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+    def integer(self, field: str, minimum: int, maximum: int, default: int | None = None) -> int:
+        value = self._fields.get(field, default)
+        if not _is_integer(value) or not minimum <= cast(int, value) <= maximum:
             raise InputError(
-                f"{name} is {_told(value)}", f"give a whole number from {least:,} to {most:,}"
+                f"{field} must be an integer from {minimum:,} to {maximum:,}, got {_show(value)}",
+                "change it",
             )
-        return value
+        return cast(int, value)
 
-    def real(self, name: str, least: float, most: float, default: float) -> float:
-        value = self._fields.get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise InputError(f"{name} is {_told(value)}", f"give {least} to {most}")
-        if not (math.isfinite(value) and least <= value <= most):
-            raise InputError(f"{name}={_told(value)} is out of bounds", f"use {least} to {most}")
+    def number(self, field: str, minimum: float, maximum: float, default: float) -> float:
+        value = self._fields.get(field, default)
+        sound = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (sound and math.isfinite(value) and minimum <= value <= maximum):
+            raise InputError(
+                f"{field} must be a number from {minimum} to {maximum}, got {_show(value)}",
+                "change it",
+            )
         return float(value)
 
-    def span(self, name: str, length: int, most: int) -> range:
-        """A run of places within a text."""
-        value = self._get(name)
-        sound = isinstance(value, list) and len(value) == 2 and all(map(_whole, value))
+    def span(self, field: str, length: int, max_length: int) -> range:
+        """A range of positions within a text."""
+        value = self._get(field)
+        sound = isinstance(value, list) and len(value) == 2 and all(map(_is_integer, value))
         if not sound or not 0 <= value[0] < value[1] <= length:
             raise InputError(
-                f"{name} is {_told(value)}", f"give [start, stop] within 0 to {length:,}"
+                f"{field} must be [start, stop] within 0 and {length:,}, got {_show(value)}",
+                "change it",
             )
-        if value[1] - value[0] > most:
-            raise InputError(f"{name} spans {value[1] - value[0]:,}", f"ask for {most:,} at most")
+        if value[1] - value[0] > max_length:
+            raise InputError(
+                f"{field} spans {value[1] - value[0]:,} tokens", f"use at most {max_length:,}"
+            )
         return range(value[0], value[1])
 
-    def heads(self, name: str = "heads", most: int = LIMITS.heads) -> tuple[Head, ...]:
-        value = self._fields.get(name, [])
+    def heads(self, field: str = "heads", max_heads: int = LIMITS.heads) -> tuple[Head, ...]:
+        value = self._fields.get(field, [])
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise InputError(f"{name} is {_told(value)}", 'give addresses, as in ["L5H1"]')
-        if len(value) > most:
-            raise InputError(f"{name} names {len(value)} heads", f"name {most} at most")
-        return tuple(dict.fromkeys(_head(each) for each in value))
+            raise InputError(
+                f'{field} must be a list of heads, as in ["L5H1"], got {_show(value)}', "change it"
+            )
+        if len(value) > max_heads:
+            raise InputError(f"{field} has {len(value)} heads", f"use at most {max_heads}")
+        return tuple(dict.fromkeys(_parse_head(each) for each in value))
 
-    def edit(self) -> Edit:
-        value = self._fields.get("edit", {})
+    def edits(self) -> HeadEdits:
+        value = self._fields.get("edits", {})
         if not isinstance(value, dict):
-            raise InputError(f"edit is {_told(value)}", "give an object, as in {}")
-        inner = Asked(value).allow("off", "how", "patched", "source")
-        how = value.get("how", "zero")
-        if how not in ("zero", "mean"):
-            raise InputError(f"how is {_told(how)}", 'use "zero" or "mean"')
-        patched = inner.heads("patched", LIMITS.switched)
+            raise InputError(f"edits must be an object, got {_show(value)}", "send {}")
+        inner = RequestBody(value).check_fields("ablated", "replace_with", "patched", "source")
+        replace_with = value.get("replace_with", "zero")
+        if replace_with not in ("zero", "mean"):
+            raise InputError(
+                f'replace_with must be "zero" or "mean", got {_show(replace_with)}', "change it"
+            )
+        patched = inner.heads("patched", LIMITS.edited_heads)
         source = inner.text("source") if patched else None
-        off = inner.heads("off", LIMITS.switched)
-        # Said in one order, so that the same wish is known again.
-        return Edit(
-            off=tuple(sorted(off)),
-            how=cast(How, how),
-            patched=tuple(sorted(set(patched) - set(off))),
+        ablated = inner.heads("ablated", LIMITS.edited_heads)
+        # Sorted, so that the same edits have the same key in the cache.
+        return HeadEdits(
+            ablated=tuple(sorted(ablated)),
+            replace_with=cast(ReplaceWith, replace_with),
+            patched=tuple(sorted(set(patched) - set(ablated))),
             source=source,
         )
 
-    def pixels(self) -> Pixels | None:
-        """The image, where one was sent instead of a text."""
+    def image(self) -> RawImage | None:
+        """The image, if the request has one instead of a text."""
         value = self._fields.get("image")
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise InputError(f"image is {_told(value)}", "give width, height and data")
-        inner = Asked(value).allow("width", "height", "data")
-        width, height = (inner.number(side, 1, 1024) for side in ("width", "height"))
+            raise InputError(
+                f"image must be an object, got {_show(value)}", "send width, height and data"
+            )
+        inner = RequestBody(value).check_fields("width", "height", "data")
+        width, height = (inner.integer(side, 1, 1024) for side in ("width", "height"))
         data = value.get("data")
         try:
             raw = b64decode(data, validate=True) if isinstance(data, str) else b""
-        except (NotBase64, ValueError):
-            raise InputError("the data of the image is no base64", "encode its bytes") from None
+        except (Base64Error, ValueError):
+            raise InputError("the image data is not valid base64", "encode its bytes") from None
         if len(raw) != width * height * 3:
             raise InputError(
                 f"the image has {len(raw):,} bytes",
-                f"give {width} x {height} pixels of 3 bytes, {width * height * 3:,} in all",
+                f"send {width} x {height} pixels of 3 bytes, {width * height * 3:,} in total",
             )
-        return Pixels(width=width, height=height, data=raw)
+        return RawImage(width=width, height=height, data=raw)
 
-    def _get(self, name: str) -> Any:
-        if name not in self._fields:
-            raise InputError(f"{name} is missing", "send it")
-        return self._fields[name]
+    def _get(self, field: str) -> Any:
+        if field not in self._fields:
+            raise InputError(f"{field} is missing", "send it")
+        return self._fields[field]
 
 
-def _head(text: str) -> Head:
-    # A number of many digits is no layer, and int() would refuse it in other words.
+def _parse_head(text: str) -> Head:
+    # int() refuses numbers of thousands of digits with an error of its own.
     return Head.parse(text if len(text) < 16 else f"{text[:16]}…")
 
 
-def _whole(value: object) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _told(value: object) -> str:
-    return _short(json.dumps(value, ensure_ascii=True))
+def _show(value: object) -> str:
+    return _shorten(json.dumps(value, ensure_ascii=True))
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number")
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number in JSON")

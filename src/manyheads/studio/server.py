@@ -1,95 +1,125 @@
-"""The studio as a server: the page's files, the questions, and the guard before both."""
+"""The studio as a web server: its page, its JSON API and their errors."""
 
+import asyncio
+import json
+import logging
 import secrets
 import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from typing import Any
 
+import torch
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from manyheads.errors import InputError
+from manyheads.errors import InputError, ManyheadsError
 from manyheads.models.build import Model
-from manyheads.studio.handlers import Desk
-from manyheads.studio.models import Shelf
-from manyheads.studio.queue import Turns
-from manyheads.studio.requests import LIMITS
-from manyheads.studio.routes import ERRORS, answer_error, routes
-from manyheads.studio.security import Door, Guard, is_loopback
+from manyheads.studio.handlers import Handlers
+from manyheads.studio.models import ModelStore
+from manyheads.studio.queue import RequestQueue
+from manyheads.studio.requests import (
+    CLIENT_CLOSED_REQUEST,
+    LIMITS,
+    DisconnectedError,
+    RequestBody,
+    RequestError,
+    parse_body,
+)
+from manyheads.studio.run_cache import IsCancelled
+from manyheads.studio.security import Endpoint, SecurityMiddleware, is_loopback
 
-SHARED = "manyheads.pictures"
-KINDS = {
+CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+# What can go wrong while a request is read or answered; any other error is a bug.
+ERRORS = (
+    RequestError,
+    ManyheadsError,
+    DisconnectedError,
+    ClientDisconnect,
+    HTTPException,
+    MemoryError,
+)
+LOG = logging.getLogger("manyheads.studio")
+
+Handler = Callable[[RequestBody, IsCancelled], Any]
+Respond = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(models: Sequence[tuple[str, Model]], door: Door) -> Starlette:
-    """The whole studio as an ASGI app."""
-    turns, naming = Turns(LIMITS.waiting), Turns(LIMITS.waiting, patience=10)
+def make_app(models: Sequence[tuple[str, Model]], endpoint: Endpoint) -> Starlette:
+    """The studio as an ASGI app."""
+    handlers = Handlers(ModelStore(models))
+    queue = RequestQueue(LIMITS.queued)
+    # Measuring the kinds of heads takes long, so it has a thread of its own with low priority.
+    kinds_queue = RequestQueue(LIMITS.queued, niceness=10)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
-        turns.close()
-        naming.close()
+        queue.close()
+        kinds_queue.close()
 
     app = Starlette(
-        routes=[*_page(), *routes(Desk(Shelf(models)), turns, naming)],
-        middleware=[Middleware(Guard, door=door)],
-        exception_handlers=dict.fromkeys((*ERRORS, Exception), answer_error),
+        routes=[*_page_routes(), *_api_routes(handlers, queue, kinds_queue)],
+        middleware=[Middleware(SecurityMiddleware, endpoint=endpoint)],
+        exception_handlers=dict.fromkeys((*ERRORS, Exception), error_response),
         lifespan=lifespan,
     )
-    # Led from /main.js/ to /main.js, a page would be told of an address that it did not ask.
+    # A redirect from /main.js/ to /main.js would confirm that the file exists.
     app.router.redirect_slashes = False
-    app.state.turns = turns
+    app.state.queue = queue
     return app
 
 
-def open_door(host: str, port: int) -> tuple[Door, socket.socket]:
-    """Listen there; port 0 takes any that is free. Elsewhere than on loopback a token is asked."""
+def bind_endpoint(host: str, port: int) -> tuple[Endpoint, socket.socket]:
+    """Listen on an address; port 0 takes a free one. Outside loopback a token is required."""
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    server_socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
+        server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server_socket.bind((host, port))
     except (OSError, OverflowError) as error:
-        listening.close()
+        server_socket.close()
         raise InputError(
-            f"nothing can listen at {host}:{port} ({error})", "try --port 0, which takes a free one"
+            f"cannot listen on {host}:{port} ({error})", "use --port 0 for any free port"
         ) from None
-    return Door(host=host, port=listening.getsockname()[1], token=token), listening
+    return Endpoint(host=host, port=server_socket.getsockname()[1], token=token), server_socket
 
 
 def serve(
-    models: Sequence[tuple[str, Model]], door: Door, listening: socket.socket, *, browse: bool
+    models: Sequence[tuple[str, Model]],
+    endpoint: Endpoint,
+    server_socket: socket.socket,
+    *,
+    open_browser: bool,
 ) -> None:
-    """Answer until Ctrl-C."""
-    server = server_of(make_app(models, door))
-    # Ctrl-C is how a studio ends, and no failure.
+    """Answer requests until Ctrl-C."""
+    server = make_server(make_app(models, endpoint))
     with suppress(KeyboardInterrupt):
-        print(f"studio: {door.address}  (Ctrl-C ends it)", file=sys.stderr, flush=True)
-        if browse:
-            threading.Timer(0.5, webbrowser.open, (door.address,)).start()
-        server.run(sockets=[listening])
+        print(f"studio: {endpoint.url}  (Ctrl-C to stop)", file=sys.stderr, flush=True)
+        if open_browser:
+            threading.Timer(0.5, webbrowser.open, (endpoint.url,)).start()
+        server.run(sockets=[server_socket])
 
 
-def server_of(app: Starlette) -> uvicorn.Server:
-    """What speaks HTTP for the app, and no websockets."""
+def make_server(app: Starlette) -> uvicorn.Server:
+    """An HTTP server for the app, without websockets."""
     config = uvicorn.Config(
         app,
-        # Our own faults are told by `answer_error`, once; a page that is closed is none.
+        # `error_response` logs our own errors.
         log_level="critical",
         access_log=False,
         server_header=False,
@@ -100,20 +130,149 @@ def server_of(app: Starlette) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def _page() -> list[Route]:
+async def error_response(_: Request, error: Exception) -> Response:
+    """The error as JSON; unexpected ones are logged, and the page does not see their details."""
+    status, message = _describe_error(error)
+    if status == 500:
+        LOG.error("a request failed", exc_info=error)
+    return JSONResponse({"error": message}, status_code=status)
+
+
+def _describe_error(error: Exception) -> tuple[int, str]:
+    match error:
+        case RequestError():
+            return error.status, error.message
+        case ManyheadsError():
+            return 422, str(error)
+        case DisconnectedError() | ClientDisconnect():
+            return CLIENT_CLOSED_REQUEST, "The client has disconnected."
+        case HTTPException(status_code=405):
+            return 405, "This address does not allow this method."
+        case HTTPException(status_code=404):
+            return 404, "There is nothing at this address."
+        case HTTPException():
+            return error.status_code, "The request cannot be read."
+        case MemoryError():
+            return 503, "There is not enough memory: use a shorter text."
+        case _:
+            return 500, "The request failed: see the terminal of the studio."
+
+
+def _page_routes() -> list[Route]:
     """The files of the page, and those that it shares with the report, read once at the start."""
-    folders = [files("manyheads.studio").joinpath("page"), files(SHARED).joinpath("page")]
-    found = []
+    package = files("manyheads")
+    folders = [package.joinpath("studio", "page"), package.joinpath("pictures", "page")]
+    routes = []
     for file in (each for folder in folders for each in folder.iterdir()):
         suffix = "." + file.name.rpartition(".")[2]
-        if suffix in KINDS:
+        if suffix in CONTENT_TYPES:
             path = "/" if file.name == "index.html" else f"/{file.name}"
-            found.append(Route(path, _file(file.read_bytes(), KINDS[suffix]), methods=["GET"]))
-    return found
+            send = _file_response(file.read_bytes(), CONTENT_TYPES[suffix])
+            routes.append(Route(path, send, methods=["GET"]))
+    return routes
 
 
-def _file(body: bytes, kind: str) -> Any:
-    async def send(_: Request) -> Response:
-        return Response(body, headers={"content-type": kind})
+def _file_response(content: bytes, content_type: str) -> Respond:
+    async def respond(_: Request) -> Response:
+        return Response(content, headers={"content-type": content_type})
 
-    return send
+    return respond
+
+
+def _api_routes(handlers: Handlers, queue: RequestQueue, kinds_queue: RequestQueue) -> list[Route]:
+    """One address per request; bodies and responses are JSON objects."""
+
+    async def models(_: Request) -> Response:
+        return JSONResponse(handlers.models())
+
+    by_name: dict[str, Handler] = {
+        "tokens": handlers.tokens,
+        "statistics": handlers.statistics,
+        "attention_from": handlers.attention_from,
+        "attention_to": handlers.attention_to,
+        "attention_rows": handlers.attention_rows,
+        "attention_map": handlers.attention_map,
+        "predictions": handlers.predictions,
+        "patching": handlers.patching,
+    }
+    posts = {name: _json_response(handler, queue) for name, handler in by_name.items()}
+    posts["kinds"] = _json_response(handlers.kinds, kinds_queue)
+    posts["generate"] = _stream_response(handlers, queue)
+    return [
+        Route("/api/models", models, methods=["GET"]),
+        *(Route(f"/api/{name}", respond, methods=["POST"]) for name, respond in posts.items()),
+    ]
+
+
+def _json_response(handler: Handler, queue: RequestQueue) -> Respond:
+    async def respond(request: Request) -> Response:
+        body = await _read_body(request)
+        async with _watch_disconnect(request) as disconnected:
+            return JSONResponse(await queue.run(_bind(handler, body), disconnected))
+
+    return respond
+
+
+def _stream_response(handlers: Handlers, queue: RequestQueue) -> Respond:
+    """Generated tokens as they come, one JSON object per line, until the page is closed."""
+
+    async def respond(request: Request) -> Response:
+        body = await _read_body(request)
+        disconnected = threading.Event()
+        generation = await queue.run(_bind(handlers.generation, body), disconnected)
+
+        async def lines() -> AsyncIterator[str]:
+            try:
+                while (token := await queue.run(generation.step, disconnected)) is not None:
+                    yield _json_line(token)
+                yield _json_line({"done": True, "text": generation.finish()})
+            except DisconnectedError:
+                return
+            except Exception as error:
+                if not isinstance(error, RequestError | ManyheadsError):
+                    LOG.error("a generation failed", exc_info=error)
+                yield _json_line({"error": _describe_error(error)[1]})
+            finally:
+                disconnected.set()
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+    return respond
+
+
+async def _read_body(request: Request) -> RequestBody:
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise RequestError(415, "The content type must be application/json.")
+    return parse_body(await request.body())
+
+
+@asynccontextmanager
+async def _watch_disconnect(request: Request) -> AsyncIterator[threading.Event]:
+    """An event that is set when the client disconnects."""
+    disconnected = threading.Event()
+
+    async def wait() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        disconnected.set()
+
+    task = asyncio.create_task(wait())
+    try:
+        yield disconnected
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def _bind(handler: Handler, body: RequestBody) -> Callable[[IsCancelled], Any]:
+    def work(cancelled: IsCancelled) -> Any:
+        with torch.inference_mode():
+            return handler(body, cancelled)
+
+    return work
+
+
+def _json_line(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,4 +1,4 @@
-"""From a reading to what a page draws: plain lists, few digits, windows of weights."""
+"""From a run of the model to the JSON that the page draws."""
 
 from base64 import b64encode
 from itertools import pairwise
@@ -10,89 +10,91 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.models.readout import ClassHead, pooled
-from manyheads.studio.kept_run import Reading, Stopped
-from manyheads.studio.models import Book, Text
-from manyheads.studio.requests import LeftError
+from manyheads.studio.models import LoadedModel, StudioInput
+from manyheads.studio.requests import DisconnectedError
+from manyheads.studio.run_cache import MAX_WEIGHTS, IsCancelled, TracedRun
 from manyheads.taps import Head
 
-# Weights below this are not told: they would not be seen.
-LEAST = 5e-4
+# Smaller weights are left out: the page could not show them.
+MIN_WEIGHT = 5e-4
 
 
-def opened(book: Book, text: Text, reading: Reading) -> dict[str, Any]:
-    """The tokens, and how surprising each was to a model that writes."""
-    found: dict[str, Any] = {
-        "tokens": list(text.pieces),
-        "cut": text.cut,
-        "longest": book.longest,
+def tokens(loaded: LoadedModel, text: StudioInput, run: TracedRun) -> dict[str, Any]:
+    """The tokens, with the loss at each for a generative model."""
+    view: dict[str, Any] = {
+        "tokens": list(text.tokens),
+        "truncated": text.truncated,
+        "max_tokens": loaded.max_tokens,
         "loss": None,
         "losses": None,
     }
-    if book.answers == "next" and len(text) > 1:
-        losses = reading.losses()
-        found["loss"] = rounded(float(losses.mean()))
-        found["losses"] = [None, *(round(each, 3) for each in losses.tolist())]
-    return found
+    if loaded.output == "next token" and len(text) > 1:
+        losses = run.losses()
+        view["loss"] = rounded(float(losses.mean()))
+        view["losses"] = [None, *(round(each, 3) for each in losses.tolist())]
+    return view
 
 
-def looks(reading: Reading, heads: tuple[Head, ...], at: int, count: int, stopped: Stopped) -> Any:
-    """For each head where one token looks."""
-    here, everything = range(at, at + 1), range(reading.length)
-    found = {}
-    for head in reading.check(heads):
-        found[str(head)] = _largest(reading.weights(head, here, everything, stopped)[0], count)
-    return {"at": at, "heads": found}
+def attention_from(
+    run: TracedRun, heads: tuple[Head, ...], position: int, top_k: int, cancelled: IsCancelled
+) -> dict[str, Any]:
+    """For each head the tokens that one token attends to."""
+    here, all_keys = range(position, position + 1), range(run.length)
+    by_head = {
+        str(head): _top_weights(run.weights(head, here, all_keys, cancelled)[0], top_k)
+        for head in run.check(heads)
+    }
+    return {"position": position, "heads": by_head}
 
 
-def lookers(
-    reading: Reading, heads: tuple[Head, ...], at: int, count: int, stopped: Stopped
-) -> Any:
-    """For each head which tokens look at one; of a long text this sums up every row once."""
-    here, everything = range(at, at + 1), range(reading.length)
-    found = {}
-    for head in reading.check(heads):
-        found[str(head)] = _largest(reading.weights(head, everything, here, stopped)[:, 0], count)
-    return {"at": at, "heads": found}
+def attention_to(
+    run: TracedRun, heads: tuple[Head, ...], position: int, top_k: int, cancelled: IsCancelled
+) -> dict[str, Any]:
+    """For each head the tokens that attend to one token; this needs the sums of all rows."""
+    here, all_rows = range(position, position + 1), range(run.length)
+    by_head = {
+        str(head): _top_weights(run.weights(head, all_rows, here, cancelled)[:, 0], top_k)
+        for head in run.check(heads)
+    }
+    return {"position": position, "heads": by_head}
 
 
-def rows(
-    reading: Reading, heads: tuple[Head, ...], span: range, count: int, stopped: Stopped
-) -> Any:
-    """For each head and each query of a span the keys it looks at most."""
-    found = {}
-    for head in reading.check(heads):
-        each = []
-        for strip in reading.strips(span):
-            if stopped():
-                raise LeftError
-            for row in reading.weights(head, strip, range(reading.length), stopped):
-                each.append(_largest(row, count))
-        found[str(head)] = each
-    return {"start": span.start, "stop": span.stop, "heads": found}
+def attention_rows(
+    run: TracedRun, heads: tuple[Head, ...], rows: range, top_k: int, cancelled: IsCancelled
+) -> dict[str, Any]:
+    """For each head and each query of a range the keys with the largest weights."""
+    by_head = {}
+    for head in run.check(heads):
+        views = []
+        for block in run.blocks(rows):
+            if cancelled():
+                raise DisconnectedError
+            for row in run.weights(head, block, range(run.length), cancelled):
+                views.append(_top_weights(row, top_k))
+        by_head[str(head)] = views
+    return {"start": rows.start, "stop": rows.stop, "heads": by_head}
 
 
-def head_map(
-    reading: Reading, head: Head, span: range, keys: range, cells: int, stopped: Stopped
-) -> Any:
-    """A window of a pattern, row after row, four bytes a weight (a little-endian float32).
+def attention_map(
+    run: TracedRun, head: Head, rows: range, keys: range, cells: int, cancelled: IsCancelled
+) -> dict[str, Any]:
+    """A window of a pattern, row by row, as little-endian float32.
 
-    A window of more than `cells` a side is drawn smaller; a cell is then the largest weight in it.
+    A window of more than `cells` per side is reduced; each cell is the largest weight in it.
     """
-    reading.check((head,))
-    height, width = min(len(span), cells), min(len(keys), cells)
-    edges = torch.linspace(0, len(span), height + 1).round().long().tolist()
-    lines = []
-    for first, last in pairwise(edges):
-        lines.append(range(span.start + first, span.start + last))
-    drawn = [
-        part
-        for group in _grouped(lines, len(keys))
-        for part in _pooled(reading, head, group, keys, width, stopped)
+    run.check((head,))
+    height, width = min(len(rows), cells), min(len(keys), cells)
+    edges = torch.linspace(0, len(rows), height + 1).round().long().tolist()
+    lines = [range(rows.start + first, rows.start + last) for first, last in pairwise(edges)]
+    reduced = [
+        line
+        for group in _group_lines(lines, len(keys))
+        for line in _reduce_lines(run, head, group, keys, width, cancelled)
     ]
-    weights = torch.stack(drawn).cpu().numpy().astype("<f4")
+    weights = torch.stack(reduced).cpu().numpy().astype("<f4")
     return {
         "head": str(head),
-        "rows": [span.start, span.stop],
+        "rows": [rows.start, rows.stop],
         "keys": [keys.start, keys.stop],
         "height": height,
         "width": width,
@@ -100,42 +102,43 @@ def head_map(
     }
 
 
-def answers(
-    book: Book, reading: Reading, at: int, count: int, before: Reading | None
+def predictions(
+    loaded: LoadedModel, run: TracedRun, position: int, top_k: int, clean: TracedRun | None
 ) -> dict[str, Any]:
-    """What the model says at a place: the likeliest, beside what it said with all heads."""
-    now = _chances(book, reading, at)
-    then = None if before is None else _chances(book, before, at)
-    if now is None:
-        return {"answers": "nothing", "at": at, "top": []}
-    order = now.topk(min(count, len(now))).indices.tolist()
-    if then is not None:
-        order += [one for one in then.topk(min(3, len(then))).indices.tolist() if one not in order]
-    found: dict[str, Any] = {
-        "answers": book.answers,
-        "at": at,
+    """The most probable outputs at a position, with their probabilities before the edits."""
+    after = _probabilities(loaded, run, position)
+    before = None if clean is None else _probabilities(loaded, clean, position)
+    if after is None:
+        return {"output": loaded.output, "position": position, "top": []}
+    order = after.topk(min(top_k, len(after))).indices.tolist()
+    if before is not None:
+        best = before.topk(min(3, len(before))).indices.tolist()
+        order += [index for index in best if index not in order]
+    view: dict[str, Any] = {
+        "output": loaded.output,
+        "position": position,
         "top": [
             {
-                "id": one,
-                "word": book.word(one),
-                "chance": rounded(float(now[one])),
-                "before": None if then is None else rounded(float(then[one])),
+                "id": index,
+                "text": loaded.output_text(index),
+                "probability": rounded(float(after[index])),
+                "before": None if before is None else rounded(float(before[index])),
             }
-            for one in order
+            for index in order
         ],
         "loss": None,
         "loss_before": None,
-        "divergence": None if then is None else rounded(_divergence(then, now)),
+        "divergence": None if before is None else rounded(_kl_divergence(before, after)),
     }
-    if book.answers == "next" and reading.length > 1:
-        found["loss"] = rounded(float(reading.losses().mean()))
-        if before is not None:
-            found["loss_before"] = rounded(float(before.losses().mean()))
-    return found
+    if loaded.output == "next token" and run.length > 1:
+        view["loss"] = rounded(float(run.losses().mean()))
+        if clean is not None:
+            view["loss_before"] = rounded(float(clean.losses().mean()))
+    return view
 
 
 def rounded(value: float) -> float | None:
-    """Five digits that count; nothing for what is no number.
+    """Five significant digits; None for NaN and infinity.
 
     >>> rounded(0.123456789), rounded(float("nan"))
     (0.12346, None)
@@ -143,62 +146,62 @@ def rounded(value: float) -> float | None:
     return float(f"{value:.5g}") if abs(value) < float("inf") else None
 
 
-def _largest(weights: Float[Tensor, " s"], count: int) -> dict[str, Any]:
-    found = weights.topk(min(count, len(weights)))
-    kept = [
-        (place, rounded(weight))
-        for place, weight in zip(found.indices.tolist(), found.values.tolist(), strict=True)
-        if weight >= LEAST
+def _top_weights(weights: Float[Tensor, " s"], top_k: int) -> dict[str, Any]:
+    largest = weights.topk(min(top_k, len(weights)))
+    pairs = [
+        (position, rounded(weight))
+        for position, weight in zip(largest.indices.tolist(), largest.values.tolist(), strict=True)
+        if weight >= MIN_WEIGHT
     ]
     return {
-        "places": [place for place, _ in kept],
-        "weights": [weight for _, weight in kept],
+        "positions": [position for position, _ in pairs],
+        "weights": [weight for _, weight in pairs],
         "sum": rounded(float(weights.sum())),
     }
 
 
-def _grouped(lines: list[range], width: int) -> list[list[range]]:
-    """Rows of the picture whose queries are formed together, a few million weights at once."""
-    most = max(1, 2**22 // max(1, width))
+def _group_lines(lines: list[range], width: int) -> list[list[range]]:
+    """Lines of the map whose weights are computed together."""
+    max_rows = max(1, MAX_WEIGHTS // max(1, width))
     groups: list[list[range]] = [[]]
     for line in lines:
-        if groups[-1] and line.stop - groups[-1][0].start > most:
+        if groups[-1] and line.stop - groups[-1][0].start > max_rows:
             groups.append([])
         groups[-1].append(line)
     return groups
 
 
-def _pooled(
-    reading: Reading, head: Head, group: list[range], keys: range, width: int, stopped: Stopped
+def _reduce_lines(
+    run: TracedRun, head: Head, group: list[range], keys: range, width: int, cancelled: IsCancelled
 ) -> list[Float[Tensor, " w"]]:
-    if stopped():
-        raise LeftError
-    together = range(group[0].start, group[-1].stop)
-    weights = reading.weights(head, together, keys, stopped)
+    if cancelled():
+        raise DisconnectedError
+    rows = range(group[0].start, group[-1].stop)
+    weights = run.weights(head, rows, keys, cancelled)
     if len(keys) > width:
         weights = F.adaptive_max_pool1d(weights[None], width)[0]
-    return [
-        weights[line.start - together.start : line.stop - together.start].amax(0) for line in group
-    ]
+    return [weights[line.start - rows.start : line.stop - rows.start].amax(0) for line in group]
 
 
-def _chances(book: Book, reading: Reading, at: int) -> Float[Tensor, " v"] | None:
-    if book.answers == "nothing":
+def _probabilities(
+    loaded: LoadedModel, run: TracedRun, position: int
+) -> Float[Tensor, " v"] | None:
+    if loaded.output == "none":
         return None
-    if book.answers != "classes":
-        logits = reading.logits(torch.tensor([at], device=reading.hidden.device))
+    if loaded.output != "classes":
+        logits = run.logits(torch.tensor([position], device=run.hidden.device))
         assert logits is not None
         return logits[0].softmax(-1)
-    readout = reading.model.readout
+    readout = run.model.readout
     assert readout is not None
     assert isinstance(readout.config, ClassHead)
-    x = pooled(reading.hidden.values, reading.hidden.lengths, readout.config.pool)
-    table = getattr(reading.model, "table", None)
+    x = pooled(run.hidden.values, run.hidden.lengths, readout.config.pool)
+    table = getattr(run.model, "table", None)
     logits = F.linear(readout.features(x), readout.vectors(table), readout.bias).float()
     return logits[0].softmax(-1)
 
 
-def _divergence(then: Float[Tensor, " v"], now: Float[Tensor, " v"]) -> float:
-    """Kullback and Leibler's divergence of what is said now from what was, in nats."""
-    terms = then * (then.clamp(min=1e-30).log() - now.clamp(min=1e-30).log())
+def _kl_divergence(before: Float[Tensor, " v"], after: Float[Tensor, " v"]) -> float:
+    """The KL divergence of the new distribution from the old one, in nats."""
+    terms = before * (before.clamp(min=1e-30).log() - after.clamp(min=1e-30).log())
     return max(0.0, float(terms.sum()))

@@ -1,6 +1,6 @@
-// Questions to the studio. A newer question of the same kind takes the place of an older one.
+// Requests to the studio. A newer request of the same kind aborts the older one.
 
-export class Trouble extends Error {}
+export class ApiError extends Error {}
 
 export class Api {
   #running = new Map();
@@ -9,7 +9,7 @@ export class Api {
     return answer(await fetch("api/models"));
   }
 
-  // `kind` names the question for which only the last answer counts; null lets all be answered.
+  // Only the last request of a `kind` is answered; null is no kind.
   async ask(name, body, kind = name) {
     const control = this.#begin(kind);
     try {
@@ -19,7 +19,7 @@ export class Api {
     }
   }
 
-  // Calls `each` with every line as it comes.
+  // Calls `each` with every line as it arrives.
   async stream(name, body, each) {
     const control = this.#begin(name);
     try {
@@ -33,9 +33,9 @@ export class Api {
         const lines = (rest + value).split("\n");
         rest = lines.pop();
         for (const line of lines) {
-          const told = JSON.parse(line);
-          if (told.error) throw new Trouble(told.error);
-          each(told);
+          const value = JSON.parse(line);
+          if (value.error) throw new ApiError(value.error);
+          each(value);
         }
       }
     } finally {
@@ -71,22 +71,22 @@ function send(name, body, signal) {
 }
 
 async function answer(response) {
-  let told = null;
+  let value = null;
   try {
-    told = await response.json();
+    value = await response.json();
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Trouble("The studio gave no answer: is it still running in its terminal?");
+    throw new ApiError("The studio did not answer: is it still running?");
   }
-  if (!response.ok) throw new Trouble(told.error ?? `The studio said ${response.status}.`);
-  return told;
+  if (!response.ok) throw new ApiError(value.error ?? `The studio answered with status ${response.status}.`);
+  return value;
 }
 
-// Whether an error only says that nobody waits any more.
-export function dropped(error) {
+// Whether an error only means that the request was aborted.
+export function wasAborted(error) {
   return error.name === "AbortError";
 }
 
-export function sentence(error) {
-  return error instanceof Trouble ? error.message : "The studio cannot be reached: is it still running?";
+export function errorMessage(error) {
+  return error instanceof ApiError ? error.message : "The studio cannot be reached: is it still running?";
 }

@@ -1,10 +1,10 @@
-// The atlas: a row a layer, a square a head, coloured by a measure. Picked heads have a ring of
-// their own colour; heads that are off are crossed out.
+// The atlas: a row per layer, a square per head, coloured by a measure. Selected heads have a ring of
+// their own colour; ablated heads are crossed out.
 
 import { css, diverging, inkOn, sequential } from "./colour.js";
-import { h, say } from "./dom.js";
+import { h, announce } from "./dom.js";
 import { formatted } from "./format.js";
-import { inOrder, meaningOf, nameOf, rangeOf, shortOf, unitOf } from "./measures.js";
+import { inOrder, definitionOf, labelOf, rangeOf, shortOf, unitOf } from "./measures.js";
 
 export class Atlas {
   constructor(side) {
@@ -44,12 +44,12 @@ export class Atlas {
   #cell(head) {
     const toggle = (event) => {
       event.preventDefault();
-      this.side.toggleOff(head);
+      this.side.toggleAblated(head);
     };
     const cell = h("button", {
       type: "button", class: "cell", role: "gridcell", tabindex: -1, "data-head": head,
       on: {
-        click: (event) => (event.shiftKey ? toggle(event) : this.side.togglePick(head)),
+        click: (event) => (event.shiftKey ? toggle(event) : this.side.toggleSelected(head)),
         contextmenu: toggle,
         pointerenter: () => this.tell(head),
         pointerleave: () => this.tell(null),
@@ -60,7 +60,7 @@ export class Atlas {
     return cell;
   }
 
-  // Colours, rings and names anew.
+  // Update colours, rings and labels.
   draw() {
     const { side } = this;
     const found = side.statistics;
@@ -77,10 +77,10 @@ export class Atlas {
       cell.style.setProperty("--fill", value === null ? "var(--well)" : css(colour));
       cell.style.setProperty("--on", inkOn(colour));
       cell.style.setProperty("--colour", side.colourOf(head) ?? "transparent");
-      cell.classList.toggle("picked", side.picked.includes(head));
-      cell.classList.toggle("off", side.off.has(head));
+      cell.classList.toggle("selected", side.selected.includes(head));
+      cell.classList.toggle("ablated", side.ablated.has(head));
       cell.classList.toggle("patched", side.patched.has(head));
-      cell.setAttribute("aria-selected", String(side.picked.includes(head)));
+      cell.setAttribute("aria-selected", String(side.selected.includes(head)));
       cell.setAttribute("aria-label", this.#described(head, value));
       const short = shortOf(side.kindOf(head));
       if (cell.textContent !== short) cell.replaceChildren(h("span", { "aria-hidden": "true", class: short === "sink" ? "faint" : null }, short));
@@ -93,9 +93,9 @@ export class Atlas {
 
   #options(names) {
     const same = names.length === this.select.options.length && names.every((name, place) => this.select.options[place].value === name);
-    if (!same) this.select.replaceChildren(...names.map((name) => h("option", { value: name }, nameOf(name))));
+    if (!same) this.select.replaceChildren(...names.map((name) => h("option", { value: name }, labelOf(name))));
     this.select.value = this.side.statistic;
-    // Without a text there is nothing to choose from; the place stays, so that nothing jumps.
+    // Hidden without a text, but still there, so that the layout does not jump.
     for (const each of [this.select, this.colours]) each.style.visibility = names.length ? "" : "hidden";
   }
 
@@ -113,8 +113,8 @@ export class Atlas {
   #described(head, value) {
     const [, layer, number] = head.match(/L(\d+)H(\d+)/);
     const kind = this.side.kindOf(head);
-    const parts = [`Layer ${layer}, head ${number}`, kind, value === null ? null : `${nameOf(this.side.statistic)} ${formatted(value, unitOf(this.side.statistic))}`];
-    if (this.side.off.has(head)) parts.push("switched off");
+    const parts = [`Layer ${layer}, head ${number}`, kind, value === null ? null : `${labelOf(this.side.statistic)} ${formatted(value, unitOf(this.side.statistic))}`];
+    if (this.side.ablated.has(head)) parts.push("switched off");
     return parts.filter(Boolean).join(", ");
   }
 
@@ -123,30 +123,30 @@ export class Atlas {
     const measure = side.statistic;
     if (head === null) {
       const over = side.atlasTokens && side.atlasTokens < side.tokens.length ? ` Measured on the first ${side.atlasTokens.toLocaleString("en")} tokens.` : "";
-      const told = side.statistics ? `${nameOf(measure)}: ${meaningOf(measure)}${over} ` : "";
-      this.about.textContent = `${told}Click to select, right-click to switch off.`;
+      const definition = side.statistics ? `${labelOf(measure)}: ${definitionOf(measure)}${over} ` : "";
+      this.about.textContent = `${definition}Click to select, right-click to switch off.`;
       return;
     }
     const place = [...this.cells.keys()].indexOf(head);
     const value = side.statistics?.[measure]?.[place] ?? null;
-    this.about.replaceChildren(h("b", {}, head), ` ${[side.kindOf(head), `${nameOf(measure)} ${formatted(value, unitOf(measure))}`].filter(Boolean).join(" · ")}`);
+    this.about.replaceChildren(h("b", {}, head), ` ${[side.kindOf(head), `${labelOf(measure)} ${formatted(value, unitOf(measure))}`].filter(Boolean).join(" · ")}`);
   }
 
   #list() {
     const { side } = this;
-    const items = side.picked.map((head) => {
-      const off = side.off.has(head);
+    const items = side.selected.map((head) => {
+      const off = side.ablated.has(head);
       return h(
         "li",
         {},
         h("span", { class: "swatch", vars: { "--colour": side.colourOf(head) } }),
         h("b", {}, head),
         h("span", { class: "kind" }, side.kindOf(head) ?? ""),
-        h("button", { type: "button", "aria-pressed": String(off), "aria-label": `Switch ${head} ${off ? "on" : "off"}`, on: { click: () => side.toggleOff(head) } }, off ? "Off" : "On"),
-        h("button", { type: "button", "aria-label": `Deselect ${head}`, on: { click: () => side.togglePick(head) } }, "✕"),
+        h("button", { type: "button", "aria-pressed": String(off), "aria-label": `Switch ${head} ${off ? "on" : "off"}`, on: { click: () => side.toggleAblated(head) } }, off ? "Off" : "On"),
+        h("button", { type: "button", "aria-label": `Deselect ${head}`, on: { click: () => side.toggleSelected(head) } }, "✕"),
       );
     });
-    if (!items.length) items.push(h("li", { class: "quiet" }, "Select heads above: each gets its own colour."));
+    if (!items.length) items.push(h("li", { class: "quiet" }, "Select heads above; each gets its own colour."));
     this.picks.replaceChildren(...items);
   }
 
@@ -161,8 +161,8 @@ export class Atlas {
     const head = event.target.dataset?.head;
     if (!head) return;
     if (event.key === "o" || event.key === "O") {
-      this.side.toggleOff(head);
-      say(`${head} ${this.side.off.has(head) ? "switched off" : "switched on"}`);
+      this.side.toggleAblated(head);
+      announce(`${head} ${this.side.ablated.has(head) ? "switched off" : "switched on"}`);
       return;
     }
     const [, layer, number] = head.match(/L(\d+)H(\d+)/).map(Number);

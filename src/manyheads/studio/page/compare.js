@@ -1,19 +1,19 @@
-// Two sides beside each other, and what is different between them.
+// The difference between two sides.
 
-import { signed } from "./answers.js";
+import { signed } from "./predictions.js";
 import { colourTable, css, diverging } from "./colour.js";
-import { clipped, h, later } from "./dom.js";
+import { shortToken, h, debounce } from "./dom.js";
 import { formatted, percent } from "./format.js";
-import { pixels } from "./map.js";
-import { nameOf, unitOf } from "./measures.js";
-import { WHOLE } from "./patterns.js";
+import { pixels } from "./map_view.js";
+import { labelOf, unitOf } from "./measures.js";
+import { MAX_COMPLETE } from "./patterns.js";
 
 const LARGEST = 96;
 
 export class Difference {
   constructor(place) {
     this.place = place;
-    this.update = later(250, (sides) => this.#draw(sides));
+    this.update = debounce(250, (sides) => this.#draw(sides));
   }
 
   hide() {
@@ -27,12 +27,12 @@ export class Difference {
       this.place.hidden = true;
       return;
     }
-    const heads = [one, other].map((side) => (side.picked.includes(side.map.head) ? side.map.head : side.picked.at(-1)));
-    let map = h("p", { class: "empty" }, `Select a head on each side, on texts of equal length with at most ${WHOLE} tokens, to see where they differ.`);
-    if (heads.every(Boolean) && one.tokens.length === other.tokens.length && one.tokens.length <= WHOLE) {
+    const heads = [one, other].map((side) => (side.selected.includes(side.map.head) ? side.map.head : side.selected.at(-1)));
+    let map = h("p", { class: "empty" }, `Select a head on each side, on texts with the same number of tokens and at most ${MAX_COMPLETE}, to see where they differ.`);
+    if (heads.every(Boolean) && one.tokens.length === other.tokens.length && one.tokens.length <= MAX_COMPLETE) {
       map = await this.#map(one, other, heads);
     }
-    this.place.replaceChildren(h("header", {}, h("h2", {}, "Difference"), h("span", { class: "quiet" }, "A less B")), h("div", { class: "versus" }, map, this.#table(one, other, heads)));
+    this.place.replaceChildren(h("header", {}, h("h2", {}, "Difference"), h("span", { class: "quiet" }, "A minus B")), h("div", { class: "versus" }, map, this.#table(one, other, heads)));
     this.place.hidden = false;
   }
 
@@ -47,7 +47,7 @@ export class Difference {
       return colours[Math.round(127.5 + 127.5 * Math.sign(apart) * Math.sqrt(Math.min(1, Math.abs(apart))))];
     };
     const size = Math.max(3, Math.min(14, Math.floor(400 / count))) * count;
-    const canvas = h("canvas", { width: size, height: size, role: "img", "aria-label": `Where A ${heads[0]} and B ${heads[1]} look differently` });
+    const canvas = h("canvas", { width: size, height: size, role: "img", "aria-label": `Where A ${heads[0]} and B ${heads[1]} attend differently` });
     canvas.style.borderRadius = "8px";
     canvas.style.maxWidth = "100%";
     const ink = canvas.getContext("2d");
@@ -55,19 +55,19 @@ export class Difference {
     ink.drawImage(pixels(count, count, colourAt), 0, 0, size, size);
     const sign = (value, text) => h("span", {}, h("span", { class: "swatch", vars: { "--colour": css(diverging(value)) } }), ` ${text}`);
     this.common = common / count;
-    return h("figure", {}, canvas, h("figcaption", { class: "legend" }, sign(0.8, `A ${heads[0]} looks more`), sign(-0.8, `B ${heads[1]} looks more`), h("span", { "data-common": this.common.toFixed(4) }, `${percent(this.common)} in common`)));
+    return h("figure", {}, canvas, h("figcaption", { class: "legend" }, sign(0.8, `A ${heads[0]} attends more`), sign(-0.8, `B ${heads[1]} attends more`), h("span", { "data-common": this.common.toFixed(4) }, `${percent(this.common)} in common`)));
   }
 
   #table(one, other, heads) {
     const rows = [["", "A", "B", "A − B"], ["Model", one.model.name, other.model.name, ""], ["Tokens", String(one.tokens.length), String(other.tokens.length), ""]];
     rows.push(["Head", heads[0] ?? "–", heads[1] ?? "–", ""]);
-    const [mine, theirs] = [one.answer, other.answer];
+    const [mine, theirs] = [one.prediction, other.prediction];
     if (mine?.loss != null && theirs?.loss != null) rows.push(["Loss", mine.loss.toFixed(3), theirs.loss.toFixed(3), signed(mine.loss - theirs.loss, 3)]);
-    const said = (answer) => (answer?.top.length ? `${clipped(answer.top[0].word)} ${percent(answer.top[0].chance)}` : "–");
-    rows.push(["Says", said(mine), said(theirs), ""]);
+    const said = (answer) => (answer?.top.length ? `${shortToken(answer.top[0].text)} ${percent(answer.top[0].probability)}` : "–");
+    rows.push(["Top prediction", said(mine), said(theirs), ""]);
     for (const measure of ["previous_token", "induction", "first_token", "normalized_entropy", "distance"]) {
       const values = [one, other].map((side, place) => side.statistics?.[measure]?.[[...side.atlas.cells.keys()].indexOf(heads[place])] ?? null);
-      if (values.every((value) => value !== null)) rows.push([nameOf(measure), ...[...values, values[0] - values[1]].map((value) => formatted(value, unitOf(measure)))]);
+      if (values.every((value) => value !== null)) rows.push([labelOf(measure), ...[...values, values[0] - values[1]].map((value) => formatted(value, unitOf(measure)))]);
     }
     const [head, ...body] = rows;
     return h("table", { class: "plain" }, h("thead", {}, h("tr", {}, head.map((cell) => h("th", { scope: "col" }, cell)))), h("tbody", {}, body.map(([name, ...cells]) => h("tr", {}, h("th", { scope: "row" }, name), cells.map((cell) => h("td", { class: "number" }, cell))))));

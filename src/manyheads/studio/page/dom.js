@@ -24,7 +24,7 @@ function fill(element, props, children) {
   return element;
 }
 
-export function later(milliseconds, act) {
+export function debounce(milliseconds, act) {
   let waiting = 0;
   const call = (...given) => {
     clearTimeout(waiting);
@@ -34,15 +34,15 @@ export function later(milliseconds, act) {
   return call;
 }
 
-// What a screen reader says next; sighted readers see it happen.
-export const say = later(350, (sentence) => {
+// For screen readers; others can see it.
+export const announce = debounce(350, (sentence) => {
   document.getElementById("live").textContent = sentence;
 });
 
 let fading = 0;
 
-export function complain(sentence) {
-  const place = document.getElementById("trouble");
+export function showError(sentence) {
+  const place = document.getElementById("error");
   const close = h("button", { type: "button", class: "plain", on: { click: () => (place.hidden = true) } }, "Close");
   place.replaceChildren(h("span", {}, sentence), close);
   place.hidden = false;
@@ -50,18 +50,18 @@ export function complain(sentence) {
   fading = setTimeout(() => (place.hidden = true), 12000);
 }
 
-// White space must be seen to be told apart.
-export function shown(token) {
+// A token with visible white space.
+export function visibleToken(token) {
   const bare = token.replaceAll("\n", "↵").replaceAll("\t", "⇥");
   return bare === "" ? "∅" : bare.trim() === "" ? bare.replaceAll(" ", "␣") : bare;
 }
 
-export function clipped(token, most = 18) {
-  const text = shown(token).trim();
+export function shortToken(token, most = 18) {
+  const text = visibleToken(token).trim();
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
-export function counted(count, thing) {
+export function pluralise(count, thing) {
   return `${count.toLocaleString("en")} ${thing}${count === 1 ? "" : "s"}`;
 }
 

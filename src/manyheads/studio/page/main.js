@@ -1,16 +1,16 @@
-// The page: sides, the bar above them, and the address that keeps what is seen.
+// The page: its sides, the toolbar, and the address that restores the view.
 
-import { Api, sentence } from "./api.js";
+import { Api, errorMessage } from "./api.js";
 import { Difference } from "./compare.js";
-import { complain, h, later, say } from "./dom.js";
-import { exportView } from "./exports.js";
+import { showError, h, debounce, announce } from "./dom.js";
+import { exportView } from "./export.js";
 import { Side } from "./side.js";
 import { readAddress, writeAddress } from "./state.js";
 
 const EXPORTS = [
-  ["png", "PNG", "a picture, for slides"],
-  ["svg", "SVG", "a drawing, for print"],
-  ["json", "JSON", "all numbers of the view"],
+  ["png", "PNG", "an image, for slides"],
+  ["svg", "SVG", "vector graphics, for print"],
+  ["json", "JSON", "the numbers of this view"],
 ];
 
 const byId = (id) => document.getElementById(id);
@@ -19,7 +19,7 @@ const sides = [];
 const difference = new Difference(byId("difference"));
 let models = [];
 
-const keep = later(250, () => writeAddress(sides.map((side) => side.state())));
+const keep = debounce(250, () => writeAddress(sides.map((side) => side.state())));
 
 function changed() {
   keep();
@@ -44,7 +44,7 @@ function arrange() {
   if (sides.length < 2) difference.hide();
 }
 
-// The second side begins as the first; with two models, as the other one.
+// The second side starts as a copy of the first, with another model if there is one.
 function compare() {
   if (sides.length === 2) {
     const gone = sides.pop();
@@ -52,13 +52,13 @@ function compare() {
     gone.element.remove();
     arrange();
     changed();
-    say("One side");
+    announce("Comparison closed");
     return;
   }
   const given = sides[0].state();
-  const other = models.find((each) => each.name !== given.m && each.reads === sides[0].model.reads);
+  const other = models.find((each) => each.name !== given.m && each.input === sides[0].model.input);
   add(other ? { ...given, m: other.name, o: "", p: "", h: undefined } : given);
-  say("Two sides");
+  announce("Comparing two sides");
 }
 
 function chooseTheme(theme) {
@@ -72,7 +72,7 @@ function themes() {
   try {
     kept = localStorage.getItem("manyheads-theme");
   } catch {
-    // A browser that keeps nothing asks the system each time.
+    // Without storage the system decides each time.
   }
   chooseTheme(kept ?? (wished.matches ? "dark" : "light"));
   byId("theme").addEventListener("click", () => {
@@ -98,7 +98,7 @@ function menus() {
   for (const [kind, name, words] of EXPORTS) {
     const act = () => {
       open(false);
-      exportView(kind, sides).then(() => say(`${name} saved`), (error) => complain(sentence(error)));
+      exportView(kind, sides).then(() => announce(`${name} saved`), (error) => showError(errorMessage(error)));
     };
     list.append(h("button", { type: "button", role: "menuitem", on: { click: act } }, name, h("small", {}, words)));
   }
@@ -106,7 +106,7 @@ function menus() {
   document.addEventListener("click", (event) => {
     if (!event.target.closest(".menu")) open(false);
   });
-  // To another window focus goes without a place there, and the menu waits.
+  // The menu stays open when another window gets the focus.
   list.parentElement.addEventListener("focusout", ({ relatedTarget }) => {
     if (relatedTarget && !relatedTarget.closest(".menu")) open(false);
   });
@@ -126,11 +126,11 @@ function keys() {
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     for (const side of sides) {
-      side.writing.stop();
-      side.over(null);
+      side.generation.stop();
+      side.hover(null);
     }
   });
-  // An image may be dropped anywhere; without this the browser would leave the page for it.
+  // Keep the browser from opening an image that is wasAborted beside its field.
   for (const name of ["dragover", "drop"]) window.addEventListener(name, (event) => event.preventDefault());
 }
 
@@ -143,7 +143,7 @@ async function begin() {
   try {
     ({ models } = await new Api().models());
   } catch (error) {
-    complain(sentence(error));
+    showError(errorMessage(error));
     return;
   }
   for (const given of readAddress()) add(given);

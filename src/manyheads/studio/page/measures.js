@@ -2,7 +2,7 @@
 
 const known = {};
 
-// Kinds of heads in the few letters that a square has room for.
+// Kinds of heads, short enough for a square.
 const SHORT = {
   "previous-token": "prev", "next-token": "next", self: "self", positional: "pos", "duplicate-token": "dup", induction: "ind", copying: "copy",
   sink: "sink", punctuation: "punc", broad: "", bracket: "brkt", numbering: "num", syntactic: "syn", coreference: "cor",
@@ -11,11 +11,11 @@ const SHORT = {
 
 const FIRST = ["induction", "previous_token", "first_token", "duplicate_token", "normalized_entropy", "distance", "output_share"];
 
-export function learn(measures) {
+export function setMeasures(measures) {
   Object.assign(known, measures);
 }
 
-export function nameOf(measure) {
+export function labelOf(measure) {
   return known[measure]?.label ?? "";
 }
 
@@ -23,7 +23,7 @@ export function shortOf(kind) {
   return SHORT[kind?.split(" ")[0]] ?? "";
 }
 
-export function meaningOf(measure) {
+export function definitionOf(measure) {
   return known[measure]?.about ?? "";
 }
 
@@ -31,7 +31,7 @@ export function unitOf(measure) {
   return known[measure]?.unit ?? "number";
 }
 
-// The most popular ones first, then the rest; one without any value is left out.
+// The most useful measures first; those without any value are left out.
 export function inOrder(statistics) {
   const there = Object.keys(statistics).filter((name) => statistics[name].some((value) => value !== null));
   return [...FIRST.filter((name) => there.includes(name)), ...there.filter((name) => !FIRST.includes(name))];
@@ -47,8 +47,8 @@ export function rangeOf(measure, values) {
   return [Math.min(0, ...present), Math.max(1e-6, ...present)];
 }
 
-// Something to see at once: the best head of up to three measures.
-export function telling(statistics, heads) {
+// The heads that are selected at first: the best of up to three measures.
+export function clearestHeads(statistics, heads) {
   const found = [];
   for (const measure of ["previous_token", "induction", "duplicate_token", "first_token", "max_weight", "output_share"]) {
     const values = statistics[measure]?.map((value) => value ?? -1) ?? [0];

@@ -1,49 +1,49 @@
-// Where heads look on one text. A short text's patterns are fetched whole, once a head; of a long
-// one only what is looked at: the row of a token, its column, a run of rows, a window of the map.
+// Attention patterns of one text. Patterns of a short text are fetched completely, once per head; of a
+// long one only what is shown: a row, a column, a range of rows, or a window of the map.
 
-export const WHOLE = 256;
+export const MAX_COMPLETE = 256;
 const KEPT = 600;
-// Weights below this are not told, here as on the server.
-const LEAST = 5e-4;
+// Smaller weights are left out, here as on the server.
+const MIN_WEIGHT = 5e-4;
 
 export class Patterns {
-  // `base` gives what every question carries: model, text or image, edit.
+  // `base` holds the fields of every request: model, text or image, edits.
   constructor(api, base, length) {
     Object.assign(this, { api, base, length });
-    this.whole = new Map();
+    this.complete = new Map();
     this.kept = new Map();
   }
 
   get short() {
-    return this.length <= WHOLE;
+    return this.length <= MAX_COMPLETE;
   }
 
   async ready(heads) {
     if (!this.short) return;
-    const missing = heads.filter((head) => !this.whole.has(head));
+    const missing = heads.filter((head) => !this.complete.has(head));
     if (!missing.length) return;
     const all = [0, this.length];
-    const { maps } = await this.api.ask("map", { ...this.base, heads: missing, rows: all, keys: all, cells: WHOLE }, null);
-    for (const each of maps) this.whole.set(each.head, floats(each.data));
+    const { maps } = await this.api.ask("attention_map", { ...this.base, heads: missing, rows: all, keys: all, cells: MAX_COMPLETE }, null);
+    for (const each of maps) this.complete.set(each.head, floats(each.data));
   }
 
-  // Where a token looks: { head: { places, weights } }.
+  // What a token attends to: { head: { positions, weights } }.
   async from(heads, at) {
-    if (!this.short) return this.#asked("look", heads, at);
+    if (!this.short) return this.#fetched("attention_from", heads, at);
     await this.ready(heads);
     const keys = Array.from({ length: this.length }, (_, key) => key);
     return this.#gathered(heads, keys, (weights, key) => weights[at * this.length + key]);
   }
 
-  // Who looks at a token.
+  // What attends to a token.
   async to(heads, at) {
-    if (!this.short) return this.#asked("lookers", heads, at);
+    if (!this.short) return this.#fetched("attention_to", heads, at);
     await this.ready(heads);
     const queries = Array.from({ length: this.length }, (_, query) => query);
     return this.#gathered(heads, queries, (weights, query) => weights[query * this.length + at]);
   }
 
-  // For each head one { places, weights } a row.
+  // For each head one { positions, weights } per row.
   async rows(heads, start, stop) {
     if (this.short) {
       await this.ready(heads);
@@ -56,33 +56,33 @@ export class Patterns {
     }
     const missing = heads.filter((head) => !this.kept.has(`rows ${head} ${start} ${stop}`));
     if (missing.length) {
-      const told = await this.api.ask("rows", { ...this.base, heads: missing, rows: [start, stop], count: 12 });
-      for (const head of missing) this.#keep(`rows ${head} ${start} ${stop}`, told.heads[head]);
+      const response = await this.api.ask("attention_rows", { ...this.base, heads: missing, rows: [start, stop], top_k: 12 });
+      for (const head of missing) this.#keep(`rows ${head} ${start} ${stop}`, response.heads[head]);
     }
     return Object.fromEntries(heads.map((head) => [head, this.kept.get(`rows ${head} ${start} ${stop}`)]));
   }
 
-  // The weights of a window; `cells` is the most a side may have.
+  // The weights of a window, reduced to at most `cells` per side.
   async window(head, rows, keys, cells, kind) {
     const everything = rows[0] === 0 && rows[1] === this.length && keys[0] === 0 && keys[1] === this.length;
     if (this.short && everything) {
       await this.ready([head]);
-      return { height: this.length, width: this.length, weights: this.whole.get(head) };
+      return { height: this.length, width: this.length, weights: this.complete.get(head) };
     }
     const key = `map ${head} ${rows} ${keys} ${cells}`;
     if (!this.kept.has(key)) {
-      const { maps } = await this.api.ask("map", { ...this.base, heads: [head], rows, keys, cells }, kind);
+      const { maps } = await this.api.ask("attention_map", { ...this.base, heads: [head], rows, keys, cells }, kind);
       const [one] = maps;
       this.#keep(key, { height: one.height, width: one.width, weights: floats(one.data) });
     }
     return this.kept.get(key);
   }
 
-  async #asked(name, heads, at) {
+  async #fetched(name, heads, at) {
     const missing = heads.filter((head) => !this.kept.has(`${name} ${head} ${at}`));
     if (missing.length) {
-      const told = await this.api.ask(name, { ...this.base, heads: missing, at, count: 48 });
-      for (const head of missing) this.#keep(`${name} ${head} ${at}`, told.heads[head]);
+      const response = await this.api.ask(name, { ...this.base, heads: missing, position: at, top_k: 48 });
+      for (const head of missing) this.#keep(`${name} ${head} ${at}`, response.heads[head]);
     }
     return Object.fromEntries(heads.map((head) => [head, this.kept.get(`${name} ${head} ${at}`)]));
   }
@@ -90,10 +90,10 @@ export class Patterns {
   #gathered(heads, places, read) {
     const found = {};
     for (const head of heads) {
-      const weights = this.whole.get(head);
-      const pairs = places.map((place) => [place, read(weights, place)]).filter((pair) => pair[1] >= LEAST);
+      const weights = this.complete.get(head);
+      const pairs = places.map((place) => [place, read(weights, place)]).filter((pair) => pair[1] >= MIN_WEIGHT);
       pairs.sort((one, other) => other[1] - one[1]);
-      found[head] = { places: pairs.map((pair) => pair[0]), weights: pairs.map((pair) => told(pair[1])) };
+      found[head] = { positions: pairs.map((pair) => pair[0]), weights: pairs.map((pair) => rounded(pair[1])) };
     }
     return found;
   }
@@ -104,8 +104,8 @@ export class Patterns {
   }
 }
 
-// The digits that a number of 32 bits has.
-function told(weight) {
+// The significant digits of a float32.
+function rounded(weight) {
   return Number(weight.toPrecision(7));
 }
 

@@ -1,85 +1,85 @@
-// One model on one text: what is read, picked, switched off and shown. Two of them make a comparison.
+// One model on one text: its selection, its edits and its views. Two sides make a comparison.
 
-import { Answers } from "./answers.js";
-import { Api, dropped, sentence } from "./api.js";
+import { Predictions } from "./predictions.js";
+import { Api, wasAborted, errorMessage } from "./api.js";
 import { Atlas } from "./atlas.js";
 import { headColour, MOST_HEADS } from "./colour.js";
-import { complain, later, say } from "./dom.js";
+import { showError, debounce, announce } from "./dom.js";
 import { frame } from "./frame.js";
-import { Eye } from "./image.js";
-import { Lines } from "./lines.js";
-import { Looks } from "./looks.js";
-import { HeadMap } from "./map.js";
-import { inOrder, learn, telling } from "./measures.js";
+import { ImageView } from "./image_view.js";
+import { LineView } from "./line_view.js";
+import { AttentionList } from "./attention_list.js";
+import { MapView } from "./map_view.js";
+import { inOrder, setMeasures, clearestHeads } from "./measures.js";
 import { Patching } from "./patching.js";
 import { Patterns } from "./patterns.js";
 import { restored, stateOf } from "./state.js";
 import { Tokens } from "./tokens.js";
-import { Writing } from "./writing.js";
+import { Generation } from "./generation.js";
 
-const NOTHING = { places: [], weights: [] };
+const NOTHING = { positions: [], weights: [] };
 
 export class Side {
   constructor(models, changed) {
     this.models = models;
-    this.tell = changed;
+    this.onChange = changed;
     this.api = new Api();
-    this.failed = (error, words = sentence(error)) => {
-      if (!dropped(error)) complain(words);
+    this.failed = (error, words = errorMessage(error)) => {
+      if (!wasAborted(error)) showError(words);
     };
-    Object.assign(this, { tokens: [], losses: null, picked: [], off: new Set(), patched: new Set(), source: "", how: "zero" });
-    Object.assign(this, { at: null, pointed: null, view: "lines", statistic: "induction", statistics: null, kinds: {}, text: "", answer: null });
-    this.strip = new Tokens({ hover: (index) => this.over(index), pick: (index) => this.choose(index) });
+    Object.assign(this, { tokens: [], losses: null, selected: [], ablated: new Set(), patched: new Set(), source: "", replaceWith: "zero" });
+    Object.assign(this, { at: null, hovered: null, view: "lines", statistic: "induction", statistics: null, kinds: {}, text: "", prediction: null });
+    this.strip = new Tokens({ hover: (index) => this.hover(index), pick: (index) => this.select(index) });
     this.atlas = new Atlas(this);
-    this.answers = new Answers(this);
-    this.looks = new Looks(this);
-    this.lines = new Lines(this);
-    this.map = new HeadMap(this);
-    this.eye = new Eye(this);
-    this.writing = new Writing(this);
+    this.predictions = new Predictions(this);
+    this.attentionList = new AttentionList(this);
+    this.lines = new LineView(this);
+    this.map = new MapView(this);
+    this.imageView = new ImageView(this);
+    this.generation = new Generation(this);
     this.patching = new Patching(this);
-    this.soon = later(450, () => this.read());
-    this.#look = later(30, () => this.#show());
+    this.runSoon = debounce(450, () => this.run());
+    this.#showSoon = debounce(30, () => this.#show());
     this.frame = frame(this);
     this.element = this.frame.element;
   }
 
-  #look;
+  #showSoon;
 
-  // How many texts were begun to be read.
+  // The number of texts that were started.
   #turn = 0;
 
-  get sees() {
-    return this.model.reads === "image";
+  get isVision() {
+    return this.model.input === "image";
   }
 
-  // The token that is shown: the one pointed at, else the chosen one.
+  // The current token: the one under the pointer, else the selected one.
   get focus() {
-    return this.pointed ?? this.at;
+    return this.hovered ?? this.at;
   }
 
-  // Whether there is nothing to read.
+  // Whether there is no input.
   get blank() {
-    return this.sees ? !this.eye.pixels : !this.text;
+    return this.isVision ? !this.imageView.pixels : !this.text;
   }
 
   get changed() {
-    return this.off.size + this.patched.size > 0;
+    return this.ablated.size + this.patched.size > 0;
   }
 
   get base() {
-    const given = this.sees ? { image: this.eye.pixels } : { text: this.text };
-    return { model: this.model.name, ...given, edit: this.#edit() };
+    const given = this.isVision ? { image: this.imageView.pixels } : { text: this.text };
+    return { model: this.model.name, ...given, edits: this.#edits() };
   }
 
-  #edit() {
+  #edits() {
     if (!this.changed) return {};
     const patched = this.patched.size ? { patched: [...this.patched], source: this.source } : {};
-    return { off: [...this.off], how: this.how, ...patched };
+    return { ablated: [...this.ablated], replace_with: this.replaceWith, ...patched };
   }
 
   colourOf(head) {
-    const place = this.picked.indexOf(head);
+    const place = this.selected.indexOf(head);
     return place < 0 ? null : headColour(place);
   }
 
@@ -87,7 +87,7 @@ export class Side {
     return this.kinds[head]?.[0]?.name ?? null;
   }
 
-  // What the address bar keeps.
+  // The state for the address bar.
   state() {
     return stateOf(this);
   }
@@ -98,8 +98,8 @@ export class Side {
     this.atlas.build(this.model.layers);
     this.frame.open(given.t);
     // Another model may want the image in another size.
-    if (this.sees) this.eye.fit();
-    await this.read();
+    if (this.isVision) this.imageView.fit();
+    await this.run();
   }
 
   openModel(name) {
@@ -111,15 +111,15 @@ export class Side {
   setText(text, at = null) {
     this.frame.prompt.value = text;
     this.at = at;
-    this.read();
+    this.run();
   }
 
-  // Everything anew: tokens first, then what heads do, then what they are called.
-  async read() {
-    this.soon.cancel();
-    this.writing.stop();
+  // Run the model: tokens first, then statistics, then kinds.
+  async run() {
+    this.runSoon.cancel();
+    this.generation.stop();
     this.text = this.frame.prompt.value;
-    this.pointed = null;
+    this.hovered = null;
     const turn = ++this.#turn;
     if (this.blank) {
       this.#empty();
@@ -127,11 +127,11 @@ export class Side {
     }
     this.frame.busy(true);
     try {
-      const told = await this.api.ask("read", this.base);
-      Object.assign(this, { tokens: told.tokens, losses: told.losses, cut: told.cut });
-      this.at = this.sees ? Math.min(this.at ?? 0, told.tokens.length - 1) : Math.min(this.at ?? told.tokens.length - 1, told.tokens.length - 1);
-      this.patterns = new Patterns(this.api, this.base, told.tokens.length);
-      this.frame.read(told);
+      const response = await this.api.ask("tokens", this.base);
+      Object.assign(this, { tokens: response.tokens, losses: response.losses, truncated: response.truncated });
+      this.at = this.isVision ? Math.min(this.at ?? 0, response.tokens.length - 1) : Math.min(this.at ?? response.tokens.length - 1, response.tokens.length - 1);
+      this.patterns = new Patterns(this.api, this.base, response.tokens.length);
+      this.frame.read(response);
       this.strip.show(this.tokens, this.losses);
       this.strip.reveal(this.at);
       this.lines.follow(this.at);
@@ -144,29 +144,29 @@ export class Side {
     } catch (error) {
       this.failed(error);
     } finally {
-      // One that was left for a newer text leaves the sign to that.
+      // A newer text has its own busy state.
       if (turn === this.#turn) this.frame.busy(false);
     }
   }
 
-  // Heads that were picked or switched off stay so for the next text.
+  // Selected and ablated heads stay for the next text.
   #empty() {
     this.api.stopAll();
-    Object.assign(this, { tokens: [], losses: null, at: null, patterns: null, statistics: null, atlasTokens: null, answer: null });
+    Object.assign(this, { tokens: [], losses: null, at: null, patterns: null, statistics: null, atlasTokens: null, prediction: null });
     this.frame.busy(false);
     this.frame.empty();
     this.redraw();
   }
 
   async #measure() {
-    const { edit, ...base } = this.base;
-    const told = await this.api.ask("atlas", base);
-    learn(told.measures);
-    this.statistics = told.statistics;
-    this.atlasTokens = told.tokens;
+    const { edits, ...base } = this.base;
+    const response = await this.api.ask("statistics", base);
+    setMeasures(response.measures);
+    this.statistics = response.statistics;
+    this.atlasTokens = response.tokens;
     if (!Object.hasOwn(this.statistics, this.statistic)) this.statistic = inOrder(this.statistics)[0];
-    if (this.choosesHeads) this.picked = telling(this.statistics, told.heads);
-    this.choosesHeads = false;
+    if (this.automaticHeads) this.selected = clearestHeads(this.statistics, response.heads);
+    this.automaticHeads = false;
     this.redraw();
   }
 
@@ -175,120 +175,120 @@ export class Side {
     try {
       this.kinds = (await this.api.ask("kinds", { model: this.model.name })).heads ?? {};
     } catch {
-      // Names are a help; without them the atlas still tells numbers.
+      // The page works without kinds.
     }
     this.atlas.draw();
-    this.tell();
+    this.onChange();
   }
 
-  // What the model says at the chosen token.
+  // The predictions at the selected token.
   async ask() {
     if (this.at === null || !this.tokens.length) return;
     try {
-      this.answer = await this.api.ask("answers", { ...this.base, at: this.at });
-      this.answers.show(this.answer);
-      this.tell();
+      this.prediction = await this.api.ask("predictions", { ...this.base, position: this.at });
+      this.predictions.show(this.prediction);
+      this.onChange();
     } catch (error) {
       this.failed(error);
     }
   }
 
-  // All that follows from picks, switches and the chosen token.
+  // Redraw after a change of selection, edits or token.
   redraw() {
     this.atlas.draw();
-    this.answers.draw();
+    this.predictions.draw();
     this.patching.draw();
     this.frame.draw();
     this.#show();
-    this.tell();
+    this.onChange();
   }
 
-  over(index, scrolls = false) {
-    if (index === this.pointed) return;
-    this.pointed = index;
+  hover(index, scrolls = false) {
+    if (index === this.hovered) return;
+    this.hovered = index;
     this.strip.choose(this.at, index);
     if (scrolls && index !== null) this.strip.reveal(index);
-    this.#look();
+    this.#showSoon();
   }
 
-  choose(index) {
+  select(index) {
     if (index === null) return;
     const again = index === this.at;
     this.at = index;
-    this.strip.choose(this.at, this.pointed);
+    this.strip.choose(this.at, this.hovered);
     this.strip.reveal(index);
     this.lines.follow(index);
     this.map.follow(index);
-    this.#look();
+    this.#showSoon();
     if (!again) this.ask();
-    this.tell();
+    this.onChange();
   }
 
   async #show() {
     const { patterns } = this;
     if (!patterns || !this.tokens.length) return;
     const at = this.focus;
-    // A text that was read meanwhile, or cleared, is shown by a later call.
+    // A later call shows a newer text.
     const left = () => at !== this.focus || patterns !== this.patterns;
-    this.strip.choose(this.at, this.pointed);
+    this.strip.choose(this.at, this.hovered);
     try {
-      if (this.sees) await this.eye.draw();
+      if (this.isVision) await this.imageView.draw();
       else await (this.view === "map" ? this.map : this.lines).draw();
       if (at === null || left()) return;
-      const from = await patterns.from(this.picked, at);
+      const from = await patterns.from(this.selected, at);
       if (left()) return;
       this.#mark(from, {});
-      const to = await patterns.to(this.picked, at);
+      const to = await patterns.to(this.selected, at);
       if (left()) return;
       this.#mark(from, to);
-      this.looks.show(at, from, to);
+      this.attentionList.show(at, from, to);
     } catch (error) {
       this.failed(error);
     }
   }
 
   #mark(from, to) {
-    const marks = this.picked.map((head) => ({ colour: this.colourOf(head), from: asMap(from[head]), to: asMap(to[head]) }));
+    const marks = this.selected.map((head) => ({ colour: this.colourOf(head), from: asMap(from[head]), to: asMap(to[head]) }));
     this.strip.mark(marks);
   }
 
-  // A token has just been written: show it, and where the picked heads look from it.
-  written(tokens, begin, told) {
+  // Show a generated token, and what the selected heads attend to from it.
+  addToken(tokens, begin, response) {
     this.tokens = tokens;
-    this.at = told.at;
+    this.at = response.position;
     this.strip.show(tokens, this.losses, begin);
-    this.#mark(told.heads, {});
-    this.strip.choose(told.at);
-    this.strip.reveal(told.at);
-    this.looks.show(told.at, told.heads, {});
+    this.#mark(response.heads, {});
+    this.strip.choose(response.position);
+    this.strip.reveal(response.position);
+    this.attentionList.show(response.position, response.heads, {});
   }
 
-  togglePick(head) {
-    const is = this.picked.includes(head);
-    if (!is && this.picked.length >= MOST_HEADS) {
-      complain(`${MOST_HEADS} heads are selected, the maximum: deselect one first.`);
+  toggleSelected(head) {
+    const is = this.selected.includes(head);
+    if (!is && this.selected.length >= MOST_HEADS) {
+      showError(`${MOST_HEADS} heads are selected, the maximum: deselect one first.`);
       return;
     }
-    this.choosesHeads = false;
-    this.picked = is ? this.picked.filter((each) => each !== head) : [...this.picked, head];
+    this.automaticHeads = false;
+    this.selected = is ? this.selected.filter((each) => each !== head) : [...this.selected, head];
     if (!is) this.map.head = head;
-    say(`${head} ${is ? "deselected" : "selected"}`);
+    announce(`${head} ${is ? "deselected" : "selected"}`);
     this.redraw();
   }
 
-  toggleOff(head) {
-    if (!this.off.delete(head)) this.off.add(head);
+  toggleAblated(head) {
+    if (!this.ablated.delete(head)) this.ablated.add(head);
     this.#edited();
   }
 
-  allOn() {
-    this.off.clear();
+  restoreHeads() {
+    this.ablated.clear();
     this.patched.clear();
     this.#edited();
   }
 
-  replaceBy(how) {
-    this.how = how;
+  setReplacement(how) {
+    this.replaceWith = how;
     this.#edited();
   }
 
@@ -315,13 +315,13 @@ export class Side {
     this.measure(name);
   }
 
-  turnTo(view) {
+  setView(view) {
     this.view = view;
     this.redraw();
   }
 }
 
 function asMap(found) {
-  const { places, weights } = found ?? NOTHING;
-  return new Map(places.map((place, index) => [place, weights[index]]));
+  const { positions, weights } = found ?? NOTHING;
+  return new Map(positions.map((position, index) => [position, weights[index]]));
 }

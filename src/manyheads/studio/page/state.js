@@ -1,7 +1,7 @@
-// What is seen, kept in the address bar behind the #: a link brings it back.
+// The view in the fragment of the address, so that a link restores it.
 
-// Model, text, picked heads, heads that are off and what stands in for them, the chosen token, the
-// view, the measure, the prompt that is patched from and the heads that are.
+// Model, text, selected heads, ablated heads and their replacement, selected token, view, measure,
+// the other prompt and the heads that are patched from it.
 const FIELDS = ["m", "t", "h", "o", "w", "at", "v", "c", "q", "p"];
 
 export function readAddress() {
@@ -31,29 +31,29 @@ function pick(given, before) {
   return found;
 }
 
-// What was cleared or let go is kept as such; what nobody has chosen is left out.
+// Empty values are kept; what the user has not chosen is left out.
 export function stateOf(side) {
   const listed = (heads) => [...heads].join(",") || undefined;
   return {
-    m: side.model.name, t: side.sees ? undefined : side.text, h: side.choosesHeads ? undefined : side.picked.join(","), o: listed(side.off),
-    w: side.how === "mean" ? "mean" : undefined, at: side.at === null ? undefined : String(side.at), v: side.view, c: side.statistic,
+    m: side.model.name, t: side.isVision ? undefined : side.text, h: side.automaticHeads ? undefined : side.selected.join(","), o: listed(side.ablated),
+    w: side.replaceWith === "mean" ? "mean" : undefined, at: side.at === null ? undefined : String(side.at), v: side.view, c: side.statistic,
     q: side.patched.size ? side.source : undefined, p: listed(side.patched),
   };
 }
 
-// What a link says, which anybody may have written, as far as the models know of it.
+// The state of a link, without what the models do not have: anybody may have written it.
 export function restored(given, models, most) {
   const model = models.find((each) => each.name === given.m) ?? models[0];
   const known = new Set(model.layers.flatMap(({ layer, heads }) => Array.from({ length: heads }, (_, head) => `L${layer}H${head}`)));
   const heads = (text) => [...new Set((text ?? "").split(","))].filter((each) => known.has(each));
   return {
     model,
-    picked: heads(given.h).slice(0, most),
-    choosesHeads: given.h === undefined,
-    off: new Set(heads(given.o)),
+    selected: heads(given.h).slice(0, most),
+    automaticHeads: given.h === undefined,
+    ablated: new Set(heads(given.o)),
     patched: new Set(given.q ? heads(given.p) : []),
     source: given.q ?? "",
-    how: given.w === "mean" ? "mean" : "zero",
+    replaceWith: given.w === "mean" ? "mean" : "zero",
     view: given.v === "map" ? "map" : "lines",
     statistic: given.c ?? "induction",
     at: /^\d{1,6}$/.test(given.at ?? "") ? Number(given.at) : null,

@@ -1,8 +1,8 @@
-// The tokens of a text on lines, of which only those in sight are there; weights are drawn behind
-// them. Below a token: how much it is looked at from the chosen one. Above: how much it looks there.
+// The tokens of a text in lines; only the visible ones are in the document. Bars below a token show
+// attention from the selected token, bars above attention to it.
 
 import { alpha } from "./colour.js";
-import { h, shown } from "./dom.js";
+import { h, visibleToken } from "./dom.js";
 
 const GAP = 2;
 const TEXT = 26;
@@ -15,7 +15,7 @@ export class Tokens {
     this.hover = hover;
     this.pick = pick;
     this.tokens = [];
-    this.places = [];
+    this.boxes = [];
     this.marks = [];
     this.at = this.over = null;
     this.canvas = h("canvas", { "aria-hidden": "true" });
@@ -37,7 +37,7 @@ export class Tokens {
   show(tokens, losses, fresh = tokens.length) {
     Object.assign(this, { tokens, losses: losses ?? [], fresh });
     const mean = this.losses.reduce((sum, loss) => sum + (loss ?? 0), 0) / Math.max(1, this.losses.length);
-    this.startling = Math.max(6, 1.7 * mean);
+    this.surprising = Math.max(6, 1.7 * mean);
     this.layout();
   }
 
@@ -46,14 +46,14 @@ export class Tokens {
     this.layout();
   }
 
-  // The chosen token, and the one under the pointer.
+  // The selected token, and the one under the pointer.
   choose(at, over = null) {
     this.at = at;
     this.over = over;
     this.#draw();
   }
 
-  // [{ colour, from: Map, to: Map }], one a picked head.
+  // [{ colour, from: Map, to: Map }], one per selected head.
   mark(marks) {
     const before = this.marks.length;
     this.marks = marks;
@@ -73,8 +73,8 @@ export class Tokens {
     const widths = new Map();
     let x = 0;
     let line = 0;
-    this.places = this.tokens.map((token) => {
-      const text = shown(token);
+    this.boxes = this.tokens.map((token) => {
+      const text = visibleToken(token);
       if (!widths.has(text)) widths.set(text, Math.ceil(pen.measureText(text).width) + 10);
       const wide = Math.min(widths.get(text), width);
       if (x + wide > width) [x, line] = [0, line + 1];
@@ -83,10 +83,10 @@ export class Tokens {
       if (token.endsWith("\n")) [x, line] = [0, line + 1];
       return place;
     });
-    this.lines = this.places.length ? this.places.at(-1).line + 1 : 0;
+    this.lines = this.boxes.length ? this.boxes.at(-1).line + 1 : 0;
     this.starts = [];
-    this.places.forEach((place, index) => (this.starts[place.line] ??= index));
-    // A blank line holds no token, and begins where the next one does.
+    this.boxes.forEach((place, index) => (this.starts[place.line] ??= index));
+    // An empty line starts where the next one does.
     for (let each = this.lines - 1; each >= 0; each -= 1) this.starts[each] ??= this.starts[each + 1];
     this.sheet.style.height = `${this.lines * this.lineHeight}px`;
     this.sheet.style.width = `${width}px`;
@@ -95,7 +95,7 @@ export class Tokens {
   }
 
   reveal(index) {
-    const place = this.places[index];
+    const place = this.boxes[index];
     if (!place) return;
     const top = place.line * this.lineHeight;
     if (top < this.element.scrollTop) this.element.scrollTop = top;
@@ -104,7 +104,7 @@ export class Tokens {
   }
 
   #draw() {
-    if (!this.places.length) {
+    if (!this.boxes.length) {
       this.sheet.replaceChildren();
       this.element.removeAttribute("aria-activedescendant");
       this.#paint(0, 0, 0, this.element.clientHeight);
@@ -115,20 +115,20 @@ export class Tokens {
     const first = Math.max(0, Math.floor(top / this.lineHeight) - AHEAD);
     const last = Math.min(this.lines - 1, Math.ceil((top + tall) / this.lineHeight) + AHEAD);
     const start = this.starts[first];
-    const stop = last + 1 < this.lines ? this.starts[last + 1] : this.places.length;
+    const stop = last + 1 < this.lines ? this.starts[last + 1] : this.boxes.length;
     this.#write(start, stop);
     this.#paint(start, stop, top, tall);
   }
 
-  // Elements that stay in sight are kept, so that focus and screen readers stay with them.
+  // Visible elements are reused, so that focus and screen readers stay with them.
   #write(start, stop) {
     const known = new Map([...this.sheet.children].map((each) => [Number(each.dataset.index), each]));
     const wanted = [];
     for (let index = start; index < stop; index += 1) {
       const token = known.get(index) ?? this.#made(index);
-      const text = shown(this.tokens[index]);
+      const text = visibleToken(this.tokens[index]);
       if (token.textContent !== text) token.textContent = text;
-      const { x, line } = this.places[index];
+      const { x, line } = this.boxes[index];
       const y = line * this.lineHeight + (BAR + 1) * Math.max(1, this.marks.length) + 3;
       token.style.transform = `translate(${x}px, ${y}px)`;
       token.className = this.#names(index);
@@ -153,7 +153,7 @@ export class Tokens {
   #names(index) {
     const names = ["token"];
     if (/^[<[].*[>\]]$/.test(this.tokens[index].trim())) names.push("special");
-    if ((this.losses[index] ?? 0) > this.startling) names.push("surprise");
+    if ((this.losses[index] ?? 0) > this.surprising) names.push("surprise");
     if (index === this.at) names.push("at");
     if (index === this.over) names.push("hover");
     if (index >= this.fresh) names.push("new");
@@ -171,7 +171,7 @@ export class Tokens {
     ink.scale(ratio, ratio);
     const heads = Math.max(1, this.marks.length);
     for (let index = start; index < stop; index += 1) {
-      const { x, line, wide: width } = this.places[index];
+      const { x, line, wide: width } = this.boxes[index];
       const y = line * this.lineHeight - top + (BAR + 1) * heads + 3;
       this.marks.forEach((mark, place) => {
         const from = mark.from.get(index) ?? 0;
@@ -195,8 +195,8 @@ export class Tokens {
     const x = event.clientX - box.left;
     const line = Math.floor((event.clientY - box.top + this.element.scrollTop) / this.lineHeight);
     if (!(line in (this.starts ?? []))) return null;
-    for (let index = this.starts[line]; this.places[index]?.line === line; index += 1) {
-      const place = this.places[index];
+    for (let index = this.starts[line]; this.boxes[index]?.line === line; index += 1) {
+      const place = this.boxes[index];
       if (x >= place.x && x < place.x + place.wide + GAP) return index;
     }
     return null;
@@ -217,7 +217,7 @@ export class Tokens {
 
   #key(event) {
     const here = this.at ?? this.tokens.length - 1;
-    const line = this.places[here]?.line ?? 0;
+    const line = this.boxes[here]?.line ?? 0;
     const last = this.tokens.length - 1;
     const moves = {
       ArrowLeft: () => here - 1,
@@ -234,13 +234,13 @@ export class Tokens {
     this.pick(next);
   }
 
-  // The token of another line that stands nearest.
+  // The nearest token of another line.
   #beside(here, line) {
     if (line < 0 || line >= this.lines) return here;
-    const middle = this.places[here].x + this.places[here].wide / 2;
+    const middle = this.boxes[here].x + this.boxes[here].wide / 2;
     let best = this.starts[line];
-    for (let index = best; this.places[index]?.line === line; index += 1) {
-      if (this.places[index].x <= middle) best = index;
+    for (let index = best; this.boxes[index]?.line === line; index += 1) {
+      if (this.boxes[index].x <= middle) best = index;
     }
     return best;
   }

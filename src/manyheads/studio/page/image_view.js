@@ -1,11 +1,11 @@
-// Images for models that see: dropped, chosen or pasted, drawn to the model's size here, so that
-// the server only ever gets plain pixels. What heads look at is laid over the image.
+// Images for vision models: dropped, chosen or pasted, and resized here, so that the server receives
+// plain pixels. The attention of heads is drawn over the image.
 
 import { sequential } from "./colour.js";
 import { h } from "./dom.js";
 import { percent } from "./format.js";
 
-export class Eye {
+export class ImageView {
   constructor(side) {
     this.side = side;
     this.source = null;
@@ -14,8 +14,8 @@ export class Eye {
     const file = h("input", { type: "file", accept: "image/*", class: "unseen", "aria-label": "Choose an image" });
     file.addEventListener("change", () => this.take(file.files[0]));
     const choose = h("button", { type: "button", class: "primary", on: { click: () => file.click() } }, "Choose an image");
-    const try_ = h("button", { type: "button", on: { click: () => this.example() } }, "Try a drawing");
-    this.drop = h("div", { class: "drop" }, h("p", {}, "Drop an image here, or paste one."), h("div", { class: "row", vars: { "justify-content": "center" } }, choose, try_), file);
+    const try_ = h("button", { type: "button", on: { click: () => this.example() } }, "Use an example image");
+    this.drop = h("div", { class: "drop" }, h("p", {}, "Drop or paste an image here."), h("div", { class: "row", vars: { "justify-content": "center" } }, choose, try_), file);
     for (const name of ["dragenter", "dragover"]) this.drop.addEventListener(name, (event) => this.#over(event, true));
     this.drop.addEventListener("dragleave", (event) => this.#over(event, false));
     this.drop.addEventListener("drop", (event) => {
@@ -24,11 +24,11 @@ export class Eye {
     });
     this.drop.addEventListener("paste", (event) => this.take(event.clipboardData.files[0]));
     this.drop.tabIndex = 0;
-    this.views = h("div", { class: "eyes" });
-    // Images are drawn anew while one points at them: what listens must stay.
-    this.views.addEventListener("pointermove", (event) => side.over(this.#under(event)));
-    this.views.addEventListener("pointerleave", () => side.over(null));
-    this.views.addEventListener("click", (event) => side.choose(this.#under(event)));
+    this.views = h("div", { class: "image-views" });
+    // The listeners stay while the images are replaced under the pointer.
+    this.views.addEventListener("pointermove", (event) => side.hover(this.#under(event)));
+    this.views.addEventListener("pointerleave", () => side.hover(null));
+    this.views.addEventListener("click", (event) => side.select(this.#under(event)));
     this.element = h("div", {}, this.views);
   }
 
@@ -42,11 +42,11 @@ export class Eye {
     try {
       this.#keep(await createImageBitmap(file));
     } catch {
-      this.side.failed(new Error("image"), "This file is no image that the browser can read.");
+      this.side.failed(new Error("image"), "The browser cannot read this file as an image.");
     }
   }
 
-  // Something to look at for whoever has no image at hand.
+  // An example for those without an image at hand.
   example() {
     const { side } = this.side.model.image;
     const canvas = h("canvas", { width: side, height: side });
@@ -75,10 +75,10 @@ export class Eye {
   #keep(source) {
     this.source = source;
     this.fit();
-    this.side.read();
+    this.side.run();
   }
 
-  // Brought to the size that the model learnt from, all of it, as the other commands read a file.
+  // Resize the full image to the size of the model, as the other commands do.
   fit() {
     if (!this.source) return;
     const { side } = this.side.model.image;
@@ -99,15 +99,15 @@ export class Eye {
     this.views.replaceChildren();
   }
 
-  // One image for the choice, and one a picked head with its weights laid over it.
+  // The image itself, and one copy per selected head with its weights over it.
   async draw() {
     const { side } = this;
     if (!this.picture || !side.patterns) return;
     const { patterns } = side;
-    const found = await patterns.from(side.picked, side.focus ?? 0);
+    const found = await patterns.from(side.selected, side.focus ?? 0);
     if (patterns !== side.patterns) return;
-    const figures = [this.#figure("The image: point at a patch", null, null)];
-    for (const head of side.picked) figures.push(this.#figure(head, side.colourOf(head), found[head]));
+    const figures = [this.#figure("Image: point at a patch", null, null)];
+    for (const head of side.selected) figures.push(this.#figure(head, side.colourOf(head), found[head]));
     this.views.replaceChildren(...figures);
   }
 
@@ -116,14 +116,14 @@ export class Eye {
     const { side: pixels, patch } = side.model.image;
     const across = pixels / patch;
     const zoom = Math.max(1, Math.round(360 / pixels));
-    const canvas = h("canvas", { width: pixels * zoom, height: pixels * zoom, role: "img", "aria-label": this.#told(title, weights) });
+    const canvas = h("canvas", { width: pixels * zoom, height: pixels * zoom, role: "img", "aria-label": this.#description(title, weights) });
     const ink = canvas.getContext("2d");
     ink.imageSmoothingEnabled = pixels > 64;
     ink.drawImage(this.picture, 0, 0, canvas.width, canvas.height);
     const step = patch * zoom;
     if (weights) {
       const most = Math.max(...weights.weights, 1e-6);
-      const by = new Map(weights.places.map((place, index) => [place, weights.weights[index] / most]));
+      const by = new Map(weights.positions.map((place, index) => [place, weights.weights[index] / most]));
       for (let place = 1; place < side.tokens.length; place += 1) {
         const part = by.get(place) ?? 0;
         const [red, green, blue] = sequential(0.25 + 0.75 * part);
@@ -152,10 +152,10 @@ export class Eye {
     return 1 + part((event.clientY - box.top) / box.height) * across + part((event.clientX - box.left) / box.width);
   }
 
-  #told(title, weights) {
-    if (!weights) return "The image with the chosen patch";
-    const best = weights.places[0];
-    return `${title} from ${this.side.tokens[this.side.focus ?? 0]}: most at ${this.side.tokens[best]}, ${percent(weights.weights[0])}`;
+  #description(title, weights) {
+    if (!weights) return "The image with the selected patch";
+    const best = weights.positions[0];
+    return `${title} from ${this.side.tokens[this.side.focus ?? 0]}: most on ${this.side.tokens[best]}, ${percent(weights.weights[0])}`;
   }
 }
 

@@ -1,13 +1,13 @@
-// The view as a file: a drawing (SVG), a picture of it (PNG), or its numbers (JSON).
+// Export the view as a drawing (SVG or PNG), or its numbers (JSON).
 
 import { css, dark, diverging, sequential } from "./colour.js";
-import { clipped, counted, download, s } from "./dom.js";
+import { shortToken, pluralise, download, s } from "./dom.js";
 import { percent } from "./format.js";
-import { nameOf, rangeOf } from "./measures.js";
+import { labelOf, rangeOf } from "./measures.js";
 
 const WIDE = 1180;
 const MAP = 40;
-// Weights below this are left out of a drawing: nobody would see them.
+// Smaller weights would be invisible in a drawing.
 const UNSEEN = 0.002;
 
 export async function exportView(kind, sides) {
@@ -31,17 +31,17 @@ async function rasterised(blob, drawing) {
   return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
 }
 
-// Everything that is in sight, so that somebody else can draw it anew.
+// All visible numbers, so that others can draw them.
 async function numbers(sides) {
   const found = [];
   for (const side of sides) {
     const [start, stop] = side.lines.span();
-    const rows = side.patterns ? await side.patterns.rows(side.picked, start, stop) : {};
+    const rows = side.patterns ? await side.patterns.rows(side.selected, start, stop) : {};
     found.push({
-      model: side.model.name, text: side.sees ? null : side.text, tokens: side.tokens, losses: side.losses,
-      picked: side.picked, off: [...side.off], how: side.how, patched: [...side.patched], token: side.at,
-      kinds: Object.fromEntries(side.picked.map((head) => [head, side.kinds[head] ?? []])),
-      heads: [...side.atlas.cells.keys()], statistics: side.statistics, answers: side.answer, rows: { start, stop, heads: rows },
+      model: side.model.name, text: side.isVision ? null : side.text, tokens: side.tokens, losses: side.losses,
+      selected: side.selected, ablated: [...side.ablated], replace_with: side.replaceWith, patched: [...side.patched], token: side.at,
+      kinds: Object.fromEntries(side.selected.map((head) => [head, side.kinds[head] ?? []])),
+      heads: [...side.atlas.cells.keys()], statistics: side.statistics, predictions: side.prediction, rows: { start, stop, heads: rows },
     });
   }
   return { made_by: "manyheads studio", sides: found };
@@ -71,13 +71,13 @@ async function drawn(sides) {
 
 function drawnView(side, x, y, theme) {
   if (!side.tokens.length) return { parts: [], height: 0 };
-  if (side.sees) return drawnImages(side, x, y + 56, theme);
+  if (side.isVision) return drawnImages(side, x, y + 56, theme);
   return side.view === "map" ? drawnMap(side, x, y + 56, theme) : drawnLines(side, x, y + 40, theme);
 }
 
 function summary(side) {
-  const off = side.off.size ? `; off (${side.how}): ${[...side.off].join(", ")}` : "";
-  return `${counted(side.tokens.length, "token")}${off}${side.answer?.loss != null ? `; loss ${side.answer.loss.toFixed(3)}` : ""}`;
+  const off = side.ablated.size ? `; ablated (${side.replaceWith}): ${[...side.ablated].join(", ")}` : "";
+  return `${pluralise(side.tokens.length, "token")}${off}${side.prediction?.loss != null ? `; loss ${side.prediction.loss.toFixed(3)}` : ""}`;
 }
 
 function text(x, y, words, fill, size, weightOf = 400, anchor = "start") {
@@ -90,7 +90,7 @@ function drawnAtlas(side, x, y, theme) {
   const split = side.statistic === "patching";
   const most = Math.max(...side.model.layers.map((each) => each.heads));
   const cell = Math.max(8, Math.min(34, Math.floor(320 / most)));
-  const parts = [text(x, y - 8, `Heads by ${nameOf(side.statistic)}`, theme.ink, 14, 600)];
+  const parts = [text(x, y - 8, `Heads by ${labelOf(side.statistic).toLowerCase()}`, theme.ink, 14, 600)];
   let place = 0;
   side.model.layers.forEach(({ layer, heads }, row) => {
     parts.push(text(x + 14, y + row * cell + cell * 0.65, String(layer), theme.quiet, 10, 400, "end"));
@@ -101,11 +101,11 @@ function drawnAtlas(side, x, y, theme) {
       const box = { x: x + 20 + head * cell, y: y + row * cell, width: cell - 3, height: cell - 3, rx: 4 };
       const fill = css(split ? diverging(part * 2 - 1) : sequential(part));
       parts.push(s("rect", { ...box, fill, stroke: side.colourOf(name) ?? (dark() ? "#2b313d" : "#e4e0d8"), "stroke-width": side.colourOf(name) ? 3 : 0.5 }));
-      if (side.off.has(name)) parts.push(s("path", { d: `M${box.x + 3} ${box.y + 3}l${cell - 9} ${cell - 9}m0 ${9 - cell}l${9 - cell} ${cell - 9}`, stroke: "#a3341f", "stroke-width": 2 }));
+      if (side.ablated.has(name)) parts.push(s("path", { d: `M${box.x + 3} ${box.y + 3}l${cell - 9} ${cell - 9}m0 ${9 - cell}l${9 - cell} ${cell - 9}`, stroke: "#a3341f", "stroke-width": 2 }));
     }
   });
   let under = y + side.model.layers.length * cell + 16;
-  for (const head of side.picked) {
+  for (const head of side.selected) {
     parts.push(s("rect", { x: x + 20, y: under - 9, width: 10, height: 10, rx: 3, fill: side.colourOf(head) }));
     parts.push(text(x + 38, under, `${head}  ${side.kindOf(head) ?? ""}`, theme.ink, 12.5));
     under += 20;
@@ -114,24 +114,24 @@ function drawnAtlas(side, x, y, theme) {
 }
 
 function drawnAnswers(side, x, y, theme) {
-  const top = side.answer?.top ?? [];
+  const top = side.prediction?.top ?? [];
   if (!top.length) return { parts: [], height: 0 };
-  const parts = [text(x, y, side.answer.answers === "next" ? "What comes next" : "What it says", theme.ink, 14, 600)];
-  const most = Math.max(...top.map((each) => Math.max(each.chance, each.before ?? 0)), 0.01);
+  const parts = [text(x, y, side.prediction.output === "next token" ? "Next token" : "Predictions", theme.ink, 14, 600)];
+  const most = Math.max(...top.map((each) => Math.max(each.probability, each.before ?? 0)), 0.01);
   top.forEach((each, place) => {
     const line = y + 24 + place * 22;
-    parts.push(text(x + 110, line, clipped(each.word, 14), theme.ink, 12.5, 400, "end"));
-    parts.push(s("rect", { x: x + 118, y: line - 11, width: (150 * each.chance) / most, height: 13, rx: 3, fill: "#2f66b8" }));
+    parts.push(text(x + 110, line, shortToken(each.text, 14), theme.ink, 12.5, 400, "end"));
+    parts.push(s("rect", { x: x + 118, y: line - 11, width: (150 * each.probability) / most, height: 13, rx: 3, fill: "#2f66b8" }));
     if (each.before !== null) parts.push(s("rect", { x: x + 118 + (150 * each.before) / most, y: line - 12, width: 2, height: 15, fill: theme.ink }));
-    parts.push(text(x + 278, line, percent(each.chance), theme.quiet, 12));
+    parts.push(text(x + 278, line, percent(each.probability), theme.quiet, 12));
   });
   return { parts, height: 24 + top.length * 22 };
 }
 
-// The images as they are seen, three a row.
+// The images as shown, three per row.
 function drawnImages(side, x, y, theme) {
   const parts = [];
-  const figures = [...side.eye.views.querySelectorAll("figure")];
+  const figures = [...side.imageView.views.querySelectorAll("figure")];
   figures.forEach((figure, place) => {
     const [left, top] = [x + (place % 3) * 240, y + Math.floor(place / 3) * 256];
     parts.push(s("image", { x: left, y: top, width: 220, height: 220, href: figure.querySelector("canvas").toDataURL("image/png") }));
@@ -142,8 +142,8 @@ function drawnImages(side, x, y, theme) {
 
 async function drawnLines(side, x, y, theme) {
   const [start, stop] = side.lines.span();
-  const found = await side.patterns.rows(side.picked, start, stop);
-  const picture = side.lines.picture(found, start, stop, side.at, 720);
+  const found = await side.patterns.rows(side.selected, start, stop);
+  const picture = side.lines.drawing(found, start, stop, side.at, 720);
   for (const word of picture.querySelectorAll("text")) {
     word.setAttribute("fill", word.classList.contains("dim") ? theme.quiet : theme.ink);
     if (!word.hasAttribute("font-size")) word.setAttribute("font-size", 14);
@@ -152,7 +152,7 @@ async function drawnLines(side, x, y, theme) {
   return { parts: [s("g", { transform: `translate(${x} ${y})` }, [...picture.childNodes])], height };
 }
 
-// Squares for what can be seen; a long text's window is thinned to so many a side.
+// Squares for visible weights; a long window is reduced to at most 160 per side.
 async function drawnMap(side, x, y, theme) {
   const head = side.map.head;
   if (!head) return { parts: [], height: 0 };
@@ -167,7 +167,7 @@ async function drawnMap(side, x, y, theme) {
     parts.push(s("rect", { ...box, fill: css(sequential(Math.sqrt(weight))) }, s("title", {}, weight.toFixed(3))));
   });
   if (found.height <= MAP) {
-    for (let place = 0; place < found.height; place += 1) parts.push(text(x + 112, y + (place + 0.7) * size, clipped(side.tokens[rows[0] + place], 14), theme.ink, Math.min(12, size), 400, "end"));
+    for (let place = 0; place < found.height; place += 1) parts.push(text(x + 112, y + (place + 0.7) * size, shortToken(side.tokens[rows[0] + place], 14), theme.ink, Math.min(12, size), 400, "end"));
   }
   return { parts, height: found.height * size };
 }

@@ -1,7 +1,7 @@
-// Lines from tokens to the tokens they look at: queries on the left, keys on the right, one colour
-// a head. Of a long text a stretch around the chosen token is drawn.
+// LineView from tokens to the tokens they attend to: queries at the left, keys at the right, one colour
+// per head. A long text is drawn around the selected token.
 
-import { clipped, h, s } from "./dom.js";
+import { shortToken, h, s } from "./dom.js";
 
 const ROW = 25;
 const SPAN = 36;
@@ -9,16 +9,16 @@ const NARROWEST = 300;
 const WIDEST = 860;
 const FAINT = 0.06;
 
-export class Lines {
+export class LineView {
   constructor(side) {
     this.side = side;
     this.start = 0;
     this.element = h("div", { class: "lines-view" });
     this.pager = h("div", { class: "pager" });
-    // The picture is drawn anew while one points at it: what listens must stay.
-    this.element.addEventListener("pointermove", (event) => side.over(this.#under(event)));
-    this.element.addEventListener("pointerleave", () => side.over(null));
-    this.element.addEventListener("click", (event) => side.choose(this.#under(event)));
+    // The listeners stay while the drawing is replaced under the pointer.
+    this.element.addEventListener("pointermove", (event) => side.hover(this.#under(event)));
+    this.element.addEventListener("pointerleave", () => side.hover(null));
+    this.element.addEventListener("click", (event) => side.select(this.#under(event)));
     new ResizeObserver(() => this.#resized()).observe(this.element);
   }
 
@@ -27,7 +27,7 @@ export class Lines {
     this.pager.replaceChildren();
   }
 
-  // The run of tokens in sight.
+  // The visible range of tokens.
   span() {
     const count = this.side.tokens.length;
     if (count <= SPAN) return [0, count];
@@ -42,21 +42,21 @@ export class Lines {
 
   async draw() {
     const { side } = this;
-    if (!side.picked.length) {
+    if (!side.selected.length) {
       this.clear();
-      this.element.append(h("p", { class: "empty" }, "Select a head in the atlas to see where it attends."));
+      this.element.append(h("p", { class: "empty" }, "Select a head to see its attention."));
       return;
     }
     const { patterns } = side;
     const [start, stop] = this.span();
-    const found = await patterns.rows(side.picked, start, stop);
+    const found = await patterns.rows(side.selected, start, stop);
     if (patterns !== side.patterns) return;
-    this.width = this.#room();
-    this.element.replaceChildren(this.picture(found, start, stop, side.focus, this.width));
-    this.#turn(start, stop);
+    this.width = this.#width();
+    this.element.replaceChildren(this.drawing(found, start, stop, side.focus, this.width));
+    this.#drawPager(start, stop);
   }
 
-  picture(found, start, stop, focus, width) {
+  drawing(found, start, stop, focus, width) {
     const { side } = this;
     const { left, right } = columns(width);
     const bend = (right - left) * 0.42;
@@ -64,11 +64,11 @@ export class Lines {
     const height = (stop - start) * ROW + 34;
     const y = (place) => (place - start) * ROW + 34 + ROW / 2;
     const ink = [];
-    for (const head of side.picked) {
+    for (const head of side.selected) {
       (found[head] ?? []).forEach((row, offset) => {
         const query = start + offset;
         const chosen = focus === null || focus === query;
-        row.places.forEach((key, place) => {
+        row.positions.forEach((key, place) => {
           const weight = row.weights[place];
           const least = focus === null ? FAINT * 1.5 : 0.01;
           const towards = focus !== null && key === focus && weight > 0.08;
@@ -88,25 +88,25 @@ export class Lines {
     for (let place = start; place < stop; place += 1) {
       const dim = focus !== null && focus !== place ? "dim" : null;
       const bold = focus === place ? 700 : null;
-      words.push(s("text", { x: left - 10, y: y(place) + 5, "text-anchor": "end", class: dim, "font-weight": bold }, clipped(side.tokens[place], letters)));
-      words.push(s("text", { x: right + 10, y: y(place) + 5 }, clipped(side.tokens[place], letters)));
+      words.push(s("text", { x: left - 10, y: y(place) + 5, "text-anchor": "end", class: dim, "font-weight": bold }, shortToken(side.tokens[place], letters)));
+      words.push(s("text", { x: right + 10, y: y(place) + 5 }, shortToken(side.tokens[place], letters)));
     }
     const titles = [
-      s("text", { x: left - 10, y: 18, "text-anchor": "end", class: "dim", "font-size": "12.5" }, "looks from"),
-      s("text", { x: right + 10, y: 18, class: "dim", "font-size": "12.5" }, "at"),
+      s("text", { x: left - 10, y: 18, "text-anchor": "end", class: "dim", "font-size": "12.5" }, "query"),
+      s("text", { x: right + 10, y: 18, class: "dim", "font-size": "12.5" }, "key"),
     ];
-    const picture = s("svg", { class: "lines", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": this.#told(start, stop) }, titles, ink, words);
-    picture.style.maxWidth = `${width}px`;
-    return picture;
+    const drawing = s("svg", { class: "lines", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": this.#description(start, stop) }, titles, ink, words);
+    drawing.style.maxWidth = `${width}px`;
+    return drawing;
   }
 
-  #room() {
+  #width() {
     return Math.max(NARROWEST, Math.min(WIDEST, this.element.clientWidth || WIDEST));
   }
 
-  // Letters keep their size, so that another width is another picture.
+  // The text keeps its size, so another width needs another drawing.
   #resized() {
-    if (this.element.querySelector("svg") && this.#room() !== this.width) this.draw().catch(this.side.failed);
+    if (this.element.querySelector("svg") && this.#width() !== this.width) this.draw().catch(this.side.failed);
   }
 
   // The token under the pointer, on either side.
@@ -123,11 +123,11 @@ export class Lines {
     return beside && place >= start && place < stop ? place : null;
   }
 
-  #told(start, stop) {
-    return `Lines from tokens ${start + 1} to ${stop} to the tokens that ${this.side.picked.join(", ")} look at from them`;
+  #description(start, stop) {
+    return `Lines from tokens ${start + 1} to ${stop} to the tokens that they attend to in ${this.side.selected.join(", ")}`;
   }
 
-  #turn(start, stop) {
+  #drawPager(start, stop) {
     const count = this.side.tokens.length;
     if (count <= SPAN) {
       this.pager.replaceChildren();
@@ -137,7 +137,7 @@ export class Lines {
       this.start = to;
       this.draw().catch(this.side.failed);
     };
-    const range = h("input", { type: "range", min: 0, max: count - SPAN, value: start, "aria-label": "First token in sight", on: { input: (event) => move(Number(event.target.value)) } });
+    const range = h("input", { type: "range", min: 0, max: count - SPAN, value: start, "aria-label": "First visible token", on: { input: (event) => move(Number(event.target.value)) } });
     const label = h("span", { class: "number" }, `${start + 1}–${stop} of ${count.toLocaleString("en")}`);
     if (this.pager.firstChild?.matches?.("input:focus, input:active")) {
       this.pager.lastChild.replaceWith(label);
@@ -147,7 +147,7 @@ export class Lines {
   }
 }
 
-// Where queries end and keys begin in a picture of this width.
+// Where queries end and keys begin for this width.
 function columns(width) {
   return { left: Math.round(width * 0.36), right: Math.round(width * 0.64) };
 }

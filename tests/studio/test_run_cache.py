@@ -1,4 +1,4 @@
-"""A reading forms any window of any head's pattern, whatever the layer is made of."""
+"""A run forms any window of any head's pattern, whatever the layer is made of."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,9 +13,9 @@ from manyheads.models.decoder import DecoderConfig
 from manyheads.models.layer import Branch
 from manyheads.parts.masks import Causal, Window
 from manyheads.parts.positions import Alibi
-from manyheads.studio.kept_run import Memory, take
-from manyheads.studio.models import Book
-from manyheads.studio.requests import LeftError
+from manyheads.studio.models import LoadedModel
+from manyheads.studio.requests import DisconnectedError
+from manyheads.studio.run_cache import RunCache, trace_run
 from manyheads.taps import Head
 from tests.studio import models
 
@@ -52,10 +52,10 @@ def changed(**parts: Any) -> Any:
 )
 def test_every_window_is_that_of_the_pattern(parts: dict[str, Any]) -> None:
     model = changed(**parts)
-    text = Book("one", model).read_text(TEXT)
+    text = LoadedModel("one", model).read_text(TEXT)
     length = len(text)
     with torch.inference_mode():
-        reading = take(model, text.given)
+        run = trace_run(model, text.inputs)
     for head in (Head(0, 0), Head(1, 3)):
         whole = patterns(model, TEXT, [head]).of(head).weights
         for rows, keys in (
@@ -64,46 +64,46 @@ def test_every_window_is_that_of_the_pattern(parts: dict[str, Any]) -> None:
             (range(length - 1, length), range(length)),
             (range(length), range(3, 4)),
         ):
-            window = reading.weights(head, rows, keys)
+            window = run.weights(head, rows, keys)
             expected = whole[rows.start : rows.stop, keys.start : keys.stop]
             assert torch.allclose(window, expected, atol=1e-5)
 
 
 def test_whoever_leaves_ends_the_run_at_the_next_layer() -> None:
     model = models.decoder()
-    text = Book("one", model).read_text(TEXT)
-    asked = 0
+    text = LoadedModel("one", model).read_text(TEXT)
+    checks = 0
 
-    def stopped() -> bool:
-        nonlocal asked
-        asked += 1
-        return asked > 4
+    def cancelled() -> bool:
+        nonlocal checks
+        checks += 1
+        return checks > 4
 
-    with torch.inference_mode(), pytest.raises(LeftError):
-        take(model, text.given, stopped=stopped)
-    assert asked == 5
+    with torch.inference_mode(), pytest.raises(DisconnectedError):
+        trace_run(model, text.inputs, cancelled=cancelled)
+    assert checks == 5
 
 
 def test_memory_lets_the_longest_unused_go() -> None:
     model, made = models.decoder(layers=1), []
-    book = Book("one", model)
+    loaded = LoadedModel("one", model)
 
-    def reading(text: str) -> Any:
+    def run(text: str) -> Any:
         def make() -> Any:
             made.append(text)
             with torch.inference_mode():
-                return take(model, book.read_text(text).given)
+                return trace_run(model, loaded.read_text(text).inputs)
 
         return memory.get(text, make)
 
-    memory = Memory(most_bytes=1)
-    first = reading("The cat")
-    assert reading("The cat") is first
-    reading("The dog")
-    reading("The cat")
+    memory = RunCache(max_bytes=1)
+    first = run("The cat")
+    assert run("The cat") is first
+    run("The dog")
+    run("The cat")
     assert made == ["The cat", "The dog", "The cat"]
-    memory = Memory(most_bytes=10**9)
+    memory = RunCache(max_bytes=10**9)
     for text in ("The cat", "The dog", "The cat", "The dog"):
-        reading(text)
+        run(text)
     assert made[3:] == ["The cat", "The dog"]
-    assert memory.used > 0
+    assert memory.used_bytes > 0

@@ -1,24 +1,24 @@
-// The map of one head: queries down, keys across. Of a long text a window, and the whole drawn
-// small beside it, on which a click moves the window.
+// The attention map of one head: queries down, keys across. A long text has a window, and a small
+// overview beside it where a click moves the window.
 
 import { colourTable, sequential } from "./colour.js";
-import { clipped, h } from "./dom.js";
+import { shortToken, h } from "./dom.js";
 import { percent } from "./format.js";
 
 const WINDOW = 160;
 const OVERVIEW = 200;
-// No weight below this is drawn as the strongest.
+// The strongest colour is never a smaller weight than this.
 const FAINTEST = 0.002;
 
-export class HeadMap {
+export class MapView {
   constructor(side) {
     this.side = side;
     this.head = null;
     this.corner = [0, 0];
     this.canvas = h("canvas", { role: "img", class: "map" });
-    this.overview = h("canvas", { class: "overview", width: OVERVIEW, height: OVERVIEW, "aria-label": "The whole pattern; click to move the window", role: "img" });
+    this.overview = h("canvas", { class: "overview", width: OVERVIEW, height: OVERVIEW, "aria-label": "Overview of the pattern; click to move the window", role: "img" });
     this.tip = h("p", { class: "tip", "aria-hidden": "true" });
-    this.thumbs = h("div", { class: "thumbs", role: "group", "aria-label": "Head on the map" });
+    this.thumbs = h("div", { class: "thumbs", role: "group", "aria-label": "Head of the map" });
     this.room = h("div", {}, this.canvas, this.tip);
     this.element = h("div", { class: "map-view" }, h("div", { class: "map-frame" }, this.room, h("div", { class: "thumbs" }, this.thumbs, this.overview)));
     new ResizeObserver(() => this.#resized()).observe(this.room);
@@ -26,9 +26,9 @@ export class HeadMap {
     this.canvas.addEventListener("pointerleave", () => {
       this.pointing = false;
       this.#explain();
-      side.over(null);
+      side.hover(null);
     });
-    this.canvas.addEventListener("click", (event) => side.choose(this.#under(event)?.query ?? null));
+    this.canvas.addEventListener("click", (event) => side.select(this.#under(event)?.query ?? null));
     this.overview.addEventListener("click", (event) => this.#move(event));
   }
 
@@ -52,14 +52,14 @@ export class HeadMap {
 
   async draw() {
     const { side } = this;
-    if (!side.picked.includes(this.head)) this.head = side.picked.at(-1) ?? null;
+    if (!side.selected.includes(this.head)) this.head = side.selected.at(-1) ?? null;
     this.#list();
     const empty = this.head === null;
     this.canvas.hidden = empty;
     this.overview.hidden = empty || side.tokens.length <= WINDOW;
     if (empty) {
       this.clear();
-      this.tip.textContent = "Select a head in the atlas to see its map.";
+      this.tip.textContent = "Select a head to see its map.";
       return;
     }
     const { patterns } = side;
@@ -69,7 +69,7 @@ export class HeadMap {
     Object.assign(this, { shown, drawn: patterns, at: { rows, keys }, pointing: this.pointing && patterns === this.drawn });
     this.most = brightest(this.shown);
     this.#paint();
-    // The map is drawn anew while one points at it: what is told of a cell stays.
+    // Keep the text about the cell under the pointer.
     if (!this.pointing) this.#explain();
     if (!this.overview.hidden) await this.#paintAll(rows, keys);
   }
@@ -79,11 +79,10 @@ export class HeadMap {
   }
 
   #explain() {
-    if (this.most) this.tip.textContent = `Queries down, keys across: a row shows where its token looks. The strongest colour is ${percent(this.most)}.`;
+    if (this.most) this.tip.textContent = `Queries down, keys across: a row shows the attention of its token. The strongest colour is ${percent(this.most)}.`;
   }
 
-  // The map with its names, also for what is exported.
-  #paint() {
+    #paint() {
     const { side, at } = this;
     const count = at.rows[1] - at.rows[0];
     const names = count <= 44;
@@ -110,7 +109,7 @@ export class HeadMap {
       ink.globalAlpha = 1;
     }
     if (names) this.#names(ink, style, focus);
-    this.canvas.setAttribute("aria-label", `Map of ${this.head}: tokens ${at.rows[0] + 1} to ${at.rows[1]} down, the tokens they look at across`);
+    this.canvas.setAttribute("aria-label", `Map of ${this.head}: tokens ${at.rows[0] + 1} to ${at.rows[1]} down, the tokens they attend to across`);
   }
 
   #names(ink, style, focus) {
@@ -119,7 +118,7 @@ export class HeadMap {
     ink.fillStyle = style.color;
     if (points < 8) return;
     for (let place = 0; place < count; place += 1) {
-      const word = clipped(this.side.tokens[this.at.rows[0] + place], 14);
+      const word = shortToken(this.side.tokens[this.at.rows[0] + place], 14);
       ink.font = `${this.at.rows[0] + place === focus ? 700 : 400} ${points}px ${style.fontFamily}`;
       ink.textAlign = "right";
       ink.textBaseline = "middle";
@@ -128,7 +127,7 @@ export class HeadMap {
       ink.translate(room + (place + 0.5) * cell, top - 6);
       ink.rotate(-Math.PI / 3);
       ink.textAlign = "left";
-      ink.fillText(clipped(this.side.tokens[this.at.keys[0] + place], 12), 0, 0);
+      ink.fillText(shortToken(this.side.tokens[this.at.keys[0] + place], 12), 0, 0);
       ink.restore();
     }
   }
@@ -150,7 +149,7 @@ export class HeadMap {
   }
 
   #list() {
-    const buttons = this.side.picked.map((head) =>
+    const buttons = this.side.selected.map((head) =>
       h("button", { type: "button", "aria-pressed": String(head === this.head), on: { click: () => this.#turnTo(head) } }, h("span", { class: "swatch", vars: { "--colour": this.side.colourOf(head) } }), head),
     );
     this.thumbs.replaceChildren(...buttons);
@@ -185,17 +184,17 @@ export class HeadMap {
     if (!found) return;
     const { tokens } = this.side;
     this.pointing = true;
-    this.tip.replaceChildren(h("span", { class: "word" }, clipped(tokens[found.query])), " looks at ", h("span", { class: "word" }, clipped(tokens[found.key])), ` with ${percent(found.value)}`);
-    this.side.over(found.query, false);
+    this.tip.replaceChildren(h("span", { class: "word" }, shortToken(tokens[found.query])), " attends to ", h("span", { class: "word" }, shortToken(tokens[found.key])), ` with a weight of ${percent(found.value)}`);
+    this.side.hover(found.query, false);
   }
 }
 
-// The largest weight of a window: faint patterns are seen as well as sharp ones.
+// The largest weight of a window, so that faint patterns are visible too.
 export function brightest({ weights }) {
   return weights.reduce((most, value) => Math.max(most, value), FAINTEST);
 }
 
-// A picture of a window, one pixel a cell; small weights, which are many, are told apart by their root.
+// An image of a window, one pixel per cell, coloured by the square root of the weights.
 export function painted({ height, width, weights }, most) {
   const colours = colourTable(sequential);
   return pixels(height, width, (place) => colours[Math.round(255 * Math.sqrt(Math.min(1, weights[place] / most)))]);

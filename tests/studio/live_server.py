@@ -9,35 +9,35 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from manyheads.studio.security import Door
-from manyheads.studio.server import make_app, open_door, server_of
+from manyheads.studio.security import Endpoint
+from manyheads.studio.server import bind_endpoint, make_app, make_server
 
 
 @dataclass(frozen=True)
-class Running:
+class LiveServer:
     app: Starlette
-    door: Door
+    endpoint: Endpoint
 
     def quiet_within(self, seconds: float) -> bool:
         """Whether nobody waits for the model or uses it before the time is over."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if self.app.state.turns.waiting == 0:
+            if self.app.state.queue.waiting == 0:
                 return True
             time.sleep(0.02)
         return False
 
 
 @contextmanager
-def running(models: list[tuple[str, Any]]) -> Iterator[Running]:
-    door, listening = open_door("127.0.0.1", 0)
-    app = make_app(models, door)
-    server = server_of(app)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-    with listening:
+def live_server(models: list[tuple[str, Any]]) -> Iterator[LiveServer]:
+    endpoint, server_socket = bind_endpoint("127.0.0.1", 0)
+    app = make_app(models, endpoint)
+    server = make_server(app)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [server_socket]}, daemon=True)
+    with server_socket:
         thread.start()
         while not server.started:
             time.sleep(0.01)
-        yield Running(app, door)
+        yield LiveServer(app, endpoint)
         server.should_exit = True
         thread.join(timeout=10)

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.studio.running import Running
+from tests.studio.live_server import LiveServer
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -17,11 +17,11 @@ TEXT = "The cat sat on the mat. The cat sat"
 PATIENCE = 30_000
 
 
-def visit(page: Page, studio: Running, **state: str) -> None:
+def visit(page: Page, studio: LiveServer, **state: str) -> None:
     fields = {"m": "tiny", "t": TEXT, "h": "L0H1,L1H2"} | state
     said = "&".join(f"{key}={value}" for key, value in fields.items())
-    page.goto(f"http://127.0.0.1:{studio.door.port}/#{said}")
+    page.goto(f"http://127.0.0.1:{studio.endpoint.port}/#{said}")
     if fields["m"] != "sees":
         expect(page.locator(".token").first).to_be_visible()
-        expect(page.locator(".looks li").first).to_contain_text("%")
+        expect(page.locator(".attention-list li").first).to_contain_text("%")
         expect(page.locator(".bars li").first).to_contain_text("%")

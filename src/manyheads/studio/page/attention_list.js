@@ -1,0 +1,53 @@
+// The tokens that the current one attends to, by selected head, and those that attend to it.
+
+import { shortToken, h, announce } from "./dom.js";
+import { percent } from "./format.js";
+
+const TOP_K = 3;
+
+export class AttentionList {
+  constructor(side) {
+    this.side = side;
+    this.element = h("div", { class: "attention-list" });
+  }
+
+  clear() {
+    this.element.replaceChildren();
+  }
+
+  show(at, from, to) {
+    const { side } = this;
+    if (!side.selected.length) {
+      this.clear();
+      return;
+    }
+    const word = h("span", { class: "word" }, shortToken(side.tokens[at] ?? "", 24));
+    this.element.replaceChildren(this.#list([word, " attends to"], from), this.#list([word.cloneNode(true), " is attended to by"], to));
+    announce(`Token ${at + 1}, ${shortToken(side.tokens[at] ?? "")}. ${this.#spoken(from)}`);
+  }
+
+  #list(title, found) {
+    const lines = this.side.selected.map((head) => {
+      const words = this.#tokens(found[head]);
+      return h("li", {}, h("span", { class: "swatch", vars: { "--colour": this.side.colourOf(head) } }), h("span", { class: "who" }, head), h("span", { class: "what" }, words));
+    });
+    return h("div", {}, h("h3", {}, title), h("ul", {}, lines));
+  }
+
+  #tokens(found) {
+    if (!found) return "…";
+    if (!found.positions.length) return "–";
+    return found.positions.slice(0, TOP_K).flatMap((place, index) => [
+      index ? "  " : "",
+      h("span", { class: "word", title: `token ${place + 1}` }, shortToken(this.side.tokens[place] ?? "", 14)),
+      ` ${percent(found.weights[index])}`,
+    ]);
+  }
+
+  #spoken(found) {
+    return this.side.selected
+      .filter((head) => found[head]?.positions.length)
+      .map((head) => `${head} attends to ${shortToken(this.side.tokens[found[head].positions[0]] ?? "")}, ${percent(found[head].weights[0])}`)
+      .join(". ");
+  }
+}

@@ -1,0 +1,253 @@
+"""Cached runs of a model, from which any window of any head's pattern can be computed."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyheads.errors import InputError
+from manyheads.lens.inputs.cached_run import EditFunction
+from manyheads.lens.inputs.texts import ModelInputs, forward_hidden
+from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, Tile, TiledScores, tiled_scores
+from manyheads.lens.results.addresses import stacks_of
+from manyheads.models.build import Model, eval_mode
+from manyheads.ragged import Ragged
+from manyheads.studio.requests import DisconnectedError
+from manyheads.taps import Head, Patterns, Site, Sublayer, Tap
+
+# Whether the request was cancelled; checked in every layer and for every block of a pattern.
+IsCancelled = Callable[[], bool]
+
+# Weights and logits that are computed at once.
+MAX_WEIGHTS = 2**22
+MAX_LOGITS = 2**25
+
+
+def never_cancelled() -> bool:
+    return False
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class TracedRun:
+    """The queries and keys of every layer, the final hidden states, and each head's mean output.
+
+    Memory is linear in tokens: weights are computed window by window, as they are requested. The
+    log-sum-exp of each row of scores is computed once per head and cached.
+    """
+
+    model: Model
+    inputs: ModelInputs
+    layers: dict[int, TiledScores]
+    hidden: Ragged
+    means: dict[int, Float[Tensor, "_ _"]]
+    outputs: dict[int, Float[Tensor, "_ _ _"]] = field(default_factory=dict)
+    _sums: dict[tuple[int, int], Float[Tensor, "_ t"]] = field(default_factory=dict)
+    _losses: Float[Tensor, " _"] | None = None
+
+    @property
+    def length(self) -> int:
+        return self.hidden.lengths.total
+
+    @property
+    def bytes(self) -> int:
+        """The size of its tensors."""
+        tensors = [each for one in self.layers.values() for each in (one.query, one.key)]
+        tensors += [self.hidden.values, *self.outputs.values(), *self._sums.values()]
+        return sum(each.numel() * each.element_size() for each in tensors)
+
+    def check(self, heads: tuple[Head, ...]) -> tuple[Head, ...]:
+        """Return the heads, or raise an InputError for one that the model does not have."""
+        for head in heads:
+            scores = self.layers.get(head.layer)
+            if scores is None or head.head >= scores.query.shape[1]:
+                layer = max(self.layers)
+                last = Head(layer, self.layers[layer].query.shape[1] - 1)
+                raise InputError(f"there is no head {head}", f"use L0H0 to {last}")
+        return heads
+
+    def weights(
+        self, head: Head, rows: range, keys: range, cancelled: IsCancelled = never_cancelled
+    ) -> Float[Tensor, "t s"]:
+        """A window of a head's pattern: the weights of the queries `rows` on `keys`."""
+        scores = self.layers[head.layer]
+        group, member = divmod(head.head, scores.group_size)
+        sums = self._row_sums(scores, head, rows, cancelled)[member, :, None]
+        scored, _ = scores.scores(Tile(0, rows, keys), scores.keys_of(0), range(group, group + 1))
+        window = scored[member]
+        visible = (window > HIDDEN_SCORE / 10) & (sums > -torch.inf)
+        return torch.where(visible, (window - sums.clamp(min=HIDDEN_SCORE)).exp(), 0.0)
+
+    def blocks(self, rows: range) -> list[range]:
+        """Split queries into blocks whose weights on all keys fit into memory at once."""
+        step = max(1, MAX_WEIGHTS // max(1, self.length))
+        starts = range(rows.start, rows.stop, step)
+        return [range(start, min(start + step, rows.stop)) for start in starts]
+
+    def logits(self, rows: Int[Tensor, " m"]) -> Float[Tensor, "m v"] | None:
+        """Logits of the vocabulary or of token classes at some positions."""
+        readout = self.model.readout
+        if readout is None:
+            return None
+        table = getattr(self.model, "table", None)
+        features = readout.features(self.hidden.values[rows])
+        return F.linear(features, readout.vectors(table), readout.bias).float()
+
+    def losses(self) -> Float[Tensor, " t"]:
+        """The loss of a generative model at every token but the first, in nats."""
+        if self._losses is not None:
+            return self._losses
+        assert self.inputs.ids is not None
+        ids = self.inputs.ids.values
+        vocabulary = max(1, int(self.model.config.embedding.vocabulary))  # type: ignore[union-attr]
+        positions = torch.arange(len(ids) - 1, device=ids.device)
+        losses = []
+        for some in positions.split(max(1, MAX_LOGITS // vocabulary)):
+            logits = self.logits(some)
+            assert logits is not None
+            losses.append(F.cross_entropy(logits, ids[some + 1], reduction="none"))
+        self._losses = torch.cat(losses) if losses else ids.new_zeros(0, dtype=torch.float32)
+        return self._losses
+
+    def _row_sums(
+        self, scores: TiledScores, head: Head, rows: range, cancelled: IsCancelled
+    ) -> Float[Tensor, "r t"]:
+        """The log-sum-exp of some rows for the heads of one key head, each computed once."""
+        group = head.head // scores.group_size
+        key = head.layer, group
+        if key not in self._sums:
+            unknown = torch.full((scores.group_size, self.length), torch.nan)
+            self._sums[key] = unknown.to(scores.query.device)
+        sums = self._sums[key]
+        missing = sums[0, rows.start : rows.stop].isnan().nonzero().flatten().tolist()
+        if missing:
+            keys = scores.keys_of(0)
+            for some in self.blocks(range(rows.start + missing[0], rows.start + missing[-1] + 1)):
+                if cancelled():
+                    raise DisconnectedError
+                sums[:, some.start : some.stop] = _log_sum_exp(scores, some, keys, group)
+        return sums[:, rows.start : rows.stop]
+
+
+def _log_sum_exp(
+    scores: TiledScores, rows: range, keys: Float[Tensor, "g s d"], group: int
+) -> Float[Tensor, "r t"]:
+    strip = scores.tile(0, rows)
+    if strip.keys:
+        scored, _ = scores.scores(strip, keys, range(group, group + 1))
+        sums = scored.masked_fill_(scored <= HIDDEN_SCORE / 10, -torch.inf).logsumexp(-1)
+    else:
+        sums = torch.full((scores.group_size, len(rows)), -torch.inf, device=keys.device)
+    if scores.request.sink is None:
+        return sums
+    served = slice(group * scores.group_size, (group + 1) * scores.group_size)
+    return torch.logaddexp(sums, scores.request.sink[served].float()[:, None])
+
+
+def trace_run(
+    model: Model,
+    inputs: ModelInputs,
+    changes: Mapping[Site, EditFunction] | None = None,
+    *,
+    keep: frozenset[int] = frozenset(),
+    cancelled: IsCancelled = never_cancelled,
+) -> TracedRun:
+    """Run a model on one text or image, with the outputs of some heads changed.
+
+    `keep` are the layers whose head outputs are tensors, for patching another run.
+    """
+    watcher = _RunRecorder(model, {} if changes is None else changes, keep, cancelled)
+    with eval_mode(model), torch.inference_mode():
+        forward_hidden(model, inputs, watcher)
+    assert watcher.hidden is not None
+    return TracedRun(
+        model=model,
+        inputs=inputs,
+        layers=watcher.layers,
+        hidden=watcher.hidden,
+        means=watcher.means,
+        outputs=watcher.outputs,
+    )
+
+
+class _RunRecorder:
+    """A watcher that edits heads and records what a `TracedRun` holds."""
+
+    def __init__(
+        self,
+        model: Model,
+        changes: Mapping[Site, EditFunction],
+        keep: frozenset[int],
+        cancelled: IsCancelled,
+    ) -> None:
+        self.layers: dict[int, TiledScores] = {}
+        self.means: dict[int, Tensor] = {}
+        self.outputs: dict[int, Tensor] = {}
+        self.hidden: Ragged | None = None
+        self._stack = stacks_of(model)["main"]
+        self._changes, self._keep, self._cancelled = changes, keep, cancelled
+        self._query: Ragged | None = None
+
+    def wants(self, site: Site) -> bool:
+        here = site.sublayer is Sublayer.ATTENTION
+        return here and site.tap in (Tap.QUERY, Tap.KEY, Tap.HEAD_OUTPUT, Tap.FINAL)
+
+    def see(self, site: Site, value: Ragged | Patterns) -> Ragged | None:
+        assert isinstance(value, Ragged), "no pattern is requested"
+        if self._cancelled():
+            raise DisconnectedError
+        match site.tap:
+            case Tap.QUERY:
+                self._query = value
+            case Tap.KEY:
+                assert self._query is not None
+                self.layers[site.layer] = tiled_scores(self._stack, site, self._query, value)
+            case Tap.HEAD_OUTPUT:
+                return self._heads(site, value)
+            case _:
+                self.hidden = value
+        return None
+
+    def _heads(self, site: Site, value: Ragged) -> Ragged | None:
+        self.means[site.layer] = value.values.double().mean(0).to(value.values.dtype)
+        if site.layer in self._keep:
+            self.outputs[site.layer] = value.values
+        change = self._changes.get(site)
+        return None if change is None else value.map(change)
+
+
+class RunCache:
+    """Runs by model, input and edits; the least recently used are dropped first.
+
+    One thread adds runs while others may read.
+
+    >>> RunCache(max_bytes=10).used_bytes
+    0
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._runs: OrderedDict[Hashable, TracedRun] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: Hashable, compute: Callable[[], TracedRun]) -> TracedRun:
+        """Return the cached run of a key, or compute it; the newest run is never dropped."""
+        with self._lock:
+            run = self._runs.get(key)
+            if run is not None:
+                self._runs.move_to_end(key)
+                return run
+        run = compute()
+        with self._lock:
+            self._runs[key] = run
+            while len(self._runs) > 1 and self.used_bytes > self.max_bytes:
+                self._runs.popitem(last=False)
+        return run
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(run.bytes for run in self._runs.values())

@@ -1,4 +1,4 @@
-"""For the builder of the reference: docstrings, which are plain text with doctests, as Markdown."""
+"""Turn docstrings, which are plain text with doctests, into Markdown for the reference."""
 
 import re
 from typing import Any
@@ -12,7 +12,7 @@ CODE_SPAN = re.compile(r"(`[^`]*`)")
 
 
 class Doctests(griffe.Extension):
-    """Markdown would take >>> for a quotation within two others, and <name> for HTML."""
+    """Markdown would read >>> as nested quotations, and <name> as HTML."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
@@ -20,7 +20,7 @@ class Doctests(griffe.Extension):
 
 
 def _marked(text: str) -> str:
-    # What was split at stands at the odd places.
+    # The separators are at the odd indices.
     parts = EXAMPLE.split(text)
     parts[::2] = [_escaped(part) for part in parts[::2]]
     parts[1::2] = [f"```pycon\n{part}\n```" for part in parts[1::2]]

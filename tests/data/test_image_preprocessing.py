@@ -136,5 +136,5 @@ def test_what_is_no_image_is_refused(image_file: Path) -> None:
     with refuses(InputError, f"{__file__} is not an image: use a PNG or a JPEG."):
         read_image(seeing(), Path(__file__))
     image_file.write_bytes(image_file.read_bytes()[:200])
-    with pytest.raises(InputError, match="is a broken image"):
+    with pytest.raises(InputError, match="is a damaged image"):
         read_image(seeing(), image_file)

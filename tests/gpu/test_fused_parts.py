@@ -25,7 +25,7 @@ def test_parts_cut_and_turned(
 
     joined = torch.randn(tokens, (heads + 2 * keys) * size, device="cuda", dtype=dtype)
     joined.requires_grad_()
-    turn = Rotary().turn(torch.arange(tokens, device="cuda"), size)
+    turn = Rotary().rotation(torch.arange(tokens, device="cuda"), size)
     found = split_rotated(joined, turn.cos, turn.sin, heads, keys)
     exact = joined.detach().double().requires_grad_()
     query, key, value = exact.unflatten(1, (-1, size)).split((heads, keys, keys), dim=1)

@@ -52,7 +52,7 @@ def test_a_token_that_is_not_there_is_refused_before_any_work(key: str, tmp_path
 def test_a_tokenizer_without_any_end_says_what_to_write() -> None:
     from tokenizers import models
 
-    with pytest.raises(ConfigError, match='or write end = "" for none'):
+    with pytest.raises(ConfigError, match='or to "" for none'):
         texts().check_tokens(Tokenizer(models.BPE()))
 
 

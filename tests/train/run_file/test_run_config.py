@@ -81,11 +81,11 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
         ("run", {"folder": "o", "steps": 2.5}, "run.steps is 2.5: use an integer."),
         ("run", {"folder": "o", "steps": True}, "run.steps is True: use an integer."),
         ("run", {"steps": 3}, "run.folder is missing: add it."),
-        ("run", {"folder": "o", "steps": -1}, "run: steps=-1: use 0 or more."),
+        ("run", {"folder": "o", "steps": -1}, "run: steps...got -1...use 0 or more"),
         (
             "run",
             {"folder": "o"},
-            "run.steps=0 and run.tokens=0 end the run: give one of both.",
+            "run.steps or run.tokens...steps=0 and tokens=0...set one",
         ),
         (
             "run",
@@ -117,13 +117,12 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
         (
             "schedule",
             {"kind": "WarmupStableDecay", "warmup": 5, "decay": 5},
-            "the run: warmup=5 and decay=5 do not fit in 8 steps: "
-            "use more steps, or a shorter warmup and decay.",
+            "warmup=5 and decay=5...8 steps...use more steps",
         ),
         (
             "model",
             {"size": "gpt2", "folder": "gpt2/"},
-            "model: size and folder names the model: give one of size, config and folder.",
+            "model: ...one of size, config and folder...size and folder",
         ),
         (
             "model",
@@ -134,7 +133,7 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
             "model",
             {"size": "gpt2", "change": {"heads": 5}},
             "model.change: heads must divide width=768, got 5: "
-            "use 2, 3, 4 or 6 heads, or give head_size.",
+            "use 2, 3, 4 or 6 heads...head_size",
         ),
         (
             "run",
@@ -157,11 +156,15 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
             {"kind": "Muon", "rounds": 0},
             "optimiser: rounds must be at least 1, got 0: use a value such as 5.",
         ),
-        ("run", {"folder": "o", "steps": 3, "clip": float("nan")}, "run: clip=nan: use 0 or more."),
+        (
+            "run",
+            {"folder": "o", "steps": 3, "clip": float("nan")},
+            "run: clip...nan...use 0 or more",
+        ),
         (
             "phase",
             [{"steps": 3}],
-            "run.steps and run.tokens are for a run of one phase: give every phase its own.",
+            "run.steps and run.tokens...in each phase",
         ),
     ],
 )
@@ -212,7 +215,7 @@ def test_phases_leave_out_what_the_file_says_for_all() -> None:
 
 
 def test_a_phase_that_is_no_table_is_refused() -> None:
-    with refuses(ConfigError, "phase.0='a' is no table: write [[phase]] and its keys."):
+    with refuses(ConfigError, "phase.0...'a'...write [[phase]]"):
         parse_run(asked(run={"folder": "o"}, phase=["a"]))
 
 
@@ -335,7 +338,7 @@ def test_data_without_the_answers_are_refused(
     if kind != "texts":
         del made["data"]["separator"]
     message = (
-        f'objective.kind="{objective}" cannot be asked of data.kind="{kind}": '
+        f'objective.kind="{objective}" cannot be used with data.kind="{kind}": '
         f"use data.kind={wanted}, or another objective."
     )
     with refuses(ConfigError, message):

@@ -41,5 +41,5 @@ def test_a_place_that_cannot_be_written_is_refused_and_another_left_as_it_was(
     assert not list(tmp_path.iterdir())
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(InputError, match=f"nothing can in {file} .*: name another place"):
+    with pytest.raises(InputError, match=f"{file} is not writable .*: choose another folder"):
         check_writable(file / "numbers.json")

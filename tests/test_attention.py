@@ -311,18 +311,18 @@ def test_explain_names_the_kernel_and_the_reasons() -> None:
     learned = made(mask=Window(8), sink="learned")
     choice = learned.explain(lengths, lengths, None)
     assert choice.kernel == "reference"
-    assert [name for name, _ in choice.passed_over] == ["banded", "fused"]
+    assert [name for name, _ in choice.skipped] == ["banded", "fused"]
 
 
 def test_inputs_that_do_not_fit_are_refused() -> None:
-    with refuses(ShapeError, "tokens have 8 channels: give 12, the layer's width."):
+    with refuses(ShapeError, "8 channels, and the layer's width is 12"):
         made()(drawn(3, width=8))
     cross = made(keys_from="memory")
-    with refuses(InputError, "cross-attention got no memory: pass memory=, what it reads."):
+    with refuses(InputError, "cross-attention got no memory: pass memory="):
         cross(drawn(3))
-    with refuses(ShapeError, "2 sequences cannot read 1 memories: give one memory a sequence."):
+    with refuses(ShapeError, "2 sequences, and the memory 1: give one memory per sequence"):
         cross(drawn(3, 2), memory=drawn(4))
-    with refuses(InputError, "this layer attends to itself: give memory to cross-attention only."):
+    with refuses(InputError, "takes no memory", 'keys_from="memory"'):
         made().remember(drawn(3))
 
 
@@ -331,30 +331,28 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
     [
         (
             {"width": 768, "heads": 12, "kv_heads": 5},
-            "heads=12 cannot share kv_heads=5 evenly: use 1, 2, 3, 4, 6 or 12.",
+            "kv_heads must divide heads=12 (1, 2, 3, 4, 6 or 12), got 5",
         ),
         (
             {"width": 768, "heads": 7},
-            "width=768 cannot be divided among heads=7: use 3, 4, 6 or 8 heads, or give head_size.",
+            "heads must divide width=768, got 7: use 3, 4, 6 or 8 heads, or set head_size.",
         ),
-        ({"width": 8, "heads": 0}, "heads=0 leaves nothing to attend: use 1 or more."),
+        ({"width": 8, "heads": 0}, "heads must be at least 1, got 0"),
         (
             {"width": 12, "heads": 4, "dropout": 1.0},
-            "dropout=1.0 is no share: use 0 <= share < 1.",
+            "dropout must be in [0, 1), got 1.0",
         ),
         (
             {"width": 12, "heads": 4, "drop_heads": -0.1},
-            "drop_heads=-0.1 is no share: use 0 <= share < 1.",
+            "drop_heads must be in [0, 1), got -0.1",
         ),
         (
             {"width": 12, "heads": 4, "position": Rotary()},
-            "rotary turns pairs and head size 3 x share 1 gives 3 channels: "
-            "choose an even number of channels.",
+            "head size 3 x fraction 1 gives 3 rotated channels: choose an even number",
         ),
         (
             {"width": 12, "heads": 4, "position": Alibi(), "keys_from": "memory"},
-            "Alibi knows distances within one sequence and memory is another: "
-            "use NoPosition() in cross-attention.",
+            "the memory is another one: use NoPosition() in cross-attention",
         ),
     ],
 )

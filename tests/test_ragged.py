@@ -151,24 +151,24 @@ def test_map_and_with_values_keep_the_sequences() -> None:
 
 def test_what_cannot_be_a_batch_is_refused() -> None:
     values = torch.zeros(3, 2)
-    with refuses(InputError, "lengths (2, -1) hold a negative one: give lengths of 0 or more."):
+    with refuses(InputError, "at least 0, got (2, -1)"):
         Lengths.of([2, -1])
     with refuses(
         ShapeError,
-        "values hold 3 tokens and lengths (2, 2) ask for 4: "
-        "give lengths that sum to the number of tokens.",
+        "3 values, and lengths (2, 2) sum to 4",
+        "give lengths that sum to the number of tokens",
     ):
         Ragged(values, Lengths.of([2, 2]))
-    with refuses(ShapeError, "these lengths leave room between sequences: use Lengths.of(each)."):
+    with refuses(ShapeError, "use Lengths.of(each)"):
         Ragged(values, Lengths.with_capacity([1, 2], 4, "cpu"))
-    with refuses(InputError, "an empty list says nothing of shape or type: give one sequence."):
+    with refuses(InputError, "give at least one"):
         Ragged.from_list([])
     with refuses(
         ShapeError,
-        "sequences end in shapes [(2,), (3,)]: make all axes but the first agree.",
+        "[(2,), (3,)]: make all axes but the first equal",
     ):
         Ragged.from_list([torch.zeros(1, 3), torch.zeros(4, 2)])
-    with refuses(InputError, "there is nothing to concatenate: give at least one batch."):
+    with refuses(InputError, "give at least one"):
         Ragged.concatenate([])
 
 
@@ -176,30 +176,28 @@ def test_what_cannot_be_a_batch_is_refused() -> None:
 def test_a_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     with refuses(
         ShapeError,
-        f"mask has shape {shape} and the batch (2, 3): "
-        "give a mask of shape (2, 3), 1 for a token and 0 for padding.",
+        f"shape {shape}, and the batch (2, 3)",
+        "give a mask of shape (2, 3), 1 for a token and 0 for padding",
     ):
         Ragged.from_padded(torch.zeros(2, 3), torch.ones(shape))
 
 
 @pytest.mark.parametrize("value", [2, -1, 0.5])
 def test_a_mask_of_other_values_is_refused(value: float) -> None:
-    with refuses(
-        InputError, "mask holds values other than 0 and 1: use 1 for a token, 0 for padding."
-    ):
+    with refuses(InputError, "use 1 for a token, 0 for padding"):
         Ragged.from_padded(torch.zeros(1, 2), torch.tensor([[1, value]]))
 
 
 def test_a_mask_that_keeps_other_counts_cannot_pad() -> None:
     batch = Ragged.from_list(drawn([1, 2]))
-    with refuses(ShapeError, "mask keeps (2, 1) tokens a row: give one that keeps (1, 2)."):
+    with refuses(ShapeError, "the mask has (2, 1) tokens per row, and the sequences have (1, 2)"):
         batch.to_padded(torch.tensor([[1, 1], [0, 1]]))
 
 
 def test_sequences_that_are_not_there_are_refused() -> None:
     batch = Ragged.from_list(drawn([1, 2]))
     for index in (2, -3):
-        with refuses(InputError, f"there is no sequence {index}: use 0 to 1."):
+        with refuses(InputError, f"0 to 1, got {index}"):
             batch.of(index)
-    with refuses(InputError, "counts (1, 2) do not split 2 sequences: give counts that sum to 2."):
+    with refuses(InputError, "sum to the 2 sequences", "got (1, 2)"):
         batch.split([1, 2])

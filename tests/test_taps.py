@@ -54,7 +54,7 @@ def test_sites_that_no_model_has_are_refused() -> None:
         Site(0, Tap.EMBEDDINGS)
     with refuses(ConfigError, "FINAL belongs to no layer: use layer=-1."):
         Site(3, Tap.FINAL)
-    with refuses(ConfigError, "INSIDE is inside the feed-forward: add Sublayer.FEEDFORWARD."):
+    with refuses(ConfigError, "add Sublayer.FEEDFORWARD"):
         Site(0, Tap.INSIDE)
     with refuses(
         ConfigError, "a feed-forward has no PATTERN: use BEFORE, INSIDE, OUTPUT or AFTER."
@@ -93,14 +93,14 @@ def test_a_record_says_what_it_does_not_have() -> None:
     record = Record([Site(1, Tap.KEY), Site(0, Tap.QUERY)])
     with refuses(
         InputError,
-        "Site(1, KEY) was asked for and never seen: "
-        "run a model that has this site with watch=record.",
+        "Site(1, KEY)",
+        "run a model that has this site, with watch=record",
     ):
         record[Site(1, Tap.KEY)]
     with refuses(
         InputError,
-        "Site(2, KEY) was not asked for: "
-        "add it to Record([...]), which has Site(0, QUERY), Site(1, KEY).",
+        "Site(2, KEY)",
+        "add it to Record([...]), which has Site(0, QUERY), Site(1, KEY)",
     ):
         record[Site(2, Tap.KEY)]
 
@@ -129,8 +129,7 @@ def test_an_answer_of_another_kind_is_refused() -> None:
     look = Look(Wrong(Site(0, Tap.QUERY)), layer=0)
     with refuses(
         InputError,
-        "the watcher answered Patterns at Site(0, QUERY): "
-        "hand back a Ragged, or None to change nothing.",
+        "Patterns at Site(0, QUERY): return a Ragged, or None to change nothing.",
     ):
         look.at(Tap.QUERY, BATCH)
 

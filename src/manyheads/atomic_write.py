@@ -1,10 +1,10 @@
-"""A file is there whole, or as it was before."""
+"""Writing files atomically: a file is complete, or as it was before."""
 
 import errno
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +13,12 @@ from manyheads.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
-from collections.abc import Callable
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a place that cannot be written to, before anything is computed for it.
+    """Refuse a path that cannot be written to, before anything is computed for it.
 
-    It is tried, with a file that is gone at once: what a disk allows is not always what it says.
+    It is tried with a temporary file: permissions do not always say what a disk allows.
     """
     folder = next(each for each in path.absolute().parents if each.exists())
     try:
@@ -27,45 +26,45 @@ def check_writable(path: Path) -> None:
             pass
     except OSError as error:
         raise InputError(
-            f"{path} cannot be written, for nothing can in {folder} ({error.strerror})",
-            "name another place",
+            f"{path} cannot be written: {folder} is not writable ({error.strerror})",
+            "choose another folder",
         ) from None
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A name beside the file to write to, which takes its place once all went well.
+    """A temporary path to write to, which replaces `path` when the block succeeds.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with atomic_write(Path(folder) / "new" / "numbers.txt") as beside:
-    ...         _ = beside.write_text("1 2 3")
+    ...     with atomic_write(Path(folder) / "new" / "numbers.txt") as temporary:
+    ...         _ = temporary.write_text("1 2 3")
     ...     print([file.name for file in Path(folder).rglob("*")])
     ['new', 'numbers.txt']
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        yield beside
-        with beside.open("rb") as written:
-            os.fsync(written.fileno())
-        beside.replace(path)
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_tensors(tensors: Mapping[str, "Tensor"], file: Path) -> None:
     """One safetensors file; a full disk is an OSError, as with any other file."""
-    # They load torch, which those who write text should not wait for.
+    # Importing them loads torch, which is slow and not needed to write text.
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
         save_file(dict(tensors), file, metadata={"format": "pt"})
     except SafetensorError as error:
-        found = re.search(r"os error (\d+)", str(error))
-        number = int(found[1]) if found else errno.EIO
-        raise OSError(number, os.strerror(number) if found else str(error), str(file)) from error
+        match = re.search(r"os error (\d+)", str(error))
+        number = int(match[1]) if match else errno.EIO
+        raise OSError(number, os.strerror(number) if match else str(error), str(file)) from error
 
 
 @contextmanager

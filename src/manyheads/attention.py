@@ -1,4 +1,4 @@
-"""The attention layer: project, place, mix, gate, project back."""
+"""The attention layer: project, rotate, attend, gate, project back."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,12 +17,12 @@ from manyheads.parts.gates import GATE_TAPS, Gate, GatePlace, check_gates
 from manyheads.parts.head_groups import (
     KeyHeads,
     groups_of,
-    key_head_of_query_heads,
+    key_head_of_query,
     listed,
     nearest,
-    settled,
+    normalise_kv_heads,
 )
-from manyheads.parts.linear_layout import split_map
+from manyheads.parts.linear_layout import split_linear
 from manyheads.parts.masks import Full, Mask
 from manyheads.parts.norms import NoNorm, Norm, make_norm
 from manyheads.parts.positions import (
@@ -41,17 +41,17 @@ from manyheads.taps import Look, Tap, seen
 
 
 def drop_heads(
-    read: Float[Tensor, "n h d"], lengths: Lengths, share: float
+    output: Float[Tensor, "n h d"], lengths: Lengths, probability: float
 ) -> Float[Tensor, "n h d"]:
-    """Each sequence loses some heads; the others are scaled up to make good for them."""
-    heads = read.shape[1]
-    kept = torch.rand(lengths.count, heads, device=read.device)
-    kept = (kept >= share).to(read.dtype)
-    kept = kept * (heads / kept.sum(1, keepdim=True).clamp(min=1))
-    return read * kept[lengths.sequence_of_token].unsqueeze(-1)
+    """Zero some heads of each sequence and scale the others up to compensate."""
+    heads = output.shape[1]
+    keep = torch.rand(lengths.count, heads, device=output.device)
+    keep = (keep >= probability).to(output.dtype)
+    keep = keep * (heads / keep.sum(1, keepdim=True).clamp(min=1))
+    return output * keep[lengths.sequence_of_token].unsqueeze(-1)
 
 
-# What a layer needs to know of positions, made once a forward and shared by layers that agree.
+# Positions as a layer uses them, computed once per forward pass and shared by layers that agree.
 PositionEncoding = Rotation | AlibiBias | BucketBias | None
 
 # Named, because torch.compile cannot trace the default of a dataclass made inside the graph.
@@ -60,10 +60,10 @@ OUTPUT_ALONE = Want()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConfig:
-    """Everything an attention layer is.
+    """The config of an attention layer.
 
-    `kv_heads` below `heads` shares keys and values between query heads (GQA, arXiv 2305.13245), one
-    is MQA (arXiv 1911.02150); (4, 3) are two, of which one serves four queries and one three.
+    With `kv_heads` below `heads`, query heads share keys and values (GQA, arXiv 2305.13245; one is
+    MQA, arXiv 1911.02150). (4, 3) are two key heads that serve four and three query heads.
     `keys_from="memory"` makes it cross-attention. `drop_heads` drops whole heads of a sequence in
     training (DropHead, arXiv 2004.13342). A learned `sink` is one more score in each head's softmax
     that carries no value.
@@ -73,7 +73,7 @@ class AttentionConfig:
     (64, 4)
     >>> AttentionConfig(width=768, heads=12, kv_heads=5)
     Traceback (most recent call last):
-    manyheads.errors.ConfigError: heads=12 cannot share kv_heads=5 evenly: use 1, 2, 3, 4, 6 or 12.
+    manyheads.errors.ConfigError: kv_heads must divide heads=12 (1, 2, 3, 4, 6 or 12), got 5.
     """
 
     width: int
@@ -98,25 +98,25 @@ class AttentionConfig:
         counts = {"width": self.width, "heads": self.heads, "kv_heads": self.kv_heads}
         for name, number in (counts | {"head_size": self.head_size}).items():
             if isinstance(number, int) and number < 1:
-                raise ConfigError(f"{name}={number} leaves nothing to attend", "use 1 or more")
+                raise ConfigError(f"{name} must be at least 1, got {number}")
         if self.head_size == "even" and self.width % self.heads:
             fitting = [n for n in range(1, self.width + 1) if self.width % n == 0]
             raise ConfigError(
-                f"width={self.width} cannot be divided among heads={self.heads}",
-                f"use {listed(nearest(fitting, self.heads))} heads, or give head_size",
+                f"heads must divide width={self.width}, got {self.heads}",
+                f"use {listed(nearest(fitting, self.heads))} heads, or set head_size",
             )
-        object.__setattr__(self, "kv_heads", settled(self.heads, self.kv_heads))
-        for name, share in (("dropout", self.dropout), ("drop_heads", self.drop_heads)):
-            if not 0 <= share < 1:
-                raise ConfigError(f"{name}={share} is no share", "use 0 <= share < 1")
+        object.__setattr__(self, "kv_heads", normalise_kv_heads(self.heads, self.kv_heads))
+        for name, rate in (("dropout", self.dropout), ("drop_heads", self.drop_heads)):
+            if not 0 <= rate < 1:
+                raise ConfigError(f"{name} must be in [0, 1), got {rate}")
         if isinstance(self.position, Rotary):
             self.position.rotated_channels(self.size)
         if isinstance(self.position, Alibi):
             self.position.slopes(self.heads)
         if self.keys_from == "memory" and not isinstance(self.position, NoPosition):
             raise ConfigError(
-                f"{type(self.position).__name__} knows distances within one sequence "
-                "and memory is another",
+                f"{type(self.position).__name__} encodes distances within one sequence, "
+                "and the memory is another one",
                 "use NoPosition() in cross-attention",
             )
         check_gates(self.gates, self.width, self.heads)
@@ -133,13 +133,13 @@ class AttentionConfig:
 
     @property
     def groups(self) -> tuple[int, ...] | None:
-        """How many query heads each head of keys serves; None where equally many."""
+        """How many query heads each key head serves; None if all serve the same number."""
         return self.kv_heads if isinstance(self.kv_heads, tuple) else None
 
     @property
     def owners(self) -> tuple[int, ...]:
-        """For every query head the head of keys and values that it reads."""
-        return key_head_of_query_heads(groups_of(self.heads, self.kv_heads))
+        """For each query head, the head of keys and values that it reads."""
+        return key_head_of_query(groups_of(self.heads, self.kv_heads))
 
     @property
     def score_scale(self) -> float:
@@ -154,24 +154,24 @@ class AttentionConfig:
         )
 
     def gate_shape(self, at: GatePlace) -> tuple[int, int]:
-        """Heads and channels that a gate at this point applies to."""
+        """The heads and channels that a gate at this point applies to."""
         match at:
             case "key" | "value":
                 return self.key_heads, self.size
             case "query" | "output":
                 return self.heads, self.size
             case "final":
-                cut = [gate.cut(self.heads) for gate in self.gates if gate.at == at]
-                slices = cut[0] if cut else self.heads
+                counts = [gate.slice_count(self.heads) for gate in self.gates if gate.at == at]
+                slices = counts[0] if counts else self.heads
                 return slices, self.width // slices
 
     def rows(self) -> dict[str, int]:
-        """The rows of the input projection by name, queries' side first, then the keys' side."""
+        """The rows of the input projection by name: first of the queries, then of the keys."""
         keys = dict.fromkeys(("key", "value"), self.key_heads * self.size)
         return self.query_rows() | keys | self._gate_rows("key", "value")
 
     def query_rows(self) -> dict[str, int]:
-        """The rows that read the tokens themselves, also where keys come from memory."""
+        """The rows that read the tokens themselves, even if keys come from a memory."""
         return {"query": self.heads * self.size} | self._gate_rows("query", "output", "final")
 
     def _gate_rows(self, *places: GatePlace) -> dict[str, int]:
@@ -221,14 +221,16 @@ class Attention(nn.Module):
             self.table = ShawTable(config.position, config.size)
 
     def encode_positions(self, positions: Int[Tensor, " n"]) -> PositionEncoding:
-        """What this layer needs to know of positions, to be shared with layers that agree."""
+        """The positions as this layer uses them; layers of the same config can share them."""
         match self.config.position:
             case Rotary() as rotary:
                 return rotary.rotation(positions, self.config.size)
             case Alibi() as alibi:
                 return alibi.bias(self.config.heads, positions.device)
             case T5Buckets():
-                assert isinstance(self.table, BucketTable), "a table is handed in by its owner"
+                assert isinstance(self.table, BucketTable), (
+                    "the layer that owns the table passes it in"
+                )
                 return self.table.bias()
             case _:
                 return None
@@ -244,40 +246,43 @@ class Attention(nn.Module):
     ) -> Ragged:
         if x.values.shape[-1] != self.config.width:
             raise ShapeError(
-                f"tokens have {x.values.shape[-1]} channels",
-                f"give {self.config.width}, the layer's width",
+                f"the tokens have {x.values.shape[-1]} channels, and the layer's width is "
+                f"{self.config.width}",
+                "give tokens of that width",
             )
         if encoding == "own":
             positions = x.lengths.positions if cache is None else cache.plan.positions
             encoding = self.encode_positions(positions)
-        parts, turn = self._parts(x.values, encoding)
-        query = self._query(parts, x, turn, look)
-        kept = self._keys(parts, x, memory, turn, cache, look)
-        read = self._mix(query, kept, x, encoding, look)
+        parts, rotation = self._parts(x.values, encoding)
+        query = self._query(parts, x, rotation, look)
+        keys = self._keys(parts, x, memory, rotation, cache, look)
+        output = self._mix(query, keys, x, encoding, look)
         if self.head_scale is not None:
-            read = read * self.head_scale.to(read.dtype)[:, None]
+            output = output * self.head_scale.to(output.dtype)[:, None]
         if self.training and self.config.drop_heads:
-            read = drop_heads(read, x.lengths, self.config.drop_heads)
-        read = self._gated("output", read, parts, x, look)
-        read = seen(look, Tap.HEAD_OUTPUT, read, x)
-        written = self.output(read.flatten(1))
+            output = drop_heads(output, x.lengths, self.config.drop_heads)
+        output = self._gated("output", output, parts, x, look)
+        output = seen(look, Tap.HEAD_OUTPUT, output, x)
+        written = self.output(output.flatten(1))
         if "gate_final" in parts:
             sliced = written.unflatten(-1, self.config.gate_shape("final"))
             written = self._gated("final", sliced, parts, x, look).flatten(1)
         return x.with_values(written)
 
     def remember(self, memory: Ragged, look: Look | None = None) -> KeyValues:
-        """The keys and values of a memory, to be kept while decoding."""
+        """The keys and values of a memory, which a cache keeps while decoding."""
         if self.project_memory is None:
-            raise InputError("this layer attends to itself", "give memory to cross-attention only")
-        parts = split_map(self.project_memory, memory.values, self.memory_rows)
+            raise InputError(
+                "this layer is self-attention and takes no memory", 'use keys_from="memory"'
+            )
+        parts = split_linear(self.project_memory, memory.values, self.memory_rows)
         return KeyValues(*self._key_value(parts, memory, None, look), memory.lengths)
 
     def explain(self, queries: Lengths, keys: Lengths, encoding: PositionEncoding) -> Choice:
         """Which kernel would serve these lengths, and why."""
         config, weight = self.config, self.project.weight
         if config.kernel != "auto":
-            return Choice(config.kernel, (("auto", "this kernel was asked for by name"),))
+            return Choice(config.kernel, (("auto", "this kernel was requested by name"),))
         shapes = [(queries, config.heads), (keys, config.key_heads), (keys, config.key_heads)]
         q, k, v = (
             weight.new_zeros(each.total, heads, config.size, requires_grad=weight.requires_grad)
@@ -299,16 +304,16 @@ class Attention(nn.Module):
     def _parts(
         self, x: Float[Tensor, "n c"], encoding: PositionEncoding
     ) -> tuple[dict[str, Float[Tensor, "n rows"]], PositionEncoding]:
-        """The rows of the projection by name, and how queries and keys are still to turn."""
-        if self.plain and isinstance(encoding, Rotation) and encoding.cuts(x, self.config.size):
-            return encoding.cut(self.project(x), self.our_rows), None
-        return split_map(self.project, x, self.our_rows), encoding
+        """The rows of the projection by name, and the rotation that is still to be applied."""
+        if self.plain and isinstance(encoding, Rotation) and encoding.splits(x, self.config.size):
+            return encoding.split(self.project(x), self.our_rows), None
+        return split_linear(self.project, x, self.our_rows), encoding
 
     def _query(
         self, parts: dict[str, Tensor], x: Ragged, encoding: PositionEncoding, look: Look | None
     ) -> Float[Tensor, "n h d"]:
         query = self._gated("query", self._heads(parts["query"]), parts, x, look)
-        # Autocast norms in float32, and the kernel wants one type for all three.
+        # Autocast computes norms in float32, and the kernels need one dtype for all three.
         query = self.query_norm(query).to(query.dtype)
         if isinstance(encoding, Rotation):
             query = encoding(query)
@@ -339,38 +344,38 @@ class Attention(nn.Module):
     ) -> KeyValues:
         if self.project_memory is not None:
             if memory is None:
-                raise InputError("cross-attention got no memory", "pass memory=, what it reads")
+                raise InputError("cross-attention got no memory", "pass memory=")
             return memory if isinstance(memory, KeyValues) else self.remember(memory, look)
         if memory is not None:
-            raise InputError("this layer reads itself and got a memory", "leave memory out")
+            raise InputError("this layer is self-attention and takes no memory", "leave it out")
         key, value = self._key_value(parts, x, encoding, look)
         if cache is None:
             return KeyValues(key, value, x.lengths)
         if isinstance(cache.plan, StaticCachePlan):
             return cache.store.step(key, value, cache.plan)
-        # Biases read distances off the order of the keys, and so do people.
+        # A bias and a watcher take the distance between tokens from the order of the keys.
         ordered = _opens(look) or not isinstance(self.config.position, NoPosition | Rotary)
         return cache.store.append(key, value, cache.plan, ordered=ordered)
 
     def _mix(
         self,
         query: Float[Tensor, "n h d"],
-        kept: KeyValues,
+        keys: KeyValues,
         x: Ragged,
         encoding: PositionEncoding,
         look: Look | None,
     ) -> Float[Tensor, "n h d"]:
-        if kept.lengths.count != x.lengths.count:
+        if keys.lengths.count != x.lengths.count:
             raise ShapeError(
-                f"{x.lengths.count} sequences cannot read {kept.lengths.count} memories",
-                "give one memory a sequence",
+                f"the batch has {x.lengths.count} sequences, and the memory {keys.lengths.count}",
+                "give one memory per sequence",
             )
-        request = self._request(x.lengths, kept.lengths, self._bias(query, encoding))
+        request = self._request(x.lengths, keys.lengths, self._bias(query, encoding))
         if look is not None and _opens(look):
-            scores = look.at(Tap.SCORES, reference.scores(query, kept.k, request))
+            scores = look.at(Tap.SCORES, reference.scores(query, keys.k, request))
             pattern = look.at(Tap.PATTERN, reference.patterns(scores, request))
-            return reference.mix(pattern, kept.v, request).reshape(query.shape)
-        return attend(query, kept.k, kept.v, request, self.config.kernel).output
+            return reference.mix(pattern, keys.v, request).reshape(query.shape)
+        return attend(query, keys.k, keys.v, request, self.config.kernel).output
 
     def _request(self, queries: Lengths, keys: Lengths, bias: Bias | None) -> Request:
         return Request(
@@ -407,7 +412,7 @@ class Attention(nn.Module):
 
 
 def _opens(look: Look | None) -> bool:
-    """Whether somebody wants to see what only the reference kernel forms."""
+    """Whether a watcher wants what only the reference kernel computes."""
     return look is not None and (look.wants(Tap.SCORES) or look.wants(Tap.PATTERN))
 
 

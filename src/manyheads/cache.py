@@ -1,4 +1,4 @@
-"""Keys and values kept while decoding: a growing cache, one of fixed size, ring buffers."""
+"""Caches of keys and values for decoding: growing, of fixed size, and ring buffers."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -54,7 +54,7 @@ class CachePlan:
         self._lengths: dict[tuple[tuple[int, ...], int], Lengths] = {}
 
     def slots(self, capacity: int) -> Int[Tensor, " n"]:
-        """The index of each new token in a layer cache with this much capacity per sequence."""
+        """The index of each new token in a layer cache with this capacity per sequence."""
         if ("slots", capacity) not in self._tables:
             first = self.new.sequence_of_token * capacity
             self._tables["slots", capacity] = first + self.positions % capacity
@@ -109,7 +109,7 @@ class KeyValues:
 
 
 class LayerCache(ABC):
-    """The keys and values of one layer, in tensors with the same capacity for each sequence."""
+    """The keys and values of one layer, with the same capacity for each sequence."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -125,12 +125,12 @@ class LayerCache(ABC):
         *,
         ordered: bool,
     ) -> KeyValues:
-        """Store the new tokens and return all that they may see, in order where it matters."""
+        """Store the new tokens and return all keys they may see, in order if `ordered`."""
 
     def step(
         self, k: Float[Tensor, "b g d"], v: Float[Tensor, "b g e"], plan: StaticCachePlan
     ) -> KeyValues:
-        """Store one new token per sequence and return the whole capacity."""
+        """Store one new token per sequence and return the full buffers."""
         self.k[plan.rows, plan.columns[self.capacity]] = k
         self.v[plan.rows, plan.columns[self.capacity]] = v
         return KeyValues(self.k.flatten(0, 1), self.v.flatten(0, 1), plan.keys[self.capacity])
@@ -154,7 +154,7 @@ class LayerCache(ABC):
         self.v.flatten(0, 1).index_copy_(0, slots, v)
 
     def _filled(self, each: tuple[int, ...], plan: CachePlan) -> KeyValues:
-        """The filled part of every sequence; a single one is cut to it, as all kernels accept."""
+        """The filled part of every sequence; a single one is a slice, which all kernels accept."""
         if len(each) == 1:
             return KeyValues(
                 self.k[0, : each[0]], self.v[0, : each[0]], plan.lengths(each, each[0])
@@ -211,9 +211,9 @@ class RingLayerCache(LayerCache):
         whole = not ordered and all(length == 1 for length in plan.new.each)
         self._allocate(k, v, len(plan.new))
         if any(plan.before) and not whole:
-            kept = self._in_order(k, v, plan)
+            ordered_keys = self._in_order(k, v, plan)
             self._write_last(k, v, plan)
-            return kept
+            return ordered_keys
         self._write_last(k, v, plan)
         if not any(plan.before):
             return KeyValues(k, v, plan.new)
@@ -231,12 +231,12 @@ class RingLayerCache(LayerCache):
     def _in_order(self, k: Tensor, v: Tensor, plan: CachePlan) -> KeyValues:
         """The ring in order, oldest token first, then the new tokens of each sequence."""
         keys, values, each = [], [], []
-        for sequence, (old, place) in enumerate(zip(plan.before, plan.new.slices(), strict=True)):
+        for sequence, (old, new) in enumerate(zip(plan.before, plan.new.slices(), strict=True)):
             # Before itself a query sees one key less than the ring holds.
             held = min(old, self.capacity - 1)
             order = torch.arange(old - held, old, device=k.device) % self.capacity
-            keys += [self.k[sequence, order], k[place]]
-            values += [self.v[sequence, order], v[place]]
+            keys += [self.k[sequence, order], k[new]]
+            values += [self.v[sequence, order], v[new]]
             each.append(held + plan.new.each[sequence])
         return KeyValues(torch.cat(keys), torch.cat(values), Lengths.of(each, k.device))
 
@@ -296,7 +296,7 @@ class Cache:
         for store in self.stores:
             if store is not None:
                 store.select(sequences)
-        self.memory = [_select_kept(kept, sequences) for kept in self.memory]
+        self.memory = [_select(memory, sequences) for memory in self.memory]
 
     @property
     def nbytes(self) -> int:
@@ -321,11 +321,11 @@ def _enlarged(old: Tensor, shape: tuple[int, ...], like: Tensor) -> Tensor:
     return new
 
 
-def _select_kept(kept: KeyValues | None, sequences: list[int]) -> KeyValues | None:
-    if kept is None:
+def _select(memory: KeyValues | None, sequences: list[int]) -> KeyValues | None:
+    if memory is None:
         return None
-    starts = list(accumulate(kept.lengths.each, initial=0))
-    rows = [torch.arange(starts[s], starts[s + 1], device=kept.k.device) for s in sequences]
-    index = torch.cat(rows) if rows else torch.zeros(0, dtype=torch.long, device=kept.k.device)
-    lengths = Lengths.of([kept.lengths.each[s] for s in sequences], kept.k.device)
-    return KeyValues(kept.k[index], kept.v[index], lengths)
+    starts = list(accumulate(memory.lengths.each, initial=0))
+    rows = [torch.arange(starts[s], starts[s + 1], device=memory.k.device) for s in sequences]
+    index = torch.cat(rows) if rows else torch.zeros(0, dtype=torch.long, device=memory.k.device)
+    lengths = Lengths.of([memory.lengths.each[s] for s in sequences], memory.k.device)
+    return KeyValues(memory.k[index], memory.v[index], lengths)

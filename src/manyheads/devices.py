@@ -1,4 +1,4 @@
-"""Which device is meant."""
+"""Devices by name, and what a device can do."""
 
 from importlib.util import find_spec
 
@@ -8,16 +8,16 @@ from torch import Tensor
 from manyheads.errors import InputError
 
 
-def resolve_device(asked: str, option: str = "device") -> torch.device:
-    """The device of a name that an option was given; "auto" is CUDA where torch finds it."""
-    if asked == "auto":
-        asked = "cuda" if torch.cuda.is_available() else "cpu"
+def resolve_device(name: str, option: str = "device") -> torch.device:
+    """The device that an option names; "auto" is CUDA if torch finds it."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(asked)
+        device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"there is no device {asked!r}", "use auto, cpu or cuda") from None
+        raise InputError(f"{option} must be auto, cpu or cuda, got {name!r}") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"{option} is {asked!r} and torch finds no CUDA device", "use cpu")
+        raise InputError(f"{option} is {name!r}, and torch finds no CUDA device", "use cpu")
     return device
 
 
@@ -25,6 +25,6 @@ HAS_TRITON = find_spec("triton") is not None
 
 
 def trains_compiled(x: Tensor) -> bool:
-    """Whether these numbers pass through such a step; the kernels compute in float32."""
-    learns = torch.compiler.is_compiling() and torch.is_grad_enabled()
-    return learns and x.is_cuda and x.dtype != torch.float64 and HAS_TRITON
+    """Whether `x` is in a compiled training step on CUDA; the Triton kernels compute in float32."""
+    training = torch.compiler.is_compiling() and torch.is_grad_enabled()
+    return training and x.is_cuda and x.dtype != torch.float64 and HAS_TRITON

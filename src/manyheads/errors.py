@@ -9,8 +9,8 @@ class ManyheadsError(Exception):
 
     The remedy may be left out where the problem says what is allowed.
 
-    >>> str(ConfigError("heads=12 cannot share kv_heads=5 evenly", "use 1, 2, 3, 4, 6 or 12"))
-    'heads=12 cannot share kv_heads=5 evenly: use 1, 2, 3, 4, 6 or 12.'
+    >>> str(InputError("token id 900 is outside vocabulary=256", "use ids of 0 to 255"))
+    'token id 900 is outside vocabulary=256: use ids of 0 to 255.'
     >>> str(ConfigError("top_p must be in (0, 1], got 1.5"))
     'top_p must be in (0, 1], got 1.5.'
     """
@@ -30,11 +30,11 @@ class ShapeError(ManyheadsError, ValueError):
 
 
 class InputError(ManyheadsError, ValueError):
-    """Data the model cannot read: an unknown token, a text too long, an image too odd."""
+    """Data the model cannot read: an unknown token, a text too long, an image of a wrong size."""
 
 
 class KernelError(ManyheadsError, RuntimeError):
-    """A kernel was asked by name for something it cannot do."""
+    """A kernel that was requested by name does not support the request."""
 
 
 class MissingPackageError(ManyheadsError, ImportError):
@@ -53,11 +53,11 @@ class MissingPackageError(ManyheadsError, ImportError):
 
 
 class TrainingError(ManyheadsError, RuntimeError):
-    """A run that cannot go on as it is."""
+    """A training run that cannot continue."""
 
 
 class TruncationWarning(UserWarning):
-    """Some texts were longer than the model reads, and were cut."""
+    """Some texts were longer than the model can read and were truncated."""
 
 
 def check_int(name: str, value: object, *, minimum: int) -> None:

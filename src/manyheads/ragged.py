@@ -1,4 +1,4 @@
-"""Ragged: many sequences of different lengths laid end to end in one tensor, without padding."""
+"""Ragged batches: sequences of different lengths end to end in one tensor, without padding."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from manyheads.errors import InputError, ShapeError
 class HostLengths:
     """Lengths and starts as plain numbers.
 
-    No dataclass and no tuple, because compiled code would be tied to whatever such a one holds.
+    Neither a dataclass nor a tuple: torch.compile would specialise on the values of those.
     """
 
     __slots__ = ("each", "starts")
@@ -27,12 +27,12 @@ class HostLengths:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lengths:
-    """How long each sequence is and where it starts in the packed tensor.
+    """The length of each sequence and where it starts in the packed tensor.
 
-    `each` and `starts` live on the host, so that no kernel waits for the device to learn a shape.
+    `each` and `starts` are on the host, so that no kernel waits for the device to know a shape.
     Code that reads only `longest`, `uniform` and the tensors compiles once for all batches.
-    Sequences lie end to end (`tight`) everywhere but in a cache, which keeps room behind each. In a
-    step of fixed shape only the device knows how much of its room a sequence has `filled`.
+    Sequences lie end to end (`tight`) except in a cache, which has free slots behind each. In a
+    step of fixed shape only the device knows how many slots of a sequence are `filled`.
 
     >>> lengths = Lengths.of([2, 0, 3])
     >>> lengths.total, lengths.longest, lengths.positions.tolist()
@@ -53,7 +53,7 @@ class Lengths:
         """Sequences end to end."""
         each = tuple(int(length) for length in each)
         if any(length < 0 for length in each):
-            raise InputError(f"lengths {each} hold a negative one", "give lengths of 0 or more")
+            raise InputError(f"lengths must be at least 0, got {each}")
         offsets = (0, *accumulate(each))
         counts = torch.tensor(each, dtype=torch.long)
         owner = torch.arange(len(each)).repeat_interleave(counts, output_size=offsets[-1])
@@ -69,11 +69,13 @@ class Lengths:
         )
 
     @classmethod
-    def with_capacity(cls, each: Sequence[int], capacity: int, device: torch.device | str) -> "Lengths":
-        """Sequences that each own `capacity` slots of the packed tensor and fill the first of them."""
+    def with_capacity(
+        cls, each: Sequence[int], capacity: int, device: torch.device | str
+    ) -> "Lengths":
+        """Sequences with `capacity` slots each in the packed tensor, the first of them filled."""
         packed = cls.of(each, device)
         starts = tuple(capacity * index for index in range(len(packed.each)))
-        # The room behind the last sequence counts too: the packed tensor holds it.
+        # Free slots behind the last sequence count too: they are part of the packed tensor.
         tight = all(length == capacity for length in packed.each)
         return replace(packed, host=HostLengths(packed.each, starts), tight=tight)
 
@@ -91,7 +93,7 @@ class Lengths:
 
     @property
     def count(self) -> int:
-        """How many sequences there are, read off a tensor so that compiled code may see any."""
+        """The number of sequences, from a tensor shape, so that compiled code accepts any."""
         return self.offsets.shape[0] - 1
 
     def __len__(self) -> int:
@@ -127,23 +129,24 @@ class Ragged:
 
     def __post_init__(self) -> None:
         if not self.lengths.tight:
-            raise ShapeError("these lengths leave room between sequences", "use Lengths.of(each)")
+            raise ShapeError("these lengths have gaps between sequences", "use Lengths.of(each)")
         if self.values.shape[0] != self.lengths.positions.shape[0]:
             raise ShapeError(
-                f"values hold {self.values.shape[0]} tokens and lengths {self.lengths.each} "
-                f"ask for {self.lengths.total}",
+                f"there are {self.values.shape[0]} values, and lengths {self.lengths.each} sum to "
+                f"{self.lengths.total}",
                 "give lengths that sum to the number of tokens",
             )
 
     @classmethod
     def from_list(cls, sequences: Sequence[Shaped[Tensor, "_ *rest"]]) -> "Ragged":
-        """Lay tensors that differ only in their first axis end to end."""
+        """Concatenate tensors that differ only in their first axis."""
         if not sequences:
-            raise InputError("an empty list says nothing of shape or type", "give one sequence")
+            raise InputError("the list of sequences is empty", "give at least one")
         tails = {tuple(sequence.shape[1:]) for sequence in sequences}
         if len(tails) > 1:
             raise ShapeError(
-                f"sequences end in shapes {sorted(tails)}", "make all axes but the first agree"
+                f"the sequences have different shapes after the first axis: {sorted(tails)}",
+                "make all axes but the first equal",
             )
         lengths = Lengths.of([sequence.shape[0] for sequence in sequences], sequences[0].device)
         return cls(torch.cat(list(sequences)), lengths)
@@ -152,24 +155,24 @@ class Ragged:
     def from_padded(
         cls, values: Shaped[Tensor, "b t *rest"], mask: Shaped[Tensor, "..."] | None = None
     ) -> "Ragged":
-        """Drop the padding of a padded batch: tokens where `mask` is 0, left, right or between."""
+        """Drop the padding of a padded batch: tokens where `mask` is 0, on any side."""
         if mask is None:
             batch, length = values.shape[:2]
             return cls(values.flatten(0, 1), Lengths.of([length] * batch, values.device))
-        kept = _checked_mask(values, mask)
-        return cls(values[kept], Lengths.of(kept.sum(1).tolist(), values.device))
+        tokens = _checked_mask(values, mask)
+        return cls(values[tokens], Lengths.of(tokens.sum(1).tolist(), values.device))
 
     @classmethod
     def concatenate(cls, batches: Sequence["Ragged"]) -> "Ragged":
         """One batch that holds the sequences of all, in order."""
         if not batches:
-            raise InputError("there is nothing to concatenate", "give at least one batch")
+            raise InputError("the list of batches is empty", "give at least one")
         each = [length for batch in batches for length in batch.lengths.each]
         values = torch.cat([batch.values for batch in batches])
         return cls(values, Lengths.of(each, values.device))
 
     def to_list(self) -> list[Shaped[Tensor, "_ *rest"]]:
-        return [self.values[place] for place in self.lengths.slices()]
+        return [self.values[tokens] for tokens in self.lengths.slices()]
 
     def to_padded(
         self,
@@ -178,52 +181,52 @@ class Ragged:
         fill: int | float = 0,
         side: Literal["left", "right"] = "right",
     ) -> Shaped[Tensor, "b t *rest"]:
-        """Back to a rectangle: where `mask` has its ones, or with the padding on one side."""
+        """A padded tensor, with tokens where `mask` is 1 or with the padding on one side."""
         if mask is None:
             mask = self._side_mask(side)
-        kept = mask.to(self.values.device) != 0
-        if tuple(kept.sum(1).tolist()) != self.lengths.each:
+        tokens = mask.to(self.values.device) != 0
+        if tuple(tokens.sum(1).tolist()) != self.lengths.each:
+            counts = tuple(tokens.sum(1).tolist())
             raise ShapeError(
-                f"mask keeps {tuple(kept.sum(1).tolist())} tokens a row",
-                f"give one that keeps {self.lengths.each}",
+                f"the mask has {counts} tokens per row, and the sequences have {self.lengths.each}",
+                "give the mask of this batch",
             )
-        padded = self.values.new_full((*kept.shape, *self.values.shape[1:]), fill)
+        padded = self.values.new_full((*tokens.shape, *self.values.shape[1:]), fill)
         return padded.masked_scatter(
-            kept.view(*kept.shape, *[1] * (self.values.dim() - 1)), self.values
+            tokens.view(*tokens.shape, *[1] * (self.values.dim() - 1)), self.values
         )
 
     def _side_mask(self, side: Literal["left", "right"]) -> Bool[Tensor, "b t"]:
         device = self.values.device
-        places = torch.arange(self.lengths.longest, device=device)
+        columns = torch.arange(self.lengths.longest, device=device)
         each = torch.tensor(self.lengths.each, device=device).unsqueeze(1)
-        return places < each if side == "right" else places >= self.lengths.longest - each
+        return columns < each if side == "right" else columns >= self.lengths.longest - each
 
     def of(self, sequence: int) -> Shaped[Tensor, "_ *rest"]:
         """The tokens of one sequence."""
         if not -len(self) <= sequence < len(self):
-            raise InputError(f"there is no sequence {sequence}", f"use 0 to {len(self) - 1}")
+            raise InputError(f"sequence must be in 0 to {len(self) - 1}, got {sequence}")
         start = self.lengths.starts[sequence]
         return self.values[start : start + self.lengths.each[sequence]]
 
     def select(self, sequences: Sequence[int]) -> "Ragged":
-        """The named sequences, in the given order; one may be named twice."""
+        """The selected sequences, in this order; one may occur twice."""
         chosen = [self.of(sequence) for sequence in sequences]
         if not chosen:
             return Ragged(self.values[:0], Lengths.of([], self.values.device))
         return Ragged.from_list(chosen)
 
     def split(self, counts: Sequence[int]) -> list["Ragged"]:
-        """Batches of `counts` sequences each; `concatenate` puts them together again."""
+        """Split into batches of `counts` sequences, the inverse of `concatenate`."""
         if sum(counts) != len(self) or any(count < 0 for count in counts):
             raise InputError(
-                f"counts {tuple(counts)} do not split {len(self)} sequences",
-                f"give counts that sum to {len(self)}",
+                f"counts must sum to the {len(self)} sequences of the batch, got {tuple(counts)}"
             )
         bounds = [0, *accumulate(counts)]
         return [self.select(range(start, end)) for start, end in pairwise(bounds)]
 
     def with_values(self, values: Shaped[Tensor, "n *rest"]) -> "Ragged":
-        """The same sequences carrying other values."""
+        """Other values for the same sequences."""
         return Ragged(values, self.lengths)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Ragged":
@@ -246,9 +249,11 @@ def _checked_mask(
     expected = tuple(values.shape[:2])
     if tuple(mask.shape) != expected:
         raise ShapeError(
-            f"mask has shape {tuple(mask.shape)} and the batch {expected}",
+            f"the mask has shape {tuple(mask.shape)}, and the batch {expected}",
             f"give a mask of shape {expected}, 1 for a token and 0 for padding",
         )
     if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
-        raise InputError("mask holds values other than 0 and 1", "use 1 for a token, 0 for padding")
+        raise InputError(
+            "the mask has values other than 0 and 1", "use 1 for a token, 0 for padding"
+        )
     return mask.to(values.device) != 0

@@ -1,4 +1,4 @@
-"""Where one may look inside a model, and who looks."""
+"""Where a model can be watched, and the watchers."""
 
 import re
 from collections.abc import Iterable
@@ -44,16 +44,16 @@ class Sublayer(Enum):
 
 
 class Tap(Enum):
-    """What can be seen at a site; letters as in the design's legend."""
+    """What can be seen at a site. n tokens, h heads, g key heads, d channels of a head, c width."""
 
     EMBEDDINGS = "embeddings"  # n c, what enters the first layer
-    BEFORE = "before"  # n c, the residual stream as the sublayer finds it
-    QUERY = "query"  # n h d, as the kernel gets it: gated, normed, rotated
+    BEFORE = "before"  # n c, the residual stream before the sublayer
+    QUERY = "query"  # n h d, as the kernel receives it: gated, normed, rotated
     KEY = "key"  # n g d, likewise
     VALUE = "value"  # n g d, likewise
-    SCORES = "scores"  # h t s a sequence, scaled, with bias, -inf where masked
-    PATTERN = "pattern"  # h t s a sequence
-    HEAD_OUTPUT = "head_output"  # n h d, as the output projection gets it
+    SCORES = "scores"  # h t s per sequence, scaled, with bias, -inf where masked
+    PATTERN = "pattern"  # h t s per sequence
+    HEAD_OUTPUT = "head_output"  # n h d, as the output projection receives it
     GATE_QUERY = "gate_query"  # the gates' values after their activation
     GATE_KEY = "gate_key"
     GATE_VALUE = "gate_value"
@@ -61,8 +61,8 @@ class Tap(Enum):
     GATE_FINAL = "gate_final"
     INSIDE = "inside"  # n f, the feed-forward's hidden layer; of experts, the shared one's
     OUTPUT = "output"  # n c, what the sublayer adds to the residual stream
-    AFTER = "after"  # n c, the residual stream as the sublayer leaves it
-    FINAL = "final"  # n c, what the readout gets
+    AFTER = "after"  # n c, the residual stream after the sublayer
+    FINAL = "final"  # n c, what the readout receives
 
 
 _WHOLE_MODEL = {Tap.EMBEDDINGS, Tap.FINAL}
@@ -71,10 +71,10 @@ _ANY_SUBLAYER = {Tap.BEFORE, Tap.OUTPUT, Tap.AFTER}
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One place to look: a tap of one sublayer of one layer.
+    """A tap of one sublayer of one layer.
 
-    A model with an encoder and a decoder names the stack too; others have only "main".
-    `Tap.EMBEDDINGS` and `Tap.FINAL` belong to no layer: they stand at layer -1.
+    An encoder-decoder has the stacks "encoder" and "decoder", other models only "main".
+    `Tap.EMBEDDINGS` and `Tap.FINAL` belong to no layer: their layer is -1.
 
     >>> Site(5, Tap.PATTERN)
     Site(5, PATTERN)
@@ -88,12 +88,12 @@ class Site:
     stack: str = "main"
 
     def __post_init__(self) -> None:
-        feeds = self.sublayer is Sublayer.FEEDFORWARD
+        feedforward = self.sublayer is Sublayer.FEEDFORWARD
         if self.tap in _WHOLE_MODEL and self.layer != -1:
             raise ConfigError(f"{self.tap.name} belongs to no layer", "use layer=-1")
-        if self.tap is Tap.INSIDE and not feeds:
-            raise ConfigError("INSIDE is inside the feed-forward", "add Sublayer.FEEDFORWARD")
-        if feeds and self.tap not in _ANY_SUBLAYER and self.tap is not Tap.INSIDE:
+        if self.tap is Tap.INSIDE and not feedforward:
+            raise ConfigError("INSIDE is a tap of the feed-forward", "add Sublayer.FEEDFORWARD")
+        if feedforward and self.tap not in _ANY_SUBLAYER and self.tap is not Tap.INSIDE:
             raise ConfigError(
                 f"a feed-forward has no {self.tap.name}", "use BEFORE, INSIDE, OUTPUT or AFTER"
             )
@@ -109,7 +109,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Patterns:
-    """One h x t x s tensor a sequence: attention patterns, or the scores they come from."""
+    """One h x t x s tensor per sequence: attention patterns, or the scores before the softmax."""
 
     each: tuple[Float[Tensor, "h _ _"], ...]
 
@@ -122,7 +122,7 @@ Seen = TypeVar("Seen", Ragged, Patterns)
 
 @runtime_checkable
 class Watcher(Protocol):
-    """Somebody who looks: `see` may hand back another value, which the model then uses."""
+    """Watches a model: `see` may return another value, which the model then uses."""
 
     def wants(self, site: Site) -> bool: ...
 
@@ -130,7 +130,7 @@ class Watcher(Protocol):
 
 
 class Record:
-    """A watcher that keeps what it saw and changes nothing.
+    """A watcher that stores the values and changes nothing.
 
     >>> record = Record([Site(0, Tap.PATTERN)])
     >>> record.wants(Site(0, Tap.PATTERN)), record.wants(Site(1, Tap.PATTERN))
@@ -155,16 +155,16 @@ class Record:
             return self._values[site]
         if site in self.sites:
             raise InputError(
-                f"{site} was asked for and never seen",
-                "run a model that has this site with watch=record",
+                f"{site} has not been seen",
+                "run a model that has this site, with watch=record",
             )
         known = ", ".join(sorted(map(str, self.sites)))
-        raise InputError(f"{site} was not asked for", f"add it to Record([...]), which has {known}")
+        raise InputError(f"{site} is not recorded", f"add it to Record([...]), which has {known}")
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A watcher on its way through the model: it knows which sublayer it stands in."""
+    """A watcher together with the sublayer that is being computed."""
 
     watcher: Watcher
     stack: str = "main"
@@ -178,7 +178,7 @@ class Look:
         return self.watcher.wants(Site(self.layer, tap, self.sublayer, self.stack))
 
     def at(self, tap: Tap, value: Seen) -> Seen:
-        """Show the value if it is wanted; what comes back is what the model goes on with."""
+        """Show the watcher the value, if it wants it, and return the value to continue with."""
         site = Site(self.layer, tap, self.sublayer, self.stack)
         if not self.watcher.wants(site):
             return value
@@ -187,14 +187,14 @@ class Look:
             return value
         if not isinstance(answer, type(value)):
             raise InputError(
-                f"the watcher answered {type(answer).__name__} at {site}",
-                f"hand back a {type(value).__name__}, or None to change nothing",
+                f"the watcher returned a {type(answer).__name__} at {site}",
+                f"return a {type(value).__name__}, or None to change nothing",
             )
         return answer
 
 
 def seen(look: Look | None, tap: Tap, value: Tensor, like: Ragged) -> Tensor:
-    """`value` as the watcher leaves it, laid out as the sequences of `like`."""
+    """`value` after the watcher has seen it, as the sequences of `like`."""
     if look is None:
         return value
     return look.at(tap, like.with_values(value)).values

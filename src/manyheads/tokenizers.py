@@ -1,26 +1,26 @@
-"""Tokenizers that pad nothing, and cut nothing or at one's own length."""
+"""Tokenizers without padding, and with no truncation or one of our own."""
 
 from typing import Any
 
 from manyheads.errors import InputError
 
 
-def unbound(tokenizer: Any) -> Any:
-    """The same one, which from now on neither pads nor cuts."""
+def disable_padding_and_truncation(tokenizer: Any) -> Any:
+    """The same tokenizer, which from now on neither pads nor truncates."""
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
 
 
 def plain_copy(tokenizer: Any) -> Any:
-    """A copy that neither pads nor cuts."""
-    return unbound(type(tokenizer).from_str(tokenizer.to_str()))
+    """A copy that neither pads nor truncates."""
+    return disable_padding_and_truncation(type(tokenizer).from_str(tokenizer.to_str()))
 
 
 def truncating_copy(tokenizer: Any, longest: int | None) -> Any:
-    """A copy that does not pad, and cuts texts to `longest` tokens, its special tokens included.
+    """A copy that does not pad and truncates texts to `longest` tokens, special tokens included.
 
-    It cuts on the side that the tokenizer does, the end unless it says otherwise.
+    It truncates on the same side as the tokenizer, by default at the end.
     """
     copy = plain_copy(tokenizer)
     if longest is None:
@@ -28,7 +28,7 @@ def truncating_copy(tokenizer: Any, longest: int | None) -> Any:
     added = copy.num_special_tokens_to_add(False)
     if longest <= added:
         raise InputError(
-            f"longest={longest} leaves no room beside {added} special tokens",
+            f"longest must be above the {added} special tokens, got {longest}",
             f"use {added + 1} or more",
         )
     side = (tokenizer.truncation or {}).get("direction", "right")

@@ -82,7 +82,7 @@ def test_a_masked_modernbert_keeps_the_dense_layer_of_its_head() -> None:
 
 
 def test_models_of_no_family_get_a_plain_head_and_keep_their_names(tmp_path: Path) -> None:
-    model = build("council", seed=0)
+    model = build("tiny-encoder", seed=0)
     classes = with_classes(model, ("x", "y"))
     assert classes.config.readout == ClassHead(classes=2, pool="first")
     assert save(classes, tmp_path).family == "manyheads"

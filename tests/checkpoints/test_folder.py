@@ -145,7 +145,7 @@ def test_a_device_or_type_that_cannot_be_is_refused(tmp_path: Path) -> None:
     assert load(tmp_path, device=torch.device("cpu")).config
 
 
-@pytest.mark.parametrize("name", ["gpt2", "council"])
+@pytest.mark.parametrize("name", ["gpt2", "tiny-encoder"])
 def test_gates_beside_a_model_are_not_lost_without_a_word(name: str, tmp_path: Path) -> None:
     model = build(name, seed=0, **(TINY if name == "gpt2" else {}))
     L0Gates(weight=1.0).attach(model)

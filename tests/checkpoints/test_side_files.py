@@ -54,7 +54,7 @@ def test_known_files_travel_byte_by_byte_and_no_others(by: str, place: Path) -> 
 
 
 def test_a_model_built_here_brings_nothing(tmp_path: Path) -> None:
-    model = build("council", seed=0)
+    model = build("tiny-encoder", seed=0)
     assert (model.tokenizer, model.sentence, model.source_config) == (None, None, None)
     assert [*model.generation, *model.side_files, *model.unread] == []
     save(model, tmp_path)

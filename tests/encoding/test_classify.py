@@ -43,17 +43,17 @@ def test_decoders_tell_classes_by_their_last_token() -> None:
 
 
 def test_long_texts_are_cut_and_told() -> None:
-    with pytest.warns(TruncationWarning, match="1 of 1 texts were cut at 6 tokens"):
+    with pytest.warns(TruncationWarning, match="1 of 1 texts were truncated to 6 tokens"):
         classify(with_classes(small(), 2), "the cat sat", longest=6)
 
 
 def test_what_tells_no_classes_is_refused() -> None:
-    message = "the model tells no classes apart: train one that does, with model.classes."
+    message = "the model has no classification head: add one with manyheads.with_classes."
     with refuses(InputError, message):
         classify(small(), TEXTS)
-    message = "the model tells classes of tokens, not of texts: use manyheads.tag."
+    message = "the model classifies tokens, not texts: use manyheads.tag."
     with refuses(InputError, message):
         classify(with_classes(small(), 2, "tokens"), TEXTS)
     model = with_classes(small(), 2)
-    with refuses(InputError, "text 1 has no token to tell a class by: leave it out."):
+    with refuses(InputError, "text 1 has no tokens: leave it out."):
         classify(model, [[5, 6], []])

@@ -29,9 +29,9 @@ def test_shares_are_those_of_the_logits_however_many_run_together() -> None:
 
 
 def test_what_cannot_be_classified_is_refused() -> None:
-    with refuses(InputError, "this Decoder reads no images: classify texts with it."):
+    with refuses(InputError, "a Decoder does not read images: use classify for texts."):
         classify_images(build("gpt2", layers=1, width=16, heads=2, vocabulary=9), [])
-    with refuses(InputError, "there is no image to classify: give at least one."):
+    with refuses(InputError, "there are no images: give at least one."):
         classify_images(seeing(), [])
-    with refuses(InputError, "batch=0 holds no image: use 1 or more."):
+    with refuses(InputError, "batch must be at least 1, got 0"):
         classify_images(seeing(), [], batch=0)

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 from manyheads import encode, load
 from manyheads.errors import TruncationWarning
-from manyheads.parts.linear_layout import FEWEST_TOKENS
+from manyheads.parts.linear_layout import MIN_TOKENS
 
 TEXTS = [
     "The cat sat on the mat.",
@@ -52,7 +52,7 @@ def expected(theirs: SentenceTransformer, texts: list[str]) -> torch.Tensor:
 def test_vectors_are_those_of_sentence_transformers(
     model: Any, theirs: SentenceTransformer
 ) -> None:
-    with pytest.warns(TruncationWarning, match=r"^1 of 9 texts were cut at 256 tokens$"):
+    with pytest.warns(TruncationWarning, match=r"^1 of 9 texts were truncated to 256 tokens$"):
         found = encode(model, TEXTS)
     torch.testing.assert_close(found, expected(theirs, TEXTS), atol=TOLERANCE, rtol=0)
 
@@ -73,6 +73,6 @@ def test_batches_of_any_size_agree_on_either_layout_of_the_weights(model: Any) -
         few = torch.cat([encode(model, texts[start : start + 40]) for start in range(0, 400, 40)])
         small = encode(model, texts, batch_tokens=64)
     tokens = sum(len(model.tokenizer.encode(text).ids) for text in texts)
-    assert tokens > FEWEST_TOKENS > tokens / 10
+    assert tokens > MIN_TOKENS > tokens / 10
     torch.testing.assert_close(few, one, atol=1e-6, rtol=0)
     torch.testing.assert_close(small, one, atol=1e-6, rtol=0)

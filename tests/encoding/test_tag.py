@@ -41,15 +41,12 @@ def test_words_may_come_as_lists() -> None:
 
 def test_words_beyond_what_is_read_have_no_class() -> None:
     model = with_classes(small(), 2, "tokens")
-    with pytest.warns(TruncationWarning, match="1 of 2 texts were read in part"):
+    with pytest.warns(TruncationWarning, match="1 of 2 texts were read only in part"):
         found = tag(model, ["the cat sat", "a"], longest=6)
     assert [bool(each.label) for each in found[0]] == [True, True, False]
 
 
 def test_models_of_other_classes_are_refused() -> None:
-    message = (
-        "the model tells no classes of tokens: "
-        "train one that does, with model.classes and TokenClassification."
-    )
+    message = "the model does not classify tokens: add a head with manyheads.with_classes"
     with refuses(InputError, message):
         tag(with_classes(small(), 2), TEXTS)

@@ -35,7 +35,7 @@ LENGTHS = (5, 0, 1, 11, 5)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of six queries and blocks of five, so that small inputs cross their borders."""
     for module in (reference, fused):
-        monkeypatch.setattr(module, "rows_a_chunk", lambda heads, keys: 6)  # noqa: ARG005
+        monkeypatch.setattr(module, "rows_per_chunk", lambda heads, keys: 6)  # noqa: ARG005
     monkeypatch.setattr(banded, "BLOCK", 5)
 
 

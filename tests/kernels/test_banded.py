@@ -81,7 +81,7 @@ def test_what_is_no_band_of_the_same_tokens_is_refused() -> None:
     )
     assert banded.cannot(request, facts) is None
     refused = {
-        "no limit": (replace(request, mask=Causal()), facts),
+        "not limited": (replace(request, mask=Causal()), facts),
         "both sides": (replace(request, mask=Window(2) | GlobalTokens()), facts),
         "not the same tokens": (replace(request, keys=Lengths.of([6, 3])), facts),
         "are not the same": (replace(request, keys=Lengths.with_capacity([5, 3], 8, "cpu")), facts),

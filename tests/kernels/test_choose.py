@@ -92,12 +92,12 @@ def test_the_fastest_kernel_that_can_is_chosen(
 ) -> None:
     choice = choose(request_, facts)
     assert choice.kernel == kernel
-    assert kernel not in dict(choice.passed_over)
+    assert kernel not in dict(choice.skipped)
 
 
-def test_a_choice_says_why_it_passed_over_the_others() -> None:
+def test_a_choice_says_why_it_skipped_the_others() -> None:
     assert str(choose(asked(Causal(), dropout=0.1), CPU)) == (
-        "reference (not banded: the mask has no limit on both sides; "
+        "reference (not banded: the mask is not limited on both sides; "
         "not fused: the CPU's fused kernel has no dropout)"
     )
     assert str(choose(asked(Window(400)), CPU)) == "banded"
@@ -109,7 +109,7 @@ def test_a_window_that_saves_nothing_is_no_reason_for_bands() -> None:
     assert choose(asked(Window(64, 63), lengths), CPU).kernel == "banded"
     choice = choose(asked(Window(64, 64), lengths), CPU)
     assert choice.kernel == "fused"
-    assert dict(choice.passed_over)["banded"] == (
+    assert dict(choice.skipped)["banded"] == (
         "the window saves nothing on sequences of at most 257 tokens"
     )
 
@@ -128,7 +128,7 @@ def test_a_kernel_asked_by_name_for_what_it_cannot_do_says_who_can() -> None:
     request = asked(Full(), Lengths.of([5]))
     with refuses(
         KernelError,
-        "banded cannot do this, the mask has no limit on both sides: use auto, reference, fused.",
+        "the mask is not limited on both sides: use auto, reference, fused.",
     ):
         attend(q, q, q, request, "banded")
 
@@ -157,9 +157,7 @@ def test_facts_need_gradients_where_anything_learns() -> None:
 
 @pytest.mark.parametrize("kernel", ["varlen", "flex"])
 def test_kernels_of_the_gpu_refuse_the_cpu(kernel: str) -> None:
-    assert KERNELS[kernel].cannot(asked(Causal()), CPU) == (
-        f"{kernel} runs on CUDA and this is cpu"
-    )
+    assert KERNELS[kernel].cannot(asked(Causal()), CPU) == (f"{kernel} runs on CUDA, not on cpu")
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_the_size_of_chunks_changes_nothing(largest: int, monkeypatch: pytest.Mo
 
 @given(heads=st.integers(1, 128), keys=st.integers(0, 10**7))
 def test_a_chunk_is_as_large_as_allowed_and_never_empty(heads: int, keys: int) -> None:
-    rows = reference.rows_a_chunk(heads, keys)
+    rows = reference.rows_per_chunk(heads, keys)
     assert rows >= 1
     assert rows == 1 or rows * heads * keys <= reference.LARGEST_CHUNK
     assert keys == 0 or (rows + 1) * heads * keys > reference.LARGEST_CHUNK

@@ -90,9 +90,9 @@ def test_only_it_serves_such_keys_and_it_serves_no_others() -> None:
     facts = Facts.of(q, k, k, request)
     assert choose(request, facts).kernel == "step"
     plain = replace(request, keys=Lengths.of([ROOM] * len(FILLED)))
-    assert step.cannot(plain, facts) == "the host knows how long the keys are"
+    assert "known on the host" in str(step.cannot(plain, facts))
     with refuses(
         KernelError,
-        "no step of fixed shape can do this, a step never forms the pattern: use DynamicCache().",
+        "a step does not form the pattern: use DynamicCache().",
     ):
         attend(q, k, k, replace(request, want=Want(pattern=True)))

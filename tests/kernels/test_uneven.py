@@ -113,6 +113,6 @@ def test_equal_groups_are_told_by_their_number() -> None:
     assert uneven.groups == (4, 3)
     assert uneven.key_heads == 2
     assert uneven.owners == (0, 0, 0, 0, 1, 1, 1)
-    for wrong, match in (((4, 4), "let them sum to 7"), ((7, 0), "leave it out")):
+    for wrong, match in (((4, 4), "must sum to heads=7"), ((7, 0), "at least 1")):
         with pytest.raises(ConfigError, match=match):
             AttentionConfig(width=64, heads=7, head_size=8, kv_heads=wrong)

@@ -62,7 +62,7 @@ def test_a_shape_published_in_round_numbers_comes_near(name: str) -> None:
 
 
 def test_every_known_shape_is_held_to_a_size() -> None:
-    assert set(list_configs()) == {*MILLIONS, *ABOUT, "council"}
+    assert set(list_configs()) == {*MILLIONS, *ABOUT, "tiny-encoder"}
 
 
 def test_a_token_of_the_mixture_meets_the_published_parameters() -> None:
@@ -84,7 +84,7 @@ def test_gated_shapes_have_their_depths_and_gates(name: str, layers: int) -> Non
 
 
 def test_council_has_eight_heads_of_sixteen() -> None:
-    attention = get_config("council").stack.layers[0].attention.inner
+    attention = get_config("tiny-encoder").stack.layers[0].attention.inner
     assert (attention.width, attention.heads, attention.size) == (128, 8, 16)
 
 
@@ -100,8 +100,10 @@ def test_a_known_shape_can_be_changed_and_a_config_cannot() -> None:
     changed = build("bert-base", device="meta", layers=1, vocabulary=100)
     assert len(changed.stack.layers) == 1
     assert changed.embedding.tokens.weight.shape == (100, 768)
-    with pytest.raises(ConfigError, match=r"\['layers'\] can change a config by name only: change"):
-        build(get_config("council"), layers=2)
+    with pytest.raises(
+        ConfigError, match=r"\['layers'\] can only be given with the name of a config: change"
+    ):
+        build(get_config("tiny-encoder"), layers=2)
 
 
 def test_the_config_chooses_the_kind_of_model() -> None:

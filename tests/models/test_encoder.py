@@ -69,7 +69,7 @@ def test_with_positions_order_matters(name: str) -> None:
 
 
 def test_an_embedding_of_another_width_is_refused() -> None:
-    with pytest.raises(ConfigError, match="an embedding of width 16 enters a stack of 32: give bo"):
+    with pytest.raises(ConfigError, match="the embedding has width 16, and the stack 32: give bo"):
         EncoderConfig(
             embedding=Embedding(vocabulary=5, width=16),
             stack=StackConfig(width=WIDTH, layers=(layer(),)),

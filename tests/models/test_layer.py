@@ -147,13 +147,14 @@ def test_dropout_falls_on_what_is_added_and_only_in_training() -> None:
 def test_sublayers_of_other_widths_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         layer(own(), MLP(width=WIDTH + 8, hidden=24))
-    assert str(caught.value) == (
-        "sublayers of widths [32, 40] share one residual stream: give all of them the same width."
-    )
+    assert "[32, 40]" in caught.value.problem
+    assert caught.value.remedy == "give all of them the same width"
 
 
 def test_a_layer_of_another_width_than_the_stack_is_refused() -> None:
-    with pytest.raises(ConfigError, match="layer 1 has width 32 in a stack of 64: give all layers"):
+    with pytest.raises(
+        ConfigError, match="layer 1 has width 32, and the stack 64: give all layers"
+    ):
         StackConfig(
             width=64,
             layers=(
@@ -164,9 +165,11 @@ def test_a_layer_of_another_width_than_the_stack_is_refused() -> None:
 
 
 def test_memory_belongs_under_cross() -> None:
-    with pytest.raises(ConfigError, match='attention reads memory: put keys_from="memory" under'):
+    with pytest.raises(
+        ConfigError, match='attention has keys_from="memory": make it the cross branch'
+    ):
         layer(CROSS)
-    with pytest.raises(ConfigError, match='cross-attention reads itself: set keys_from="memory"'):
+    with pytest.raises(ConfigError, match='cross has keys_from="itself": use keys_from="memory"'):
         layer(cross=own())
 
 

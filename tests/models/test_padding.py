@@ -140,7 +140,7 @@ def test_a_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ShapeError) as caught:
         small(ENCODERS["bert"])(torch.ones(2, 4, dtype=torch.long), mask=torch.ones(shape))
     assert str(caught.value) == (
-        f"mask has shape {shape} and the batch (2, 4): "
+        f"the mask has shape {shape}, and the batch (2, 4): "
         "give a mask of shape (2, 4), 1 for a token and 0 for padding."
     )
 
@@ -168,7 +168,7 @@ def test_each_side_of_a_translation_is_named_in_its_error() -> None:
 
 
 def test_a_ragged_batch_has_no_mask() -> None:
-    with pytest.raises(InputError, match="a ragged batch has no padding to mask: leave mask out"):
+    with pytest.raises(InputError, match="a Ragged has no padding to mask: leave mask out"):
         small(ENCODERS["bert"])(ids(), mask=torch.ones(5, 12))
 
 

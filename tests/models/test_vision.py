@@ -108,7 +108,7 @@ def test_an_image_that_is_no_multiple_of_the_patch_is_refused(
         with pytest.raises(InputError) as caught:
             small(VISIONS["vit"])(given)
         assert str(caught.value) == (
-            f"an image of {side[0]} x {side[1]} is no multiple of the patch size 4: "
+            f"an image of {side[0]} x {side[1]} is not a multiple of the patch size 4: "
             f"resize or crop it, for example to {nearest[0]} x {nearest[1]}."
         )
 
@@ -117,7 +117,7 @@ def test_an_image_that_is_no_multiple_of_the_patch_is_refused(
 def test_other_channels_are_refused(channels: int) -> None:
     with pytest.raises(ShapeError) as caught:
         small(VISIONS["vit"])(torch.zeros(1, channels, 8, 8))
-    assert str(caught.value) == f"an image has {channels} channels: give 3, as the model."
+    assert str(caught.value) == f"an image must have 3 channels, got {channels}."
 
 
 def test_images_of_another_shape_are_refused() -> None:
@@ -130,17 +130,19 @@ def test_images_of_another_shape_are_refused() -> None:
     )
     with pytest.raises(ShapeError, match=r"image 1 has shape \(8, 8\): give \(channels, height"):
         model([torch.zeros(3, 8, 8), torch.zeros(8, 8)])
-    with pytest.raises(InputError, match="an empty list holds no image: give at least one"):
+    with pytest.raises(InputError, match="the list of images is empty: give at least one"):
         model([])
 
 
 def test_an_image_size_that_is_no_multiple_is_refused_in_the_config() -> None:
-    with pytest.raises(ConfigError, match="image=30 is no multiple of the patch size=4: use 28 or"):
+    with pytest.raises(
+        ConfigError, match="image=30 is not a multiple of the patch size=4: use 28 or"
+    ):
         Patches(width=WIDTH, image=30, size=4)
 
 
 def test_patches_of_another_width_are_refused() -> None:
-    with pytest.raises(ConfigError, match="patches of width 16 enter a stack of 32: give both"):
+    with pytest.raises(ConfigError, match="the patches have width 16, and the stack 32: give both"):
         VisionConfig(patches=Patches(width=16), stack=StackConfig(width=WIDTH, layers=(layer(),)))
 
 

@@ -353,7 +353,7 @@ def test_patching_one_sequence_leaves_the_others() -> None:
 
 def test_a_watcher_that_hands_back_another_kind_is_refused() -> None:
     model = small(DECODERS["llama"])
-    with pytest.raises(InputError, match=r"answered Patterns at Site\(0, QUERY\): hand back a Rag"):
+    with pytest.raises(InputError, match=r"Patterns at Site\(0, QUERY\): return a Rag"):
         model(ids(), watch=Change(Site(0, Tap.QUERY), lambda value: Patterns(())))  # noqa: ARG005
 
 

@@ -149,10 +149,10 @@ def test_a_gates_values_can_be_watched_and_replaced(at: str) -> None:
 
 
 def test_gates_no_layer_can_have_are_refused() -> None:
-    with refuses(ConfigError, "2 gates stand at 'output': keep one a place."):
+    with refuses(ConfigError, "2 gates at 'output': keep one"):
         layer_with(Gate(at="output"), Gate(at="output", per="channel"))
     with refuses(
         ConfigError,
-        "a final gate cuts width=10 into 4 slices: choose a width that is a multiple of 4.",
+        "divide width=10, got 4",
     ):
         AttentionConfig(width=10, heads=4, head_size=4, gates=(Gate(at="final"),))

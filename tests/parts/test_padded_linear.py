@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from manyheads.parts.linear_layout import split_map, split_wide
+from manyheads.parts.linear_layout import split_linear, split_padded
 
 ROWS = {"query": 70, "gate": 3, "key": 64, "value": 1}
 
@@ -16,7 +16,7 @@ def test_widened_is_the_same_map(biased: bool) -> None:
     x = torch.randn(7, 6, dtype=torch.float64, requires_grad=True)
     leaves = (x, *linear.parameters())
     pull = torch.randn(7, sum(ROWS.values()), dtype=torch.float64)
-    found, expected = split_wide(linear, x, ROWS), split_map(linear, x, ROWS)
+    found, expected = split_padded(linear, x, ROWS), split_linear(linear, x, ROWS)
     assert list(found) == list(expected) == list(ROWS)
     sums = [(torch.cat([*parts.values()], dim=1) * pull).sum() for parts in (found, expected)]
     for name, size in ROWS.items():
@@ -28,6 +28,6 @@ def test_widened_is_the_same_map(biased: bool) -> None:
 
 def test_the_host_needs_no_widening() -> None:
     linear, x = nn.Linear(6, sum(ROWS.values())), torch.randn(100, 6)
-    parts = split_map(linear, x, ROWS)
+    parts = split_linear(linear, x, ROWS)
     assert torch.equal(torch.cat([*parts.values()], dim=1), linear(x))
     assert parts["gate"].stride() == (138, 1), "a part was copied"

@@ -29,7 +29,7 @@ CLASS_SUFFIXES: dict[Classified, str] = {
     "tokens": "ForTokenClassification",
     "images": "ForImageClassification",
 }
-KEPT = tuple(name for name in SIDE_FILES if name != GENERATION)
+COPIED_FILES = tuple(name for name in SIDE_FILES if name != GENERATION)
 OTHER_HEADS = re.compile(r"(For[A-Z]\w*|LMHeadModel|DoubleHeadsModel|Model)$")
 
 
@@ -63,7 +63,9 @@ def with_classes(
     fresh.load_state_dict({**fresh.state_dict(), **kept})
     fresh.source_config, fresh.tokenizer = described, model.tokenizer
     # What describes generation or sentence embeddings no longer holds.
-    fresh.side_files = {name: model.side_files[name] for name in KEPT if name in model.side_files}
+    fresh.side_files = {
+        name: model.side_files[name] for name in COPIED_FILES if name in model.side_files
+    }
     return fresh.to(device=like.device, dtype=like.dtype)
 
 
@@ -71,10 +73,10 @@ def name_classes(model: Model, names: Sequence[str]) -> None:
     """Name the classes; the names are saved with the model."""
     head = model.config.readout
     if not isinstance(head, ClassHead | TokenHead):
-        raise ConfigError("the model has no classes", "give it some with with_classes")
+        raise ConfigError("the model has no classes", "add some with with_classes")
     if len(names) != head.classes:
         raise ConfigError(
-            f"{len(names)} names for {head.classes} classes: {_some(names)}", "give one each"
+            f"there must be {head.classes} names, one per class, got {len(names)}: {_some(names)}"
         )
     model.source_config = {**description_of(model), **label_maps(names)}
 
@@ -82,21 +84,23 @@ def name_classes(model: Model, names: Sequence[str]) -> None:
 def _names(classes: int | Sequence[str]) -> tuple[str, ...]:
     names = unnamed(classes) if isinstance(classes, int) else tuple(classes)
     if len(names) < 2:
-        raise ConfigError(f"classes={classes!r} leaves nothing to tell apart", "give two or more")
+        raise ConfigError(f"there must be at least two classes, got {classes!r}")
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise ConfigError(f"two classes are called {twice[0]!r}", "give each its own name")
+        raise ConfigError(f"two classes have the name {twice[0]!r}", "give each its own")
     return names
 
 
 def _check_has(model: Model, of: Classified) -> None:
     config = model.config
     if isinstance(config, Seq2SeqConfig):
-        raise ConfigError("an encoder-decoder writes texts", "give an encoder or a decoder")
+        raise ConfigError(
+            "an encoder-decoder cannot classify texts", "give an encoder or a decoder"
+        )
     if isinstance(config, VisionConfig) != (of == "images"):
         read = "images" if isinstance(config, VisionConfig) else "texts"
         raise ConfigError(
-            f"of={of!r} and the model reads {read}",
+            f"of={of!r} does not fit a model that reads {read}",
             'use "images"' if read == "images" else 'use "texts" or "tokens"',
         )
 
@@ -104,15 +108,15 @@ def _check_has(model: Model, of: Classified) -> None:
 def _headed(
     model: Model, names: Sequence[str], of: Classified
 ) -> tuple[ModelConfig, dict[str, Any]]:
-    """The config with a head of the family's own kind and how the family says it, or ours."""
+    """The config with the head that the family has, and its config.json; else with a plain head."""
     family, before = family_of(model), description_of(model)
     stem = OTHER_HEADS.sub("", (before.get("architectures") or [""])[0])
     if stem:
-        asked = {**before, "architectures": [stem + CLASS_SUFFIXES[of]], **label_maps(names)}
-        asked.pop("num_labels", None)
-        # ModernBERT can pool either way, and where no token stands for a text all of them do.
+        wanted = {**before, "architectures": [stem + CLASS_SUFFIXES[of]], **label_maps(names)}
+        wanted.pop("num_labels", None)
+        # ModernBERT can pool either way; if texts have no [CLS] token, it pools all tokens.
         pools = {} if _opens(model.tokenizer) else {"classifier_pooling": "mean"}
-        for each in ({**asked, **pools}, asked):
+        for each in ({**wanted, **pools}, wanted):
             config = _theirs(family, each, cast(ModelConfig, model.config), of)
             if config is not None:
                 return config, each
@@ -122,20 +126,20 @@ def _headed(
 
 
 def _theirs(
-    family: Family, asked: Mapping[str, Any], before: ModelConfig, of: Classified
+    family: Family, wanted: Mapping[str, Any], before: ModelConfig, of: Classified
 ) -> ModelConfig | None:
     try:
-        head = family.read_config(asked).readout
+        head = family.read_config(wanted).readout
     except ConfigError:
         return None
     if not isinstance(head, TokenHead if of == "tokens" else ClassHead):
         return None
     config: ModelConfig = replace(cast(Any, before), readout=head)
-    return config if matches(family, asked, config) else None
+    return config if matches(family, wanted, config) else None
 
 
 def _plain(model: Model, classes: int, of: Classified) -> ClassHead | TokenHead:
-    """What serves a model that no family of transformers has."""
+    """The head of a model that no family of transformers has."""
     if of == "tokens":
         return TokenHead(classes=classes)
     if isinstance(model.config, DecoderConfig):
@@ -144,15 +148,17 @@ def _plain(model: Model, classes: int, of: Classified) -> ClassHead | TokenHead:
 
 
 def _opens(tokenizer: Any) -> bool:
-    """Whether texts begin with a token of their own, such as [CLS]; without words, who knows."""
+    """Whether texts begin with a special token such as [CLS]; assumed without a tokenizer."""
     if tokenizer is None:
         return True
-    bare, whole = (tokenizer.encode("a", add_special_tokens=how).ids for how in (False, True))
-    return bool(bare[:1] != whole[:1])
+    plain, special = (
+        tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True)
+    )
+    return bool(plain[:1] != special[:1])
 
 
 def _known(model: Model, config: ModelConfig, fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the model has of the new head below its classes, under the names of its family."""
+    """The tensors of the new head, below its classes, that the model already has."""
     family = family_of(model)
     if family is NATIVE:
         return {}
@@ -162,16 +168,16 @@ def _known(model: Model, config: ModelConfig, fresh: Mapping[str, Tensor]) -> di
     )
     have = {family.canonical_name(name) or name: tensor for name, tensor in have.items()}
     have |= model.unread
-    found: dict[str, Tensor] = {}
+    known: dict[str, Tensor] = {}
     for entry in _below_classes(family.tensor_map(config, fresh)):
         shapes = entry.shapes(tuple(fresh[entry.ours].shape))
         if all(name in have and tuple(have[name].shape) == shapes[name] for name in shapes):
-            found |= entry.read(have.__getitem__)
-    return found
+            known |= entry.read(have.__getitem__)
+    return known
 
 
 def _below_classes(entries: TensorMap) -> list[Entry]:
-    """What a head has beside the vectors of its words or classes."""
+    """The entries of a head without the vectors of its tokens or classes."""
     return [
         entry
         for entry in entries

@@ -24,11 +24,11 @@ def family_of(model: Model) -> Family:
 
 
 def description_of(model: Model) -> dict[str, Any]:
-    """What the config.json of a model says when it is saved.
+    """The content of config.json when a model is saved.
 
-    A model that is still what its folder described keeps that description, with the names of
-    classes, token ids and whatever else our config has no field for. Otherwise the first family
-    that can describe it does, and our own layout at last.
+    A model that still matches the config.json it was loaded with keeps it, with class names, token
+    ids and whatever else our config has no field for. Otherwise the first family that can describe
+    the model does, and our own layout at last.
     """
     config, loaded = cast(ModelConfig, model.config), model.source_config
     if loaded is not None and matches(FAMILIES[str(loaded["model_type"])], loaded, config):
@@ -45,7 +45,7 @@ def matches(family: Family, description: Mapping[str, Any], config: ModelConfig)
     try:
         theirs = family.read_config(description)
     except ConfigError:
-        # A guess from one layer of ours may describe a model that cannot exist.
+        # What a family guesses from the first layer may be impossible.
         return False
     if family.file_decides_tying and isinstance(config.readout, LanguageHead):
         theirs = with_tied(theirs, tied=config.readout.tied)
@@ -56,7 +56,7 @@ def matches(family: Family, description: Mapping[str, Any], config: ModelConfig)
 
 
 def corrected(family: Family, description: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
-    """The description, with the truth about a head that the file of weights unties."""
+    """The description, corrected if the weights show that the head is not tied."""
     head = config.readout
     if family.file_decides_tying or not isinstance(head, LanguageHead):
         return description
@@ -73,7 +73,7 @@ def with_tied(config: ModelConfig, *, tied: bool) -> ModelConfig:
 
 
 def facts_of(description: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What stays true of a model under a new description."""
+    """The keys that stay valid in a new description."""
     return {
         name: value
         for name, value in (description or {}).items()

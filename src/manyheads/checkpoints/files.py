@@ -15,10 +15,10 @@ from manyheads.errors import InputError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MOST_MAPPED = 2**24
+MAX_MAPPED_BYTES = 2**24
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # The dtypes that a model computes in, as safetensors names them; others are I8, F8_E4M3, ...
-COMPUTED = ("F64", "F32", "F16", "BF16")
+COMPUTE_DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 class WeightFiles:
@@ -31,7 +31,7 @@ class WeightFiles:
     def __init__(self, folder: Path) -> None:
         self._file_of: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._kinds: dict[str, str] = {}
+        self._dtypes: dict[str, str] = {}
         self._open: dict[Path, Any] = {}
         self._read = 0
         for file in _weight_files(folder):
@@ -39,19 +39,18 @@ class WeightFiles:
             for name in opened.keys():  # noqa: SIM118, it is no dictionary
                 self._file_of[name] = file
                 part = opened.get_slice(name)
-                self._shapes[name], self._kinds[name] = tuple(part.get_shape()), part.get_dtype()
+                self._shapes[name], self._dtypes[name] = tuple(part.get_shape()), part.get_dtype()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self._shapes
 
     def __getitem__(self, name: str) -> Tensor:
-        if self._kinds[name] not in COMPUTED:
+        if self._dtypes[name] not in COMPUTE_DTYPES:
             raise InputError(
-                f"{self._file_of[name]} holds {name} as {self._kinds[name]}, quantised or no "
-                "weight at all",
-                "use the model as it was before, in 16 or 32 bits",
+                f"{self._file_of[name]} stores {name} as {self._dtypes[name]}, not supported",
+                "use the model before quantisation, in 16 or 32 bits",
             )
-        if self._read > MOST_MAPPED:
+        if self._read > MAX_MAPPED_BYTES:
             self._open.clear()
             self._read = 0
         tensor: Tensor = self._opened(self._file_of[name]).get_tensor(name)
@@ -64,7 +63,7 @@ class WeightFiles:
                 self._open[file] = safe_open(file, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise InputError(
-                    f"{file} is cut short or damaged ({error})", "copy or download it again"
+                    f"{file} is truncated or damaged ({error})", "copy or download it again"
                 ) from None
         return self._open[file]
 
@@ -83,7 +82,7 @@ def _weight_files(folder: Path) -> list[Path]:
         missing = [name for name in named if not (folder / name).exists()]
         if missing or not named:
             raise InputError(
-                f"{folder / INDEX} names {', '.join(missing) or 'no file'}, which is not there",
+                f"{folder / INDEX} lists {', '.join(missing) or 'no file'}, which does not exist",
                 "copy or download the missing files",
             )
         return [folder / name for name in named]
@@ -91,14 +90,14 @@ def _weight_files(folder: Path) -> list[Path]:
     if pickles:
         raise InputError(
             f"{folder} has its weights in a pickle ({', '.join(pickles)}), which can run any code",
-            "convert them where you trust them: safetensors.torch.save_file("
+            "convert them if you trust them: safetensors.torch.save_file("
             f"torch.load({pickles[0]!r}, weights_only=True), {WEIGHTS!r})",
         )
-    raise InputError(f"{folder} has no {WEIGHTS} and no {INDEX}", "name a folder that has one")
+    raise InputError(f"{folder} has no {WEIGHTS} and no {INDEX}", "give a folder with weights")
 
 
 def _shards(folder: Path) -> list[str]:
-    """The files that an index names."""
+    """The files that an index lists."""
     named = read_json(folder / INDEX).get("weight_map")
     if not isinstance(named, dict) or not all(isinstance(each, str) for each in named.values()):
         raise InputError(
@@ -109,40 +108,40 @@ def _shards(folder: Path) -> list[str]:
 
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object from a file that must exist."""
-    found = _parsed(file)
-    if not isinstance(found, dict):
-        raise InputError(f"{file} holds a {type(found).__name__}", "it must hold an object {...}")
-    return found
+    content = _parsed(file)
+    if not isinstance(content, dict):
+        raise InputError(f"{file} must hold an object {{...}}, got a {type(content).__name__}")
+    return content
 
 
 def read_list(file: Path) -> list[Any]:
     """A JSON list from a file that must exist."""
-    found = _parsed(file)
-    if not isinstance(found, list):
-        raise InputError(f"{file} holds a {type(found).__name__}", "it must hold a list [...]")
-    return found
+    content = _parsed(file)
+    if not isinstance(content, list):
+        raise InputError(f"{file} must hold a list [...], got a {type(content).__name__}")
+    return content
 
 
 def _parsed(file: Path) -> Any:
     if not file.is_file():
-        raise InputError(f"there is no {file}", "name a folder that a model was saved to")
+        raise InputError(f"there is no {file}", "give the folder of a model")
     try:
         return json.loads(file.read_text("utf-8"))
     except ValueError as error:
-        raise InputError(f"{file} is not JSON ({error})", "mend it or download it again") from None
+        raise InputError(f"{file} is not JSON ({error})", "fix it or download it again") from None
 
 
 def write_folder(
     folder: Path, files: Mapping[str, Callable[[Path], object]], *, without: Iterable[str] = ()
 ) -> None:
-    """Write files into a folder so that it has all of them or stays as it was.
+    """Write files into a folder: all of them, or none if writing fails.
 
     They are written to a new folder next to it, which then replaces it. Other files of the old
     folder stay, except those in `without` and older weights in several files.
     """
     folder = folder.resolve()
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file", "name a folder to save to")
+        raise InputError(f"{folder} is a file", "give a folder to save to")
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -160,7 +159,7 @@ def write_folder(
         if WEIGHTS in files:
             _drop_shards(fresh)
         fresh.chmod(0o755)
-        _take_place(fresh, folder)
+        _replace(fresh, folder)
     except OSError as error:
         shutil.rmtree(fresh, ignore_errors=True)
         why = f"{error.strerror or error}, and nothing there was changed"
@@ -182,7 +181,7 @@ def _drop_shards(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _take_place(fresh: Path, folder: Path) -> None:
+def _replace(fresh: Path, folder: Path) -> None:
     if not folder.exists():
         fresh.rename(folder)
         return
@@ -197,7 +196,7 @@ def _take_place(fresh: Path, folder: Path) -> None:
 
 
 def _link(source: str, target: str) -> str:
-    """Files that stay are linked rather than copied where the file system can."""
+    """Link a file that stays, or copy it if the file system cannot link."""
     try:
         os.link(source, target)
     except OSError:

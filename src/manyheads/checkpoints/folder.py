@@ -1,4 +1,4 @@
-"""Load a model from a folder, save one to a folder."""
+"""Load a model from a folder, or save one to a folder."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -50,7 +50,7 @@ DTYPES = "torch.float32, torch.bfloat16 or torch.float16"
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Where a model was saved, and what can open it there."""
+    """Where a model was saved, and which library can open it."""
 
     folder: Path
     family: str
@@ -58,8 +58,8 @@ class Saved:
 
     def __str__(self) -> str:
         if self.family == "manyheads":
-            return f"saved to {self.folder} in our own layout, which only manyheads opens"
-        return f"saved to {self.folder} as {self.family}, which {self.opened_by} opens"
+            return f"saved to {self.folder} in our own layout, which only manyheads can open"
+        return f"saved to {self.folder} as {self.family}, which {self.opened_by} can open"
 
 
 def load(
@@ -69,25 +69,25 @@ def load(
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
 ) -> Model:
-    """Load a model from a folder or by name, straight to its device and dtype.
+    """Load a model from a folder or by name.
 
-    `where` is a folder, else one of the house models "house-gpt", "house-gpt-gated" and
-    "house-bert", which need no network, else a name on the hub: "org/name", of which `revision` or
-    "org/name@revision" selects one revision. Without `dtype` the weights keep the stored dtype, but
-    the house models, which are stored in half precision, come in float32.
+    `where` is a folder, or one of the bundled models "house-gpt", "house-gpt-gated" and
+    "house-bert", or a name on the hub: "org/name", with a revision as `revision` or
+    "org/name@revision". Without `dtype` the weights keep their stored dtype, except for the bundled
+    models, which are stored in half precision and loaded in float32.
     """
-    place, home = folder_of(where, revision), resolve_device(str(device))
+    root, home = folder_of(where, revision), resolve_device(str(device))
     if dtype is not None and not getattr(dtype, "is_floating_point", False):
-        raise InputError(f"dtype={dtype!r} is not a dtype that models compute in", f"use {DTYPES}")
-    if dtype is None and place.parent == HOUSE_FOLDER:
+        raise InputError(f"dtype must be {DTYPES}, got {dtype!r}")
+    if dtype is None and root.parent == HOUSE_FOLDER:
         dtype = torch.float32
-    modules = modules_of(place)
+    modules = modules_of(root)
     folder = modules.transformer
     _check_holds_model(folder)
     description = read_json(folder / CONFIG)
     family = _family(description, folder)
     described = _reading(lambda: family.read_config(description), folder)
-    side_files = read_side_files(folder) | modules.files(place)
+    side_files = read_side_files(folder) | modules.files(root)
     sentence = sentence_of(modules, side_files, description, described)
     with WeightFiles(folder) as weights:
         stored = StoredTensors(family, weights)
@@ -110,15 +110,15 @@ def load(
 
 
 def save(model: Model, folder: str | Path) -> Saved:
-    """Save a model to a folder; `load` restores it bit by bit.
+    """Save a model to a folder; `load` restores it exactly.
 
-    Where `transformers` has such a model, the files are those that it opens; the result says so.
-    If saving fails, the folder stays as it was.
+    If `transformers` has such a model, it can open the folder; the result says so. If saving
+    fails, the folder stays as it was.
 
     >>> import tempfile
-    >>> model = build("council", seed=0)
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     saved = save(model, place + "/council")
+    >>> model = build("tiny-encoder", seed=0)
+    >>> with tempfile.TemporaryDirectory() as parent:
+    ...     saved = save(model, parent + "/tiny-encoder")
     ...     again = load(saved.folder)
     >>> again.config == model.config
     True
@@ -191,7 +191,7 @@ class StoredTensors:
         return {name: self[name].clone() for name in sorted(names)}
 
     def _differs(self, copy: str, config: ModelConfig) -> bool:
-        """Whether a copy of the token embedding is not one."""
+        """Whether a supposed copy of the token embedding differs from it."""
         entries = self._family.tensor_map(config, (TOKEN_TABLE,))
         tables = [each for each in entries if isinstance(each, Entry) and each.ours == TOKEN_TABLE]
         names = [name for table in tables for name in table.theirs if name in self._file_name]
@@ -199,25 +199,25 @@ class StoredTensors:
 
 
 def refuse_changed(model: Model, state: Mapping[str, Any]) -> None:
-    """Refuse a model whose parameters are not those of its config: a checkpoint would lose them."""
+    """Refuse a model with other parameters than its config has: a checkpoint would lose them."""
     expected = build(cast(ModelConfig, model.config), device="meta").state_dict()
-    if any(".adapters." in name or name.startswith("wholes.") for name in state):
+    if any(".adapters." in name or name.startswith("modules_to_save.") for name in state):
         raise ConfigError(
-            "the model has adapters, which a checkpoint of a model cannot hold",
-            "save them with surgery.save_adapter, or put them into the weights with "
-            "surgery.merge and surgery.delete_adapter",
+            "the model has adapters, which are not part of a model's checkpoint",
+            "save them with surgery.save_adapter, or merge them with surgery.merge and "
+            "surgery.delete_adapter",
         )
     missing = [name for name in expected if name not in state]
     if missing:
         raise ConfigError(
             f"the model has no {missing[0]}, which its config describes",
-            "restore its plain weights, with surgery.dequantise if they are in four bits",
+            "restore its weights, with surgery.dequantise if they are quantised",
         )
     surplus = [name for name in state if name not in expected]
     if surplus:
         raise ConfigError(
             f"the model has {surplus[0]}, which its config does not describe",
-            "remove it; gates of L0Gates go into the weights with train.folding.folded",
+            "remove it; training with L0Gates folds its gates into the weights when it ends",
         )
 
 
@@ -240,7 +240,7 @@ def _padding(
 
 
 def _outdated(folder: Path, files: Mapping[str, Any]) -> list[str]:
-    """Files of an older model in this folder, which are wrong beside the weights of another.
+    """Files of the previous model in this folder, which do not belong to the new one.
 
     In a folder without a model they were put there for the new one.
     """
@@ -250,16 +250,16 @@ def _outdated(folder: Path, files: Mapping[str, Any]) -> list[str]:
 
 
 def _check_holds_model(folder: Path) -> None:
-    """Point to the model from folders that are close to one."""
+    """Refuse folders of runs and adapters, and say where the model is."""
     if (folder / CONFIG).is_file():
         return
     if (folder / "model" / CONFIG).is_file():
-        raise InputError(f"{folder} is the folder of a run", f"name its model, {folder / 'model'}")
+        raise InputError(f"{folder} is the folder of a run", f"use its model, {folder / 'model'}")
     if (folder / "adapter_config.json").is_file():
         raise InputError(
-            f"{folder} holds a low-rank adapter and no model",
-            "load the model it was made for and give both to surgery.load_adapter, or adapt "
-            "with merged = true, which saves the whole model too",
+            f"{folder} holds an adapter, not a model",
+            "load the model it was trained for and use surgery.load_adapter, or train with "
+            "merged = true, which also saves the merged model",
         )
 
 
@@ -267,14 +267,14 @@ def _family(description: Mapping[str, Any], folder: Path) -> Family:
     name = description.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise InputError(
-            f"{folder / CONFIG} says model_type={name!r}, a family manyheads does not know",
+            f"{folder / CONFIG} has model_type={name!r}, which manyheads does not support",
             f"use one of {', '.join(FAMILIES)}",
         )
     return FAMILIES[name]
 
 
 def _reading(make: Callable[[], Any], folder: Path) -> Any:
-    """What `make` makes of a config.json; its errors name the file."""
+    """Call `make`, and name the config.json in its errors."""
     try:
         return make()
     except ConfigError as error:

@@ -1,6 +1,6 @@
-"""Models by name: the house models inside the package, and models of the Hugging Face hub.
+"""Models by name: the models bundled with the package, and those on the Hugging Face hub.
 
-The latter are downloaded to the hub's own cache, or found there without a network.
+The latter are downloaded to the cache of the hub, or read from it without a network.
 """
 
 import re
@@ -28,32 +28,29 @@ UNWANTED = ["onnx/*", "openvino/*", "coreml/*", "original/*", "*consolidated*.sa
 
 
 def folder_of(where: str | Path, revision: str | None = None) -> Path:
-    """The folder itself, or that of a house model, or of "org/name" or "org/name@revision"."""
+    """The folder of a path, a bundled model, "org/name" or "org/name@revision"."""
     folder = Path(where)
     if folder.is_dir():
         if revision is not None:
             raise InputError(
-                f"{folder} is a folder, which has no revision={revision!r}",
-                "leave revision out, or give a name of the hub",
+                f"revision={revision!r} is not possible for the folder {folder}",
+                "leave revision out, or give a name on the hub",
             )
         return folder
     if where in HOUSE and revision is None:
         return HOUSE_FOLDER / where
-    asked = NAME.fullmatch(where) if isinstance(where, str) else None
-    if asked is None or folder.exists():
+    match = NAME.fullmatch(where) if isinstance(where, str) else None
+    if match is None or folder.exists():
         raise InputError(
             f"there is no folder {folder}",
-            'name one that a model was saved to, a model of the hub as "org/name", or '
-            f"{', '.join(HOUSE)}",
+            f'give the folder of a model, a model on the hub as "org/name", or {", ".join(HOUSE)}',
         )
-    if revision is not None and asked["revision"] is not None:
-        raise InputError(
-            f"{where} and revision={revision!r} both name a revision", "give one of the two"
-        )
-    return _fetched(asked["name"], revision or asked["revision"])
+    if revision is not None and match["revision"] is not None:
+        raise InputError(f"{where} and revision={revision!r} both give a revision", "give only one")
+    return _download(match["name"], revision or match["revision"])
 
 
-def _fetched(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None) -> Path:
     try:
         import huggingface_hub as hub
         from huggingface_hub import errors
@@ -63,35 +60,37 @@ def _fetched(name: str, revision: str | None) -> Path:
         ) from None
     of = name if revision is None else f"{name}@{revision}"
     try:
-        found = hub.snapshot_download(
+        folder = hub.snapshot_download(
             name, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED
         )
     except errors.GatedRepoError:
         raise InputError(
-            f"{of} is gated on the hub, and you are not let in",
-            f"ask for access at https://huggingface.co/{name}, then run: hf auth login",
+            f"{of} is gated on the hub, and you have no access",
+            f"request it at https://huggingface.co/{name}, then run: hf auth login",
         ) from None
     except errors.RepositoryNotFoundError:
         raise InputError(
-            f"there is no folder {name}, and the hub shows you no model of that name",
-            "check the spelling; for a private one run: hf auth login",
+            f"there is no folder {name} and no model of that name on the hub",
+            "check the spelling; for a private model run: hf auth login",
         ) from None
     except errors.RevisionNotFoundError:
         raise InputError(
-            f"{name} has no revision {revision!r}", "name a branch, a tag or a commit"
+            f"{name} has no revision {revision!r}", "give a branch, a tag or a commit"
         ) from None
     except errors.HFValidationError as error:
-        raise InputError(f"{name} is no name of the hub ({error})", "check the spelling") from None
+        raise InputError(
+            f"{name} is not a valid name on the hub ({error})", "check the spelling"
+        ) from None
     # The hub cannot be reached, but the cache may have enough.
     except errors.LocalEntryNotFoundError as error:
         return _cached(name, revision, error)
     except Exception as error:
         first = str(error).partition("\n")[0]
         raise InputError(
-            f"the hub did not give {of} ({type(error).__name__}: {first})",
-            "try again, or name a folder that has the model",
+            f"{of} could not be downloaded ({type(error).__name__}: {first})",
+            "try again, or give a folder with the model",
         ) from error
-    return _with_weights(Path(found), of)
+    return _with_weights(Path(folder), of)
 
 
 def _cached(name: str, revision: str | None, reason: Exception) -> Path:
@@ -107,14 +106,14 @@ def _cached(name: str, revision: str | None, reason: Exception) -> Path:
     why = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
     raise InputError(
         f"there is no folder {name}, {why}, and its cache has no {of}",
-        f"{'unset it' if offline else 'connect'}, or name a folder that has the model",
+        f"{'unset it' if offline else 'connect'}, or give a folder with the model",
     ) from reason
 
 
 def _with_weights(folder: Path, of: str) -> Path:
     if not any(folder.rglob("*.safetensors")) and not any(folder.rglob("*.bin")):
         raise InputError(
-            f"{of} has no weights in safetensors on the hub, and a pickle can run any code",
-            "use a model that has them, or convert its pickle where you trust it",
+            f"{of} has no safetensors on the hub, and loading a pickle can run any code",
+            "use a model with safetensors, or convert the pickle if you trust it",
         )
     return folder

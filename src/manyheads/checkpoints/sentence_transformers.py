@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: a transformer, pooling and perhaps a normalisation."""
+"""Folders of sentence-transformers: a transformer, pooling and optionally normalisation."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ ENDLESS = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """The modules of a folder: the transformer, and perhaps pooling and normalisation."""
+    """The modules of a folder: the transformer, and optionally pooling and normalisation."""
 
     transformer: Path
     pooling: Path | None = None
@@ -48,16 +48,16 @@ class Modules:
         if not (folder / MODULES).is_file():
             return {}
         alone = {} if self.pooling else {MODULES: _row(ROW[:1])}
-        places = {POOLING: self.pooling / "config.json"} if self.pooling else {}
+        paths = {POOLING: self.pooling / "config.json"} if self.pooling else {}
         if (folder / VECTORS).is_file():
-            places[VECTORS] = folder / VECTORS
+            paths[VECTORS] = folder / VECTORS
         # Older folders name this file after the family.
         settings = sorted(self.transformer.glob("sentence_*_config.json"))
         if settings:
-            places[SETTINGS] = settings[0]
-        for place in places.values():
-            read_json(place)
-        return alone | {name: place.read_bytes() for name, place in places.items()}
+            paths[SETTINGS] = settings[0]
+        for path in paths.values():
+            read_json(path)
+        return alone | {name: path.read_bytes() for name, path in paths.items()}
 
 
 def modules_of(folder: Path) -> Modules:
@@ -66,38 +66,38 @@ def modules_of(folder: Path) -> Modules:
     if not file.is_file():
         return Modules(folder)
     listed = read_list(file)
-    kinds, places = [_kind(each, file) for each in listed], [_place(each, file) for each in listed]
+    kinds, paths = [_kind(each, file) for each in listed], [_path(each, file) for each in listed]
     if tuple(kinds) != ROW[: len(kinds)] or not kinds:
         raise InputError(
-            f"{file} puts {', '.join(kinds) or 'nothing'} in a row", f"it must be {', '.join(ROW)}"
+            f"the modules of {file} must be {', '.join(ROW)}, got {', '.join(kinds) or 'none'}"
         )
-    pooling = places[1] if len(places) > 1 else None
-    return Modules(places[0], pooling, normalises=len(kinds) > 2)
+    pooling = paths[1] if len(paths) > 1 else None
+    return Modules(paths[0], pooling, normalises=len(kinds) > 2)
 
 
 def sentence_of(
     modules: Modules,
     side_files: Mapping[str, bytes],
-    described: Mapping[str, Any],
+    config_json: Mapping[str, Any],
     config: ModelConfig,
 ) -> SentenceConfig | None:
-    """How the folder makes sentence embeddings, or None where it does not."""
+    """How the folder makes sentence embeddings, or None if it does not."""
     if modules.pooling is None:
         return None
     return SentenceConfig(
         pooling=_pooling(json.loads(side_files[POOLING]), modules.pooling / "config.json"),
         normalise=modules.normalises,
-        longest=_longest(side_files, described, config),
+        longest=_longest(side_files, config_json, config),
     )
 
 
 def sentence_files(
     sentence: SentenceConfig | None, width: int, side_files: Mapping[str, bytes]
 ) -> dict[str, bytes]:
-    """The files that `SentenceTransformer` needs beside the transformer; unchanged where they fit.
+    """The files that `SentenceTransformer` needs beside the transformer, unchanged if possible.
 
-    The transformer lies in the folder itself, as in all newer ones. A transformer alone, such as
-    that of a cross-encoder, keeps what it had.
+    The transformer is in the folder itself, as in newer versions. A transformer without pooling,
+    such as that of a cross-encoder, keeps its files.
     """
     if sentence is None:
         names = (MODULES, SETTINGS, VECTORS) if MODULES in side_files else ()
@@ -119,8 +119,8 @@ def sentence_files(
     return files
 
 
-def lowers(side_files: Mapping[str, bytes]) -> bool:
-    """Whether texts are made lower case before the tokenizer sees them."""
+def lowercases(side_files: Mapping[str, bytes]) -> bool:
+    """Whether texts are lowercased before they are tokenised."""
     return bool(json.loads(side_files.get(SETTINGS, b"{}")).get("do_lower_case"))
 
 
@@ -142,24 +142,26 @@ def _kind(listed: Any, file: Path) -> str:
     name = str(kind).rpartition(".")[2]
     if not isinstance(kind, str) or not kind.startswith(THEIRS) or name not in ROW:
         raise InputError(
-            f"{file} has a module {kind!r}, which manyheads does not know",
-            f"use a model of {', '.join(ROW)} alone",
+            f"{file} has a module {kind!r}, which manyheads does not support",
+            f"use a model with only {', '.join(ROW)}",
         )
     return name
 
 
-def _place(listed: Any, file: Path) -> Path:
+def _path(listed: Any, file: Path) -> Path:
     path = PurePosixPath(str(listed.get("path", "")))
     if path.is_absolute() or ".." in path.parts:
-        raise InputError(f"{file} leads out of its folder to {path}", "use a path inside it")
+        raise InputError(f"{file} has a path outside its folder, {path}", "use one inside it")
     return file.parent / path
 
 
 def _pooling(config: Mapping[str, Any], file: Path) -> Pooling:
-    asked = _modes(config)
-    if len(asked) != 1 or asked[0] not in MODES:
-        raise InputError(f"{file} pools by {' and '.join(asked)}", f"use one of {', '.join(MODES)}")
-    return MODES[asked[0]]
+    modes = _modes(config)
+    if len(modes) != 1 or modes[0] not in MODES:
+        raise InputError(
+            f"the pooling of {file} is {' and '.join(modes)}", f"use {', '.join(MODES)}"
+        )
+    return MODES[modes[0]]
 
 
 def _modes(config: Mapping[str, Any]) -> list[str]:
@@ -171,14 +173,14 @@ def _modes(config: Mapping[str, Any]) -> list[str]:
 
 
 def _longest(
-    side_files: Mapping[str, bytes], described: Mapping[str, Any], config: ModelConfig
+    side_files: Mapping[str, bytes], config_json: Mapping[str, Any], config: ModelConfig
 ) -> int | None:
-    """The maximum length of a text: the folder's, else that of the tokenizer or the positions."""
+    """The maximum length of a text, from the folder, the tokenizer or the positions."""
     settings = json.loads(side_files.get(SETTINGS, b"{}"))
     bounds = [settings.get("max_seq_length")]
     if bounds[0] is None:
         tokenizer = json.loads(side_files.get("tokenizer_config.json", b"{}"))
-        bounds = [tokenizer.get("model_max_length"), described.get("max_position_embeddings")]
+        bounds = [tokenizer.get("model_max_length"), config_json.get("max_position_embeddings")]
     if isinstance(config, TextConfig) and isinstance(config.embedding.position, Learned):
         bounds.append(config.embedding.position.longest)
     known = [int(each) for each in bounds if each is not None and 0 < each < ENDLESS]

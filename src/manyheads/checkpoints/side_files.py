@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.checkpoints.files import read_json
-from manyheads.checkpoints.sentence_transformers import lowers
+from manyheads.checkpoints.sentence_transformers import lowercases
 from manyheads.errors import InputError, MissingPackageError
 from manyheads.models.build import Model
-from manyheads.tokenizers import plain_copy, unbound
+from manyheads.tokenizers import disable_padding_and_truncation, plain_copy
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -63,9 +63,9 @@ def read_side_files(folder: Path) -> dict[str, bytes]:
 
 
 def read_tokenizer(files: Mapping[str, bytes], folder: Path) -> Any:
-    """The tokenizer of tokenizer.json, without truncation and padding: a batch here has no padding.
+    """The tokenizer of tokenizer.json, without truncation and padding.
 
-    Where sentence-transformers would make texts lower case first, the tokenizer does so itself.
+    If sentence-transformers would lowercase texts first, the tokenizer does so itself.
     """
     if TOKENIZER not in files:
         return None
@@ -80,20 +80,20 @@ def read_tokenizer(files: Mapping[str, bytes], folder: Path) -> Any:
         raise InputError(
             f"{folder / TOKENIZER} is not a tokenizer ({error})", "copy or download it again"
         ) from None
-    if lowers(files):
+    if lowercases(files):
         rest = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
-    return unbound(tokenizer)
+    return disable_padding_and_truncation(tokenizer)
 
 
 def read_generation(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """The content of generation_config.json; empty where there is none."""
+    """The content of generation_config.json; empty if there is none."""
     found: dict[str, Any] = json.loads(files.get(GENERATION, b"{}"))
     return found
 
 
 def side_files_of(model: Model, folder: Path) -> dict[str, bytes]:
-    """The files to write beside a model: as they were read, but for what has changed since."""
+    """The files to write beside a model: as they were read, except for what has changed."""
     files = _unchanged_or_new(model, folder)
     return files | _tokenizer_config(model, files)
 
@@ -111,7 +111,7 @@ def _unchanged_or_new(model: Model, folder: Path) -> dict[str, bytes]:
 
 
 def _content(tokenizer: Any) -> str | None:
-    """A tokenizer as text, without truncation and padding, which callers set as they go."""
+    """A tokenizer as text, without truncation and padding, which callers may have set."""
     if tokenizer is None:
         return None
     content: str = plain_copy(tokenizer).to_str()

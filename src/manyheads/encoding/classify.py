@@ -30,15 +30,15 @@ from manyheads.ragged import Ragged
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Classification:
-    """For each text the share of each class, which add up to one; `names` are of the classes."""
+    """The probability of each class for each text or image, and the names of the classes."""
 
     probabilities: Float[Tensor, "b classes"]
     names: tuple[str, ...]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The likeliest class of each text."""
-        return tuple(self.names[int(place)] for place in self.probabilities.argmax(1))
+        """The most likely class of each text or image."""
+        return tuple(self.names[int(index)] for index in self.probabilities.argmax(1))
 
 
 def classify(
@@ -49,13 +49,13 @@ def classify(
     longest: int | None = None,
     progress: bool = True,
 ) -> Classification:
-    """The class of each text, in the order of the texts; a string alone is a list of one.
+    """The class of each text, in the order of the texts; a single string is a list of one.
 
-    Texts are given, cut and batched as for `encode`.
+    Texts are truncated and batched as in `encode`.
 
     >>> from manyheads.checkpoints.classification_head import with_classes
     >>> from manyheads.models.build import build
-    >>> model = with_classes(build("council", seed=0), ("even", "odd"))
+    >>> model = with_classes(build("tiny-encoder", seed=0), ("even", "odd"))
     >>> found = classify(model, [[5, 6, 7], [8]])
     >>> found.probabilities.shape, found.names
     (torch.Size([2, 2]), ('even', 'odd'))
@@ -72,14 +72,14 @@ def classify(
 def classify_counted(
     model: Model, texts: Texts, options: Options
 ) -> tuple[Classification, Encoded]:
-    """The classes of `classify` with the counts beside them, and no warning."""
+    """`classify` with counts and without a warning."""
     reader = require_text_model(model)
     head, readout = model.config.readout, getattr(reader, "readout", None)
     if not isinstance(head, ClassHead) or not isinstance(readout, ReadoutLayer):
         if isinstance(head, TokenHead):
-            raise InputError("the model tells classes of tokens, not of texts", "use manyheads.tag")
+            raise InputError("the model classifies tokens, not texts", "use manyheads.tag")
         raise InputError(
-            "the model tells no classes apart", "train one that does, with model.classes"
+            "the model has no classification head", "add one with manyheads.with_classes"
         )
 
     def pooled(read: Ragged) -> Tensor:
@@ -90,13 +90,13 @@ def classify_counted(
     done = read_pooled(reader, texts, options, pooled, head.classes)
     empty = (done.vectors.sum(1) == 0).nonzero()
     if len(empty):
-        raise InputError(f"text {int(empty[0])} has no token to tell a class by", "leave it out")
+        raise InputError(f"text {int(empty[0])} has no tokens", "leave it out")
     return Classification(done.vectors, class_names_of(model, head)), done
 
 
 def class_names_of(model: Model, head: ClassHead | TokenHead) -> tuple[str, ...]:
-    """What the classes are called, or else their numbers."""
-    return model.class_names or tuple(str(place) for place in range(head.classes))
+    """The names of the classes, or their numbers."""
+    return model.class_names or tuple(str(index) for index in range(head.classes))
 
 
 def classify_images(
@@ -107,10 +107,10 @@ def classify_images(
     total: int | None = None,
     progress: bool = True,
 ) -> Classification:
-    """The class of each image, in their order; `batch` of them are held at a time.
+    """The class of each image, in order; `batch` of them are in memory at a time.
 
-    `total` is how many there are, where they cannot say so themselves. Images are numbers as the
-    model learnt them, such as `manyheads.read_image` makes of files.
+    `total` is their number, for the progress bar, if `images` has no length. Images are tensors
+    preprocessed for the model, as by `manyheads.read_image`.
 
     >>> from manyheads.models.build import build
     >>> model = build("vit-b16", layers=1, width=16, heads=2, image=32, classes=3, seed=0)
@@ -118,14 +118,14 @@ def classify_images(
     torch.Size([2, 3])
     """
     if not isinstance(model, Vision):
-        raise InputError(f"this {type(model).__name__} reads no images", "classify texts with it")
+        raise InputError(f"a {type(model).__name__} does not read images", "use classify for texts")
     head = model.config.readout
     if not isinstance(head, ClassHead):
         raise InputError(
-            "the model tells no classes apart", "train one that does, with model.classes"
+            "the model has no classification head", "add one with manyheads.with_classes"
         )
     if batch < 1:
-        raise InputError(f"batch={batch} holds no image", "use 1 or more")
+        raise InputError(f"batch must be at least 1, got {batch}")
     if total is None and isinstance(images, Tensor | list | tuple):
         total = len(images)
     weight = next(model.parameters())
@@ -135,24 +135,24 @@ def classify_images(
         eval_mode(model),
         torch.no_grad(),
     ):
-        for some in _together(images, batch):
+        for some in _batches(images, batch):
             logits = model([each.to(weight.device, weight.dtype) for each in some]).logits
             assert isinstance(logits, Tensor)
             found.append(logits.float().softmax(1).cpu())
             bar.advance(len(some))
     if not found:
-        raise InputError("there is no image to classify", "give at least one")
+        raise InputError("there are no images", "give at least one")
     return Classification(torch.cat(found), class_names_of(model, head))
 
 
-def _together(images: Iterable[Tensor], batch: int) -> Iterator[list[Tensor]]:
+def _batches(images: Iterable[Tensor], batch: int) -> Iterator[list[Tensor]]:
     left = iter(images)
     while some := list(islice(left, batch)):
         yield some
 
 
 class Tag(NamedTuple):
-    """A word, its likeliest class and the share of that; no class where the word was not read."""
+    """A word, its most likely class and that probability; no class if the word was not read."""
 
     word: str
     label: str
@@ -170,7 +170,7 @@ def tag(
     longest: int | None = None,
     progress: bool = True,
 ) -> list[list[Tag]]:
-    """The class of each word, as a model of `TokenClassification` learns it: off its first token.
+    """The class of each word, from its first token, as in training with `TokenClassification`.
 
     Texts are split into words at white space, or given as lists of words. A `TruncationWarning`
     counts texts with words that were not read, beyond `longest` tokens or without any token.
@@ -179,16 +179,16 @@ def tag(
     head = model.config.readout
     if not isinstance(head, TokenHead):
         raise InputError(
-            "the model tells no classes of tokens",
-            "train one that does, with model.classes and TokenClassification",
+            "the model does not classify tokens",
+            'add a head with manyheads.with_classes(model, names, of="tokens")',
         )
     words = [text.split() if isinstance(text, str) else list(text) for text in texts]
     tokenizer = truncating_tokenizer(reader, resolve_max_length(reader, longest))
     encoded: Sequence[Any] = tokenizer.encode_batch(words, is_pretokenized=True)
     names = class_names_of(model, head)
     device = next(model.parameters()).device
-    most = batch_tokens or BATCH_TOKENS["cpu" if device.type == "cpu" else "cuda"]
-    found: list[list[Tag]] = [[Tag(word, *NOT_READ) for word in each] for each in words]
+    batch_tokens = batch_tokens or BATCH_TOKENS["cpu" if device.type == "cpu" else "cuda"]
+    tags: list[list[Tag]] = [[Tag(word, *NOT_READ) for word in each] for each in words]
     tokens = [np.array(one.ids, dtype=np.int64) for one in encoded]
     lengths = [len(each) for each in tokens]
     total = sum(lengths)
@@ -197,20 +197,20 @@ def tag(
         eval_mode(model),
         torch.inference_mode(),
     ):
-        for places in batch_by_length(lengths, most):
-            batch = to_device_batch([tokens[place] for place in places], device)
+        for indices in batch_by_length(lengths, batch_tokens):
+            batch = to_device_batch([tokens[index] for index in indices], device)
             logits = reader(batch).logits
             assert isinstance(logits, Ragged)
-            shares, classes = logits.values.float().softmax(1).max(1)
-            told = zip(classes.tolist(), shares.tolist(), strict=True)
-            for place in places:
-                for word in encoded[place].word_ids:
-                    number, share = next(told)
-                    if word is not None and not found[place][word].label:
-                        found[place][word] = Tag(words[place][word], names[number], share)
+            probabilities, classes = logits.values.float().softmax(1).max(1)
+            predictions = zip(classes.tolist(), probabilities.tolist(), strict=True)
+            for index in indices:
+                for word in encoded[index].word_ids:
+                    number, probability = next(predictions)
+                    if word is not None and not tags[index][word].label:
+                        tags[index][word] = Tag(words[index][word], names[number], probability)
             bar.advance(batch.values.shape[0])
-    part = sum(any(not each.label for each in row) for row in found)
+    part = sum(any(not each.label for each in row) for row in tags)
     if part:
-        told_part = f"{part:,} of {len(found):,} texts were read in part"
-        warnings.warn(told_part, TruncationWarning, stacklevel=2)
-    return found
+        message = f"{part:,} of {len(tags):,} texts were read only in part"
+        warnings.warn(message, TruncationWarning, stacklevel=2)
+    return tags

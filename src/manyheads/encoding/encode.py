@@ -1,4 +1,4 @@
-"""Texts to vectors, one a text, in the order of the texts."""
+"""Encode texts as vectors, one per text."""
 
 import json
 import warnings
@@ -36,20 +36,20 @@ from manyheads.parts.linear_layout import column_major_weights
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 
-# Tokens a batch. On the CPU enough to keep matrix products busy and little enough for its caches.
+# Tokens per batch. On the CPU enough for efficient matrix products, and few enough for its caches.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
-# Texts that are tokenised, sorted by length and encoded together, while the next are tokenised.
+# Texts that are sorted by length and encoded together, while the next ones are tokenised.
 TEXTS_AT_ONCE = {"cpu": 16384, "cuda": 2048}
 
 
 Device = torch.device | str
-# What becomes of the hidden states of a batch: numbers of each text.
+# From the hidden states of a batch to one vector per text.
 Pooled = Callable[[Ragged], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How texts are encoded; None leaves it to the model, or to its device."""
+    """How texts are encoded; None means as the model's folder says, or by device."""
 
     pooling: Pooling | None = None
     normalise: bool | None = None
@@ -61,14 +61,14 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.pooling is not None and self.pooling not in POOLINGS:
-            raise InputError(f"pooling={self.pooling!r} is unknown", f"use {', '.join(POOLINGS)}")
+            raise InputError(f"pooling must be {', '.join(POOLINGS)}, got {self.pooling!r}")
         if self.batch_tokens is not None and self.batch_tokens < 1:
-            raise InputError(f"batch_tokens={self.batch_tokens} holds no token", "use 1 or more")
+            raise InputError(f"batch_tokens must be at least 1, got {self.batch_tokens}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """Vectors, and what they were made of: tokens in all, texts cut and where."""
+    """The vectors, the number of tokens, and how many texts were truncated to `longest`."""
 
     vectors: Float[Tensor, "b c"]
     tokens: int
@@ -76,9 +76,11 @@ class Encoded:
     longest: int | None
 
     @property
-    def told(self) -> str:
-        """How many texts were cut, in words."""
-        return f"{self.cut:,} of {len(self.vectors):,} texts were cut at {self.longest:,} tokens"
+    def truncation(self) -> str:
+        """A sentence about how many texts were truncated."""
+        return (
+            f"{self.cut:,} of {len(self.vectors):,} texts were truncated to {self.longest:,} tokens"
+        )
 
 
 def encode(
@@ -92,17 +94,17 @@ def encode(
     device: Device = "cpu",
     progress: bool = True,
 ) -> Float[Tensor, "b c"]:
-    """One vector a text, in the order of the texts; a string alone is a list of one.
+    """One vector per text, in the order of the texts; a single string is a list of one.
 
     `pooling` takes the mean of a text's tokens, the first ("cls") or the last. It and `normalise`
-    follow the folder the model came from, or else are "mean" and False. Texts of more than
+    are by default those of the model's folder, else "mean" and False. Texts of more than
     `longest` tokens are truncated, their special tokens kept, and a `TruncationWarning` counts
     them. Texts may also be token ids, in lists or a `Ragged`, which are used as they are. A text
     without any token gives zeros, and an encoder-decoder uses its encoder. The vectors are returned
     on `device`.
 
     >>> from manyheads.models.build import build
-    >>> encode(build("council", seed=0), [[5, 6, 7], [8]]).shape
+    >>> encode(build("tiny-encoder", seed=0), [[5, 6, 7], [8]]).shape
     torch.Size([2, 128])
     """
     options = Options(
@@ -115,18 +117,18 @@ def encode(
     )
     done = encode_counted(model, texts, options)
     if done.cut:
-        warnings.warn(done.told, TruncationWarning, stacklevel=2)
+        warnings.warn(done.truncation, TruncationWarning, stacklevel=2)
     return done.vectors
 
 
 def encode_counted(model: Model, texts: Texts, options: Options) -> Encoded:
-    """The vectors of `encode` with the counts beside them, and no warning."""
+    """`encode` with counts and without a warning."""
     model = require_text_model(model)
-    said = model.sentence or SentenceConfig()
+    sentence = model.sentence or SentenceConfig()
     pooled = partial(
         pool,
-        pooling=options.pooling or said.pooling,
-        normalise=said.normalise if options.normalise is None else options.normalise,
+        pooling=options.pooling or sentence.pooling,
+        normalise=sentence.normalise if options.normalise is None else options.normalise,
     )
     return read_pooled(model, texts, options, pooled, _stack(model).config.width)
 
@@ -134,14 +136,14 @@ def encode_counted(model: Model, texts: Texts, options: Options) -> Encoded:
 def read_pooled(
     model: Model, texts: Texts, options: Options, pooled: Pooled, width: int
 ) -> Encoded:
-    """As many numbers a text as `width`, which `pooled` makes of its tokens; of none, zeros."""
+    """A vector of `width` numbers per text, which `pooled` computes; zeros without tokens."""
     model = require_text_model(model)
     home = model.embedding.tokens.weight.device
     kind = "cpu" if home.type == "cpu" else "cuda"
     longest = resolve_max_length(model, options.longest)
     reader = open_reader(model, texts, longest)
-    most = options.batch_tokens or BATCH_TOKENS[kind]
-    work = partial(_encode_some, model, most=most, pooled=pooled, width=width)
+    batch_tokens = options.batch_tokens or BATCH_TOKENS[kind]
+    work = partial(_encode_some, model, batch_tokens=batch_tokens, pooled=pooled, width=width)
     vectors = [torch.zeros(0, width, dtype=_wide(model), device=options.device)]
     tokens = cut = seen = 0
     with Progress(options.doing, unit="tokens", enabled=options.progress) as bar, eval_mode(model):
@@ -158,42 +160,42 @@ def _encode_some(
     model: TextReader,
     ids: list[Ids],
     *,
-    most: int,
+    batch_tokens: int,
     pooled: Pooled,
     width: int,
     bar: Progress,
 ) -> Float[Tensor, "b c"]:
-    """Texts of all lengths, on the model's device; nothing here waits for it."""
+    """Encode texts of all lengths on the model's device, without pending for it."""
     stack, home = _stack(model), model.embedding.tokens.weight.device
     lengths = [len(each) for each in ids]
     with column_major_weights(stack, sum(lengths)), torch.inference_mode():
-        without = [place for place, length in enumerate(lengths) if not length]
-        found = [torch.zeros(len(without), width, dtype=_wide(model), device=home)]
-        order = without
-        for places in batch_by_length(lengths, most):
-            batch = to_device_batch([ids[place] for place in places], home)
+        empty = [index for index, length in enumerate(lengths) if not length]
+        vectors = [torch.zeros(len(empty), width, dtype=_wide(model), device=home)]
+        order = empty
+        for indices in batch_by_length(lengths, batch_tokens):
+            batch = to_device_batch([ids[index] for index in indices], home)
             read: Ragged = stack(model.embedding.embed(batch, batch.lengths.positions))[0]
-            found.append(pooled(read))
-            order = order + places
+            vectors.append(pooled(read))
+            order = order + indices
             bar.advance(batch.values.shape[0])
-        back = torch.tensor(order).argsort()
-        return torch.cat(found)[to_device(back, home)]
+        restore = torch.tensor(order).argsort()
+        return torch.cat(vectors)[to_device(restore, home)]
 
 
 def _ahead(reader: Reader, step: int) -> Iterator[tuple[list[Ids], int]]:
-    """Texts as ids, some at a time; the next are tokenised while the caller works on these."""
+    """Texts as ids, some at a time; the next are tokenised while the caller uses these."""
     starts = range(0, len(reader), step)
     parts = [range(start, min(start + step, len(reader))) for start in starts]
     if len(parts) < 2:
         yield from map(reader.read, parts)
         return
-    with ThreadPoolExecutor(max_workers=1) as aside:
-        waiting = aside.submit(reader.read, parts[0])
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        pending = executor.submit(reader.read, parts[0])
         for part in [*parts[1:], None]:
-            now = waiting.result()
+            ready = pending.result()
             if part is not None:
-                waiting = aside.submit(reader.read, part)
-            yield now
+                pending = executor.submit(reader.read, part)
+            yield ready
 
 
 def _stack(model: TextReader) -> Stack:
@@ -205,26 +207,26 @@ def _wide(model: TextReader) -> torch.dtype:
 
 
 def store(vectors: Float[Tensor, "b c"], texts: Sequence[str], target: Path) -> None:
-    """The rows of a .npy array, the tensor "vectors" of a .safetensors, a line a text of .jsonl."""
+    """Save vectors: rows of .npy, the tensor "vectors" of .safetensors, or lines of .jsonl."""
     check_target(target)
     write = partial(WRITERS[target.suffix], vectors.detach().cpu(), texts)
-    with atomic_write(target) as beside:
-        write(beside)
+    with atomic_write(target) as temporary:
+        write(temporary)
 
 
 def check_target(target: Path) -> None:
-    """Refuse, before any work is done, a place that could not be written to."""
+    """Refuse, before any work, a file that could not be written."""
     if target.suffix not in WRITERS:
-        raise InputError(f"{target} does not end as a file of vectors", f"use {', '.join(WRITERS)}")
+        raise InputError(f"{target} has no known suffix", f"use {', '.join(WRITERS)}")
     check_file(target)
 
 
 def check_file(target: Path) -> None:
-    """The same of a file that may end anyhow."""
+    """The same, for a file with any suffix."""
     if target.is_dir():
         raise InputError(f"{target} is a folder", "name a file in it")
     if not target.absolute().parent.is_dir():
-        raise InputError(f"there is no folder {target.parent}", "make it, or name another")
+        raise InputError(f"there is no folder {target.parent}", "create it, or name another")
 
 
 def _write_npy(vectors: Tensor, texts: Sequence[str], file: Path) -> None:  # noqa: ARG001
@@ -254,7 +256,7 @@ POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")
 
 
 def pool(hidden: Ragged, pooling: Pooling, normalise: bool) -> Float[Tensor, "b c"]:
-    """One vector a sequence, in float32 at least: the mean of its tokens, the first or the last."""
+    """One vector per sequence, at least in float32: the mean of its tokens, the first or last."""
     values, lengths = hidden.values, hidden.lengths
     wide = torch.promote_types(values.dtype, torch.float32)
     match pooling:

@@ -1,4 +1,4 @@
-"""Texts to token ids, cut where the model's positions end."""
+"""Texts as token ids, truncated to what the model can read."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,13 +24,13 @@ Ids = NDArray[np.int64]
 Texts = str | Sequence[Any] | Ragged
 TextReader = Encoder | Decoder | Seq2Seq
 
-# Tokenizers that neither pad nor cut elsewhere, by model: one takes a while to copy.
+# Truncating copies of tokenizers, by model: copying one takes a while.
 _COPIES: "WeakKeyDictionary[nn.Module, tuple[Any, int | None, Any]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reader:
-    """Hands out texts as token ids, some at a time; without a tokenizer they are ids already."""
+    """Reads texts as token ids, some at a time; without a tokenizer they are ids already."""
 
     texts: Sequence[Any]
     tokenizer: Any
@@ -40,115 +40,115 @@ class Reader:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def read(self, places: range) -> tuple[list[Ids], int]:
-        """The ids of some texts, and how many of them were cut."""
-        texts = self.texts[places.start : places.stop]
+    def read(self, indices: range) -> tuple[list[Ids], int]:
+        """The ids of some texts, and how many of them were truncated."""
+        texts = self.texts[indices.start : indices.stop]
         if self.tokenizer is None:
-            ids, cut = [_as_ids(text, place) for text, place in zip(texts, places, strict=True)], 0
+            ids, cut = [_as_ids(text, index) for text, index in zip(texts, indices, strict=True)], 0
         else:
-            found = _tokenise(self.tokenizer, texts, places)
-            ids = [np.array(one.ids, dtype=np.int64) for one in found]
-            cut = sum(bool(one.overflowing) for one in found)
-        for each, place in zip(ids, places, strict=True):
-            self._check(each, place)
+            encoded = _tokenise(self.tokenizer, texts, indices)
+            ids = [np.array(one.ids, dtype=np.int64) for one in encoded]
+            cut = sum(bool(one.overflowing) for one in encoded)
+        for each, index in zip(ids, indices, strict=True):
+            self._check(each, index)
         return ids, cut
 
-    def _check(self, ids: Ids, place: int) -> None:
+    def _check(self, ids: Ids, index: int) -> None:
         if self.longest is not None and len(ids) > self.longest:
             raise InputError(
-                f"text {place} has {len(ids)} token ids, more than {self.longest}",
-                "cut them, ids are read as they are",
+                f"text {index} has {len(ids)} token ids, and the model reads {self.longest}",
+                "truncate it, because token ids are used as they are",
             )
         if ids.size and not 0 <= ids.min() <= ids.max() < self.vocabulary:
-            wrong = ids.min() if ids.min() < 0 else ids.max()
+            worst = ids.min() if ids.min() < 0 else ids.max()
             raise InputError(
-                f"text {place} has token id {wrong}, outside vocabulary={self.vocabulary}",
+                f"text {index} has token id {worst}, outside vocabulary={self.vocabulary}",
                 f"use ids of 0 to {self.vocabulary - 1}",
             )
 
 
 def require_text_model(model: Model) -> TextReader:
-    """The model itself, unless it reads something else."""
+    """The model, if it reads texts."""
     if isinstance(model, TextReader):
         return model
     raise InputError(
-        f"a {type(model).__name__} reads no texts",
-        "show it images, with --image of manyheads report, classify, ablate, prune or compare, or "
-        "in Python, where lens and surgery take them; or use an Encoder, a Decoder or a Seq2Seq",
+        f"a {type(model).__name__} does not read texts",
+        "give it images (--image at the command line), or use an Encoder, Decoder or Seq2Seq",
     )
 
 
 def open_reader(model: TextReader, texts: Texts, longest: int | None) -> Reader:
-    """A reader of strings, or of ids that somebody else made."""
+    """A reader of strings, or of token ids."""
     vocabulary = model.config.embedding.vocabulary
     if isinstance(texts, Ragged):
         if texts.values.is_floating_point() or texts.values.dim() != 1:
-            raise InputError("this Ragged holds no token ids", "give one integer a token")
+            raise InputError("the Ragged holds no token ids", "give one integer per token")
         return Reader(texts.to("cpu").to_list(), None, vocabulary, longest)
     listed = [texts] if isinstance(texts, str) else list(texts)
     strings = [isinstance(text, str) for text in listed]
     if not any(strings) and listed:
         return Reader(listed, None, vocabulary, longest)
     if not all(strings):
-        place = strings.index(False)
+        index = strings.index(False)
         raise InputError(
-            f"text {place} is a {type(listed[place]).__name__} among strings", "give strings alone"
+            f"text {index} is a {type(listed[index]).__name__}, and others are strings",
+            "give only strings, or only token ids",
         )
     return Reader(
         listed, truncating_tokenizer(model, longest) if listed else None, vocabulary, longest
     )
 
 
-def resolve_max_length(model: TextReader, asked: int | None) -> int | None:
-    """How many tokens of a text are read: as asked, as the folder says, as positions allow."""
+def resolve_max_length(model: TextReader, longest: int | None) -> int | None:
+    """How many tokens of a text are read: `longest`, or as the model's folder or positions say."""
     position = model.config.embedding.position
     bound = position.longest if isinstance(position, Learned) else None
-    if asked is not None:
-        if asked < 1:
-            raise InputError(f"longest={asked} leaves nothing to read", "use 1 or more")
-        if bound is not None and asked > bound:
+    if longest is not None:
+        if longest < 1:
+            raise InputError(f"longest must be at least 1, got {longest}")
+        if bound is not None and longest > bound:
             raise InputError(
-                f"longest={asked} exceeds the model's {bound} positions", f"use at most {bound}"
+                f"longest={longest} exceeds the model's {bound} positions", f"use at most {bound}"
             )
-        return asked
-    # Models that turn or weigh by distance have no last position, but one they were trained to.
-    said = model.sentence.longest if model.sentence else None
+        return longest
+    # Rotary and relative positions have no end, but a length the model was trained with.
+    sentence = model.sentence.longest if model.sentence else None
     trained = (model.source_config or {}).get("max_position_embeddings")
-    return min((each for each in (said or trained, bound) if each is not None), default=None)
+    return min((each for each in (sentence or trained, bound) if each is not None), default=None)
 
 
 def truncating_tokenizer(model: TextReader, longest: int | None) -> Any:
-    """The model's tokenizer, which cuts texts there, without the padding its file may ask for."""
+    """The model's tokenizer with truncation to `longest` tokens and without padding."""
     original = model.tokenizer
     if original is None:
         raise InputError(
             "this model has no tokenizer",
             "load it from a folder with tokenizer.json, set model.tokenizer, or give token ids",
         )
-    known = _COPIES.get(model)
-    if known is not None and known[0] is original and known[1] == longest:
-        return known[2]
+    cached = _COPIES.get(model)
+    if cached is not None and cached[0] is original and cached[1] == longest:
+        return cached[2]
     copy = truncating_copy(original, longest)
     _COPIES[model] = original, longest, copy
     return copy
 
 
-def _tokenise(tokenizer: Any, texts: Sequence[str], places: range) -> Sequence[Any]:
+def _tokenise(tokenizer: Any, texts: Sequence[str], indices: range) -> Sequence[Any]:
     try:
         return tokenizer.encode_batch_fast(texts)
     except TypeError:
-        for text, place in zip(texts, places, strict=True):
+        for text, index in zip(texts, indices, strict=True):
             try:
                 text.encode()
             except UnicodeEncodeError as error:
                 raise InputError(
-                    f"text {place} holds half a character at {error.start}, a lone surrogate",
-                    "decode it anew, for example with errors='replace'",
+                    f"text {index} has a lone surrogate at character {error.start}",
+                    "decode it again, for example with errors='replace'",
                 ) from None
         raise
 
 
-def _as_ids(text: Any, place: int) -> Ids:
+def _as_ids(text: Any, index: int) -> Ids:
     try:
         ids = np.asarray(text)
     except (TypeError, ValueError):
@@ -156,34 +156,34 @@ def _as_ids(text: Any, place: int) -> Ids:
     if ids.size == 0 and ids.ndim == 1:
         return np.zeros(0, dtype=np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise InputError(f"text {place} is no string and no list of token ids", "give one of both")
+        raise InputError(f"text {index} is neither a string nor a list of token ids", "give one")
     return ids.astype(np.int64)
 
 
-def batch_by_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Places of texts, longest first, as many a batch as `most` tokens hold, but at least one.
+def batch_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Indices of texts in batches of at most `batch_tokens` tokens, longest texts first.
 
-    Texts without a token are left out.
+    A batch has at least one text; texts without tokens are left out.
 
-    >>> list(batch_by_length([2, 5, 0, 3, 9], most=8))
+    >>> list(batch_by_length([2, 5, 0, 3, 9], batch_tokens=8))
     [[4], [1, 3], [0]]
     """
     batch: list[int] = []
     tokens = 0
-    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-        if batch and (tokens + lengths[place] > most or not lengths[place]):
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if batch and (tokens + lengths[index] > batch_tokens or not lengths[index]):
             yield batch
             batch, tokens = [], 0
-        if not lengths[place]:
+        if not lengths[index]:
             return
-        batch.append(place)
-        tokens += lengths[place]
+        batch.append(index)
+        tokens += lengths[index]
     if batch:
         yield batch
 
 
 def to_device_batch(sequences: Sequence[Ids], device: torch.device) -> Ragged:
-    """One ragged batch, copied so that the device need not be waited for."""
+    """One ragged batch, copied to the device without waiting for it."""
     lengths = Lengths.of([len(each) for each in sequences])
     lengths = replace(
         lengths,
@@ -195,7 +195,7 @@ def to_device_batch(sequences: Sequence[Ids], device: torch.device) -> Ragged:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device, from memory that it can read by itself."""
+    """A copy on the device, from pinned memory if it is a GPU."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

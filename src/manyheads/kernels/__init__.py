@@ -1,1 +1,1 @@
-"""Ways to compute attention that all give the reference's answer."""
+"""Attention kernels, all with the result of `reference`."""

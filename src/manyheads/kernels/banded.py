@@ -1,4 +1,4 @@
-"""Windows on the CPU in O(n * window): blocks of queries against the strip of keys they can see."""
+"""Windows on the CPU in O(n * window): blocks of queries with the strip of keys they can see."""
 
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,20 +14,20 @@ from manyheads.kernels.fused import cannot as fused_cannot
 from manyheads.kernels.fused import flash_cpu, scale_by_sink
 from manyheads.ragged import Lengths
 
-# Queries that share a strip of keys: the fastest of 8 to 256 on two cores, windows narrow or wide.
+# Queries that share a strip of keys; the fastest of 8 to 256 on two cores for all windows.
 BLOCK = 32
 
 
 def cannot(request: Request, facts: Facts) -> str | None:
     reach = request.mask.reach
     if facts.device != "cpu":
-        return f"banded runs on the CPU and this is {facts.device}"
+        return f"banded runs on the CPU, not on {facts.device}"
     if not reach.before + reach.after < float("inf"):
-        return "the mask has no limit on both sides"
+        return "the mask is not limited on both sides"
     if not (request.keys.tight and request.queries.each == request.keys.each):
         return "queries and keys are not the same tokens"
     if facts.size != facts.value_size:
-        return f"values of size {facts.value_size} meet keys of size {facts.size}"
+        return f"the values have size {facts.value_size}, and the keys {facts.size}"
     return fused_cannot(request, facts)
 
 
@@ -37,7 +37,7 @@ def attend(
     v: Float[Tensor, "n g d"],
     request: Request,
 ) -> Attended:
-    """All sequences at once, laid out with gaps, so that no strip reaches from one into another."""
+    """All sequences at once, with gaps between them, so that no strip reaches into another."""
     lengths = request.queries
     if q.shape[0] == 0:
         return Attended(q, q.new_zeros(0, q.shape[1]).float() if request.want.lse else None)
@@ -52,8 +52,8 @@ def attend(
         added = added + layout.bias(request, q.shape[1])
     output, lse = flash_cpu(queries, keys, values, False, added, request.scale)
     lse = lse.masked_fill(~seen.any(-1), -torch.inf)
-    output = rearrange(output, "b h t d -> (b t) h d")[layout.places]
-    lse = rearrange(lse, "b h t -> (b t) h")[layout.places]
+    output = rearrange(output, "b h t d -> (b t) h d")[layout.slots]
+    lse = rearrange(lse, "b h t -> (b t) h")[layout.slots]
     if request.sink is not None:
         output, lse = scale_by_sink(output, lse, request.sink)
     return Attended(output, lse if request.want.lse else None)
@@ -61,38 +61,40 @@ def attend(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    """Sequences cut into blocks, with empty blocks between them as wide as the window's side."""
+    """Sequences divided into blocks, with empty blocks between them as wide as the window."""
 
     before: int
     after: int
-    places: Int[Tensor, " n"]
+    slots: Int[Tensor, " n"]
     sequence: Int[Tensor, " b"]
     start: Int[Tensor, " b"]
 
     @classmethod
     def of(cls, lengths: Lengths, before: int, after: int) -> "_Layout":
         gap = -(-max(before, after) // BLOCK)
-        rooms = [-(-length // BLOCK) + gap for length in lengths.each]
-        rooms[-1] -= gap
-        first = torch.tensor([0, *accumulate(rooms)])
-        sequence = torch.arange(len(rooms)).repeat_interleave(first.diff(), output_size=sum(rooms))
-        start = (torch.arange(sum(rooms)) - first[sequence]) * BLOCK
-        places = first[lengths.sequence_of_token] * BLOCK + lengths.positions
-        return cls(before, after, places, sequence, start)
+        blocks = [-(-length // BLOCK) + gap for length in lengths.each]
+        blocks[-1] -= gap
+        first = torch.tensor([0, *accumulate(blocks)])
+        sequence = torch.arange(len(blocks)).repeat_interleave(
+            first.diff(), output_size=sum(blocks)
+        )
+        start = (torch.arange(sum(blocks)) - first[sequence]) * BLOCK
+        slots = first[lengths.sequence_of_token] * BLOCK + lengths.positions
+        return cls(before, after, slots, sequence, start)
 
     def spread(self, x: Float[Tensor, "n h d"]) -> Float[Tensor, "m h d"]:
-        """The tokens at their places, zeros in the gaps."""
-        room = x.new_zeros(len(self.start) * BLOCK, *x.shape[1:])
-        return room.index_copy(0, self.places, x)
+        """The tokens in their slots, with zeros in the gaps."""
+        spread = x.new_zeros(len(self.start) * BLOCK, *x.shape[1:])
+        return spread.index_copy(0, self.slots, x)
 
     def strips(self, x: Float[Tensor, "m g d"]) -> Float[Tensor, "b g s d"]:
-        """Overlapping views of the keys each block can see; nothing is copied but the ends."""
+        """Overlapping views of the keys that each block can see; only the ends are copied."""
         padded = F.pad(x, (0, 0, 0, 0, self.before, self.after))
         width = BLOCK + self.before + self.after
         return rearrange(padded.unfold(0, width, BLOCK), "b g d s -> b g s d")
 
     def positions(self) -> tuple[Int[Tensor, "b t 1"], Int[Tensor, "b 1 s"]]:
-        """Where every query and key of a block stands, or would stand, in its sequence."""
+        """The position of every query and key of a block in its sequence, also beyond its end."""
         start = self.start[:, None, None]
         query = start + torch.arange(BLOCK)[:, None]
         return query, start + torch.arange(-self.before, BLOCK + self.after)
@@ -102,14 +104,14 @@ class _Layout:
         length = torch.tensor(request.queries.each)[self.sequence][:, None, None]
         inside = (key >= 0) & (key < length)
         if request.mask.fills_reach:
-            # A band looks the same from everywhere, so one block stands for all.
+            # A band is the same everywhere, so one block represents all.
             query, key, length = query[:1], key[:1], length[:1]
         return (request.mask.allows(query, key, length) & inside).unsqueeze(1)
 
     def bias(self, request: Request, heads: int) -> Float[Tensor, "b h t s"]:
         assert request.bias is not None
-        query, key = (place.unsqueeze(1) for place in self.positions())
+        query, key = (each.unsqueeze(1) for each in self.positions())
         first = torch.tensor(request.queries.starts)[self.sequence][:, None, None, None]
-        # A place behind the last token has no row of its own; what it gets is masked.
+        # Slots behind the last token have no row; their values are masked.
         row = (first + query).clamp(max=request.queries.total - 1)
         return request.bias.score(torch.arange(heads)[:, None, None], row, query, key)

@@ -1,4 +1,4 @@
-"""Which kernel runs: the one readable place where that is decided."""
+"""Which kernel runs, and why."""
 
 from dataclasses import dataclass
 from types import ModuleType
@@ -23,27 +23,27 @@ KERNELS: dict[str, ModuleType] = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The kernel that runs, and why each faster one was passed over."""
+    """The kernel that runs, and why each faster one was skipped."""
 
     kernel: str
-    passed_over: tuple[tuple[str, str], ...]
+    skipped: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
-        reasons = "; ".join(f"not {name}: {why}" for name, why in self.passed_over)
+        reasons = "; ".join(f"not {name}: {why}" for name, why in self.skipped)
         return f"{self.kernel} ({reasons})" if reasons else self.kernel
 
 
 def choose(request: Request, facts: Facts) -> Choice:
-    """The first of the device's kernels, fastest first, that can do what is asked."""
-    passed_over: list[tuple[str, str]] = []
+    """The fastest kernel of the device that supports the request."""
+    skipped: list[tuple[str, str]] = []
     for name in _order(request, facts):
         reason = KERNELS[name].cannot(request, facts) or _not_worth(name, request)
         if reason is None:
-            return Choice(name, tuple(passed_over))
-        passed_over.append((name, reason))
-    # The reference can do everything but this.
+            return Choice(name, tuple(skipped))
+        skipped.append((name, reason))
+    # The reference supports everything else.
     raise KernelError(
-        f"no step of fixed shape can do this, {passed_over[-1][1]}", "use DynamicCache()"
+        f"a step of fixed shape does not support this: {skipped[-1][1]}", "use DynamicCache()"
     )
 
 
@@ -54,7 +54,7 @@ def attend(
     request: Request,
     kernel: str = "auto",
 ) -> Attended:
-    """Attention by the chosen kernel, or by the named one."""
+    """Attention by the fastest kernel, or by the one that is named."""
     facts = Facts.of(q, k, v, request)
     if kernel == "auto":
         kernel = choose(request, facts).kernel
@@ -62,9 +62,9 @@ def attend(
         raise KernelError(f"there is no kernel {kernel!r}", f"use auto, {', '.join(KERNELS)}")
     elif reason := KERNELS[kernel].cannot(request, facts):
         able = [name for name, one in KERNELS.items() if one.cannot(request, facts) is None]
-        raise KernelError(f"{kernel} cannot do this, {reason}", f"use auto, {', '.join(able)}")
+        raise KernelError(f"kernel {kernel!r}: {reason}", f"use auto, {', '.join(able)}")
     if request.groups is not None and kernel != "reference":
-        # A step of decoding reads all keys, and should read them once.
+        # A decoding step reads all keys and should read them only once.
         repeats = facts.device == "cuda" and kernel != "step"
         unevenly = attend_repeated if repeats else attend_by_group
         return unevenly(KERNELS[kernel].attend, q, k, v, request)
@@ -72,7 +72,7 @@ def attend(
 
 
 def _order(request: Request, facts: Facts) -> tuple[str, ...]:
-    """Kernels of a device, fastest first."""
+    """The kernels of a device, fastest first."""
     if request.keys.filled is not None:
         return ("step",)
     if facts.device == "cuda" and request.uniform:

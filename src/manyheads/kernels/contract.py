@@ -1,4 +1,4 @@
-"""What every kernel is asked and what it answers."""
+"""The interface of every kernel: its request and its result."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,7 +15,7 @@ from manyheads.taps import Patterns
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What is asked for besides the output."""
+    """What is returned besides the output."""
 
     lse: bool = False
     pattern: bool = False
@@ -23,11 +23,11 @@ class Want:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Request:
-    """One attention: whose tokens meet whose, under which rule.
+    """One attention: the lengths of queries and keys, the mask, the bias.
 
-    Query i of a sequence is aligned to the END of its keys, so that a step with a cache is the same
-    request. `sink` is one more score a head that takes part in the softmax and carries no value.
-    `groups` are how many query heads each head of keys serves, where they are not equally many.
+    Queries are aligned to the END of their keys, so that a step with a cache is the same request.
+    `sink` is an additional score per head in the softmax, without a value. `groups` is how many
+    query heads each key head serves, if not all serve the same number.
     """
 
     queries: Lengths
@@ -42,7 +42,7 @@ class Request:
 
     @property
     def uniform(self) -> bool:
-        """Whether all sequences have as many queries as each other, and as many keys."""
+        """Whether all sequences have the same number of queries and the same number of keys."""
         return self.queries.uniform and self.keys.uniform
 
     @property
@@ -55,7 +55,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What choosing a kernel needs to know of the tensors themselves."""
+    """The properties of the tensors that decide which kernel runs."""
 
     device: str
     dtype: torch.dtype
@@ -68,9 +68,9 @@ class Facts:
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, request: Request) -> "Facts":
         tensors = [q, k, v] + ([request.sink] if request.sink is not None else [])
-        needs = any(tensor.requires_grad for tensor in tensors)
+        grad = any(tensor.requires_grad for tensor in tensors)
         if request.bias is not None:
-            needs = needs or request.bias.requires_grad
+            grad = grad or request.bias.requires_grad
         return cls(
             device=q.device.type,
             dtype=q.dtype,
@@ -78,15 +78,15 @@ class Facts:
             kv_heads=k.shape[1],
             size=q.shape[2],
             value_size=v.shape[2],
-            grad=needs and torch.is_grad_enabled(),
+            grad=grad and torch.is_grad_enabled(),
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attended:
-    """The output, and what was wanted besides: log-sum-exp in float32, patterns a sequence.
+    """The output and what was wanted besides: log-sum-exp in float32, patterns per sequence.
 
-    Gradients flow through the log-sum-exp of reference and flex alone.
+    Only the log-sum-exp of reference and flex carries gradients.
     """
 
     output: Float[Tensor, "n h e"]
@@ -98,7 +98,7 @@ class Kernel(Protocol):
     """A way to compute attention."""
 
     def cannot(self, request: Request, facts: Facts) -> str | None:
-        """Why this request is beyond this kernel; None if it is not."""
+        """Why the kernel does not support this request; None if it does."""
         ...
 
     def attend(

@@ -26,31 +26,31 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 SMALLEST_HEAD = 16
 BLOCK = 128
-# So many pairs of tokens are looked at in one go while a block mask is made.
+# Pairs of tokens that are checked at once while a block mask is made.
 LARGEST_STRIP = 2**23
-# Each kind of mask, bias and type is compiled once; past the limit torch would run n x n instead.
-MOST_VARIANTS = 256
-# A bias read from a table takes shared memory that larger tiles would need.
+# Each kind of mask, bias and dtype is compiled once; beyond the limit torch would form n x n.
+MAX_VARIANTS = 256
+# A bias from a table takes shared memory that larger tiles would need.
 SMALL_TILES = {"BLOCK_M": 64, "BLOCK_N": 64, "num_stages": 2}
 
 
 def cannot(request: Request, facts: Facts) -> str | None:
     if facts.device != "cuda":
-        return f"flex runs on CUDA and this is {facts.device}"
+        return f"flex runs on CUDA, not on {facts.device}"
     if request.want.pattern:
-        return "a fused kernel never forms the pattern"
+        return "a fused kernel does not form the pattern"
     if request.dropout:
         return "flex has no dropout"
     if isinstance(request.bias, ShawBias) and request.bias.values is not None:
         return "Shaw's value vectors need the pattern"
     if facts.size < SMALLEST_HEAD or facts.value_size < SMALLEST_HEAD:
-        return f"flex wants heads of at least {SMALLEST_HEAD} channels"
+        return f"flex needs heads of at least {SMALLEST_HEAD} channels"
     if not request.keys.tight:
-        return "the cache keeps room between sequences"
+        return "the cache has free slots between sequences"
     if request.queries.longest == 0 or request.keys.longest == 0:
-        return "there is nothing to see"
+        return "there are no tokens"
     if request.queries.positions.shape[0] < BLOCK:
-        # torch has another kernel for few queries, which some head counts break.
+        # torch has another kernel for few queries, which fails for some head counts.
         return f"fewer than {BLOCK} queries are not worth a compiled kernel"
     return None
 
@@ -83,8 +83,8 @@ def _flex(*tensors: Tensor, **settings: Any) -> Any:
     run: Callable[..., Any] = flex_attention
     if torch.compiler.is_compiling():
         return run(*tensors, **settings)
-    # Numbers of a mask or bias are part of the kernel; only lengths may change without a new one.
-    many = torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS, specialize_int=True)
+    # The numbers of a mask or bias are compiled in; only lengths may change without a new kernel.
+    many = torch._dynamo.config.patch(recompile_limit=MAX_VARIANTS, specialize_int=True)
     # Donated buffers would forbid a second backward pass through the same graph.
     with many, torch._functorch.config.patch(donated_buffer=False):
         return _compiled(run)(*tensors, **settings)
@@ -95,25 +95,25 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=True, fullgraph=True)
 
 
-def _query_places(queries: Lengths, keys: Lengths) -> Int[Tensor, " n"]:
-    """Where each packed query stands among its keys."""
+def _query_positions(queries: Lengths, keys: Lengths) -> Int[Tensor, " n"]:
+    """The position of each query among its keys."""
     shift = keys.offsets.diff() - queries.offsets.diff()
     return queries.positions + shift[queries.sequence_of_token]
 
 
 def _block_mask(request: Request) -> BlockMask:
-    """Made once for all layers that ask the same of the same lengths."""
+    """Computed once for all layers with the same mask and lengths."""
     if torch.compiler.is_compiling():
         return _make_block_mask(request.mask, request.queries, request.keys)
     queries, keys = request.queries, request.keys
-    return _remembered_block_mask(request.mask, queries.each, keys.each, keys.offsets.device)
+    return _cached_block_mask(request.mask, queries.each, keys.each, keys.offsets.device)
 
 
 @lru_cache(maxsize=16)
-def _remembered_block_mask(
+def _cached_block_mask(
     mask: Mask, queries: tuple[int, ...], keys: tuple[int, ...], device: torch.device
 ) -> BlockMask:
-    # Kept for batches to come, of which some may be trained on.
+    # It is cached for later batches, which may need gradients.
     with torch.inference_mode(False):
         return _make_block_mask(mask, Lengths.of(queries, device), Lengths.of(keys, device))
 
@@ -123,21 +123,21 @@ def _make_block_mask(mask: Mask, queries: Lengths, keys: Lengths) -> BlockMask:
     may_see = _mask_mod(mask, queries, keys)
     if torch.compiler.is_compiling():
         return create_block_mask(may_see, None, None, tokens, others, device=keys.offsets.device)
-    met = _pairs_a_block(may_see, tokens, others, keys.offsets.device)
+    met = _pairs_per_block(may_see, tokens, others, keys.offsets.device)
     full = met == BLOCK * BLOCK
     return BlockMask.from_kv_blocks(
-        *_listed((met > 0) & ~full),
-        *_listed(full),
+        *_set_blocks((met > 0) & ~full),
+        *_set_blocks(full),
         BLOCK_SIZE=BLOCK,
         mask_mod=may_see,
         seq_lengths=(tokens, others),
     )
 
 
-def _pairs_a_block(
+def _pairs_per_block(
     may_see: MaskMod, tokens: int, others: int, device: torch.device
 ) -> Int[Tensor, "query_blocks key_blocks"]:
-    """How many pairs meet in each block, looked at in strips so that memory stays linear."""
+    """The number of visible pairs in each block, in strips so that memory stays linear."""
     nothing = torch.zeros((), dtype=torch.long, device=device)
     key = torch.arange(others, device=device)
     step = max(1, LARGEST_STRIP // (others * BLOCK)) * BLOCK
@@ -150,20 +150,20 @@ def _pairs_a_block(
     return torch.cat(strips)
 
 
-def _listed(blocks: Bool[Tensor, "t s"]) -> tuple[Int[Tensor, "1 1 t"], Int[Tensor, "1 1 t s"]]:
-    """For each row of blocks how many are set, and which, the set ones first."""
+def _set_blocks(blocks: Bool[Tensor, "t s"]) -> tuple[Int[Tensor, "1 1 t"], Int[Tensor, "1 1 t s"]]:
+    """For each row of blocks, how many are set and which, the set ones first."""
     order = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int)[None, None], order.int()[None, None]
 
 
 def _mask_mod(mask: Mask, queries: Lengths, keys: Lengths) -> MaskMod:
     query_sequence, key_sequence = queries.sequence_of_token, keys.sequence_of_token
-    query_place, key_place = _query_places(queries, keys), keys.positions
+    query_position, key_position = _query_positions(queries, keys), keys.positions
     lengths = keys.offsets.diff().long()
 
     def may_see(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001
         sequence = query_sequence[query]
-        allowed = mask.allows(query_place[query], key_place[key], lengths[sequence])
+        allowed = mask.allows(query_position[query], key_position[key], lengths[sequence])
         return allowed & (sequence == key_sequence[key])
 
     return may_see
@@ -173,9 +173,12 @@ def _score_mod(request: Request) -> Callable[..., Tensor] | None:
     bias = request.bias
     if bias is None:
         return None
-    query_place, key_place = _query_places(request.queries, request.keys), request.keys.positions
+    query_position, key_position = (
+        _query_positions(request.queries, request.keys),
+        request.keys.positions,
+    )
 
     def add_bias(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001
-        return score + bias.score(head, query, query_place[query], key_place[key])
+        return score + bias.score(head, query, query_position[query], key_position[key])
 
     return add_bias

@@ -1,8 +1,8 @@
 """PyTorch's fused attention, one call for all sequences of the same length.
 
-On the CPU the flash kernel also takes a rendered mask or bias, in chunks of queries, so that memory
-stays linear. On CUDA it takes full and causal masks and picks cuDNN, flash or memory-efficient
-attention.
+On the CPU the flash kernel also takes a mask or bias as a tensor, in chunks of queries so that
+memory stays linear. On CUDA it takes full and causal masks and uses cuDNN, flash or
+memory-efficient attention.
 """
 
 from collections import defaultdict
@@ -17,19 +17,19 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from manyheads.kernels.contract import Attended, Facts, Request
-from manyheads.kernels.reference import rows_a_chunk
+from manyheads.kernels.reference import rows_per_chunk
 from manyheads.parts.masks import simple_form, visible
 from manyheads.parts.positions.relative import ShawBias
 
 HALF = (torch.float16, torch.bfloat16)
 LARGEST_HEAD = 256
-# cuDNN is fastest, and plans every new shape anew: single steps of decoding would not pay it back.
+# cuDNN is fastest but plans every new shape, which does not pay off for single decoding steps.
 CUDNN_FROM = 128
 
 
 def cannot(request: Request, facts: Facts) -> str | None:
     if request.want.pattern:
-        return "a fused kernel never forms the pattern"
+        return "a fused kernel does not form the pattern"
     if facts.device not in ("cpu", "cuda"):
         return f"no fused kernel gives the log-sum-exp on {facts.device}"
     if request.sink is not None and facts.grad:
@@ -45,11 +45,11 @@ def cannot(request: Request, facts: Facts) -> str | None:
     if any(simple_form(request.mask, *shape) == "other" for shape in request.shapes):
         return "on CUDA the fused kernels take only full and causal masks here"
     if facts.dtype not in (*HALF, torch.float32):
-        return f"no fused kernel on CUDA knows {facts.dtype}"
+        return f"no fused kernel on CUDA supports {facts.dtype}"
     if facts.dtype in HALF and max(facts.size, facts.value_size) > LARGEST_HEAD:
-        return f"flash attention knows heads of at most {LARGEST_HEAD} channels"
+        return f"flash attention supports heads of at most {LARGEST_HEAD} channels"
     if request.dropout and (request.want.lse or request.sink is not None):
-        return "dropout leaves no log-sum-exp to speak of"
+        return "with dropout there is no log-sum-exp"
     return None
 
 
@@ -73,12 +73,12 @@ def attend(
 def scale_by_sink(
     output: Float[Tensor, "n h e"], lse: Float[Tensor, "n h"], sink: Float[Tensor, " h"]
 ) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "n h"]]:
-    """A softmax with one more, valueless key is the softmax without it, scaled down.
+    """A softmax with one more key that has no value is the softmax without it, scaled down.
 
-    exp(lse) of the mass stays with the keys and exp(sink) goes to the sink.
+    A mass of exp(lse) stays with the keys and exp(sink) goes to the sink.
     """
-    kept = torch.sigmoid(lse - sink.float()).unsqueeze(-1)
-    return (output * kept).to(output.dtype), torch.logaddexp(lse, sink.float())
+    fraction = torch.sigmoid(lse - sink.float()).unsqueeze(-1)
+    return (output * fraction).to(output.dtype), torch.logaddexp(lse, sink.float())
 
 
 def _by_length(
@@ -111,7 +111,7 @@ def _by_length(
             _gather(v, request.keys.starts, sequences, keys),
         )
         output, lse = _equal(*group, request, sequences)
-        if _side_by_side(request.queries.starts, sequences, queries):
+        if _adjacent(request.queries.starts, sequences, queries):
             pieces[sequences[0]] = output.flatten(0, 1), lse.flatten(0, 1)
         else:
             pieces |= dict(zip(sequences, zip(output, lse, strict=True), strict=True))
@@ -122,14 +122,14 @@ def _by_length(
 def _gather(
     x: Float[Tensor, "n h d"], starts: tuple[int, ...], sequences: list[int], length: int
 ) -> Float[Tensor, "b t h d"]:
-    if _side_by_side(starts, sequences, length):
+    if _adjacent(starts, sequences, length):
         start = starts[sequences[0]]
         return x[start : start + len(sequences) * length].unflatten(0, (len(sequences), length))
     return torch.stack([x[starts[each] : starts[each] + length] for each in sequences])
 
 
-def _side_by_side(starts: tuple[int, ...], sequences: list[int], length: int) -> bool:
-    """Whether sequences of one length, in rising order, leave no room: batches sorted by length."""
+def _adjacent(starts: tuple[int, ...], sequences: list[int], length: int) -> bool:
+    """Whether sequences of one length are adjacent, as in batches sorted by length."""
     return starts[sequences[-1]] - starts[sequences[0]] == (len(sequences) - 1) * length
 
 
@@ -142,7 +142,7 @@ def _equal(
 ) -> tuple[Float[Tensor, "b t h d"], Float[Tensor, "b t h"]]:
     """Attention of sequences that all have t queries and s keys."""
     if q.shape[0] == 0 or q.shape[1] == 0 or k.shape[1] == 0:
-        # No key to see: zeros that still belong to the graph.
+        # No keys: zeros that still belong to the graph.
         nothing = q * 0.0
         return nothing, nothing.sum(-1).float() - torch.inf
     query, key, value = (rearrange(x, "b t h d -> b h t d") for x in (q, k, v))
@@ -163,15 +163,15 @@ def _rendered(
     request: Request,
     sequences: Sequence[int],
 ) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t"]]:
-    """With the mask and bias of a few queries at a time written out."""
+    """With the mask and bias of a few queries at a time as tensors."""
     queries, keys = q.shape[2], k.shape[2]
     planes = q.shape[1] * q.shape[0] if request.bias is not None else 1
-    step = rows_a_chunk(planes, keys)
+    step = rows_per_chunk(planes, keys)
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     outputs, lses = [], []
     for start, stop in pairwise((*range(0, queries, step), queries)):
         arguments = (q, k, v, request, sequences, range(start, stop))
-        # Written out again in the backward pass, so that the whole table is never stored.
+        # Recomputed in the backward pass, so that the whole table is never stored.
         output, lse = (
             checkpoint(_rendered_rows, *arguments, use_reentrant=False, preserve_rng_state=False)
             if grad and step < queries
@@ -221,7 +221,7 @@ def flash_cpu(
     added: Float[Tensor, "#b #h t s"] | None,
     scale: float,
 ) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t"]]:
-    """The flash kernel itself, which hands out the log-sum-exp that `F.sdpa` keeps to itself."""
+    """The flash kernel, which unlike `F.scaled_dot_product_attention` returns the log-sum-exp."""
     if added is not None:
         added = added.to(torch.promote_types(q.dtype, torch.float32))
     output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -242,27 +242,27 @@ def _cuda(
     # The backward pass needs the log-sum-exp, and so may the caller.
     lse_too = torch.is_grad_enabled() or request.want.lse or request.sink is not None
     if q.dtype in HALF and q.shape[2] >= CUDNN_FROM and q.shape[3] <= 128 and not drop:
-        found = ops._scaled_dot_product_cudnn_attention(
+        result = ops._scaled_dot_product_cudnn_attention(
             q, k, v, None, lse_too, drop, causal, False, scale=scale
         )
     elif q.dtype in HALF:
-        found = ops._scaled_dot_product_flash_attention(q, k, v, drop, causal, False, scale=scale)
+        result = ops._scaled_dot_product_flash_attention(q, k, v, drop, causal, False, scale=scale)
     else:
         key, value = _spread(k, q.shape[1]), _spread(v, q.shape[1])
-        found = ops._scaled_dot_product_efficient_attention(
+        result = ops._scaled_dot_product_efficient_attention(
             q, key, value, None, lse_too, drop, causal, scale=scale
         )
-    output, lse = found[0], found[1]
+    output, lse = result[0], result[1]
     if not lse_too:
         return output, q.new_zeros(()).expand(q.shape[:3]).float()
     return output, lse.reshape(*q.shape[:2], -1)[..., : q.shape[2]]
 
 
 def _spread(x: Float[Tensor, "b g s d"], heads: int) -> Float[Tensor, "b h s d"]:
-    """Memory-efficient attention alone cannot share key heads between query heads."""
+    """Memory-efficient attention does not support key heads shared by query heads."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
 def _widen(x: Float[Tensor, "n h d"], size: int) -> Float[Tensor, "n h size"]:
-    """Fused kernels want one size for all three, on CUDA a multiple of 8; zeros add nothing."""
+    """Fused kernels need one size for all three, on CUDA a multiple of 8; zeros add nothing."""
     return x if x.shape[2] == size else F.pad(x, (0, size - x.shape[2]))

@@ -1,4 +1,4 @@
-"""The plain float32 definition of attention, and the only place that forms the n x n pattern."""
+"""The definition of attention in float32, and the kernel that forms the n x n pattern."""
 
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from manyheads.kernels.contract import Attended, Facts, Request
-from manyheads.parts.head_groups import key_head_of_query_heads
+from manyheads.parts.head_groups import key_head_of_query
 from manyheads.parts.masks import visible
 from manyheads.parts.positions.relative import ShawBias
 from manyheads.taps import Patterns
@@ -19,7 +19,7 @@ LARGEST_CHUNK = 2**22
 
 
 def cannot(request: Request, facts: Facts) -> str | None:  # noqa: ARG001, part of the contract
-    """The definition can do everything."""
+    """The definition supports everything."""
     return None
 
 
@@ -29,15 +29,15 @@ def attend(
     v: Float[Tensor, "m g e"],
     request: Request,
 ) -> Attended:
-    """Whole where the pattern is wanted, otherwise in chunks of queries, so memory stays linear."""
+    """At once if the pattern is wanted, otherwise in chunks of queries so memory stays linear."""
     if request.want.pattern:
         seen = patterns(scores(q, k, request), request)
-        lse = _whole_lse(q, k, request) if request.want.lse else None
+        lse = _full_lse(q, k, request) if request.want.lse else None
         return Attended(mix(seen, v, request), lse, seen)
     grad = Facts.of(q, k, v, request).grad
     outputs, lses = [q.new_zeros(0, q.shape[1], v.shape[2])], [q.new_zeros(0, q.shape[1]).float()]
     for sequence, length in enumerate(request.queries.each):
-        step = rows_a_chunk(q.shape[1], request.keys.each[sequence])
+        step = rows_per_chunk(q.shape[1], request.keys.each[sequence])
         for start, stop in pairwise((*range(0, length, step), length)):
             arguments = (q, k, v, request, sequence, range(start, stop))
             # Recomputing a chunk in the backward pass keeps its pattern from being stored.
@@ -65,15 +65,15 @@ def patterns(scored: Patterns, request: Request) -> Patterns:
 
 
 def mix(seen: Patterns, v: Float[Tensor, "m g e"], request: Request) -> Float[Tensor, "n h e"]:
-    """What each head reads under the given patterns."""
+    """The output of each head with these patterns."""
     mixed = [v.new_zeros(0, seen.each[0].shape[0] if seen.each else 0, v.shape[2])]
     for sequence, pattern in enumerate(seen.each):
         mixed.append(_mix(pattern, v, request, sequence, range(pattern.shape[1])))
     return torch.cat(mixed) if len(mixed) == 1 else torch.cat(mixed[1:])
 
 
-def rows_a_chunk(heads: int, keys: int) -> int:
-    """How many queries at a time keep a chunk's scores small."""
+def rows_per_chunk(heads: int, keys: int) -> int:
+    """How many queries a chunk has, so that its scores stay small."""
     return max(1, LARGEST_CHUNK // max(1, heads * keys))
 
 
@@ -101,11 +101,11 @@ def _scores(
     start = request.keys.starts[sequence]
     query = q[first + rows.start : first + rows.stop].float()
     key = _shared(k[start : start + keys], request).float()
-    # Query heads that share a key head stand side by side; the key is never repeated.
-    share = q.shape[1] // key.shape[1]
-    query = rearrange(query, "t (g r) d -> g (t r) d", r=share)
+    # Query heads that share a key head are adjacent, so the key is not repeated.
+    group = q.shape[1] // key.shape[1]
+    query = rearrange(query, "t (g r) d -> g (t r) d", r=group)
     product = query @ rearrange(key, "s g d -> g d s")
-    scored = rearrange(product, "g (t r) s -> (g r) t s", r=share) * request.scale
+    scored = rearrange(product, "g (t r) s -> (g r) t s", r=group) * request.scale
     if request.bias is not None:
         scored = scored + _bias(request, sequence, rows, scored)
     hidden = ~visible(request.mask, rows, queries, keys, q.device)
@@ -113,8 +113,8 @@ def _scores(
 
 
 def _shared(x: Float[Tensor, "s g d"], request: Request) -> Float[Tensor, "s g_or_h d"]:
-    """Heads of keys that serve different numbers of queries, one for every query."""
-    return x if request.groups is None else x[:, list(key_head_of_query_heads(request.groups))]
+    """Key heads that serve different numbers of query heads, repeated for each query head."""
+    return x if request.groups is None else x[:, list(key_head_of_query(request.groups))]
 
 
 def _bias(
@@ -134,7 +134,7 @@ def _bias(
 def _softmax(
     scored: Float[Tensor, "h t s"], request: Request
 ) -> tuple[Float[Tensor, "h t s"], Float[Tensor, "h t"]]:
-    """The pattern and the log-sum-exp; a row that sees nothing gives zeros and -inf, never NaN."""
+    """The pattern and the log-sum-exp; a row without visible keys gives zeros and -inf, not NaN."""
     keys = scored.shape[-1]
     if request.sink is not None:
         sink = request.sink.float()[:, None, None].expand(-1, scored.shape[1], 1)
@@ -156,10 +156,10 @@ def _mix(
     start = request.keys.starts[sequence]
     value = _shared(v[start : start + request.keys.each[sequence]], request).float()
     dropped = F.dropout(pattern, request.dropout) if request.dropout else pattern
-    share = pattern.shape[0] // value.shape[1]
-    grouped = rearrange(dropped, "(g r) t s -> g (t r) s", r=share)
+    group = pattern.shape[0] // value.shape[1]
+    grouped = rearrange(dropped, "(g r) t s -> g (t r) s", r=group)
     read = grouped @ rearrange(value, "s g e -> g s e")
-    mixed = rearrange(read, "g (t r) e -> t (g r) e", r=share)
+    mixed = rearrange(read, "g (t r) e -> t (g r) e", r=group)
     if isinstance(request.bias, ShawBias) and request.bias.values is not None:
         mixed = mixed + _by_distance(dropped, request.bias, request, sequence, rows)
     return mixed.to(v.dtype)
@@ -178,7 +178,7 @@ def _by_distance(
     return rearrange(mass @ bias.values.float(), "h t e -> t h e")
 
 
-def _whole_lse(
+def _full_lse(
     q: Float[Tensor, "n h d"], k: Float[Tensor, "m g d"], request: Request
 ) -> Float[Tensor, "n h"]:
     each = [_softmax(scored, request)[1].T for scored in scores(q, k, request).each]

@@ -1,5 +1,6 @@
-"""One query a sequence over a cache whose filling only the device knows, so that a step of decoding
-has the same shape every time and can be recorded once and replayed."""
+"""One query per sequence over a cache of which only the device knows how much is filled.
+
+So a decoding step always has the same shape, and a CUDA graph can record and replay it."""
 
 import torch
 from einops import einsum, rearrange
@@ -14,11 +15,11 @@ from manyheads.parts.positions.relative import ShawBias
 
 def cannot(request: Request, facts: Facts) -> str | None:
     if request.keys.filled is None:
-        return "the host knows how long the keys are"
+        return "the lengths of the keys are known on the host"
     if request.want.pattern:
-        return "a step never forms the pattern"
+        return "a step does not form the pattern"
     if facts.grad or request.dropout:
-        return "steps are not trained on"
+        return "a step has no gradients and no dropout"
     if isinstance(request.bias, ShawBias) and request.bias.values is not None:
         return "Shaw's value vectors need the pattern"
     return None
@@ -73,20 +74,20 @@ def _plain(
     v: Float[Tensor, "m g e"],
     request: Request,
 ) -> tuple[Float[Tensor, "b h e"], Float[Tensor, "b h"]]:
-    """By the formula: with one query a sequence the pattern is no larger than the keys."""
+    """By the formula: with one query per sequence the pattern is no larger than the keys."""
     batch, heads = q.shape[0], k.shape[1]
     query = rearrange(q, "b (g r) d -> b g r d", g=heads)
     key, value = (rearrange(x, "(b s) g d -> b s g d", b=batch) for x in (k, v))
     scores = einsum(query.float() * request.scale, key.float(), "b g r d, b s g d -> b g r s")
     scores = rearrange(scores, "b g r s -> b (g r) s")
-    place = torch.arange(key.shape[1], device=q.device)
+    position = torch.arange(key.shape[1], device=q.device)
     assert request.keys.filled is not None
     last = request.keys.filled.long()[:, None] - 1
     if request.bias is not None:
         row = torch.arange(batch, device=q.device)[:, None, None]
         head = torch.arange(q.shape[1], device=q.device)[:, None]
-        scores = scores + request.bias.score(head, row, last[:, None], place)
-    scores = scores.masked_fill(~_seen(request, last, place)[:, None], -torch.inf)
+        scores = scores + request.bias.score(head, row, last[:, None], position)
+    scores = scores.masked_fill(~_visible(request, last, position)[:, None], -torch.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)).exp()
     weights = rearrange(weights, "b (g r) s -> b g r s", g=heads)
@@ -94,5 +95,5 @@ def _plain(
     return rearrange(read, "b g r e -> b (g r) e").to(q.dtype), lse
 
 
-def _seen(request: Request, last: Tensor, place: Tensor) -> Bool[Tensor, "b s"]:
-    return (place <= last) & request.mask.allows(last, place[None], last + 1)
+def _visible(request: Request, last: Tensor, position: Tensor) -> Bool[Tensor, "b s"]:
+    return (position <= last) & request.mask.allows(last, position[None], last + 1)

@@ -1,4 +1,4 @@
-"""Key heads that serve different numbers of queries, by kernels that know equal numbers alone."""
+"""Key heads that serve different numbers of query heads, with kernels that need equal numbers."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -20,9 +20,9 @@ def attend_by_group(
     v: Float[Tensor, "m g e"],
     request: Request,
 ) -> Attended:
-    """One call of the kernel for each number of queries that a key serves; no key is repeated.
+    """One call of the kernel per group size; no key is repeated.
 
-    Only slices are taken and joined, so that a step of decoding can be recorded.
+    It only slices and concatenates, so that a CUDA graph can record it.
     """
     groups = request.groups
     assert groups is not None
@@ -35,12 +35,10 @@ def attend_by_group(
     for size, keys in alike.items():
         queries = [spans[key] for key in keys]
         mine = [slice(key, key + 1) for key in keys]
-        answer = attend(
-            _taken(q, queries), _taken(k, mine), _taken(v, mine), _part(request, queries)
-        )
-        outputs |= zip(keys, answer.output.split(size, dim=1), strict=True)
-        if answer.lse is not None:
-            lses |= zip(keys, answer.lse.split(size, dim=1), strict=True)
+        result = attend(_take(q, queries), _take(k, mine), _take(v, mine), _part(request, queries))
+        outputs |= zip(keys, result.output.split(size, dim=1), strict=True)
+        if result.lse is not None:
+            lses |= zip(keys, result.lse.split(size, dim=1), strict=True)
     order = range(len(groups))
     lse = torch.cat([lses[key] for key in order], dim=1) if lses else None
     return Attended(torch.cat([outputs[key] for key in order], dim=1), lse)
@@ -53,11 +51,11 @@ def attend_repeated(
     v: Float[Tensor, "m g e"],
     request: Request,
 ) -> Attended:
-    """One call, in which every query has its own copy of its key: where launches cost more."""
+    """One call, with a copy of the key for every query head: better where launches are slow."""
     groups = request.groups
     assert groups is not None
-    whole = [slice(0, q.shape[1])]
-    return attend(q, _repeated(k, groups), _repeated(v, groups), _part(request, whole))
+    every = [slice(0, q.shape[1])]
+    return attend(q, _repeated(k, groups), _repeated(v, groups), _part(request, every))
 
 
 def _repeated(x: Float[Tensor, "m g d"], groups: tuple[int, ...]) -> Float[Tensor, "m h d"]:
@@ -66,7 +64,7 @@ def _repeated(x: Float[Tensor, "m g d"], groups: tuple[int, ...]) -> Float[Tenso
 
 
 def _part(request: Request, queries: list[slice]) -> Request:
-    """The same asked of some heads alone."""
+    """The request for some of the heads."""
     return Request(
         queries=request.queries,
         keys=request.keys,
@@ -79,5 +77,5 @@ def _part(request: Request, queries: list[slice]) -> Request:
     )
 
 
-def _taken(x: Float[Tensor, "n h d"], spans: list[slice]) -> Float[Tensor, "n some d"]:
+def _take(x: Float[Tensor, "n h d"], spans: list[slice]) -> Float[Tensor, "n some d"]:
     return torch.cat([x[:, span] for span in spans], dim=1)

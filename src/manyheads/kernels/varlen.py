@@ -13,11 +13,11 @@ from manyheads.parts.masks import exact_band
 
 def cannot(request: Request, facts: Facts) -> str | None:
     if facts.device != "cuda":
-        return f"varlen runs on CUDA and this is {facts.device}"
+        return f"varlen runs on CUDA, not on {facts.device}"
     if facts.dtype not in HALF:
-        return f"flash attention knows float16 and bfloat16, not {facts.dtype}"
+        return f"flash attention supports float16 and bfloat16, not {facts.dtype}"
     if request.want.pattern:
-        return "a fused kernel never forms the pattern"
+        return "a fused kernel does not form the pattern"
     if exact_band(request.mask) is None:
         return "the mask is not a band around the diagonal"
     if request.bias is not None:
@@ -29,18 +29,18 @@ def cannot(request: Request, facts: Facts) -> str | None:
     if facts.size != facts.value_size or facts.size > LARGEST_HEAD or facts.size % 8:
         return f"head sizes {facts.size} and {facts.value_size} are not one multiple of 8 up to 256"
     if not request.keys.tight:
-        return "the cache keeps room between sequences"
+        return "the cache has free slots between sequences"
     if request.queries.longest == 0 or request.keys.longest == 0:
-        return "there is nothing to see"
+        return "there are no tokens"
     if request.queries.longest == 1 and not request.queries.uniform:
-        return "flash decoding wants a query of every sequence"
+        return "flash decoding needs a query of every sequence"
     if 0 < request.mask.reach.after < math.inf and _more_queries(request):
-        return "flash windows go wrong where a sequence has more queries than keys"
+        return "flash windows are wrong if a sequence has more queries than keys"
     return None
 
 
 def _more_queries(request: Request) -> bool:
-    # The same tokens are as many; asking each length would tie compiled code to this batch.
+    # Reading each length would specialise compiled code to this batch.
     same = request.queries is request.keys
     return not same and any(queries > keys for queries, keys in request.shapes)
 
@@ -51,17 +51,17 @@ def attend(
     v: Float[Tensor, "m g d"],
     request: Request,
 ) -> Attended:
-    # Importing it loads the whole compiler, which takes seconds: only those who run it wait.
+    # Importing it loads the compiler, which takes seconds.
     from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
     band = exact_band(request.mask)
     assert band is not None
-    # Older torch shares key heads without being asked, newer torch wants to be asked.
-    asks = "enable_gqa" in (varlen_attn.__kwdefaults__ or {})
-    sharing: dict[str, Any] = {"enable_gqa": True} if asks else {}
+    # Older versions of torch share key heads by default, newer ones have an argument.
+    has_argument = "enable_gqa" in (varlen_attn.__kwdefaults__ or {})
+    sharing: dict[str, Any] = {"enable_gqa": True} if has_argument else {}
     longest = max(request.queries.longest, request.keys.longest)
     before, after = (-1 if side >= longest - 1 else int(side) for side in (band.before, band.after))
-    answer = varlen_attn(
+    result = varlen_attn(
         q,
         k,
         v,
@@ -74,8 +74,8 @@ def attend(
         window_size=(before, after),
         **sharing,
     )
-    # Flash says +inf of a row that sees nothing.
-    output, lse = answer[0], answer[1].T
+    # Flash gives +inf for a row without visible keys.
+    output, lse = result[0], result[1].T
     lse = lse.masked_fill(lse == math.inf, -math.inf)
     if request.sink is not None:
         output, lse = scale_by_sink(output, lse, request.sink)

@@ -1,4 +1,4 @@
-"""From a name or a config to a model."""
+"""Build a model from a config or a name."""
 
 import tomllib
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ def _sizes() -> dict[str, dict[str, Any]]:
 
 
 def list_configs() -> tuple[str, ...]:
-    """The names that `get_config` and `build` know.
+    """The names that `get_config` and `build` accept.
 
     >>> "gpt2" in list_configs()
     True
@@ -35,21 +35,21 @@ def list_configs() -> tuple[str, ...]:
 
 
 def get_recipe(name: str) -> Callable[..., ModelConfig]:
-    """The function that makes the config of this name; its arguments can be changed."""
+    """The function that makes the config of this name."""
     if name not in _sizes():
         raise ConfigError(f"there is no config named {name!r}", f"use {', '.join(_sizes())}")
     return RECIPES[_sizes()[name]["recipe"]]
 
 
 def get_config(name: str, **changes: Any) -> ModelConfig:
-    """The config of a known model, with some of its numbers changed.
+    """The config of a known model, with changes to the arguments of its recipe.
 
     >>> get_config("gpt2", layers=2).stack.width
     768
     """
     recipe = get_recipe(name)
-    numbers = {key: each for key, each in _sizes()[name].items() if key != "recipe"}
-    return recipe(**numbers | changes)
+    arguments = {key: each for key, each in _sizes()[name].items() if key != "recipe"}
+    return recipe(**arguments | changes)
 
 
 @overload
@@ -82,16 +82,17 @@ def build(
     dtype: torch.dtype | None = None,
     **changes: Any,
 ) -> Model:
-    """A model with fresh weights, ready to run (in eval mode).
+    """A model with freshly initialised weights, in eval mode.
 
-    With a `seed` the weights are the same each time and the global random state stays untouched.
-    On `device="meta"` it has shapes and no memory.
+    With a `seed` the weights are reproducible, and the global random state is not changed. On
+    `device="meta"` the weights have shapes but no memory.
     """
     if isinstance(config, str):
         config = get_config(config, **changes)
     elif changes:
         raise ConfigError(
-            f"{sorted(changes)} can change a config by name only", "change the config itself"
+            f"{sorted(changes)} can only be given with the name of a config",
+            "change the config itself",
         )
     with _seeded(seed, device), torch.device(device):
         model = _make(config)
@@ -100,17 +101,17 @@ def build(
 
 @contextmanager
 def _seeded(seed: int | None, device: str) -> Iterator[None]:
-    """Seed the generators that draw the weights, and put them back afterwards.
+    """Seed the generators that draw the weights, and restore them afterwards.
 
-    `torch.manual_seed` would reach every generator of the machine and leave the others seeded.
+    `torch.manual_seed` would also seed the generators of all other devices.
     """
     if seed is None:
         yield
         return
-    drawing = [torch.device(device)] if torch.device(device).type == "cuda" else []
-    with torch.random.fork_rng(devices=drawing):
+    devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
-        for each in drawing:
+        for each in devices:
             with torch.cuda.device(each):
                 torch.cuda.manual_seed(seed)
         yield
@@ -130,7 +131,7 @@ def _make(config: ModelConfig) -> Model:
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Nothing is dropped inside the block; each part is put back into the mode it was in."""
+    """Put a model into eval mode inside the block; each module gets its own mode back."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False

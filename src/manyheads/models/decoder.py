@@ -1,4 +1,4 @@
-"""Decoders: models that write one token after another, with a cache."""
+"""Decoders: models that generate text token by token, with a cache."""
 
 from dataclasses import dataclass
 
@@ -17,29 +17,29 @@ from manyheads.taps import Watcher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(TextConfig):
-    """A model that writes a text: GPT-2, Llama and their kin."""
+    """The config of a decoder such as GPT-2 or Llama."""
 
 
 def check_decodes(stack: StackConfig) -> None:
-    """A token that a later one would change cannot be kept in a cache."""
+    """Refuse masks under which later tokens would change cached ones."""
     for index in range(len(stack.layers)):
         attention = stack.attention(index)
         if attention is None:
             continue
-        if not attention.mask.settled:
+        if not attention.mask.independent_of_length:
             raise ConfigError(
-                f"layer {index} sees by the length of the whole text under {attention.mask}",
-                "use rules that do not count from the end, or run without a cache",
+                f"the mask of layer {index}, {attention.mask}, depends on the length of the text",
+                "use a mask that does not count from the end, or run without a cache",
             )
         if attention.mask.reach.after > 0:
             raise ConfigError(
-                f"layer {index} sees ahead under {attention.mask} and cannot write step by step",
+                f"the mask of layer {index}, {attention.mask}, sees later tokens",
                 "use Causal() or a window without `after`, or run without a cache",
             )
 
 
 class Decoder(TextModel):
-    """A model that writes a text; with a cache it takes only the new tokens.
+    """A model that generates text; with a cache it takes only the new tokens.
 
     >>> import torch
     >>> from manyheads.models.build import build
@@ -64,18 +64,18 @@ class Decoder(TextModel):
         if cache is None:
             return super().forward(ids, mask, types=types, watch=watch)
         batch, layout = to_ragged(ids, mask)
-        kinds = None if types is None else to_ragged(types, mask, "types")[0]
-        hidden, router = self._go_on(batch, kinds, cache, watch)
+        type_ids = None if types is None else to_ragged(types, mask, "types")[0]
+        hidden, router = self._continue(batch, type_ids, cache, watch)
         return layout.output(hidden, self._read(hidden), router)
 
     def next_logits(self, ids: Ragged, cache: Cache) -> Float[Tensor, "b v"]:
-        """The scores of the word after each sequence; no other word is scored.
+        """The logits of the token after each sequence; no other position is scored.
 
-        The ids are trusted: to look at them would wait for the device at every step.
+        The ids are not checked, which would wait for the device at every step.
         """
-        hidden, _ = self._go_on(ids, None, cache, None, trusted=True)
+        hidden, _ = self._continue(ids, None, cache, None, checked=False)
         read = self._read(last_tokens(hidden))
-        assert isinstance(read, Ragged), "whoever asks has seen that there is a language head"
+        assert isinstance(read, Ragged), "callers check that there is a language head"
         return read.values
 
     def new_cache(self, config: DynamicCache | StaticCache = DynamicCache()) -> Cache:
@@ -83,19 +83,19 @@ class Decoder(TextModel):
         check_decodes(self.config.stack)
         return self.stack.new_cache(config)
 
-    def _go_on(
+    def _continue(
         self,
         batch: Ragged,
-        kinds: Ragged | None,
+        type_ids: Ragged | None,
         cache: Cache,
         watch: Watcher | None,
         *,
-        trusted: bool = False,
+        checked: bool = True,
     ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
         """The hidden states of new tokens after those in the cache."""
         plan = cache.plan(batch.lengths)
-        embed = self.embedding.embed if trusted else self.embedding
-        x = embed(batch, plan.positions, kinds)
+        embed = self.embedding if checked else self.embedding.embed
+        x = embed(batch, plan.positions, type_ids)
         hidden, router = self.stack(
             x, positions=plan.positions, cache=cache, plan=plan, watch=watch
         )

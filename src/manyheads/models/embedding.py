@@ -1,4 +1,4 @@
-"""Tokens to vectors: a table of words, and what is added to it."""
+"""Token embeddings, with positions and token types."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from manyheads.ragged import Ragged
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedding:
-    """A vector a token, times `scale`, plus its position's, plus its type's (BERT's segments)."""
+    """A vector per token, times `scale`, plus those of its position and type (BERT's segments)."""
 
     vocabulary: int
     width: int
@@ -26,11 +26,11 @@ class Embedding:
 
     def __post_init__(self) -> None:
         if self.vocabulary < 1:
-            raise ConfigError(f"vocabulary={self.vocabulary} has no token", "use 1 or more")
+            raise ConfigError(f"vocabulary must be at least 1, got {self.vocabulary}")
 
 
 class TokenEmbedding(nn.Module):
-    """The tables of an `Embedding`, with their checks."""
+    """The tables of an `Embedding`, with checks of the ids."""
 
     def __init__(self, config: Embedding) -> None:
         super().__init__()
@@ -53,13 +53,13 @@ class TokenEmbedding(nn.Module):
     def embed(
         self, ids: Ragged, positions: Int[Tensor, " n"], types: Ragged | None = None
     ) -> Ragged:
-        """Without a look at the numbers, which would wait for the device."""
+        """Without checking the ids, which would wait for the device."""
         x = self.tokens(ids.values)
         x = x if self.config.scale == 1.0 else x * self.config.scale
         x = self._add_position(x, positions)
         if self.types is not None:
-            kinds = torch.zeros_like(ids.values) if types is None else types.values
-            x = x + self.types(kinds)
+            type_ids = torch.zeros_like(ids.values) if types is None else types.values
+            x = x + self.types(type_ids)
         return ids.with_values(self.dropout(self.norm(x)))
 
     def _add_position(
@@ -77,8 +77,8 @@ class TokenEmbedding(nn.Module):
     def _check(self, ids: Ragged, positions: Int[Tensor, " n"], types: Ragged | None) -> None:
         if types is not None and types.lengths.each != ids.lengths.each:
             raise ShapeError(
-                f"types come in lengths {types.lengths.each} and ids in {ids.lengths.each}",
-                "give every token one type",
+                f"types have lengths {types.lengths.each}, and ids {ids.lengths.each}",
+                "give one type per token",
             )
         if not ids.values.numel() or ids.values.is_meta:
             return
@@ -90,15 +90,17 @@ class TokenEmbedding(nn.Module):
             if longest > limit:
                 raise InputError(
                     f"a sequence of {longest} tokens is longer than the model's {limit} positions",
-                    f"cut it to {limit}, or choose a position scheme that extends",
+                    f"truncate it to {limit}, or use a model without learned positions",
                 )
 
 
-def _check_range(what: str, values: Int[Tensor, " n"], count: int, holder: str) -> None:
+def _check_range(name: str, values: Int[Tensor, " n"], count: int, table: str) -> None:
     low, high = (int(bound) for bound in values.aminmax())
     if low < 0 or high >= count:
-        wrong = low if low < 0 else high
+        worst = low if low < 0 else high
         raise InputError(
-            f"{what} {wrong} is outside {holder}={count}",
-            f"use ids of 0 to {count - 1}" if count else f"give none, the model has no {holder}",
+            f"{name} {worst} is outside {table}={count}",
+            f"use ids of 0 to {count - 1}"
+            if count
+            else f"leave them out, the model has no {table}",
         )

@@ -20,7 +20,7 @@ from manyheads.taps import Watcher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextConfig:
-    """Embedding, layers, readout."""
+    """The config of a model of text: embedding, stack and readout."""
 
     embedding: Embedding
     stack: StackConfig
@@ -35,7 +35,7 @@ def check_embedding(embedding: Embedding, stack: StackConfig) -> None:
     """Refuse an embedding that does not fit the layers above it."""
     if embedding.width != stack.width:
         raise ConfigError(
-            f"an embedding of width {embedding.width} enters a stack of {stack.width}",
+            f"the embedding has width {embedding.width}, and the stack {stack.width}",
             "give both the same width",
         )
     if not isinstance(embedding.position, Learned):
@@ -48,7 +48,7 @@ def check_embedding(embedding: Embedding, stack: StackConfig) -> None:
         for side, far in (("back", reach.before), ("ahead", reach.after)):
             if embedding.position.longest <= far < float("inf"):
                 raise ConfigError(
-                    f"layer {index} looks {far} tokens {side} and the model has "
+                    f"layer {index} looks {far} tokens {side}, and the model has only "
                     f"{embedding.position.longest} positions",
                     f"use a window shorter than {embedding.position.longest}, "
                     f"or Learned(count={int(far) + 1 + embedding.position.offset})",
@@ -56,7 +56,7 @@ def check_embedding(embedding: Embedding, stack: StackConfig) -> None:
 
 
 def last_tokens(batch: Ragged) -> Ragged:
-    """The last token of every sequence, as a batch of sequences of one."""
+    """The last token of every sequence, as sequences of length one."""
     lengths = batch.lengths
     if lengths.uniform and lengths.longest == 1:
         return batch
@@ -67,7 +67,7 @@ def last_tokens(batch: Ragged) -> Ragged:
 
 
 class TextModel(nn.Module, Provenance):
-    """Ids in, hidden states and logits out; padded in, padded out, ragged in, ragged out."""
+    """Token ids in, hidden states and logits out, in the layout of the input."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
@@ -86,20 +86,20 @@ class TextModel(nn.Module, Provenance):
         watch: Watcher | None = None,
     ) -> Output:
         batch, layout = to_ragged(ids, mask)
-        kinds = None if types is None else to_ragged(types, mask, "types")[0]
-        hidden, router = self.hidden(batch, kinds, watch=watch)
+        type_ids = None if types is None else to_ragged(types, mask, "types")[0]
+        hidden, router = self.hidden(batch, type_ids, watch=watch)
         return layout.output(hidden, self._read(hidden), router)
 
     def hidden(
         self, ids: Ragged, types: Ragged | None = None, *, watch: Watcher | None = None
     ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
-        """The hidden states that the readout reads, for whoever scores only some of them."""
+        """The hidden states before the readout, for callers that score only some of them."""
         x = self.embedding(ids, ids.lengths.positions, types)
         return self.stack(x, watch=watch)
 
     @property
     def table(self) -> Float[Tensor, "v c"]:
-        """The vectors of the words, with which a tied readout scores."""
+        """The token embedding, which a tied readout scores with."""
         return self.embedding.tokens.weight
 
     def explain_kernels(self, batch: Ragged | Tensor, mask: Tensor | None = None) -> Explained:
@@ -112,15 +112,15 @@ class TextModel(nn.Module, Provenance):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig(TextConfig):
-    """A model that reads a text: BERT, ModernBERT and their kin."""
+    """The config of an encoder such as BERT or ModernBERT."""
 
 
 class Encoder(TextModel):
-    """A model that reads a text.
+    """A model that encodes text.
 
     >>> import torch
     >>> from manyheads.models.build import build
-    >>> model = build("council", seed=0)
+    >>> model = build("tiny-encoder", seed=0)
     >>> model(torch.tensor([[1, 2, 3]])).hidden.shape
     torch.Size([1, 3, 128])
     """

@@ -1,4 +1,4 @@
-"""How fresh weights are drawn, family by family."""
+"""The initialisation of weights."""
 
 import math
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from manyheads.parts.feedforward import FeedForward
 class Initialisation:
     """How weights are drawn; biases start at zero and norms at one.
 
-    `truncated` cuts the normal at two deviations, as BERT, ViT and ModernBERT do. `xavier` draws
-    uniformly by fan-in and fan-out, as in 2017, and embeddings with deviation width^-0.5.
-    `scaled_outputs` divides the projections that write to the residual stream by sqrt(2 * layers),
-    as GPT-2 and ModernBERT do. `zero_readout` starts the readout at zero, as ViT does.
+    `truncated` truncates the normal at two standard deviations, as in BERT, ViT and ModernBERT.
+    `xavier` draws uniformly by fan-in and fan-out, and embeddings with deviation width^-0.5, as in
+    the 2017 Transformer. `scaled_outputs` divides projections to the residual stream by
+    sqrt(2 * layers), as in GPT-2. `zero_readout` starts the readout at zero, as in ViT.
     """
 
     draw: Literal["normal", "truncated", "xavier"] = "normal"
@@ -33,7 +33,7 @@ class Initialisation:
 
 @torch.no_grad()
 def initialise(model: nn.Module, init: Initialisation) -> None:
-    """Draw every weight of the model anew."""
+    """Initialise every weight of the model."""
     for module in model.modules():
         match module:
             case nn.Linear() | nn.Conv2d():
@@ -67,13 +67,13 @@ def _draw(weight: Tensor, init: Initialisation) -> None:
 
 
 def _draw_experts(weights: Tensor, init: Initialisation) -> None:
-    """Only what is drawn by fan-in needs to know where one expert ends; 128 draws take longer."""
+    """All experts at once, unless the draw depends on the fan-in: 128 draws take longer."""
     for weight in weights if init.draw == "xavier" else (weights,):
         _draw(weight, init)
 
 
 def _draw_rows(attention: Attention, init: Initialisation) -> None:
-    """Queries, keys and values are one matrix and are drawn as if they were three."""
+    """Queries, keys and values are one matrix, but are drawn as three."""
     for rows in attention.projections().values():
         _draw(rows, init)
 

@@ -1,4 +1,4 @@
-"""One layer: attention, perhaps cross-attention, and a feed-forward, each on a residual branch."""
+"""One layer: attention, optional cross-attention and a feed-forward, each a residual branch."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -21,7 +21,7 @@ Inner = TypeVar("Inner", bound=AttentionConfig | Constant | FeedForwardConfig)
 
 @dataclass(frozen=True, slots=True)
 class Branch(Generic[Inner]):
-    """A sublayer and how it stands on the residual stream."""
+    """A sublayer with its norm and dropout on the residual stream."""
 
     inner: Inner
     norm: Placement = PreNorm()
@@ -30,9 +30,9 @@ class Branch(Generic[Inner]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
-    """The sublayers of a layer, in this order; None where the layer has none.
+    """The sublayers of a layer, in this order; None for one that it does not have.
 
-    `attention_rest` and `cross_rest` stand where an attention stood whose heads are all gone.
+    `attention_rest` and `cross_rest` replace an attention whose heads are all pruned.
     """
 
     attention: Branch[AttentionConfig] | None
@@ -44,16 +44,16 @@ class LayerConfig:
     def __post_init__(self) -> None:
         if len(self.widths) > 1:
             raise ConfigError(
-                f"sublayers of widths {sorted(self.widths)} share one residual stream",
+                f"the sublayers have widths {sorted(self.widths)}",
                 "give all of them the same width",
             )
         if self.attention is not None and self.attention.inner.keys_from == "memory":
-            raise ConfigError("attention reads memory", 'put keys_from="memory" under cross')
+            raise ConfigError('attention has keys_from="memory"', "make it the cross branch")
         if self.cross is not None and self.cross.inner.keys_from == "itself":
-            raise ConfigError("cross-attention reads itself", 'set keys_from="memory"')
+            raise ConfigError('cross has keys_from="itself"', 'use keys_from="memory"')
         for name in ("attention", "cross"):
             if getattr(self, name) is not None and getattr(self, f"{name}_rest") is not None:
-                raise ConfigError(f"{name} and what is left of it are both there", "keep one")
+                raise ConfigError(f"both {name} and {name}_rest are set", "keep one")
 
     @property
     def widths(self) -> set[int]:
@@ -73,18 +73,18 @@ class Residual(nn.Module):
         super().__init__()
         self.placement = branch.norm
         self.norm = make_norm(branch.norm.norm, width)
-        twice = isinstance(branch.norm, SandwichNorm)
-        self.second_norm = make_norm(branch.norm.norm, width) if twice else None
+        sandwich = isinstance(branch.norm, SandwichNorm)
+        self.second_norm = make_norm(branch.norm.norm, width) if sandwich else None
         self.dropout = nn.Dropout(branch.dropout)
 
     def read(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
-        """What the sublayer reads."""
+        """The input of the sublayer."""
         return x if isinstance(self.placement, PostNorm) else self.norm(x)
 
     def write(
         self, x: Ragged, written: Float[Tensor, "n c"], look: Look | None
     ) -> Float[Tensor, "n c"]:
-        """The residual stream after the sublayer has written."""
+        """The residual stream after the sublayer."""
         if self.second_norm is not None:
             written = self.second_norm(written)
         written = seen(look, Tap.OUTPUT, written, x)
@@ -94,7 +94,7 @@ class Residual(nn.Module):
 
 
 class Layer(nn.Module):
-    """A layer made from its config; sublayers the config leaves out do not exist."""
+    """A layer with the sublayers of its config."""
 
     def __init__(self, config: LayerConfig, width: int, *, owns_table: bool = True) -> None:
         super().__init__()
@@ -134,32 +134,34 @@ class Layer(nn.Module):
     ) -> tuple[Ragged, RouterLosses | None]:
         if self.attention is not None:
             here = _within(look, Sublayer.ATTENTION)
-            x, entered = _enter(self.attention_residual, x, here)
-            written = self.attention(entered, encoding=encoding, cache=cache, look=here)
+            x, normed = _read(self.attention_residual, x, here)
+            written = self.attention(normed, encoding=encoding, cache=cache, look=here)
             x = x.with_values(self.attention_residual.write(x, written.values, here))
         elif self.attention_rest is not None:
             here = _within(look, Sublayer.ATTENTION)
-            x = _say(self.attention_rest, self.attention_residual, x, here)
+            x = _add_constant(self.attention_rest, self.attention_residual, x, here)
         return self.finish(x, memory, look)
 
     def finish(
         self, x: Ragged, memory: Ragged | KeyValues | None = None, look: Look | None = None
     ) -> tuple[Ragged, RouterLosses | None]:
-        """What `forward` answers, from the residual stream after the attention to itself."""
+        """The rest of `forward`, from the residual stream after self-attention."""
         if self.cross is not None:
             here = _within(look, Sublayer.CROSS)
-            x, entered = _enter(self.cross_residual, x, here)
-            written = self.cross(entered, memory=memory, look=here)
+            x, normed = _read(self.cross_residual, x, here)
+            written = self.cross(normed, memory=memory, look=here)
             x = x.with_values(self.cross_residual.write(x, written.values, here))
         elif self.cross_rest is not None:
-            x = _say(self.cross_rest, self.cross_residual, x, _within(look, Sublayer.CROSS))
+            x = _add_constant(
+                self.cross_rest, self.cross_residual, x, _within(look, Sublayer.CROSS)
+            )
         losses = None
         if self.feedforward is not None:
             here = _within(look, Sublayer.FEEDFORWARD)
-            x, entered = _enter(self.feedforward_residual, x, here)
-            fed = self.feedforward(entered.values, x, here)
-            fed, losses = fed if isinstance(fed, tuple) else (fed, None)
-            x = x.with_values(self.feedforward_residual.write(x, fed, here))
+            x, normed = _read(self.feedforward_residual, x, here)
+            output = self.feedforward(normed.values, x, here)
+            output, losses = output if isinstance(output, tuple) else (output, None)
+            x = x.with_values(self.feedforward_residual.write(x, output, here))
         return x, losses
 
 
@@ -167,11 +169,11 @@ def _within(look: Look | None, sublayer: Sublayer) -> Look | None:
     return None if look is None else look.within(layer=look.layer, sublayer=sublayer)
 
 
-def _say(rest: ConstantLayer, residual: Residual, x: Ragged, look: Look | None) -> Ragged:
-    x, entered = _enter(residual, x, look)
-    return x.with_values(residual.write(x, rest(entered.values), look))
+def _add_constant(rest: ConstantLayer, residual: Residual, x: Ragged, look: Look | None) -> Ragged:
+    x, normed = _read(residual, x, look)
+    return x.with_values(residual.write(x, rest(normed.values), look))
 
 
-def _enter(residual: Residual, x: Ragged, look: Look | None) -> tuple[Ragged, Ragged]:
+def _read(residual: Residual, x: Ragged, look: Look | None) -> tuple[Ragged, Ragged]:
     x = x.with_values(seen(look, Tap.BEFORE, x.values, x))
     return x, x.with_values(residual.read(x.values))

@@ -1,4 +1,4 @@
-"""Where padded batches become ragged and back; nothing inside ever sees padding."""
+"""Padded batches to ragged ones and back: inside a model there is no padding."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ from manyheads.ragged import Ragged
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
-    """What a model answers, in the layout it was asked in.
+    """The output of a model, in the layout of its input.
 
-    `logits` are there if the model has a readout, `router` if it has experts, one entry a layer.
+    `logits` is None without a readout; `router` has one entry per layer with experts.
     """
 
     hidden: Ragged | Tensor
@@ -24,13 +24,13 @@ class Output:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchLayout:
-    """How a batch came in, and so how its answers go out: ragged, rectangular, or masked."""
+    """The layout of an input and so of the output: ragged, rectangular, or masked."""
 
     rectangle: tuple[int, int] | None = None
     mask: Shaped[Tensor, "b t"] | None = None
 
     def restore(self, batch: Ragged | Tensor | None) -> Ragged | Tensor | None:
-        """Token by token answers get the layout of the input; one answer a sequence has its own."""
+        """Outputs per token get the layout of the input; outputs per sequence stay as they are."""
         if not isinstance(batch, Ragged) or self.rectangle is None:
             return batch
         if self.mask is None:
@@ -40,22 +40,22 @@ class BatchLayout:
     def output(
         self, hidden: Ragged, logits: Ragged | Tensor | None, router: tuple[RouterLosses, ...]
     ) -> Output:
-        left = self.restore(hidden)
-        assert left is not None
-        return Output(left, self.restore(logits), router)
+        restored = self.restore(hidden)
+        assert restored is not None
+        return Output(restored, self.restore(logits), router)
 
 
 def to_ragged(
-    batch: Ragged | Tensor, mask: Shaped[Tensor, "..."] | None, what: str = "ids"
+    batch: Ragged | Tensor, mask: Shaped[Tensor, "..."] | None, name: str = "ids"
 ) -> tuple[Ragged, BatchLayout]:
-    """A ragged batch from whatever was given."""
+    """The batch as a `Ragged`, and its layout."""
     if isinstance(batch, Ragged):
         if mask is not None:
-            raise InputError("a ragged batch has no padding to mask", "leave mask out")
+            raise InputError("a Ragged has no padding to mask", "leave mask out")
         return batch, BatchLayout()
     if batch.dim() != 2:
         raise ShapeError(
-            f"{what} have shape {tuple(batch.shape)}",
+            f"{name} have shape {tuple(batch.shape)}",
             "give (batch, length), or a Ragged; one sequence is ids[None]",
         )
     ragged = Ragged.from_padded(batch, mask)

@@ -1,4 +1,4 @@
-"""What a folder brought beside a model's weights."""
+"""What a model folder holds besides the weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ Pooling = Literal["mean", "cls", "last"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceConfig:
-    """What a folder says of the vectors its model was trained to give.
+    """How a model was trained to embed sentences.
 
-    `longest` is where texts are cut, in tokens with the special ones.
+    Texts are truncated to `longest` tokens, special tokens included.
     """
 
     pooling: Pooling = "mean"
@@ -23,16 +23,16 @@ class SentenceConfig:
 
 
 FIELDS = ("source_config", "tokenizer", "sentence", "generation", "side_files", "unread")
-# What transformers calls a class that nobody has named, before its number.
-NAMELESS = "LABEL_"
+# How `transformers` names classes that have no name, before their number.
+DEFAULT_LABEL = "LABEL_"
 
 
 class Provenance:
-    """Where a model comes from, so that it can be written back whole; one built here has nothing.
+    """What came with a model's folder, so that it can be saved again completely.
 
-    `source_config` is its config.json and `generation` its generation_config.json. `unread` are tensors
-    of the file that no part of the model reads, such as a pooler nobody asks; `side_files` are the
-    small files beside them, by name.
+    `source_config` is its config.json and `generation` its generation_config.json. `unread`
+    are tensors of the file that no part of the model uses, such as a pooler. `side_files` are the
+    small files beside the weights, by name. A model that was built here has none of these.
     """
 
     source_config: dict[str, Any] | None = None
@@ -43,14 +43,14 @@ class Provenance:
     unread: Mapping[str, Tensor] = MappingProxyType({})
 
     def copy_provenance(self, other: "Provenance") -> None:
-        """Take over all that came with another model, of which this one is made."""
+        """Copy all this from the model that this one is made from."""
         for name in FIELDS:
             setattr(self, name, getattr(other, name))
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """How the classes are called, in their order; nothing where nobody has named them."""
+        """The names of the classes, in order; empty if they have none."""
         named = (self.source_config or {}).get("id2label") or {}
         names = tuple(str(named[key]) for key in sorted(named, key=int))
-        nameless = all(name == f"{NAMELESS}{place}" for place, name in enumerate(names))
-        return () if nameless else names
+        unnamed = all(name == f"{DEFAULT_LABEL}{index}" for index, name in enumerate(names))
+        return () if unnamed else names

@@ -1,4 +1,4 @@
-"""What a model answers with: words, or classes of sequences, tokens and images."""
+"""Readouts: language heads, and classification heads for sequences, tokens and images."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,12 +15,12 @@ from manyheads.ragged import Lengths, Ragged
 
 @dataclass(frozen=True, slots=True)
 class NoReadout:
-    """The hidden states are the answer."""
+    """No readout: the output is the hidden states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadoutTransform:
-    """Dense, activation, norm: what BERT does before it names a word."""
+    """Dense, activation, norm: what BERT has before its language head."""
 
     activation: Activation = "gelu"
     norm: Norm = LayerNorm()
@@ -29,7 +29,7 @@ class ReadoutTransform:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageHead:
-    """A score for every word, masked or next; `tied` scores with the embedding's own table."""
+    """Logits of every token; a `tied` head uses the token embedding as its weight."""
 
     tied: bool = True
     transform: ReadoutTransform | None = None
@@ -39,7 +39,7 @@ class LanguageHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassHead:
-    """A score for every class of a whole sequence or image, read off the pooled tokens."""
+    """Logits of the classes of a sequence or image, from its pooled tokens."""
 
     classes: int
     pool: Literal["first", "mean", "last"] = "first"
@@ -49,7 +49,7 @@ class ClassHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenHead:
-    """A score for every class of each token."""
+    """Logits of the classes of each token."""
 
     classes: int
     transform: ReadoutTransform | None = None
@@ -60,6 +60,8 @@ Readout = NoReadout | LanguageHead | ClassHead | TokenHead
 
 
 class TransformLayer(nn.Module):
+    """The layers of a `ReadoutTransform`."""
+
     def __init__(self, config: ReadoutTransform, width: int) -> None:
         super().__init__()
         self.config = config
@@ -71,7 +73,7 @@ class TransformLayer(nn.Module):
 
 
 class ReadoutLayer(nn.Module):
-    """Any of the readouts; `table` is the embedding's, for those that are tied to it."""
+    """Any of the readouts; `table` is the token embedding, for tied ones."""
 
     def __init__(
         self, config: LanguageHead | ClassHead | TokenHead, width: int, vocabulary: int
@@ -96,23 +98,23 @@ class ReadoutLayer(nn.Module):
         return logits if isinstance(self.config, ClassHead) else hidden.with_values(logits)
 
     def features(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
-        """What meets the vectors of the words or classes."""
+        """The features that are multiplied with the vectors of tokens or classes."""
         x = self.transform(x)
         if isinstance(self.config, LanguageHead) and self.config.scale != 1.0:
             x = x * self.config.scale
         return x
 
     def vectors(self, table: Float[Tensor, "v c"] | None) -> Float[Tensor, "outputs c"]:
-        """One for each word or class."""
+        """One vector per token or class."""
         weight = table if self.weight is None else self.weight
-        assert weight is not None, "a tied readout is given the table it is tied to"
+        assert weight is not None, "a tied readout needs the token embedding"
         return weight
 
 
 def pooled(
     x: Float[Tensor, "n c"], lengths: Lengths, pool: Literal["first", "mean", "last"]
 ) -> Float[Tensor, "b c"]:
-    """One vector a sequence; an empty sequence gives zeros."""
+    """One vector per sequence; an empty sequence gives zeros."""
     each = lengths.offsets.diff().unsqueeze(1)
     if pool == "mean":
         summed = x.new_zeros(lengths.count, x.shape[1]).index_add(0, lengths.sequence_of_token, x)

@@ -1,4 +1,4 @@
-"""Known families as configs: what each one is made of, in a screen of code."""
+"""Configs of known models, one function per architecture."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -29,10 +29,10 @@ from manyheads.parts.positions import Learned, NoPosition, Rotary, Sinusoidal
 ModelConfig = EncoderConfig | DecoderConfig | Seq2SeqConfig | VisionConfig
 
 
-def council(
+def tiny_encoder(
     *, width: int = 128, heads: int = 8, hidden: int = 512, layers: int = 1, vocabulary: int = 4096
 ) -> EncoderConfig:
-    """One encoder layer of 2017, small enough to read number by number."""
+    """One encoder layer of the 2017 Transformer, small enough to read number by number."""
     attention = AttentionConfig(width=width, heads=heads, bias="all")
     feedforward = MLP(width=width, hidden=hidden, activation="relu")
     layer = LayerConfig(
@@ -99,14 +99,14 @@ def bert(
     dropout: float = 0.1,
     readout: Readout | None = None,
 ) -> EncoderConfig:
-    """BERT (arXiv 1810.04805) with its masked-language head, unless given another."""
+    """BERT (arXiv 1810.04805), by default with its masked-language head."""
     norm = LayerNorm(eps=1e-12)
     attention = AttentionConfig(width=width, heads=heads, bias="all", dropout=dropout)
     layer = LayerConfig(
         attention=Branch(attention, PostNorm(norm), dropout),
         feedforward=Branch(MLP(width=width, hidden=hidden), PostNorm(norm), dropout),
     )
-    words = LanguageHead(tied=True, transform=ReadoutTransform(norm=norm), bias=True)
+    head = LanguageHead(tied=True, transform=ReadoutTransform(norm=norm), bias=True)
     return EncoderConfig(
         embedding=Embedding(
             vocabulary=vocabulary,
@@ -117,7 +117,7 @@ def bert(
             dropout=dropout,
         ),
         stack=StackConfig(width=width, layers=(layer,) * layers),
-        readout=words if readout is None else readout,
+        readout=head if readout is None else readout,
         init=Initialisation(draw="truncated"),
     )
 
@@ -135,31 +135,31 @@ def modernbert(
     local_theta: float = 10_000.0,
     readout: Readout | None = None,
 ) -> EncoderConfig:
-    """ModernBERT (arXiv 2412.13663): every third layer sees all, the others a window."""
+    """ModernBERT (arXiv 2412.13663): full attention in every third layer, windows in the others."""
     norm = LayerNorm(bias=False)
 
     def layer(index: int) -> LayerConfig:
-        whole = index % global_every == 0
+        full = index % global_every == 0
         attention = AttentionConfig(
             width=width,
             heads=heads,
-            position=Rotary(theta=global_theta if whole else local_theta),
-            mask=Full() if whole else Window(window // 2, window // 2),
+            position=Rotary(theta=global_theta if full else local_theta),
+            mask=Full() if full else Window(window // 2, window // 2),
         )
-        # The embedding is normed already, so the first attention has no norm of its own.
+        # The embedding is already normed, so the first attention has no norm.
         before = PreNorm(NoNorm()) if index == 0 else PreNorm(norm)
         feedforward = GeGLU(width=width, hidden=hidden)
         return LayerConfig(
             attention=Branch(attention, before), feedforward=Branch(feedforward, PreNorm(norm))
         )
 
-    words = LanguageHead(tied=True, transform=ReadoutTransform(norm=norm, bias=False), bias=True)
+    head = LanguageHead(tied=True, transform=ReadoutTransform(norm=norm, bias=False), bias=True)
     return EncoderConfig(
         embedding=Embedding(vocabulary=vocabulary, width=width, norm=norm),
         stack=StackConfig(
             width=width, layers=tuple(layer(index) for index in range(layers)), final_norm=norm
         ),
-        readout=words if readout is None else readout,
+        readout=head if readout is None else readout,
         init=Initialisation(draw="truncated", scaled_outputs=True),
     )
 
@@ -183,8 +183,8 @@ def gpt2(
     attention = AttentionConfig(
         width=width, heads=heads, mask=Causal(), bias="all", dropout=dropout
     )
-    inside = 4 * width if hidden == "four" else hidden
-    feedforward = MLP(width=width, hidden=inside, activation="gelu_tanh")
+    inner = 4 * width if hidden == "four" else hidden
+    feedforward = MLP(width=width, hidden=inner, activation="gelu_tanh")
     layer = LayerConfig(
         attention=Branch(attention, PreNorm(norm), dropout),
         feedforward=Branch(feedforward, PreNorm(norm), dropout),
@@ -219,7 +219,7 @@ def llama(
     experts: int = 0,
     top_k: int = 0,
 ) -> DecoderConfig:
-    """Llama and Qwen3 shapes: rotary, RMS norms, SwiGLU; with output gates and experts if asked."""
+    """Llama and Qwen3: rotary positions, RMS norms, SwiGLU; optionally output gates and experts."""
     norm = RMSNorm(eps=eps)
     attention = AttentionConfig(
         width=width,
@@ -272,7 +272,7 @@ def vit(
 
 
 RECIPES: dict[str, Callable[..., ModelConfig]] = {
-    "council": council,
+    "tiny_encoder": tiny_encoder,
     "transformer": transformer,
     "bert": bert,
     "modernbert": modernbert,

@@ -1,4 +1,4 @@
-"""Encoder-decoder models: one stack reads, the other writes and looks back at it."""
+"""Encoder-decoder models: the decoder attends to the output of the encoder."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ from manyheads.taps import Watcher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seq2SeqConfig:
-    """The 2017 Transformer and its kin; both sides share one embedding table if `shared`."""
+    """The config of an encoder-decoder; both sides share one embedding table if `shared`."""
 
     embedding: Embedding
     encoder: StackConfig
@@ -38,13 +38,15 @@ class Seq2SeqConfig:
             branch for layer in self.decoder.layers for branch in (layer.cross, layer.cross_rest)
         ]
         if all(branch is None for branch in branches):
-            raise ConfigError("no decoder layer looks at the encoder", "give one a cross branch")
+            raise ConfigError(
+                "no decoder layer attends to the encoder", "give one a cross-attention branch"
+            )
 
 
 class Seq2Seq(nn.Module, Provenance):
-    """A model that reads one text and writes another.
+    """A model that reads one text and generates another.
 
-    Sites inside it name their stack, "encoder" or "decoder".
+    Its sites name their stack, "encoder" or "decoder".
     """
 
     def __init__(self, config: Seq2SeqConfig) -> None:
@@ -72,11 +74,9 @@ class Seq2Seq(nn.Module, Provenance):
         """`hidden` and `logits` are the decoder's; with a filled cache the source may be None."""
         filled = cache is not None and bool(cache.seen)
         if source is None and not filled:
-            raise InputError("there is nothing to look back at", "give a source for the first step")
+            raise InputError("there is no source to attend to", "give a source for the first step")
         if source is not None and filled:
-            raise InputError(
-                "the cache remembers a source already", "give source=None, or a new cache"
-            )
+            raise InputError("the cache already holds a source", "pass source=None, or a new cache")
         batch, layout = to_ragged(target, target_mask, "target ids")
         read = None if source is None else to_ragged(source, source_mask, "source ids")[0]
         hidden, router = self.hidden(read, batch, cache=cache, watch=watch)
@@ -90,9 +90,9 @@ class Seq2Seq(nn.Module, Provenance):
         cache: Cache | None = None,
         watch: Watcher | None = None,
     ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
-        """The decoder's hidden states, for whoever scores only some of them.
+        """The decoder's hidden states before the readout.
 
-        The routers are those of both stacks, the encoder's first.
+        The router losses are those of both stacks, the encoder's first.
         """
         memory, read = (None, ()) if source is None else self._encode(source, watch)
         hidden, written = self._decode(target, memory, cache, watch)
@@ -101,25 +101,25 @@ class Seq2Seq(nn.Module, Provenance):
     def next_logits(
         self, source: Ragged | None, target: Ragged, cache: Cache
     ) -> Float[Tensor, "b v"]:
-        """The scores of the word after each target; no other word is scored.
+        """The logits of the token after each target; no other position is scored.
 
-        The target's ids are trusted: to look at them would wait for the device at every step.
+        The target ids are not checked, which would wait for the device at every step.
         """
         memory = None if source is None else self.encode(source)
-        hidden, _ = self._decode(target, memory, cache, None, trusted=True)
+        hidden, _ = self._decode(target, memory, cache, None, checked=False)
         read = self._read(last_tokens(hidden))
-        assert isinstance(read, Ragged), "whoever asks has seen that there is a language head"
+        assert isinstance(read, Ragged), "callers check that there is a language head"
         return read.values
 
     def encode(
         self, source: Ragged | Tensor, mask: Tensor | None = None, *, watch: Watcher | None = None
     ) -> Ragged:
-        """What the decoder looks back at."""
+        """The output of the encoder."""
         return self._encode(to_ragged(source, mask, "source ids")[0], watch)[0]
 
     @property
     def table(self) -> Float[Tensor, "v c"]:
-        """The vectors of the words it writes, with which a tied readout scores."""
+        """The target embedding, which a tied readout scores with."""
         return self._target_side().tokens.weight
 
     def new_cache(self, config: DynamicCache | StaticCache = DynamicCache()) -> Cache:
@@ -152,12 +152,12 @@ class Seq2Seq(nn.Module, Provenance):
         cache: Cache | None,
         watch: Watcher | None,
         *,
-        trusted: bool = False,
+        checked: bool = True,
     ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
         plan = None if cache is None else cache.plan(batch.lengths)
         positions = batch.lengths.positions if plan is None else plan.positions
         side = self._target_side()
-        x = (side.embed if trusted else side)(batch, positions)
+        x = (side if checked else side.embed)(batch, positions)
         hidden, router = self.decoder(
             x, positions=positions, memory=memory, cache=cache, plan=plan, watch=watch
         )

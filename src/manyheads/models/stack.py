@@ -1,4 +1,4 @@
-"""A stack of layers, each with its own config, and what travels through them."""
+"""A stack of layers, each with its own config."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -28,7 +28,7 @@ from manyheads.taps import Look, Sublayer, Tap, Watcher, seen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackConfig:
-    """Layers over one residual stream, and the norm after the last."""
+    """The layers of one residual stream, and the norm after the last."""
 
     width: int
     layers: tuple[LayerConfig, ...]
@@ -38,8 +38,8 @@ class StackConfig:
         for index, layer in enumerate(self.layers):
             if layer.widths - {self.width}:
                 raise ConfigError(
-                    f"layer {index} has width {layer.widths.pop()} in a stack of {self.width}",
-                    "give all layers the stack's width",
+                    f"layer {index} has width {layer.widths.pop()}, and the stack {self.width}",
+                    "give all layers the width of the stack",
                 )
 
     def attention(self, layer: int) -> AttentionConfig | None:
@@ -49,7 +49,7 @@ class StackConfig:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """Which kernel serves which attention of a stack, and why."""
+    """Which kernel each attention of a stack uses, and why."""
 
     choices: tuple[tuple[str, Choice], ...]
 
@@ -58,7 +58,7 @@ class Explained:
 
 
 class Stack(nn.Module):
-    """Layers one after another; layers whose positions agree compute them once."""
+    """Layers one after another; layers with the same positions encode them once."""
 
     def __init__(self, config: StackConfig, name: str = "main") -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Stack(nn.Module):
     ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
         look = None if watch is None else Look(watch, stack=self.name)
         x = x.with_values(seen(look, Tap.EMBEDDINGS, x.values, x))
-        return self._climb(x, 0, positions, memory, cache, plan, look)
+        return self._run(x, 0, positions, memory, cache, plan, look)
 
     def resume(
         self,
@@ -95,19 +95,16 @@ class Stack(nn.Module):
         memory: Ragged | None = None,
         watch: Watcher | None = None,
     ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
-        """What `forward` answers, from the residual stream that enters a layer.
+        """The rest of `forward`, from the residual stream before a layer.
 
-        Nothing below that layer runs or is watched. After the last one only the final norm is left.
+        Nothing below that layer runs or is watched. After the last one only the final norm runs.
         """
         if not 0 <= layer <= len(self.layers):
-            raise InputError(
-                f"layer {layer} is none of a stack of {len(self.layers)}",
-                f"resume at 0 to {len(self.layers)}",
-            )
+            raise InputError(f"layer must be in 0 to {len(self.layers)}, got {layer}")
         look = None if watch is None else Look(watch, stack=self.name)
-        return self._climb(x, layer, None, memory, None, None, look)
+        return self._run(x, layer, None, memory, None, None, look)
 
-    def _climb(
+    def _run(
         self,
         x: Ragged,
         start: int,
@@ -169,20 +166,20 @@ class Stack(nn.Module):
     def _memory(
         self, index: int, memory: Ragged | None, cache: Cache | None, look: Look | None
     ) -> Ragged | KeyValues | None:
-        """With a cache, what cross-attention makes of the memory is made once and kept."""
+        """With a cache, the keys and values of the memory are computed once."""
         cross = self._typed_layers()[index].cross
         if cache is None or cross is None:
             return memory
-        kept = cache.memory[index]
-        if kept is None and memory is not None:
+        key_values = cache.memory[index]
+        if key_values is None and memory is not None:
             here = None if look is None else look.within(layer=index, sublayer=Sublayer.CROSS)
-            kept = cross.remember(memory, here)
-            cache.memory[index] = kept
-        return kept
+            key_values = cross.remember(memory, here)
+            cache.memory[index] = key_values
+        return key_values
 
 
 def _position_owner(config: StackConfig, index: int) -> int:
-    """The first layer whose positions this one can use."""
+    """The first layer whose position encoding this one can use."""
     attention = config.attention(index)
     if attention is None or not attention.shares_position:
         return index

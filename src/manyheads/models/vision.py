@@ -1,4 +1,4 @@
-"""Vision transformers: an image cut into patches, read like a sentence."""
+"""Vision transformers: images as sequences of patches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Images = Tensor | Sequence[Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patches:
-    """Images of about `image` pixels a side, cut into squares of `size` by a convolution."""
+    """Images of `image` pixels per side, divided into squares of `size` by a convolution."""
 
     width: int
     image: int = 224
@@ -34,7 +34,7 @@ class Patches:
     def __post_init__(self) -> None:
         if self.image % self.size:
             raise ConfigError(
-                f"image={self.image} is no multiple of the patch size={self.size}",
+                f"image={self.image} is not a multiple of the patch size={self.size}",
                 f"use {self.image // self.size * self.size} or "
                 f"{(self.image // self.size + 1) * self.size}",
             )
@@ -46,7 +46,7 @@ class Patches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
-    """Patches, layers, readout (arXiv 2010.11929)."""
+    """The config of a vision transformer (arXiv 2010.11929)."""
 
     patches: Patches
     stack: StackConfig
@@ -56,7 +56,7 @@ class VisionConfig:
     def __post_init__(self) -> None:
         if self.patches.width != self.stack.width:
             raise ConfigError(
-                f"patches of width {self.patches.width} to_ragged a stack of {self.stack.width}",
+                f"the patches have width {self.patches.width}, and the stack {self.stack.width}",
                 "give both the same width",
             )
 
@@ -87,13 +87,11 @@ class PatchEmbedding(nn.Module):
         channels, height, width = images.shape[1:]
         size = self.config.size
         if channels != self.config.channels:
-            raise ShapeError(
-                f"an image has {channels} channels", f"give {self.config.channels}, as the model"
-            )
+            raise ShapeError(f"an image must have {self.config.channels} channels, got {channels}")
         if height % size or width % size or not height or not width:
             nearest = (max(height // size, 1) * size, max(width // size, 1) * size)
             raise InputError(
-                f"an image of {height} x {width} is no multiple of the patch size {size}",
+                f"an image of {height} x {width} is not a multiple of the patch size {size}",
                 f"resize or crop it, for example to {nearest[0]} x {nearest[1]}",
             )
 
@@ -136,7 +134,7 @@ class Vision(nn.Module, Provenance):
             lengths = Lengths.of([count] * batch, tokens.device)
             return Ragged(tokens.flatten(0, 1), lengths), BatchLayout((batch, count))
         if not images:
-            raise InputError("an empty list holds no image", "give at least one")
+            raise InputError("the list of images is empty", "give at least one")
         return Ragged.from_list(self._embed_each(images)), BatchLayout()
 
     def _embed_each(self, images: Sequence[Tensor]) -> list[Tensor]:

@@ -20,7 +20,7 @@ def grouped_matmul(
 ) -> Float[Tensor, "n f"]:
     """Rows up to `ends[0]` times the first matrix, from there to `ends[1]` times the second, ...
 
-    bfloat16 on CUDA is one kernel that never asks the host; elsewhere one product a group.
+    In bfloat16 on CUDA it is one kernel without synchronisation, elsewhere one product per group.
     """
     if x.is_cuda and x.dtype == torch.bfloat16:
         return F.grouped_mm(x, weights, offs=ends)
@@ -31,7 +31,7 @@ def _spans(ends: Tensor) -> list[tuple[int, int]]:
     return list(pairwise((0, *ends.tolist())))
 
 
-# Opaque to the compiler, which could not know the groups' sizes.
+# Opaque to the compiler, which cannot know the sizes of the groups.
 @torch.library.custom_op("manyheads::grouped_matmul", mutates_args=())
 def _each(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     output = x.new_empty(x.shape[0], weights.shape[2])
@@ -49,7 +49,7 @@ def _(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 @torch.library.custom_op("manyheads::grouped_outer", mutates_args=())
 def _outer(x: Tensor, y: Tensor, ends: Tensor) -> Tensor:
-    """For each group the product of its rows of x, transposed, and of y."""
+    """For each group, the product of its transposed rows of x with its rows of y."""
     output = x.new_zeros(ends.shape[0], x.shape[1], y.shape[1])
     for index, (start, stop) in enumerate(_spans(ends)):
         if stop > start:
@@ -76,7 +76,7 @@ def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
 _each.register_autograd(_backward, setup_context=_keep)
 
 
-# Rows of 16 bytes, in half precision too.
+# Rows are aligned to 16 bytes in half precision.
 ALIGNMENT = 8
 
 
@@ -84,9 +84,9 @@ ALIGNMENT = 8
 class Experts:
     """`count` SwiGLU experts of which each token visits the `top_k` most likely.
 
-    The weights of the top_k are their softmax probabilities, made to sum to one if `renormalise`.
-    `shared` is the hidden width of an expert that every token visits besides; 0 means none. Its
-    gate, where it has one, is a number a token that scales what it writes.
+    The outputs are weighted by the softmax probabilities, made to sum to one if `renormalise`.
+    `shared` is the hidden width of an additional expert for every token; 0 means none. Its gate, if
+    any, is one number per token that scales its output.
     """
 
     width: int
@@ -99,28 +99,24 @@ class Experts:
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= self.count:
-            raise ConfigError(
-                f"top_k={self.top_k} of count={self.count} experts",
-                f"choose between 1 and {self.count}",
-            )
+            raise ConfigError(f"top_k must be in 1 to count={self.count}, got {self.top_k}")
         if self.shared_gate != "none" and not self.shared:
             raise ConfigError(
-                f"shared_gate={self.shared_gate!r} has no shared expert to gate",
-                "give shared=, its hidden width",
+                f"shared_gate={self.shared_gate!r} needs a shared expert",
+                "set shared=, its hidden width",
             )
         for name, size in (("width", self.width), ("hidden", self.hidden)):
             if size % ALIGNMENT or size < 1:
                 raise ConfigError(
-                    f"{name}={size} does not lie on the boundaries that grouped products want",
-                    f"use a multiple of {ALIGNMENT}",
+                    f"{name} must be a multiple of {ALIGNMENT} for grouped products, got {size}"
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class RouterLosses:
-    """What training adds to its loss so that experts share the work.
+    """Losses that training adds so that tokens are distributed evenly.
 
-    `balance` is the Switch loss (arXiv 2101.03961) for several choices a token: 1 when even.
+    `balance` is the Switch loss (arXiv 2101.03961) for `top_k` experts per token, 1 if even.
     `z` is the mean squared log-sum-exp of the router's logits (arXiv 2202.08906).
     """
 
@@ -129,7 +125,7 @@ class RouterLosses:
 
 
 class MixtureOfExperts(nn.Module):
-    """Tokens are grouped by expert, so that an expert computes only the tokens sent to it."""
+    """Tokens are grouped by expert, and each expert computes only its own."""
 
     def __init__(self, config: Experts) -> None:
         super().__init__()
@@ -171,7 +167,7 @@ class MixtureOfExperts(nn.Module):
         experts: Int[Tensor, "n k"],
         visits: Int[Tensor, " e"],
     ) -> Float[Tensor, "n c"]:
-        """Sort the tokens by expert, let each expert work on its own, and put them back."""
+        """Sort the tokens by expert, apply each expert, and restore the order."""
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         order = experts.flatten().argsort(stable=True)
@@ -189,7 +185,7 @@ class MixtureOfExperts(nn.Module):
         visits: Int[Tensor, " e"],
     ) -> RouterLosses:
         tokens = max(logits.shape[0], 1)
-        share = visits / (tokens * self.config.top_k)
-        balance = self.config.count * (share * probabilities.sum(0) / tokens).sum()
+        fraction = visits / (tokens * self.config.top_k)
+        balance = self.config.count * (fraction * probabilities.sum(0) / tokens).sum()
         z = logits.logsumexp(-1).square().sum() / tokens
         return RouterLosses(balance=balance, z=z)

@@ -66,7 +66,7 @@ class SwiGLU:
 
 
 class FeedForward(nn.Module):
-    """An MLP or a gated one; a gated one keeps both of its input projections in one matrix."""
+    """A plain or gated feed-forward; a gated one has both input projections in one matrix."""
 
     def __init__(self, config: MLP | GeGLU | SwiGLU) -> None:
         super().__init__()
@@ -90,9 +90,9 @@ class FeedForward(nn.Module):
 
 
 def _gated(joined: Float[Tensor, "n two_m"], activation: Activation) -> Float[Tensor, "n m"]:
-    """One half, activated, times the other."""
+    """The activation of one half times the other."""
     if trains_compiled(joined) and joined.dim() == 2:
-        # Its way back is faster than what a compiler makes of the lines below.
+        # Its backward pass is faster than what a compiler makes of the lines below.
         from manyheads.parts.triton_glu import KINDS, gated
 
         return gated(joined, KINDS.index(activation))
@@ -102,16 +102,16 @@ def _gated(joined: Float[Tensor, "n two_m"], activation: Activation) -> Float[Te
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """A learned vector, written to every token alike.
+    """A learned vector that is added to every token.
 
-    An attention whose heads are all taken away still writes the bias of its output projection.
+    It is what remains of an attention whose heads are all pruned: its output bias.
     """
 
     width: int
 
 
 class ConstantLayer(nn.Module):
-    """The vector itself."""
+    """The vector of a `Constant`."""
 
     def __init__(self, config: Constant) -> None:
         super().__init__()

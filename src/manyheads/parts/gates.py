@@ -1,4 +1,4 @@
-"""Gates: a value computed from the layer's normed input that scales or shifts what passes."""
+"""Gates: values computed from the normed input of a layer that scale or shift activations."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -26,11 +26,10 @@ GATE_TAPS: dict[GatePlace, Tap] = {
 class Gate:
     """A gate of the gated-attention study (arXiv 2505.06708).
 
-    `at` names the place: "query" (G4), "key" (G3), "value" (G2), "output" of attention (G1), or
-    "final", after the output projection (G5). `per` says how finely it acts: one number a head or
-    one a channel. `heads` says whether each head has its own or all share one. After the output
-    projection no heads are left: there the width is cut into equal `slices`, as many as heads
-    unless said otherwise, as after heads were taken away.
+    `at` is "query" (G4), "key" (G3), "value" (G2), "output" of attention (G1) or "final", after the
+    output projection (G5). The gate has one number `per` head or per channel, for each head its
+    own or shared by all `heads`. After the output projection there are no heads: there the width
+    is divided into equal `slices`, by default as many as heads; pruned layers keep theirs.
 
     >>> Gate(at="output", per="channel").rows(heads=8, size=16), Gate(at="output").rows(8, 16)
     (128, 8)
@@ -46,22 +45,22 @@ class Gate:
     def __post_init__(self) -> None:
         if self.slices != "heads" and self.at != "final":
             raise ConfigError(
-                f"slices={self.slices} of a gate at {self.at!r}, which meets heads",
-                'leave slices to at="final"',
+                f"slices={self.slices} is not possible for a gate at {self.at!r}, which has heads",
+                'use slices only with at="final"',
             )
 
-    def cut(self, heads: int) -> int:
-        """How many slices a final gate cuts the width of a layer with so many heads into."""
+    def slice_count(self, heads: int) -> int:
+        """The number of slices of a final gate in a layer with this many heads."""
         return heads if self.slices == "heads" else self.slices
 
     def rows(self, heads: int, size: int) -> int:
-        """How many numbers a token's gate has."""
+        """How many numbers the gate has per token."""
         return (heads if self.heads == "own" else 1) * (size if self.per == "channel" else 1)
 
     def values(
         self, logits: Float[Tensor, "n rows"], heads: int, size: int
     ) -> Float[Tensor, "n heads_or_1 size_or_1"]:
-        """The activated gate, shaped to meet an n x heads x size value."""
+        """The activated gate, in a shape that broadcasts to n x heads x size."""
         shape = (heads if self.heads == "own" else 1, size if self.per == "channel" else 1)
         activate = torch.sigmoid if self.activation == "sigmoid" else F.silu
         return activate(logits).unflatten(-1, shape)
@@ -73,14 +72,11 @@ class Gate:
 
 
 def check_gates(gates: tuple[Gate, ...], width: int, heads: int) -> None:
-    """Refuse gates that no layer of this shape can have."""
+    """Refuse gates that a layer of this shape cannot have."""
     places = [gate.at for gate in gates]
     for place in set(places):
         if places.count(place) > 1:
-            raise ConfigError(f"{places.count(place)} gates stand at {place!r}", "keep one a place")
-    for slices in (gate.cut(heads) for gate in gates if gate.at == "final"):
+            raise ConfigError(f"there are {places.count(place)} gates at {place!r}", "keep one")
+    for slices in (gate.slice_count(heads) for gate in gates if gate.at == "final"):
         if slices < 1 or width % slices:
-            raise ConfigError(
-                f"a final gate cuts width={width} into {slices} slices",
-                f"choose a width that is a multiple of {slices}",
-            )
+            raise ConfigError(f"the slices of a final gate must divide width={width}, got {slices}")

@@ -9,23 +9,23 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-# Below this the copy costs more than it saves; above, it would take too much memory.
-FEWEST_TOKENS = 2048
-MOST_BYTES = 2**30
+# With fewer tokens the copy costs more than it saves; larger weights would take too much memory.
+MIN_TOKENS = 2048
+MAX_BYTES = 2**30
 
 
 @contextmanager
 def column_major_weights(module: nn.Module, tokens: int, *tables: Tensor) -> Iterator[None]:
-    """Linear weights stored column by column inside the block, as they were after it.
+    """Store linear weights in column-major order inside the block.
 
-    The products on ARM processors bring a weight into blocks at every call, and from rows that
-    takes a tenth of the whole time. Values and shapes stay the same. `tables` are weights of other
-    modules that are multiplied too, such as the vectors of words that are read out.
+    Matrix products on ARM processors repack a weight at every call, which takes a tenth of the
+    time from rows. Values and shapes stay the same. `tables` are weights of other modules that are
+    multiplied too, such as a tied embedding.
     """
     changed: list[tuple[Tensor, Tensor]] = []
     try:
-        if tokens >= FEWEST_TOKENS and platform.machine() == "aarch64":
-            for weight in _worth_it(module, tables):
+        if tokens >= MIN_TOKENS and platform.machine() == "aarch64":
+            for weight in _weights_to_copy(module, tables):
                 changed.append((weight, weight.data))
                 weight.data = weight.data.T.contiguous().T
         yield
@@ -34,55 +34,58 @@ def column_major_weights(module: nn.Module, tokens: int, *tables: Tensor) -> Ite
             weight.data = data
 
 
-def _worth_it(module: nn.Module, tables: Iterable[Tensor]) -> list[Tensor]:
+def _weights_to_copy(module: nn.Module, tables: Iterable[Tensor]) -> list[Tensor]:
     linear = [each.weight for each in module.modules() if type(each) is nn.Linear]
     weights: list[Tensor] = [
         weight
         for weight in dict.fromkeys((*linear, *tables))
         if weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous()
     ]
-    return weights if sum(weight.nbytes for weight in weights) <= MOST_BYTES else []
+    return weights if sum(weight.nbytes for weight in weights) <= MAX_BYTES else []
 
 
-# Products of half numbers on CUDA are slow where rows of the result do not begin at multiples of 16
-# bytes: twelve rows for a gate made a step of GPT-2 11 % longer on an H200, 3 % when widened. Those
-# that are no multiple of 128 bytes a compiler widens by itself, and then adds a bias by a pass of
-# its own, so that few rows are widened to that.
-EVEN, ROUND = 8, 64
-# To widen a matrix is to copy it, which only many tokens pay for.
-MANY = 64
+# Half-precision products on CUDA are slow if rows of the result are not aligned to 16 bytes: twelve
+# rows for a gate made a step of GPT-2 11 % longer on an H200, and 3 % with padding. A compiler pads
+# rows that are no multiple of 128 bytes, but then adds the bias in a separate pass, so small parts
+# are padded to that.
+ALIGNMENT, PADDED = 8, 64
+# Padding copies the matrix, which only pays off with many tokens.
+MIN_PADDED_TOKENS = 64
 
 
-def split_map(
+def split_linear(
     linear: nn.Module, x: Float[Tensor, "n c"], rows: Mapping[str, int]
 ) -> dict[str, Float[Tensor, "n rows"]]:
-    """The parts of `linear(x)` by name, which has so many rows for each."""
-    odd = any(_wide(size) > size for size in rows.values())
-    if odd and x.is_cuda and type(linear) is nn.Linear and x.shape[0] >= MANY:
-        return split_wide(linear, x, rows)
+    """The parts of `linear(x)` by name; `rows` are their sizes."""
+    unaligned = any(_padded_size(size) > size for size in rows.values())
+    if unaligned and x.is_cuda and type(linear) is nn.Linear and x.shape[0] >= MIN_PADDED_TOKENS:
+        return split_padded(linear, x, rows)
     return dict(zip(rows, linear(x).split(list(rows.values()), dim=-1), strict=True))
 
 
-def split_wide(
+def split_padded(
     linear: nn.Linear, x: Float[Tensor, "n c"], rows: Mapping[str, int]
 ) -> dict[str, Float[Tensor, "n rows"]]:
-    """The same, by a matrix with rows of zeros behind each part of an odd size."""
+    """The same, with rows of zeros behind each part that is not aligned."""
     sizes = list(rows.values())
-    wide = [_wide(size) for size in sizes]
-    weight = _widened(linear.weight, sizes, wide)
-    bias = None if linear.bias is None else _widened(linear.bias, sizes, wide)
-    parts = F.linear(x, weight, bias).split(wide, dim=-1)
+    padded = [_padded_size(size) for size in sizes]
+    weight = _pad_parts(linear.weight, sizes, padded)
+    bias = None if linear.bias is None else _pad_parts(linear.bias, sizes, padded)
+    parts = F.linear(x, weight, bias).split(padded, dim=-1)
     return {name: part[:, : rows[name]] for name, part in zip(rows, parts, strict=True)}
 
 
-def _wide(size: int) -> int:
-    fine = size % EVEN == 0 and size > ROUND
-    return size if fine else size + -size % ROUND
+def _padded_size(size: int) -> int:
+    aligned = size % ALIGNMENT == 0 and size > PADDED
+    return size if aligned else size + -size % PADDED
 
 
-def _widened(values: Tensor, sizes: list[int], wide: list[int]) -> Tensor:
+def _pad_parts(values: Tensor, sizes: list[int], padded: list[int]) -> Tensor:
     parts = values.split(sizes)
     empty = (0, 0) * (values.dim() - 1)
     return torch.cat(
-        [F.pad(part, (*empty, 0, w - part.shape[0])) for part, w in zip(parts, wide, strict=True)]
+        [
+            F.pad(part, (*empty, 0, size - part.shape[0]))
+            for part, size in zip(parts, padded, strict=True)
+        ]
     )

@@ -1,4 +1,4 @@
-"""Rules that say which keys a query may see; `&` and `|` make new ones."""
+"""Masks: which keys a query may see. `&` and `|` combine them."""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from manyheads.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """How far before and after itself a query may look; infinity where nothing limits it."""
+    """How far before and after itself a query may look; infinite where there is no limit."""
 
     before: int | float
     after: int | float
@@ -22,7 +22,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Mask(ABC):
-    """A rule over positions within one sequence: it never joins two sequences."""
+    """A rule over the positions of one sequence; two sequences never see each other."""
 
     @abstractmethod
     def allows(
@@ -31,9 +31,9 @@ class Mask(ABC):
         key: Int[Tensor, "*#at"],
         length: Int[Tensor, "*#at"],
     ) -> Bool[Tensor, "*#at"]:
-        """Elementwise, over positions that broadcast; `length` is how many keys there are.
+        """Whether each query sees each key, elementwise; `length` is the number of keys.
 
-        The answer has the shape of all three together, also where a rule ignores one of them.
+        The three broadcast, and the result has their common shape even if a rule ignores one.
         """
 
     @property
@@ -47,8 +47,8 @@ class Mask(ABC):
         return False
 
     @property
-    def settled(self) -> bool:
-        """Whether what two tokens see of each other stays so as the sequence grows."""
+    def independent_of_length(self) -> bool:
+        """Whether a pair of tokens stays visible or hidden as the sequence grows."""
         return True
 
     def __and__(self, other: "Mask") -> "Mask":
@@ -65,7 +65,7 @@ class Full(Mask):
     def allows(
         self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
     ) -> Bool[Tensor, "*#at"]:
-        # No key is negative, but a query is where a memory is shorter than its reader.
+        # No key is negative, but a query is if the memory is shorter than the queries.
         return (key >= 0) | (query >= 0) | (length >= 0)
 
     @property
@@ -109,8 +109,7 @@ class Window(Mask):
     def __post_init__(self) -> None:
         if self.before < 0 or self.after < 0:
             raise ConfigError(
-                f"Window({self.before}, {self.after}) looks less than nowhere",
-                "use 0 or more on both sides",
+                f"before and after must be at least 0, got Window({self.before}, {self.after})"
             )
 
     def allows(
@@ -136,7 +135,7 @@ class Prefix(Mask):
 
     def __post_init__(self) -> None:
         if self.length < 0:
-            raise ConfigError(f"Prefix({self.length}) has no length", "use 0 or more")
+            raise ConfigError(f"the length of a Prefix must be at least 0, got {self.length}")
 
     def allows(
         self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
@@ -150,10 +149,10 @@ class Prefix(Mask):
 
 @dataclass(frozen=True, slots=True)
 class GlobalTokens(Mask):
-    """Tokens at `positions` see all and are seen by all (arXiv 2004.05150).
+    """Tokens at `positions` see all tokens and are seen by all (arXiv 2004.05150).
 
-    Joined to a window it is Longformer: `Window(256, 256) | GlobalTokens((0,))`. Negative positions
-    count from the end.
+    `Window(256, 256) | GlobalTokens((0,))` is the mask of Longformer. Negative positions count from
+    the end.
     """
 
     positions: tuple[int, ...] = (0,)
@@ -163,12 +162,12 @@ class GlobalTokens(Mask):
     ) -> Bool[Tensor, "*#at"]:
         seen = (query < 0) & (key < 0) & (length < 0)
         for position in self.positions:
-            place = position if position >= 0 else length + position
-            seen = seen | (query == place) | (key == place)
+            token = position if position >= 0 else length + position
+            seen = seen | (query == token) | (key == token)
         return seen
 
     @property
-    def settled(self) -> bool:
+    def independent_of_length(self) -> bool:
         return all(position >= 0 for position in self.positions)
 
     @property
@@ -178,7 +177,7 @@ class GlobalTokens(Mask):
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Mask):
-    """Each block of `size` queries sees its own and some before and after (arXiv 2007.14062)."""
+    """Each block of `size` queries sees itself and its neighbour blocks (arXiv 2007.14062)."""
 
     size: int
     before: int = 1
@@ -186,14 +185,12 @@ class Blocks(Mask):
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.before < 0 or self.after < 0:
-            raise ConfigError(
-                f"{self} has no block to see", "use size >= 1, before >= 0, after >= 0"
-            )
+            raise ConfigError(f"size must be at least 1, before and after at least 0, got {self}")
 
     def allows(
         self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
     ) -> Bool[Tensor, "*#at"]:
-        ahead = _whole(key, self.size) - _whole(query, self.size)
+        ahead = _floor_divide(key, self.size) - _floor_divide(query, self.size)
         return (ahead >= -self.before) & (ahead <= self.after) & (length >= 0)
 
     @property
@@ -205,8 +202,8 @@ class Blocks(Mask):
 class RandomBlocks(Mask):
     """Each block of queries sees `count` blocks of keys drawn by `seed` (arXiv 2007.14062).
 
-    The blocks of a sequence are cut into `count` strata and one is drawn from each, so that the
-    draws never coincide and depend on nothing but the seed and the sequence's own length.
+    The blocks of a sequence are divided into `count` strata and one is drawn from each, so that
+    the draws never coincide and depend only on the seed and the length of the sequence.
     """
 
     size: int
@@ -215,22 +212,25 @@ class RandomBlocks(Mask):
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.count < 1:
-            raise ConfigError(f"{self} has no block to see", "use size >= 1 and count >= 1")
+            raise ConfigError(f"size and count must be at least 1, got {self}")
 
     def allows(
         self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
     ) -> Bool[Tensor, "*#at"]:
-        blocks = _whole(length + self.size - 1, self.size)
-        own, other = _whole(query, self.size), _whole(key, self.size)
+        blocks = _floor_divide(length + self.size - 1, self.size)
+        own, other = _floor_divide(query, self.size), _floor_divide(key, self.size)
         seen = (query < 0) & (key < 0) & (length < 0)
         for draw in range(self.count):
-            low, high = _whole(blocks * draw, self.count), _whole(blocks * (draw + 1), self.count)
+            low, high = (
+                _floor_divide(blocks * draw, self.count),
+                _floor_divide(blocks * (draw + 1), self.count),
+            )
             drawn = low + _scramble(own, draw, self.seed) % (high - low).clamp(min=1)
             seen = seen | ((other == drawn) & (high > low))
         return seen
 
     @property
-    def settled(self) -> bool:
+    def independent_of_length(self) -> bool:
         return False
 
     @property
@@ -238,7 +238,7 @@ class RandomBlocks(Mask):
         return Band(math.inf, math.inf)
 
 
-def _whole(value: Int[Tensor, "*at"], by: int) -> Int[Tensor, "*at"]:
+def _floor_divide(value: Int[Tensor, "*at"], by: int) -> Int[Tensor, "*at"]:
     return torch.div(value, by, rounding_mode="floor")
 
 
@@ -253,7 +253,7 @@ def _scramble(block: Int[Tensor, "*at"], draw: int, seed: int) -> Int[Tensor, "*
 
 @dataclass(frozen=True, slots=True)
 class And(Mask):
-    """What both rules allow."""
+    """What both masks allow."""
 
     first: Mask
     second: Mask
@@ -264,8 +264,8 @@ class And(Mask):
         return self.first.allows(query, key, length) & self.second.allows(query, key, length)
 
     @property
-    def settled(self) -> bool:
-        return self.first.settled and self.second.settled
+    def independent_of_length(self) -> bool:
+        return self.first.independent_of_length and self.second.independent_of_length
 
     @property
     def reach(self) -> Band:
@@ -279,7 +279,7 @@ class And(Mask):
 
 @dataclass(frozen=True, slots=True)
 class Or(Mask):
-    """What either rule allows."""
+    """What either mask allows."""
 
     first: Mask
     second: Mask
@@ -290,8 +290,8 @@ class Or(Mask):
         return self.first.allows(query, key, length) | self.second.allows(query, key, length)
 
     @property
-    def settled(self) -> bool:
-        return self.first.settled and self.second.settled
+    def independent_of_length(self) -> bool:
+        return self.first.independent_of_length and self.second.independent_of_length
 
     @property
     def reach(self) -> Band:
@@ -300,7 +300,7 @@ class Or(Mask):
 
     @property
     def fills_reach(self) -> bool:
-        # Two bands both hold the diagonal, so that together they are a band without a hole.
+        # Two bands both contain the diagonal, so their union is a band without a gap.
         rules = (self.first, self.second)
         return all(rule.fills_reach for rule in rules) or any(
             rule.fills_reach and rule.reach == self.reach for rule in rules
@@ -313,7 +313,7 @@ Simple = Literal["all", "causal", "other"]
 def visible(
     mask: Mask, rows: range, queries: int, keys: int, device: torch.device
 ) -> Bool[Tensor, "t s"]:
-    """Which keys the given rows of queries see, the last query standing at the last key.
+    """Which keys these rows of queries see; the last query is aligned to the last key.
 
     >>> from manyheads.parts.masks import Causal
     >>> visible(Causal(), range(2), 2, 3, torch.device("cpu")).int().tolist()
@@ -326,12 +326,12 @@ def visible(
 
 
 def exact_band(mask: Mask) -> Band | None:
-    """The band the mask is, if it is one."""
+    """The band that the mask is equal to, if there is one."""
     return mask.reach if mask.fills_reach else None
 
 
 def simple_form(mask: Mask, queries: int, keys: int) -> Simple:
-    """Whether for these lengths the mask hides nothing, hides only the future, or is its own.
+    """Whether at these lengths the mask is full, causal, or neither.
 
     >>> from manyheads.parts.masks import Window
     >>> simple_form(Window(64, 64), 50, 50), simple_form(Window(64), 50, 50)
@@ -340,7 +340,7 @@ def simple_form(mask: Mask, queries: int, keys: int) -> Simple:
     band = exact_band(mask)
     if band is None or band.before < keys - 1:
         return "other"
-    # The last query stands at the last key, so the first has queries - 1 keys ahead of it.
+    # The last query is aligned to the last key, so the first has queries - 1 keys ahead of it.
     if band.after >= queries - 1:
         return "all"
     return "causal" if band.after == 0 and queries == keys else "other"

@@ -1,4 +1,4 @@
-"""Norms, and where around a sublayer they stand."""
+"""Norms, and where they are around a sublayer."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNorm:
-    """Subtract the mean, divide by the deviation, scale (arXiv 1607.06450).
+    """Subtract the mean, divide by the standard deviation, scale (arXiv 1607.06450).
 
-    `centred` stores the weight as its distance from one: the output is scaled by 1 + weight.
+    If `centred`, the output is scaled by 1 + weight.
     """
 
     eps: float = 1e-5
@@ -22,7 +22,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RMSNorm:
-    """Divide by the root mean square, scale (arXiv 1910.07467); `centred` is LayerNorm's."""
+    """Divide by the root mean square, scale (arXiv 1910.07467); `centred` as in LayerNorm."""
 
     eps: float = 1e-6
     bias: bool = False
@@ -31,7 +31,7 @@ class RMSNorm:
 
 @dataclass(frozen=True, slots=True)
 class NoNorm:
-    """The value as it is."""
+    """No norm."""
 
 
 Norm = LayerNorm | RMSNorm | NoNorm
@@ -39,7 +39,7 @@ Norm = LayerNorm | RMSNorm | NoNorm
 
 @dataclass(frozen=True, slots=True)
 class PreNorm:
-    """x + f(norm(x)): the residual stream itself is never normed (arXiv 2002.04745)."""
+    """x + f(norm(x)): the residual stream itself is not normed (arXiv 2002.04745)."""
 
     norm: Norm = LayerNorm()
 
@@ -53,7 +53,7 @@ class PostNorm:
 
 @dataclass(frozen=True, slots=True)
 class SandwichNorm:
-    """x + norm(f(norm(x))): a norm of its own on either side of the sublayer (arXiv 2105.13290)."""
+    """x + norm(f(norm(x))): a norm before and one after the sublayer (arXiv 2105.13290)."""
 
     norm: Norm = LayerNorm()
 
@@ -73,7 +73,7 @@ class Normalise(nn.Module):
     def forward(self, x: Float[Tensor, "... c"]) -> Float[Tensor, "... c"]:
         if not self.config.centred:
             return self._normed(x, self.weight, self.bias)
-        # Half precision has too few digits for one and a small distance from it.
+        # Half precision is too coarse for one plus a small weight.
         wide = torch.promote_types(x.dtype, torch.float32)
         bias = None if self.bias is None else self.bias.to(wide)
         return self._normed(x.to(wide), 1 + self.weight.to(wide), bias).to(x.dtype)
@@ -83,7 +83,7 @@ class Normalise(nn.Module):
     ) -> Float[Tensor, "... c"]:
         if isinstance(self.config, LayerNorm):
             return F.layer_norm(x, weight.shape, weight, bias, self.config.eps)
-        # The fused kernel wants one type for both, and autocast brings two.
+        # The fused kernel needs one dtype for both, and autocast gives two.
         normed = F.rms_norm(x, weight.shape, weight.to(x.dtype), self.config.eps)
         return normed if bias is None else normed + bias
 

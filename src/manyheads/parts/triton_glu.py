@@ -1,10 +1,9 @@
 """Triton kernels for gated feed-forwards: the activation of one half times the other.
 
-Importing this file needs triton: import it where a CUDA device is at hand.
+Importing this file needs triton: import it inside a function that runs on CUDA.
 
-A compiler does the same well on the way forth. On the way back it joins the gradients of the halves
-in a kernel that works out both for every number, which takes three times as long as reading and
-writing.
+A compiler does the forward pass well. Its backward pass joins the gradients of the halves in a
+kernel that computes both for every number, which takes three times as long as reading and writing.
 """
 
 from typing import Any
@@ -21,7 +20,7 @@ ROWS, COLUMNS = 16, 128
 
 @triton.jit
 def _activated(x, KIND: tl.constexpr):
-    """The activation and its slope."""
+    """The activation and its derivative."""
     if KIND == 0:
         below = 0.5 * (1 + tl.erf(x * 0.7071067811865476))
         value = x * below
@@ -71,7 +70,7 @@ def _gate(
 def gated(joined: Tensor, kind: int) -> Tensor:
     """The activation of the first half, `KINDS[kind]`, times the second: (n, 2 m) to (n, m).
 
-    torch reads these types, and knows none that tell shapes.
+    torch parses these annotations and does not know those with shapes.
     """
     joined = joined.contiguous()
     inside = joined.new_empty(joined.shape[0], joined.shape[1] // 2)

@@ -16,6 +16,6 @@ def test_the_offset_costs_places(count: int, offset: int, longest: int) -> None:
 def test_an_offset_outside_the_table_is_refused(offset: int) -> None:
     with refuses(
         ConfigError,
-        f"offset={offset} leaves no place in a table of 8: use an offset of 0 to 7.",
+        f"0 to 7, got {offset}",
     ):
         Learned(count=8, offset=offset)

@@ -64,5 +64,5 @@ def test_gradients_reach_the_table_through_another_resolution() -> None:
 
 
 def test_an_empty_grid_is_refused() -> None:
-    with refuses(ConfigError, "a grid of 0 x 14 is empty: use 1 or more."):
+    with refuses(ConfigError, "at least 1 x 1, got 0 x 14"):
         LearnedGrid(rows=0, columns=14)

@@ -44,10 +44,10 @@ def test_a_bucket_table_gives_each_head_its_own_score() -> None:
 
 
 def test_buckets_that_do_not_fit_their_reach_are_refused() -> None:
-    remedy = "use at least 4 buckets and a reach longer than their exact half"
-    with refuses(ConfigError, f"buckets=2 do not fit reach=128: {remedy}."):
+    remedy = "use at least 4 buckets and a reach above"
+    with refuses(ConfigError, f"buckets=2 do not fit reach=128: {remedy}"):
         T5Buckets(buckets=2)
-    with refuses(ConfigError, f"buckets=32 do not fit reach=8: {remedy}."):
+    with refuses(ConfigError, f"buckets=32 do not fit reach=8: {remedy}"):
         T5Buckets(reach=8)
 
 
@@ -80,5 +80,5 @@ def test_shaws_values_are_there_only_where_asked_for() -> None:
 
 
 def test_shaw_without_a_reach_is_refused() -> None:
-    with refuses(ConfigError, "reach=0 knows no distance: use a reach of 1 or more."):
+    with refuses(ConfigError, "reach must be at least 1, got 0"):
         Shaw(reach=0)

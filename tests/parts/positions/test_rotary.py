@@ -40,13 +40,13 @@ def test_score_depends_only_on_distance(
 ) -> None:
     rotary = Rotary(theta=theta, fraction=share, scaling=scaling)
     q, k = torch.randn(2, 12, 3, 16)
-    here, there = (rotary.turn(torch.arange(12) + moved, 16) for moved in (0, shift))
+    here, there = (rotary.rotation(torch.arange(12) + moved, 16) for moved in (0, shift))
     scores = [torch.einsum("thd,shd->hts", turn(q), turn(k)) for turn in (here, there)]
     torch.testing.assert_close(scores[0], scores[1], rtol=1e-3, atol=1e-3)
 
 
 def test_score_does_depend_on_distance() -> None:
-    turn = Rotary().turn(torch.arange(12), 16)
+    turn = Rotary().rotation(torch.arange(12), 16)
     x = torch.randn(1, 1, 16).expand(12, 1, 16)
     scores = (turn(x) @ turn(x)[0, 0]).flatten()
     assert scores.unique().numel() == 12
@@ -54,7 +54,7 @@ def test_score_does_depend_on_distance() -> None:
 
 def test_the_first_position_turns_nothing_and_no_length_changes() -> None:
     x = torch.randn(5, 2, 16)
-    turned = Rotary().turn(torch.arange(5), 16)(x)
+    turned = Rotary().rotation(torch.arange(5), 16)(x)
     assert torch.equal(turned[0], x[0])
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
 
@@ -63,11 +63,11 @@ def test_the_first_position_turns_nothing_and_no_length_changes() -> None:
 def test_channels_beyond_the_share_stay(share: float, channels: int) -> None:
     x = torch.randn(5, 2, 16)
     rotary = Rotary(fraction=share)
-    turned = rotary.turn(torch.arange(1, 6), 16)(x)
+    turned = rotary.rotation(torch.arange(1, 6), 16)(x)
     assert torch.equal(turned[..., channels:], x[..., channels:])
     assert (turned[..., :channels] != x[..., :channels]).all()
     # The part that turns does so as a smaller head would.
-    alone = Rotary().turn(torch.arange(1, 6), channels)(x[..., :channels])
+    alone = Rotary().rotation(torch.arange(1, 6), channels)(x[..., :channels])
     assert torch.equal(turned[..., :channels], alone)
 
 
@@ -77,7 +77,7 @@ def test_the_layout_is_that_of_llama() -> None:
     x = torch.randn(4, 2, 16)
     cos, sin = LlamaRotaryEmbedding(config)(x, positions[None])
     theirs, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], cos, sin)
-    ours = Rotary(theta=10_000.0).turn(positions, 16)(x)
+    ours = Rotary(theta=10_000.0).rotation(positions, 16)(x)
     torch.testing.assert_close(ours, theirs[0].transpose(0, 1))
 
 
@@ -133,7 +133,7 @@ def test_yarn_is_the_published(factor: float, fast: float, slow: float) -> None:
 def test_yarn_multiplies_scores_by_the_square_of_its_temperature() -> None:
     scaling = YarnScaling(factor=4.0, original_length=64)
     x = torch.randn(5, 1, 16)
-    turned = Rotary(scaling=scaling).turn(torch.arange(5), 16)(x)
+    turned = Rotary(scaling=scaling).rotation(torch.arange(5), 16)(x)
     expected = scaling.temperature**2 * x.square().sum(-1)
     torch.testing.assert_close(turned.square().sum(-1), expected)
     assert YarnScaling(factor=1.0, original_length=64).temperature == 1.0
@@ -163,14 +163,14 @@ def test_a_factor_of_one_changes_nothing(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_half(dtype: torch.dtype) -> None:
-    assert Rotary().turn(torch.arange(3), 8)(torch.randn(3, 1, 8, dtype=dtype)).dtype == dtype
+    assert Rotary().rotation(torch.arange(3), 8)(torch.randn(3, 1, 8, dtype=dtype)).dtype == dtype
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_halves_turned_at_once_are_the_same_forth_and_back(share: float) -> None:
-    turn = Rotary(fraction=share).turn(torch.arange(5), 8)
+    turn = Rotary(fraction=share).rotation(torch.arange(5), 8)
     x = torch.randn(5, 3, 8, requires_grad=True)
-    found, expected = turn.turned_whole(x), turn(x)
+    found, expected = turn.rotate_pairs(x), turn(x)
     torch.testing.assert_close(found, expected)
     pull = torch.randn(5, 3, 8)
     [one], [other] = (torch.autograd.grad((y * pull).sum(), x) for y in (found, expected))
@@ -180,17 +180,17 @@ def test_halves_turned_at_once_are_the_same_forth_and_back(share: float) -> None
 def test_impossible_rotations_are_refused() -> None:
     with refuses(
         ConfigError,
-        "rotary turns pairs and head size 7 x share 1 gives 7 channels: "
-        "choose an even number of channels.",
+        "head size 7 x fraction 1 gives 7",
+        "choose an even number",
     ):
-        Rotary().turned(7)
+        Rotary().rotated_channels(7)
     with refuses(
         ConfigError,
-        "rotary turns pairs and head size 12 x share 0.25 gives 3 channels: "
-        "choose an even number of channels.",
+        "head size 12 x fraction 0.25 gives 3",
+        "choose an even number",
     ):
-        Rotary(fraction=0.25).turned(12)
-    with refuses(ConfigError, "share=1.5 of a head cannot turn: use 0 < share <= 1."):
+        Rotary(fraction=0.25).rotated_channels(12)
+    with refuses(ConfigError, "fraction must be in (0, 1], got 1.5"):
         Rotary(fraction=1.5)
-    with refuses(ConfigError, "factor=0.5 shortens the context: use a factor of 1 or more."):
+    with refuses(ConfigError, "factor must be at least 1, got 0.5"):
         Rotary(scaling=LinearScaling(factor=0.5))

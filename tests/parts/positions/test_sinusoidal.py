@@ -49,7 +49,5 @@ def test_the_product_of_two_vectors_depends_only_on_their_distance() -> None:
 
 
 def test_an_odd_width_is_refused() -> None:
-    with refuses(
-        ConfigError, "width=7 cannot hold pairs of sine and cosine: choose an even width."
-    ):
+    with refuses(ConfigError, "width must be even", "got 7"):
         Sinusoidal().vectors(torch.arange(3), 7)

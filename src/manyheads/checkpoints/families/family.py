@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from manyheads.checkpoints.tensor_map import TensorMap
-from manyheads.models.provenance import NAMELESS
+from manyheads.models.provenance import DEFAULT_LABEL
 from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, Readout, TokenHead
 from manyheads.models.recipes import ModelConfig
 
@@ -105,4 +105,4 @@ def default_labels(readout: Readout) -> dict[str, Any]:
 
 def unnamed(count: int) -> tuple[str, ...]:
     """Names for classes that have none."""
-    return tuple(f"{NAMELESS}{index}" for index in range(count))
+    return tuple(f"{DEFAULT_LABEL}{index}" for index in range(count))

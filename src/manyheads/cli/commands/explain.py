@@ -81,7 +81,7 @@ class Explain:
         from manyheads.models.build import build
 
         walked = walk(
-            build("council", seed=self.seed),
+            build("tiny-encoder", seed=self.seed),
             self.texts,
             sentence=self.sentence,
             head=self.head,

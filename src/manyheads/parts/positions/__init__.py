@@ -1,4 +1,4 @@
-"""How a model knows where a token stands, one scheme a file."""
+"""Position schemes, one per file."""
 
 from manyheads.parts.positions.absolute import Learned, LearnedGrid, NoPosition, Sinusoidal
 from manyheads.parts.positions.alibi import Alibi

@@ -1,4 +1,4 @@
-"""A learned vector a position."""
+"""Absolute positions: learned, sinusoidal, a learned grid for images, or none."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -21,10 +21,7 @@ class Learned:
 
     def __post_init__(self) -> None:
         if not 0 <= self.offset < self.count:
-            raise ConfigError(
-                f"offset={self.offset} leaves no place in a table of {self.count}",
-                f"use an offset of 0 to {self.count - 1}",
-            )
+            raise ConfigError(f"offset must be in 0 to {self.count - 1}, got {self.offset}")
 
     @property
     def longest(self) -> int:
@@ -34,7 +31,7 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class NoPosition:
-    """Nothing is added, turned or biased."""
+    """No positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +52,7 @@ class Sinusoidal:
 
     def vectors(self, positions: Int[Tensor, " n"], width: int) -> Float[Tensor, "n c"]:
         if width % 2:
-            raise ConfigError(
-                f"width={width} cannot hold pairs of sine and cosine", "choose an even width"
-            )
+            raise ConfigError(f"width must be even for pairs of sine and cosine, got {width}")
         channel = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64)
         angles = positions.unsqueeze(1) * self.theta ** (-channel / width)
         pair = (angles.sin().float(), angles.cos().float())
@@ -75,11 +70,11 @@ class LearnedGrid:
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.columns < 1:
-            raise ConfigError(f"a grid of {self.rows} x {self.columns} is empty", "use 1 or more")
+            raise ConfigError(f"a grid must be at least 1 x 1, got {self.rows} x {self.columns}")
 
 
 class GridTable(nn.Module):
-    """The vectors; another grid gets them by bicubic interpolation (arXiv 2010.11929)."""
+    """The vectors; for another grid they are interpolated bicubically (arXiv 2010.11929)."""
 
     def __init__(self, config: LearnedGrid, width: int) -> None:
         super().__init__()
@@ -94,7 +89,7 @@ class GridTable(nn.Module):
 
 
 def resample(grid: Float[Tensor, "r q c"], rows: int, columns: int) -> Float[Tensor, "_ _ c"]:
-    """The same grid at another resolution, corners not aligned; its own resolution is exact."""
+    """The grid at another resolution, without aligned corners; at its own it is exact."""
     if grid.shape[:2] == (rows, columns):
         return grid
     image = rearrange(grid, "r q c -> 1 c r q").float()

@@ -1,4 +1,4 @@
-"""ALiBi: scores fall linearly with distance, at a slope of its own for each head."""
+"""ALiBi: scores decrease linearly with distance, with one slope per head."""
 
 import math
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from manyheads.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Alibi:
-    """Attention with linear biases (arXiv 2108.12409); symmetric where a query looks ahead.
+    """Attention with linear biases (arXiv 2108.12409), symmetric if a query sees later tokens.
 
-    Where heads were taken away, `kept` are the others, as they were counted `among` all: each keeps
-    the slope it had.
+    After pruning, `kept` are the indices of the remaining heads `among` the original ones: each
+    keeps its slope.
 
     >>> Alibi().slopes(4)
     (0.25, 0.0625, 0.015625, 0.00390625)
@@ -29,23 +29,18 @@ class Alibi:
 
     def __post_init__(self) -> None:
         if any(not 0 <= head < self.among for head in self.kept):
-            raise ConfigError(
-                f"kept={self.kept} are not all among {self.among} heads",
-                f"use heads below among={self.among}",
-            )
+            raise ConfigError(f"kept must be heads below among={self.among}, got {self.kept}")
 
     def keep(self, heads: Sequence[int], among: int) -> "Alibi":
-        """Of a layer of so many heads these alone, with the slopes they have."""
+        """The bias of only these of `among` heads, with the slopes they have."""
         kept = tuple(self.kept[head] for head in heads) if self.kept else tuple(heads)
         return Alibi(kept, self.among if self.kept else among)
 
     def slopes(self, heads: int) -> tuple[float, ...]:
-        """The published slopes: a geometric series, filled from the next one for odd counts."""
+        """The published slopes: a geometric series, with values of the next for other counts."""
         if self.kept:
             if len(self.kept) != heads:
-                raise ConfigError(
-                    f"{len(self.kept)} slopes are kept and heads={heads}", f"keep {heads} of them"
-                )
+                raise ConfigError(f"kept must have heads={heads} entries, got {len(self.kept)}")
             published = Alibi().slopes(self.among)
             return tuple(published[head] for head in self.kept)
         power = 2 ** math.floor(math.log2(heads))
@@ -57,7 +52,7 @@ class Alibi:
         return AlibiBias(self._slopes_on(device, heads))
 
     def _slopes_on(self, device: torch.device, heads: int) -> Float[Tensor, " h"]:
-        """The slopes worked out where they are used: a recorded step cannot copy from the host."""
+        """The slopes, computed on the device: a CUDA graph cannot copy from the host."""
         if self.kept:
             published = Alibi()._slopes_on(device, self.among)
             return torch.stack([published[head] for head in self.kept])
@@ -72,7 +67,7 @@ class Alibi:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlibiBias:
-    """The slopes as a kernel reads them."""
+    """The slopes in the form that kernels use."""
 
     slopes: Float[Tensor, " h"]
 
@@ -81,7 +76,7 @@ class AlibiBias:
         return self.slopes.requires_grad
 
     def of_heads(self, spans: Sequence[slice]) -> "AlibiBias":
-        """Of these heads alone."""
+        """The bias of these heads only."""
         return AlibiBias(torch.cat([self.slopes[span] for span in spans]))
 
     def score(

@@ -1,4 +1,4 @@
-"""Learned biases by distance: T5's buckets, and Shaw's vectors met by the query."""
+"""Learned biases by distance: T5's buckets and Shaw's vectors."""
 
 import math
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from manyheads.parts.positions.alibi import AlibiBias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class T5Buckets:
-    """A learned score a head for each bucket of distances (arXiv 1910.10683).
+    """A learned score per head for each bucket of distances (arXiv 1910.10683).
 
-    Half of the buckets are single distances, half grow logarithmically up to `reach`. `shared`
-    keeps one table for all layers of a stack, as T5 does.
+    Half of the buckets are single distances, half grow logarithmically up to `reach`. If `shared`,
+    all layers of a stack use one table, as in T5.
     """
 
     buckets: int = 32
@@ -26,20 +26,20 @@ class T5Buckets:
     shared: bool = True
 
     def __post_init__(self) -> None:
-        exact = self._a_side // 2
+        exact = self._per_side // 2
         if exact < 1 or self.reach <= exact:
             raise ConfigError(
                 f"buckets={self.buckets} do not fit reach={self.reach}",
-                "use at least 4 buckets and a reach longer than their exact half",
+                f"use at least 4 buckets and a reach above {exact}",
             )
 
     @property
-    def _a_side(self) -> int:
+    def _per_side(self) -> int:
         return self.buckets // 2 if self.bidirectional else self.buckets
 
     def bucket(self, distance: Int[Tensor, "*at"]) -> Int[Tensor, "*at"]:
         """The bucket of key position minus query position."""
-        count = self._a_side
+        count = self._per_side
         if self.bidirectional:
             first = (distance > 0).long() * count
             far = distance.abs()
@@ -53,7 +53,7 @@ class T5Buckets:
 
 
 class BucketTable(nn.Module):
-    """The table of T5's buckets, one column a head."""
+    """The table of T5's buckets, one column per head."""
 
     def __init__(self, config: T5Buckets, heads: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class BucketTable(nn.Module):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BucketBias:
-    """T5's table as a kernel reads it."""
+    """T5's table in the form that kernels use."""
 
     config: T5Buckets
     table: Float[Tensor, "buckets h"]
@@ -76,7 +76,7 @@ class BucketBias:
         return self.table.requires_grad
 
     def of_heads(self, spans: Sequence[slice]) -> "BucketBias":
-        """Of these heads alone."""
+        """The bias of these heads only."""
         return BucketBias(self.config, torch.cat([self.table[:, span] for span in spans], dim=1))
 
     def score(
@@ -91,10 +91,10 @@ class BucketBias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaw:
-    """A learned vector for each distance up to `reach`, met by the query (arXiv 1803.02155).
+    """A learned vector per distance up to `reach`, multiplied by the query (arXiv 1803.02155).
 
-    `values` adds a second vector by distance to what the head reads; it needs the pattern's mass at
-    every distance, so only the reference kernel can do it.
+    `values` adds a second vector per distance to the output of the head. That needs the attention
+    on each distance, so only the reference kernel supports it.
     """
 
     reach: int = 16
@@ -102,7 +102,7 @@ class Shaw:
 
     def __post_init__(self) -> None:
         if self.reach < 1:
-            raise ConfigError(f"reach={self.reach} knows no distance", "use a reach of 1 or more")
+            raise ConfigError(f"reach must be at least 1, got {self.reach}")
 
 
 class ShawTable(nn.Module):
@@ -123,7 +123,7 @@ class ShawTable(nn.Module):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShawBias:
-    """Each query's score with every distance, and the vectors to add to what is read."""
+    """The score of each query with each distance, and the vectors to add to the output."""
 
     reach: int
     products: Float[Tensor, "n h distances"]
@@ -135,12 +135,12 @@ class ShawBias:
         return self.products.requires_grad or values_do
 
     def of_heads(self, spans: Sequence[slice]) -> "ShawBias":
-        """Of these heads alone."""
+        """The bias of these heads only."""
         products = torch.cat([self.products[:, span] for span in spans], dim=1)
         return ShawBias(self.reach, products, self.values)
 
     def distance(self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"]) -> Int[Tensor, "*#at"]:
-        """Which of the 2 * reach + 1 distances lies between query and key."""
+        """The index of the distance between query and key, in 0 to 2 * reach."""
         return (key - query).clamp(-self.reach, self.reach) + self.reach
 
     def score(
@@ -153,6 +153,6 @@ class ShawBias:
         return self.products[row, head, self.distance(query, key)]
 
 
-# Each has `score(head, row, query, key)`, elementwise over index tensors that broadcast: the same
-# formula renders a block for one kernel and becomes a score_mod for another.
+# Each has `score(head, row, query, key)`, elementwise over index tensors that broadcast: one kernel
+# computes blocks with it, another uses it as a score_mod.
 Bias = AlibiBias | BucketBias | ShawBias

@@ -1,10 +1,10 @@
-"""Triton kernels that cut a joined projection into turned queries, turned keys and values.
+"""Triton kernels that split a joint projection into rotated queries, rotated keys and values.
 
-Importing this file needs triton: import it where a CUDA device is at hand.
+Importing this file needs triton: import it inside a function that runs on CUDA.
 
-A compiler does the same well on the way forth. On the way back it joins three gradients and turns
-two of them in one kernel that works out all three for every number: 0.29 ms a layer for the tokens
-of a masked step on an H200, eight times what reading and writing take.
+A compiler does the forward pass well. Its backward pass joins three gradients in one kernel that
+computes all three for every number: 0.29 ms per layer of a masked-language step on an H200, eight
+times what reading and writing take.
 """
 
 from typing import Any
@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-# Numbers of one half of the heads that a program holds.
-ROOM = 4096
+# Numbers of one half of the heads per program.
+PER_PROGRAM = 4096
 
 
 @triton.jit
@@ -39,8 +39,8 @@ def _turn(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None, None]
     head = tl.arange(0, WIDE)[None, :, None]
     channel = tl.arange(0, HALF)[None, None, :]
-    # One program makes one part. It names all three, each where it is not meant without effect, for
-    # compilers see which tensors are written where these are named, not where they are chosen.
+    # A program computes one part. It names all three, masking the other two, because compilers see
+    # which tensors are written from the pointers that are used, not from those that are selected.
     part = tl.program_id(1)
     here = token < tokens
     as_query = here & (head < HEADS) & (part == 0)
@@ -61,7 +61,7 @@ def _turn(
     else:
         first = tl.load(joined_at + joined, mask=inside, other=0.0).to(tl.float32)
         second = tl.load(joined_at + joined + HALF, mask=inside, other=0.0).to(tl.float32)
-    # A value turns by nothing.
+    # Values are not rotated.
     turns = here & (part < 2)
     cos = tl.load(cos_at + token * HALF + channel, mask=turns, other=1.0)
     sin = tl.load(sin_at + token * HALF + channel, mask=turns, other=0.0)
@@ -81,14 +81,14 @@ def _turn(
         tl.store(value_at + key + HALF, right, mask=as_value)
 
 
-@triton_op("manyheads::turn_parts", mutates_args=())
-def turn_parts(
+@triton_op("manyheads::split_rotated", mutates_args=())
+def split_rotated(
     joined: Tensor, cos: Tensor, sin: Tensor, heads: int, keys: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries (n, heads, 2 half) and keys (n, keys, 2 half), turned, and values as keys.
+    """Rotated queries (n, heads, 2 half), rotated keys (n, keys, 2 half), and values as keys.
 
-    `joined` is (n, rows), cosines and sines are (n, 1, half). torch reads these types, and knows
-    none that tell shapes.
+    `joined` is (n, rows), cosines and sines are (n, 1, half). torch parses these annotations and
+    does not know those with shapes.
     """
     size = 2 * cos.shape[-1]
     query = joined.new_empty(joined.shape[0], heads, size)
@@ -97,9 +97,9 @@ def turn_parts(
     return query, key, value
 
 
-@triton_op("manyheads::join_turned", mutates_args=())
-def _join_turned(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The way back: turned the other way, and joined."""
+@triton_op("manyheads::join_rotated", mutates_args=())
+def _join_rotated(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The backward pass: rotated the other way, and joined."""
     parts = tuple(each.contiguous() for each in (query, key, value))
     rows = sum(each.shape[1] for each in parts) * query.shape[2]
     joined = query.new_empty(query.shape[0], rows)
@@ -113,7 +113,7 @@ def _launch(
     query, key, value = parts
     tokens, heads, size = query.shape
     wide = triton.next_power_of_2(max(heads, key.shape[1]))
-    together = max(1, ROOM // (wide * size // 2))
+    together = max(1, PER_PROGRAM // (wide * size // 2))
     wrap_triton(_turn)[(triton.cdiv(tokens, together), 3)](
         joined,
         query,
@@ -138,7 +138,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG0
 
 
 def _back(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor | None, ...]:
-    return _join_turned(query, key, value, *ctx.saved_tensors), None, None, None, None
+    return _join_rotated(query, key, value, *ctx.saved_tensors), None, None, None, None
 
 
-torch.library.register_autograd("manyheads::turn_parts", _back, setup_context=_keep)
+torch.library.register_autograd("manyheads::split_rotated", _back, setup_context=_keep)

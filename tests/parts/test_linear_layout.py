@@ -16,9 +16,9 @@ def test_weights_are_laid_out_anew_for_many_tokens_only_and_put_back() -> None:
     linear, table = nn.Linear(3, 5), nn.Embedding(7, 3)
     weights = (linear.weight, table.weight)
     places, values = [each.data_ptr() for each in weights], [each.clone() for each in weights]
-    with linear_layout.column_major_weights(linear, linear_layout.FEWEST_TOKENS - 1, table.weight):
+    with linear_layout.column_major_weights(linear, linear_layout.MIN_TOKENS - 1, table.weight):
         assert all(each.is_contiguous() for each in weights)
-    with linear_layout.column_major_weights(linear, linear_layout.FEWEST_TOKENS, table.weight):
+    with linear_layout.column_major_weights(linear, linear_layout.MIN_TOKENS, table.weight):
         assert all(each.T.is_contiguous() for each in weights)
         assert all(torch.equal(*pair) for pair in zip(weights, values, strict=True))
     assert all(each.is_contiguous() for each in weights)
@@ -28,15 +28,15 @@ def test_weights_are_laid_out_anew_for_many_tokens_only_and_put_back() -> None:
 def test_a_weight_that_is_shared_is_laid_out_once() -> None:
     linear, table = nn.Linear(3, 7, bias=False), nn.Embedding(7, 3)
     linear.weight = table.weight
-    with linear_layout.column_major_weights(linear, linear_layout.FEWEST_TOKENS, table.weight):
+    with linear_layout.column_major_weights(linear, linear_layout.MIN_TOKENS, table.weight):
         assert table.weight.T.is_contiguous()
     assert table.weight.is_contiguous()
 
 
 def test_half_precision_and_large_models_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     half, large = nn.Linear(3, 5).bfloat16(), nn.Linear(3, 5)
-    with linear_layout.column_major_weights(half, linear_layout.FEWEST_TOKENS):
+    with linear_layout.column_major_weights(half, linear_layout.MIN_TOKENS):
         assert half.weight.is_contiguous()
-    monkeypatch.setattr(linear_layout, "MOST_BYTES", 59)
-    with linear_layout.column_major_weights(large, linear_layout.FEWEST_TOKENS):
+    monkeypatch.setattr(linear_layout, "MAX_BYTES", 59)
+    with linear_layout.column_major_weights(large, linear_layout.MIN_TOKENS):
         assert large.weight.is_contiguous()

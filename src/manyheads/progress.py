@@ -1,4 +1,4 @@
-"""How far long work has come: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of long work: a bar on a terminal, a line every few seconds elsewhere."""
 
 import sys
 import time
@@ -7,14 +7,14 @@ from io import TextIOBase
 from types import TracebackType
 from typing import Any
 
-SILENT_SECONDS = 2.0
-# A terminal is drawn anew in place; a log grows with each line.
+QUIET_SECONDS = 2.0
+# A bar is redrawn in place; a log grows with each line.
 SECONDS_BETWEEN_DRAWINGS = 0.1
 SECONDS_BETWEEN_LINES = 5.0
 
 
 class Progress:
-    """Counts work done and tells of it, on stderr, once two seconds have passed.
+    """Counts the work done and, after two seconds, reports it on stderr.
 
     >>> with Progress("encoding", total=3, unit="tokens") as bar:
     ...     for _ in range(3):
@@ -41,13 +41,13 @@ class Progress:
         self._enabled = enabled
         self._clock = clock
         self._started = clock()
-        self._next = self._started + SILENT_SECONDS
-        self._told = False
+        self._next = self._started + QUIET_SECONDS
+        self._reported = False
         self._bar: Any = None
 
     def __enter__(self) -> "Progress":
         self._started = self._clock()
-        self._next = self._started + SILENT_SECONDS
+        self._next = self._started + QUIET_SECONDS
         return self
 
     def __exit__(
@@ -58,7 +58,7 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
-        if self._told and kind is None:
+        if self._reported and kind is None:
             self._print(f"{self.done:,.0f} {self.unit} in {duration(self.seconds)}, {self._rate()}")
 
     @property
@@ -66,24 +66,24 @@ class Progress:
         return self._clock() - self._started
 
     def advance(self, amount: int | float = 1) -> None:
-        """So much more is done."""
+        """Add to the work done."""
         self.done += amount
         finished = self.total is not None and self.done >= self.total
         if self._enabled and not finished and self._clock() >= self._next:
-            self._tell()
+            self._report()
 
     def expect(self, total: int | float) -> None:
-        """The work turns out to be so much in all."""
+        """Set the total, where it is known only later."""
         self.total = total
 
-    def _tell(self) -> None:
-        self._told = True
+    def _report(self) -> None:
+        self._reported = True
         if self._stream.isatty():
             self._next = self._clock() + SECONDS_BETWEEN_DRAWINGS
             self._draw()
         else:
             self._next = self._clock() + SECONDS_BETWEEN_LINES
-            self._print(f"{self._so_far()}, {self._outlook()}")
+            self._print(f"{self._count()}, {self._forecast()}")
 
     def _print(self, text: str) -> None:
         print(f"{self.label}: {text}", file=self._stream, flush=True)
@@ -94,8 +94,8 @@ class Progress:
         from rich.progress import Progress as Bars
 
         if self._bar is None:
-            columns = (TextColumn(self.label), BarColumn(), TextColumn("{task.fields[outlook]}"))
-            # Drawn where work is reported, so that no thread of its own competes with the work.
+            columns = (TextColumn(self.label), BarColumn(), TextColumn("{task.fields[forecast]}"))
+            # Drawn by the caller, so that no thread of its own competes with the work.
             self._bar = Bars(
                 *columns,
                 console=Console(file=self._stream, highlight=False),
@@ -103,22 +103,22 @@ class Progress:
                 transient=True,
             )
             self._bar.start()
-            self._bar.add_task(self.label, total=self.total, outlook="")
+            self._bar.add_task(self.label, total=self.total, forecast="")
         task = self._bar.task_ids[0]
-        self._bar.update(task, completed=self.done, total=self.total, outlook=self._outlook())
+        self._bar.update(task, completed=self.done, total=self.total, forecast=self._forecast())
         self._bar.refresh()
 
-    def _so_far(self) -> str:
+    def _count(self) -> str:
         of = "" if self.total is None else f" of {self.total:,.0f}"
         return f"{self.done:,.0f}{of} {self.unit}"
 
-    def _outlook(self) -> str:
-        """Share, rate and time left, as far as they are known."""
-        known = [self._rate()]
+    def _forecast(self) -> str:
+        """Fraction, rate and time left, as far as they are known."""
+        parts = [self._rate()]
         if self.total and self.done:
             left = max(0.0, self.total / self.done - 1) * self.seconds
-            known = [f"{min(1.0, self.done / self.total):.0%}", *known, f"{duration(left)} left"]
-        return ", ".join(known)
+            parts = [f"{min(1.0, self.done / self.total):.0%}", *parts, f"{duration(left)} left"]
+        return ", ".join(parts)
 
     def _rate(self) -> str:
         rate = self.done / max(self.seconds, 1e-9)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads.errors import ConfigError, InputError
-from manyheads.explain.layer_walk import LONGEST, Stage, Walk, read, walk
+from manyheads.explain.layer_walk import MAX_TOKENS, Stage, Walk, split_words, walk
 from manyheads.models.build import build
 from manyheads.models.encoder import Encoder
 
@@ -17,18 +17,18 @@ SENTENCE = "Всем привет! Я увлекаюсь искусственн�
 SHAPES = {
     Stage.EMBEDDINGS: "n c",
     Stage.POSITIONS: "n c",
-    Stage.PLACED: "n c",
+    Stage.INPUT: "n c",
     Stage.QUERY: "n h d",
     Stage.KEY: "n h d",
     Stage.VALUE: "n h d",
     Stage.SCORES: "h n n",
     Stage.WEIGHTS: "h n n",
     Stage.HEAD_OUTPUTS: "n h d",
-    Stage.JOINED: "n c",
+    Stage.CONCATENATED: "n c",
     Stage.ATTENTION_OUTPUT: "n c",
     Stage.ATTENTION_SUM: "n c",
     Stage.ATTENTION_NORMED: "n c",
-    Stage.INSIDE: "n f",
+    Stage.NEURONS: "n f",
     Stage.FEEDFORWARD_OUTPUT: "n c",
     Stage.FEEDFORWARD_SUM: "n c",
     Stage.FEEDFORWARD_NORMED: "n c",
@@ -39,7 +39,7 @@ SHAPES = {
 @pytest.fixture(scope="module")
 def model() -> Encoder:
     """Untrained, but with biases and norms that are not zeros and ones, so that both count."""
-    model: Encoder = build("council", seed=0)
+    model: Encoder = build("tiny-encoder", seed=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -126,14 +126,14 @@ def test_one_token_has_one_weight_and_no_entropy(model: Encoder) -> None:
 
 def test_a_sentence_of_a_batch_is_walked_as_if_alone(model: Encoder) -> None:
     batch = walk(model, ["Один день", SENTENCE, "!"], sentence=1)
-    assert batch.tokens == read([SENTENCE])[0]
+    assert batch.tokens == split_words([SENTENCE])[0]
     assert batch.agrees
     assert batch[Stage.RESULT].model.shape == (7, 128)
 
 
 def test_the_longest_sentence_still_agrees(model: Encoder) -> None:
-    words = " ".join(f"word{index % 300}" for index in range(LONGEST))
-    assert walk(model, [words], position=LONGEST - 1).agrees
+    words = " ".join(f"word{index % 300}" for index in range(MAX_TOKENS))
+    assert walk(model, [words], position=MAX_TOKENS - 1).agrees
 
 
 @given(texts=st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=3))
@@ -152,7 +152,7 @@ def test_ids_follow_the_order_of_first_appearance(model: Encoder) -> None:
 
 
 def test_punctuation_is_a_token_of_its_own() -> None:
-    assert read(["Привет, мир!"]) == (("Привет", ",", "мир", "!"),)
+    assert split_words(["Привет, мир!"]) == (("Привет", ",", "мир", "!"),)
 
 
 def test_the_kernel_is_the_one_the_library_would_use(walked: Walk) -> None:
@@ -161,7 +161,7 @@ def test_the_kernel_is_the_one_the_library_would_use(walked: Walk) -> None:
 
 
 def test_other_widths_can_be_walked() -> None:
-    found = walk(build("council", seed=3, width=48, heads=6, hidden=32), ["a b c"], head=5)
+    found = walk(build("tiny-encoder", seed=3, width=48, heads=6, hidden=32), ["a b c"], head=5)
     assert found.agrees
     assert found[Stage.QUERY].model.shape == (3, 6, 8)
 
@@ -186,38 +186,38 @@ def test_a_choice_out_of_range_names_the_range(
 @pytest.mark.parametrize("text", ["", "   ", "\n\t"])
 def test_a_text_without_a_word_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="text 1 has no word in it"):
-        read(["fine", text])
+        split_words(["fine", text])
 
 
 def test_no_text_at_all_is_refused() -> None:
     with pytest.raises(InputError, match="there is no text"):
-        read([])
+        split_words([])
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
     with pytest.raises(InputError, match="no UTF-8"):
-        read(["\udcff"])
+        split_words(["\udcff"])
 
 
 def test_a_text_too_long_to_follow_is_refused() -> None:
-    with pytest.raises(InputError, match=f"use {LONGEST} or fewer"):
-        read(["word " * (LONGEST + 1)])
+    with pytest.raises(InputError, match=f"use {MAX_TOKENS} or fewer"):
+        split_words(["word " * (MAX_TOKENS + 1)])
 
 
 def test_more_words_than_the_vocabulary_holds_are_refused() -> None:
-    small = build("council", seed=0, vocabulary=3)
+    small = build("tiny-encoder", seed=0, vocabulary=3)
     with pytest.raises(InputError, match="4 different tokens do not fit into vocabulary=3"):
         walk(small, ["a b c d"])
 
 
 def test_a_model_of_other_parts_is_refused() -> None:
     other = build("bert-base", width=32, heads=2, hidden=64, layers=1, vocabulary=50)
-    with pytest.raises(ConfigError, match="council"):
+    with pytest.raises(ConfigError, match="tiny-encoder"):
         walk(other, ["a b"])
-    with pytest.raises(ConfigError, match="council"):
-        walk(build("council", layers=2), ["a b"])
+    with pytest.raises(ConfigError, match="tiny-encoder"):
+        walk(build("tiny-encoder", layers=2), ["a b"])
 
 
 def test_a_model_too_coarse_to_compare_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"torch.bfloat16 on cpu: use model.float\(\).cpu\(\)"):
-        walk(build("council", dtype=torch.bfloat16), ["a b"])
+        walk(build("tiny-encoder", dtype=torch.bfloat16), ["a b"])

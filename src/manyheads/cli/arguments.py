@@ -51,7 +51,7 @@ OutFile = Annotated[
     Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")
 ]
 BatchTokens = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
-DeviceName = str
+DeviceName = Annotated[str, tyro.conf.arg(metavar="DEVICE")]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 AttentionName = Literal["attention", "encoder", "cross"]
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]

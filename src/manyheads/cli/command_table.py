@@ -87,6 +87,11 @@ class Option:
 HELP = Option(field="help", names=("--help", "-h"), metavar="", kind="flag")
 
 
+def summary_of(command: Callable[..., object]) -> str:
+    """The first line of a command's help, without its full stop."""
+    return (command.__doc__ or "").split("\n")[0].rstrip(".")
+
+
 def options_of(command: Callable[..., object]) -> tuple[Option, ...]:
     """The options of a command in the order of its help.
 

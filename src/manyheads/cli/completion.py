@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from manyheads.cli.command_table import WORKING, Option, options_of, positionals_of
+from manyheads.cli.command_table import WORKING, Option, options_of, positionals_of, summary_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,9 @@ def bash(commands: Commands, models: Sequence[str]) -> str:
 
 def zsh(commands: Commands, models: Sequence[str]) -> str:
     """For zsh with its completion system switched on."""
-    descriptions = [f"    {_quoted(f'{name}:{_about(each)}')}" for name, each in commands.items()]
+    descriptions = [
+        f"    {_quoted(f'{name}:{summary_of(each)}')}" for name, each in commands.items()
+    ]
     cases = []
     for name, command in commands.items():
         specs = [spec for option in options_of(command) for spec in _zsh_options(option)]
@@ -145,7 +147,7 @@ def fish(commands: Commands, models: Sequence[str]) -> str:
     lines = []
     for name, command in commands.items():
         start = "-n 'test (count (commandline -opc)) -eq 1'"
-        lines.append(f"complete -c {PROGRAM} {start} -a {name} -d {_quoted(_about(command))}")
+        lines.append(f"complete -c {PROGRAM} {start} -a {name} -d {_quoted(summary_of(command))}")
         prefix = f"complete -c {PROGRAM} -n '__manyheads_is {name}'"
         for option in options_of(command):
             names = " ".join(
@@ -191,10 +193,6 @@ def _fish_positional(positional: Option, models: Sequence[str]) -> list[str]:
     if positional.kind == "choice":
         return [f"-a '{' '.join(positional.choices)}'"]
     return ["-F"] if positional.kind == "file" else []
-
-
-def _about(command: Callable[..., object]) -> str:
-    return (command.__doc__ or "").split("\n")[0].rstrip(".")
 
 
 def _quoted(text: str) -> str:

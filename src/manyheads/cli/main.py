@@ -11,18 +11,19 @@ from io import StringIO
 
 import tyro
 
-from manyheads.cli.command_table import WORKING, Command, Option, options_of, positionals_of
+from manyheads.cli.command_table import (
+    WORKING,
+    Command,
+    Option,
+    options_of,
+    positionals_of,
+    summary_of,
+)
 from manyheads.cli.completion import Completion
 from manyheads.errors import InputError, ManyheadsError
 from manyheads.formatting import alternatives
 
 COMMANDS: dict[str, Callable[..., Command]] = {**WORKING, "completion": Completion}
-
-ABOUT = """See, measure and reshape every attention head, at full speed.
-
-Start with: manyheads inspect
-
-Also: manyheads inspect --help, manyheads --version"""
 
 FIRST = """manyheads: see, measure and reshape every attention head, at full speed.
 
@@ -38,6 +39,16 @@ Or follow one sentence through one attention layer, number by number.
 
 All commands: manyheads --help"""
 
+HELP = """usage: manyheads COMMAND ...
+
+See, measure and reshape every attention head, at full speed.
+
+{commands}
+
+Start with: manyheads inspect
+The options of a command: manyheads inspect --help
+The version: manyheads --version"""
+
 DONE, FAILED, WRONG_USE = 0, 1, 2
 
 
@@ -47,6 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _never_fail_to_print()
     if not words:
         print(FIRST)
+        return DONE
+    if words in (["--help"], ["-h"]):
+        names = [f"  {name:<12}{summary_of(command)}" for name, command in COMMANDS.items()]
+        print(HELP.format(commands="\n".join(names)))
         return DONE
     if words == ["--version"]:
         print(f"manyheads {_version()}")
@@ -76,7 +91,6 @@ def _parse(words: list[str]) -> Command:
         command: Command = tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
             prog="manyheads",
-            description=ABOUT,
             args=words,
             console_outputs=console_outputs,
         )

@@ -1,4 +1,4 @@
-"""One sentence through one encoder layer of 2017: every number as the model has it, and by hand."""
+"""One sentence through one encoder layer of 2017, computed by the model and by hand."""
 
 import math
 from collections.abc import Sequence
@@ -15,44 +15,44 @@ from manyheads.attention import Attention
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.encoder import Encoder
 from manyheads.models.layer import Layer
-from manyheads.models.recipes import council
+from manyheads.models.recipes import tiny_encoder
 from manyheads.parts.feedforward import FeedForward
 from manyheads.parts.norms import Normalise
 from manyheads.parts.positions import Sinusoidal
 from manyheads.ragged import Ragged
 from manyheads.taps import Record, Site, Sublayer, Tap
 
-LONGEST = 512
+MAX_TOKENS = 512
 TOLERANCE = 1e-5
 
 Sentences = tuple[tuple[str, ...], ...]
 
 
 class Stage(Enum):
-    """What the walk comes past, in order; letters as in the design's legend."""
+    """The stages of the walk in order, with their shapes."""
 
     EMBEDDINGS = "embeddings"  # n c, a token's vector times sqrt(c)
-    POSITIONS = "positions"  # n c, the sines and cosines of a token's place
-    PLACED = "placed"  # n c, the sum of both: what enters the layer
+    POSITIONS = "positions"  # n c, the sines and cosines of a token's position
+    INPUT = "input"  # n c, the sum of both, which enters the layer
     QUERY = "query"  # n h d
     KEY = "key"  # n h d
     VALUE = "value"  # n h d
     SCORES = "scores"  # h t s
     WEIGHTS = "weights"  # h t s
     HEAD_OUTPUTS = "head outputs"  # n h d
-    JOINED = "joined"  # n c, the heads side by side
+    CONCATENATED = "concatenated"  # n c, the outputs of all heads
     ATTENTION_OUTPUT = "attention output"  # n c
     ATTENTION_SUM = "attention sum"  # n c
     ATTENTION_NORMED = "attention normed"  # n c
-    INSIDE = "inside"  # n f, after ReLU
+    NEURONS = "neurons"  # n f, after ReLU
     FEEDFORWARD_OUTPUT = "feed-forward output"  # n c
     FEEDFORWARD_SUM = "feed-forward sum"  # n c
     FEEDFORWARD_NORMED = "feed-forward normed"  # n c
-    RESULT = "result"  # n c, of a run that nobody watches, on the kernel the library chooses
+    RESULT = "result"  # n c, of a run without taps, on the kernel that the library chooses
 
 
 TAPS = {
-    Stage.PLACED: Site(-1, Tap.EMBEDDINGS),
+    Stage.INPUT: Site(-1, Tap.EMBEDDINGS),
     Stage.QUERY: Site(0, Tap.QUERY),
     Stage.KEY: Site(0, Tap.KEY),
     Stage.VALUE: Site(0, Tap.VALUE),
@@ -61,7 +61,7 @@ TAPS = {
     Stage.HEAD_OUTPUTS: Site(0, Tap.HEAD_OUTPUT),
     Stage.ATTENTION_OUTPUT: Site(0, Tap.OUTPUT),
     Stage.ATTENTION_NORMED: Site(0, Tap.AFTER),
-    Stage.INSIDE: Site(0, Tap.INSIDE, Sublayer.FEEDFORWARD),
+    Stage.NEURONS: Site(0, Tap.INSIDE, Sublayer.FEEDFORWARD),
     Stage.FEEDFORWARD_OUTPUT: Site(0, Tap.OUTPUT, Sublayer.FEEDFORWARD),
     Stage.FEEDFORWARD_NORMED: Site(0, Tap.AFTER, Sublayer.FEEDFORWARD),
 }
@@ -78,13 +78,13 @@ class Step:
 
     @property
     def difference(self) -> float:
-        """The largest, over all numbers of the stage."""
+        """The largest difference over all numbers of the stage."""
         return float((self.model.double() - self.hand).abs().max())
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One score, written out: the products that are summed, and the root they are divided by.
+    """One score written out: the products that are summed, and the root that divides the sum.
 
     >>> cell = Cell(query=(1.0, 2.0, 0.5, -1.0), key=(3.0, 1.0, 2.0, 2.0))
     >>> cell.products, cell.product, cell.root, cell.score
@@ -113,7 +113,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Walk:
-    """The stages of one sentence of a batch, with the head and the token that are looked at."""
+    """The stages of one sentence of a batch, with the head and the token that are explained."""
 
     sentences: Sentences
     ids: tuple[tuple[int, ...], ...]
@@ -134,33 +134,33 @@ class Walk:
 
     @property
     def strongest_key(self) -> int:
-        """The token that the chosen one looks at most."""
+        """The token with the largest attention weight."""
         return int(self[Stage.WEIGHTS].model[self.head, self.position].argmax())
 
     @property
     def agrees(self) -> bool:
-        """Whether model and hand say the same at every stage."""
+        """Whether model and hand agree at every stage."""
         return all(step.difference <= TOLERANCE for step in self.steps.values())
 
     def cell(self, key: int) -> Cell:
-        """The score of the chosen token with another, written out."""
+        """The score of the chosen token and another, written out."""
         query = self[Stage.QUERY].hand[self.position, self.head]
         other = self[Stage.KEY].hand[key, self.head]
         return Cell(tuple(query.tolist()), tuple(other.tolist()))
 
     def powers(self) -> tuple[float, ...]:
-        """The chosen row of scores before its softmax is divided out: e to the power of each."""
+        """The numerators of the softmax of the chosen row: e to the power of each score."""
         scores = self[Stage.SCORES].hand[self.head, self.position]
         return tuple(math.exp(score) for score in scores.tolist())
 
     def first_channel(self) -> tuple[tuple[float, float], ...]:
-        """Weight and value of each key, whose products add up to a head output's first channel."""
+        """Weight and value of each key; their products sum to the first channel of the output."""
         weights = self[Stage.WEIGHTS].hand[self.head, self.position]
         values = self[Stage.VALUE].hand[:, self.head, 0]
         return tuple(zip(weights.tolist(), values.tolist(), strict=True))
 
     def entropies(self) -> Float[Tensor, " h"]:
-        """How widely each head looks, in bits, as a mean over its queries."""
+        """The mean entropy of each head over its queries, in bits."""
         weights = self[Stage.WEIGHTS].hand
         return torch.special.entr(weights).sum(-1).mean(-1).clamp(min=0) / math.log(2)
 
@@ -168,24 +168,24 @@ class Walk:
 def walk(
     model: Encoder, texts: Sequence[str], *, sentence: int = 0, head: int = 0, position: int = 0
 ) -> Walk:
-    """Lead texts through the model as one batch, and follow one of them.
+    """Run texts through the model as one batch, and follow one of them.
 
     >>> from manyheads.models.build import build
-    >>> walked = walk(build("council", seed=0), ["Hello, world!"], head=3)
+    >>> walked = walk(build("tiny-encoder", seed=0), ["Hello, world!"], head=3)
     >>> walked.tokens, walked.agrees
     (('Hello', ',', 'world', '!'), True)
     """
     _check_model(model)
-    sentences = read(texts)
+    sentences = split_words(texts)
     _check_choice("sentence", sentence, len(sentences), "a batch of {} sentences")
     _check_choice("position", position, len(sentences[sentence]), "a sentence of {} tokens")
     _check_choice("head", head, _parts(model)[0].config.heads, "a layer of {} heads")
-    ids = _number(sentences, model.config.embedding.vocabulary)
+    ids = _assign_ids(sentences, model.config.embedding.vocabulary)
     batch = Ragged.from_list([torch.tensor(each) for each in ids])
     with torch.no_grad():
         by_model = _by_model(model, batch, sentence)
         by_hand = _by_hand(model, batch.of(sentence))
-        explained = model.explain_kernels(batch)
+        explanation = model.explain_kernels(batch)
     return Walk(
         sentences=sentences,
         ids=ids,
@@ -193,50 +193,50 @@ def walk(
         head=head,
         position=position,
         steps={stage: Step(by_model[stage], by_hand[stage]) for stage in Stage},
-        kernel=explained.choices[0][1].kernel,
-        kernels_explained=str(explained),
+        kernel=explanation.choices[0][1].kernel,
+        kernels_explained=str(explanation),
     )
 
 
-def read(texts: Sequence[str]) -> Sentences:
-    """Words and punctuation marks of each text.
+def split_words(texts: Sequence[str]) -> Sentences:
+    """The words and punctuation marks of each text.
 
-    >>> read(["Hello, world!"])
+    >>> split_words(["Hello, world!"])
     (('Hello', ',', 'world', '!'),)
     """
     from tokenizers.pre_tokenizers import Whitespace
 
     if not texts:
-        raise InputError("there is no text", "give at least one")
+        raise InputError("texts is empty", "give at least one text")
     splitter = Whitespace()
     sentences = []
-    for number, text in enumerate(texts):
+    for index, text in enumerate(texts):
         try:
             text.encode()
         except UnicodeEncodeError:
-            problem = f"text {number} holds bytes that are no UTF-8"
+            problem = f"text {index} contains bytes that are not UTF-8"
             raise InputError(problem, "save or type it as UTF-8") from None
         words = tuple(word for word, _ in splitter.pre_tokenize_str(text))
         if not words:
-            raise InputError(f"text {number} has no word in it", "write one or more")
-        if len(words) > LONGEST:
+            raise InputError(f"text {index} has no word in it", "write one or more")
+        if len(words) > MAX_TOKENS:
             raise InputError(
-                f"text {number} has {len(words)} tokens, too many to follow number by number",
-                f"use {LONGEST} or fewer",
+                f"text {index} has {len(words)} tokens, too many to explain number by number",
+                f"use {MAX_TOKENS} or fewer",
             )
         sentences.append(words)
     return tuple(sentences)
 
 
-def _number(sentences: Sentences, vocabulary: int) -> tuple[tuple[int, ...], ...]:
-    """Ids in order of first appearance."""
+def _assign_ids(sentences: Sentences, vocabulary: int) -> tuple[tuple[int, ...], ...]:
+    """Ids in the order of first appearance."""
     known: dict[str, int] = {}
     ids = tuple(
         tuple(known.setdefault(word, len(known)) for word in sentence) for sentence in sentences
     )
     if len(known) > vocabulary:
         raise InputError(
-            f"{len(known)} different tokens do not fit into vocabulary={vocabulary}",
+            f"{len(known)} different tokens do not fit into a vocabulary of {vocabulary}",
             "give fewer or shorter texts",
         )
     return ids
@@ -249,13 +249,13 @@ def _check_choice(name: str, value: int, count: int, among: str) -> None:
 
 
 def _check_model(model: Encoder) -> None:
-    """The hand knows the layer of 2017 and no other."""
+    """Refuse any model but the layer of 2017, which is computed by hand."""
     embedding, layers = model.config.embedding, model.config.stack.layers
     attention = model.config.stack.attention(0) if layers else None
     branch = layers[0].feedforward if layers else None
     expected = None
     if attention is not None and branch is not None and hasattr(branch.inner, "hidden"):
-        expected = council(
+        expected = tiny_encoder(
             width=embedding.width,
             heads=attention.heads,
             hidden=branch.inner.hidden,
@@ -263,13 +263,13 @@ def _check_model(model: Encoder) -> None:
         )
     if model.config != expected:
         raise ConfigError(
-            "the walk follows one layer of 2017 and this model is made of other parts",
-            'use build("council"), in any width and number of heads',
+            "the walk explains the encoder layer of 2017 only and this model has other parts",
+            'use build("tiny-encoder"), in any width and number of heads',
         )
     weight = model.embedding.tokens.weight
     if weight.dtype != torch.float32 or weight.device.type != "cpu":
         raise ConfigError(
-            f"the walk compares float32 numbers of the CPU and this model has {weight.dtype} on "
+            f"the walk needs float32 weights on the CPU and this model has {weight.dtype} on "
             f"{weight.device}",
             "use model.float().cpu()",
         )
@@ -278,36 +278,36 @@ def _check_model(model: Encoder) -> None:
 def _by_model(model: Encoder, batch: Ragged, sentence: int) -> dict[Stage, Tensor]:
     record = Record([*TAPS.values(), ENTERS_ATTENTION, ENTERS_FEEDFORWARD])
     model(batch, watch=record)
-    found = {stage: record[site].of(sentence) for stage, site in TAPS.items()}
+    stages = {stage: record[site].of(sentence) for stage, site in TAPS.items()}
     ids = batch.of(sentence)
     width = model.config.embedding.width
-    found[Stage.EMBEDDINGS] = model.embedding.tokens(ids) * model.config.embedding.scale
-    found[Stage.POSITIONS] = Sinusoidal().vectors(torch.arange(len(ids)), width)
-    found[Stage.JOINED] = rearrange(found[Stage.HEAD_OUTPUTS], "n h d -> n (h d)")
-    entered = record[ENTERS_ATTENTION].of(sentence)
-    found[Stage.ATTENTION_SUM] = entered + found[Stage.ATTENTION_OUTPUT]
-    entered = record[ENTERS_FEEDFORWARD].of(sentence)
-    found[Stage.FEEDFORWARD_SUM] = entered + found[Stage.FEEDFORWARD_OUTPUT]
+    stages[Stage.EMBEDDINGS] = model.embedding.tokens(ids) * model.config.embedding.scale
+    stages[Stage.POSITIONS] = Sinusoidal().vectors(torch.arange(len(ids)), width)
+    stages[Stage.CONCATENATED] = rearrange(stages[Stage.HEAD_OUTPUTS], "n h d -> n (h d)")
+    inputs = record[ENTERS_ATTENTION].of(sentence)
+    stages[Stage.ATTENTION_SUM] = inputs + stages[Stage.ATTENTION_OUTPUT]
+    inputs = record[ENTERS_FEEDFORWARD].of(sentence)
+    stages[Stage.FEEDFORWARD_SUM] = inputs + stages[Stage.FEEDFORWARD_OUTPUT]
     hidden = model(batch).hidden
     assert isinstance(hidden, Ragged)
-    found[Stage.RESULT] = hidden.of(sentence)
-    return found
+    stages[Stage.RESULT] = hidden.of(sentence)
+    return stages
 
 
 def _by_hand(model: Encoder, ids: Int[Tensor, " n"]) -> dict[Stage, Tensor]:
-    """The same from the weights alone, by the formulas of arXiv 1706.03762, in float64."""
+    """The same from the weights, by the formulas of arXiv 1706.03762, in float64."""
     attention, first_norm, feedforward, second_norm = _parts(model)
-    found = _embed(model, ids)
-    x = found[Stage.PLACED]
-    found |= _attend(attention, x)
-    found[Stage.ATTENTION_SUM] = x + found[Stage.ATTENTION_OUTPUT]
-    x = found[Stage.ATTENTION_NORMED] = _normed(first_norm, found[Stage.ATTENTION_SUM])
-    found[Stage.INSIDE] = _linear(feedforward.expand, x).clamp(min=0)
-    found[Stage.FEEDFORWARD_OUTPUT] = _linear(feedforward.contract, found[Stage.INSIDE])
-    found[Stage.FEEDFORWARD_SUM] = x + found[Stage.FEEDFORWARD_OUTPUT]
-    x = _normed(second_norm, found[Stage.FEEDFORWARD_SUM])
-    found[Stage.FEEDFORWARD_NORMED] = found[Stage.RESULT] = x
-    return found
+    stages = _embed(model, ids)
+    x = stages[Stage.INPUT]
+    stages |= _attend(attention, x)
+    stages[Stage.ATTENTION_SUM] = x + stages[Stage.ATTENTION_OUTPUT]
+    x = stages[Stage.ATTENTION_NORMED] = _normed(first_norm, stages[Stage.ATTENTION_SUM])
+    stages[Stage.NEURONS] = _linear(feedforward.expand, x).clamp(min=0)
+    stages[Stage.FEEDFORWARD_OUTPUT] = _linear(feedforward.contract, stages[Stage.NEURONS])
+    stages[Stage.FEEDFORWARD_SUM] = x + stages[Stage.FEEDFORWARD_OUTPUT]
+    x = _normed(second_norm, stages[Stage.FEEDFORWARD_SUM])
+    stages[Stage.FEEDFORWARD_NORMED] = stages[Stage.RESULT] = x
+    return stages
 
 
 def _parts(model: Encoder) -> tuple[Attention, Normalise, FeedForward, Normalise]:
@@ -324,20 +324,18 @@ def _parts(model: Encoder) -> tuple[Attention, Normalise, FeedForward, Normalise
 def _embed(model: Encoder, ids: Int[Tensor, " n"]) -> dict[Stage, Tensor]:
     width = model.config.embedding.width
     vectors = model.embedding.tokens.weight.double()[ids] * math.sqrt(width)
-    places = [
-        [_wave(place, channel, width) for channel in range(width)] for place in range(len(ids))
-    ]
-    positions = torch.tensor(places, dtype=torch.float64)
+    waves = [[_wave(at, channel, width) for channel in range(width)] for at in range(len(ids))]
+    positions = torch.tensor(waves, dtype=torch.float64)
     return {
         Stage.EMBEDDINGS: vectors,
         Stage.POSITIONS: positions,
-        Stage.PLACED: vectors + positions,
+        Stage.INPUT: vectors + positions,
     }
 
 
-def _wave(place: int, channel: int, width: int) -> float:
+def _wave(position: int, channel: int, width: int) -> float:
     """Even channels are sines, odd ones the cosines of the same angle."""
-    angle = place / 10_000 ** ((channel - channel % 2) / width)
+    angle = position / 10_000 ** ((channel - channel % 2) / width)
     return math.cos(angle) if channel % 2 else math.sin(angle)
 
 
@@ -348,17 +346,17 @@ def _attend(attention: Attention, x: Float[Tensor, "n c"]) -> dict[Stage, Tensor
     scores = einsum(query, key, "t h d, s h d -> h t s") / math.sqrt(size)
     powers = scores.exp()
     weights = powers / powers.sum(-1, keepdim=True)
-    read_by_heads = einsum(weights, value, "h t s, s h d -> t h d")
-    side_by_side = torch.cat([read_by_heads[:, head] for head in range(heads)], dim=-1)
+    outputs = einsum(weights, value, "h t s, s h d -> t h d")
+    concatenated = torch.cat([outputs[:, head] for head in range(heads)], dim=-1)
     return {
         Stage.QUERY: query,
         Stage.KEY: key,
         Stage.VALUE: value,
         Stage.SCORES: scores,
         Stage.WEIGHTS: weights,
-        Stage.HEAD_OUTPUTS: read_by_heads,
-        Stage.JOINED: side_by_side,
-        Stage.ATTENTION_OUTPUT: _linear(attention.output, side_by_side),
+        Stage.HEAD_OUTPUTS: outputs,
+        Stage.CONCATENATED: concatenated,
+        Stage.ATTENTION_OUTPUT: _linear(attention.output, concatenated),
     }
 
 

@@ -1,4 +1,4 @@
-"""Why scores are divided by sqrt(d): what happens to softmax with and without, measured."""
+"""Why scores are divided by sqrt(d): softmax with and without the division, measured."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,45 +22,45 @@ KEYS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Scores of one kind: their variance, and what softmax makes of a row of them."""
+class ScoreStatistics:
+    """The variance of scores, and the largest weight and mean gradient of their softmax."""
 
     variance: float
     largest_weight: float
-    slope: float
+    gradient: float
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
-    """Heads of `size` channels: q.k as it is (`plain`), and divided by sqrt(size) (`scaled`)."""
+class ScalingRow:
+    """Heads of `size` channels: plain q.k, and q.k scaled by 1/sqrt(size)."""
 
     size: int
-    plain: Measured
-    scaled: Measured
+    plain: ScoreStatistics
+    scaled: ScoreStatistics
 
 
 def measure(
     sizes: Sequence[int] = SIZES, *, rows: int = ROWS, keys: int = KEYS, seed: int = 0
-) -> tuple[Scaling, ...]:
-    """Draw queries and keys of unit variance, `rows` of each size, and look at their scores.
+) -> tuple[ScalingRow, ...]:
+    """Measure the scores of random queries and keys of unit variance, `rows` per size.
 
-    >>> (found,) = measure([64])
-    >>> found.plain.variance > 50, found.scaled.variance < 1.2
+    >>> (row,) = measure([64])
+    >>> row.plain.variance > 50, row.scaled.variance < 1.2
     (True, True)
     """
     if any(size < 1 for size in sizes):
-        raise InputError(f"sizes {tuple(sizes)} hold an empty head", "use 1 or more channels")
+        raise InputError(f"sizes must be at least 1, got {tuple(sizes)}")
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    measured = []
     for size in sizes:
         query = torch.randn(rows, size, generator=generator)
         key = torch.randn(rows, keys, size, generator=generator)
         product = einsum(query, key, "n d, n s d -> n s")
-        found.append(Scaling(size, _measured(product), _measured(product / size**0.5)))
-    return tuple(found)
+        measured.append(ScalingRow(size, _statistics(product), _statistics(product / size**0.5)))
+    return tuple(measured)
 
 
-def mean_slope(weights: Float[Tensor, "n s"]) -> Float[Tensor, " n"]:
+def mean_gradient(weights: Float[Tensor, "n s"]) -> Float[Tensor, " n"]:
     """The mean of |dp_i / ds_j| over all pairs of a row.
 
     dp_i / ds_j is p_i (1 - p_i) where i = j and -p_i p_j elsewhere, so the s^2 of them add up in
@@ -69,52 +69,52 @@ def mean_slope(weights: Float[Tensor, "n s"]) -> Float[Tensor, " n"]:
     return 2 * (1 - weights.square().sum(-1)) / weights.shape[-1] ** 2
 
 
-def _measured(scores: Float[Tensor, "n s"]) -> Measured:
+def _statistics(scores: Float[Tensor, "n s"]) -> ScoreStatistics:
     weights = scores.double().softmax(-1)
-    return Measured(
+    return ScoreStatistics(
         variance=float(scores.var()),
         largest_weight=float(weights.amax(-1).mean()),
-        slope=float(mean_slope(weights).mean()),
+        gradient=float(mean_gradient(weights).mean()),
     )
 
 
 class ScalingPage:
-    """Prints a row a head size, and what follows from them."""
+    """Prints one row per head size, and a conclusion."""
 
     def __init__(
-        self, found: Sequence[Scaling], words: Mapping[str, str], console: Console, *, seed: int
+        self, rows: Sequence[ScalingRow], words: Mapping[str, str], console: Console, *, seed: int
     ) -> None:
-        self.found, self.words, self.page, self.seed = found, words, TerminalPage(console), seed
+        self.rows, self.words, self.page, self.seed = rows, words, TerminalPage(console), seed
 
     def show(self) -> None:
         self.page.title(self.words["scaling.title"])
         text = self.words["scaling.text"]
         self.page.paragraph(text.format(rows=ROWS, keys=KEYS, seed=self.seed))
         self.page.show(self._table())
-        last = self.found[-1]
+        last = self.rows[-1]
         conclusion = self.words["scaling.conclusion"].format(
             size=last.size,
             variance=last.plain.variance,
             largest=last.plain.largest_weight,
-            ratio=last.scaled.slope / last.plain.slope,
+            ratio=last.scaled.gradient / last.plain.gradient,
         )
         self.page.paragraph(conclusion, "bold")
 
     def draw(self, path: Path) -> None:
-        """The same as curves."""
+        """Draw the same as curves."""
         from manyheads.pictures import ScalingCurves, ScalingLabels, draw_scaling
 
         panels = [
             ScalingCurves(
                 title=self.words[f"scaling.{name}"],
-                plain=[_columns(row.plain)[name] for row in self.found],
-                scaled=[_columns(row.scaled)[name] for row in self.found],
+                plain=[_columns(row.plain)[name] for row in self.rows],
+                scaled=[_columns(row.scaled)[name] for row in self.rows],
                 logarithmic=name == "variance",
             )
-            for name in ("variance", "largest", "slope")
+            for name in ("variance", "largest", "gradient")
         ]
         draw_scaling(
-            [row.size for row in self.found],
+            [row.size for row in self.rows],
             panels,
             path,
             labels=ScalingLabels(
@@ -130,25 +130,25 @@ class ScalingPage:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
         plain, scaled = self.words["scaling.plain"], self.words["scaling.scaled"]
         table.add_column("\nd", justify="right")
-        for name in ("variance", "largest", "slope"):
+        for name in ("variance", "largest", "gradient"):
             title = self.words[f"scaling.{name}"]
             table.add_column(f"{title}\n{plain}", justify="right", no_wrap=True)
             table.add_column(f"\n{scaled}", justify="right", no_wrap=True)
-        for row in self.found:
+        for row in self.rows:
             pair = [_columns(row.plain), _columns(row.scaled)]
             table.add_row(
                 Text(str(row.size), style="bold"),
                 *[f"{each['variance']:.2f}" for each in pair],
                 *[Text(f" {each['largest']:.3f} ", style=heat(each["largest"])) for each in pair],
-                *[f"{each['slope']:.2f}" for each in pair],
+                *[f"{each['gradient']:.2f}" for each in pair],
             )
         return table
 
 
-def _columns(measured: Measured) -> dict[str, float]:
-    """What is shown; slopes are so small that they are shown ten thousand times larger."""
+def _columns(statistics: ScoreStatistics) -> dict[str, float]:
+    """The columns of the page; gradients are small and shown times ten thousand."""
     return {
-        "variance": measured.variance,
-        "largest": measured.largest_weight,
-        "slope": measured.slope * 1e4,
+        "variance": statistics.variance,
+        "largest": statistics.largest_weight,
+        "gradient": statistics.gradient * 1e4,
     }

@@ -1,4 +1,4 @@
-"""The walk through a layer as a page of the terminal."""
+"""The walk through a layer as a page on the terminal."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,23 +16,24 @@ from manyheads.console import TerminalPage, heat, short, visible
 from manyheads.explain.layer_walk import TOLERANCE, Stage, Walk
 from manyheads.taps import Head
 
-LONGEST_WORD = 14
+MAX_WORD = 14
+MAX_KEYS = 12
+MAX_TOKENS = 24
+MAX_TERMS = 8
 
 
-def token_tables(walk: Walk, places: range, names: Sequence[str], width: int) -> list[Table]:
-    """Places, words and ids in columns, in as many tables as the width asks for."""
+def token_tables(walk: Walk, positions: range, names: Sequence[str], width: int) -> list[Table]:
+    """Positions, words and ids in columns, in as many tables as the width requires."""
     words, ids = [visible(word) for word in walk.tokens], walk.ids[walk.sentence]
     margin = max(map(cell_len, names)) + 2
+    sized = [(at, max(3, cell_len(words[at])) + 2) for at in positions]
     tables = []
-    for line in _lines(
-        [(place, max(3, cell_len(words[place])) + 2) for place in places], width - margin
-    ):
+    for line in _lines(sized, width - margin):
         table = Table.grid(padding=(0, 2, 0, 0))
-        bold = ["bold" if place == walk.position else "" for place in line]
         rows = (
-            [Text(str(place), style="dim") for place in line],
-            [Text(words[place], style=style) for place, style in zip(line, bold, strict=True)],
-            [Text(str(ids[place])) for place in line],
+            [Text(str(at), style="dim") for at in line],
+            [Text(words[at], style="bold" if at == walk.position else "") for at in line],
+            [Text(str(ids[at])) for at in line],
         )
         for name, row in zip(names, rows, strict=True):
             table.add_row(Text(name, style="dim"), *row)
@@ -41,53 +42,53 @@ def token_tables(walk: Walk, places: range, names: Sequence[str], width: int) ->
 
 
 def _lines(sized: Sequence[tuple[int, int]], width: int) -> list[list[int]]:
-    """Places in lines that are no wider than the page."""
+    """Positions in lines that fit the width of the page."""
     lines: list[list[int]] = [[]]
     used = 0
-    for place, size in sized:
+    for position, size in sized:
         if lines[-1] and used + size > width:
             lines.append([])
             used = 0
-        lines[-1].append(place)
+        lines[-1].append(position)
         used += size
     return lines
 
 
 def batch_table(walk: Walk, padding: str, width: int) -> Table:
-    """The sentences as a rectangle, as many of its columns as there is room for."""
+    """The padded sentences, as many columns as fit the width."""
     longest = max(map(len, walk.sentences))
     filler = Text(padding, style="dim")
     rows = [[Text(visible(word)) for word in sentence] for sentence in walk.sentences]
     rows = [row + [filler] * (longest - len(row)) for row in rows]
     widths = _widths(rows, width - 16)
-    whole = len(widths) == longest
+    complete = len(widths) == longest
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="dim")
     table.add_column("", no_wrap=True)
-    for place, column in enumerate(widths):
-        table.add_column(str(place), no_wrap=True, width=column, overflow="ellipsis")
-    table.add_column("" if whole else f"… {longest - 1}", no_wrap=True)
+    for position, column in enumerate(widths):
+        table.add_column(str(position), no_wrap=True, width=column, overflow="ellipsis")
+    table.add_column("" if complete else f"… {longest - 1}", no_wrap=True)
     for index, row in enumerate(rows):
         chosen = index == walk.sentence
         number = f"{'▸' if chosen else ' '} {index}"
-        more = Text("" if whole else "…", style="dim")
+        more = Text("" if complete else "…", style="dim")
         table.add_row(number, *row[: len(widths)], more, style="bold" if chosen else "")
     return table
 
 
-def _widths(rows: list[list[Text]], room: int) -> list[int]:
-    """Of the columns that fit; the first is always shown."""
+def _widths(rows: list[list[Text]], width: int) -> list[int]:
+    """The widths of the columns that fit; the first is always shown."""
     widths: list[int] = []
     for column in zip(*rows, strict=True):
-        width = min(LONGEST_WORD, max(3, *[cell.cell_len for cell in column]))
-        room -= width + 2
-        if room < 0 and widths:
+        widest = min(MAX_WORD, max(3, *[cell.cell_len for cell in column]))
+        width -= widest + 2
+        if width < 0 and widths:
             break
-        widths.append(width)
+        widths.append(widest)
     return widths
 
 
 def scores_table(walk: Walk, keys: range, names: Mapping[str, str], width: int) -> Table:
-    """The scores of the chosen token by hand, and beside them the kernel's."""
+    """The scores of the chosen token, by hand and by the kernel."""
     kernel = walk[Stage.SCORES].model[walk.head, walk.position].tolist()
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name, title in names.items():
@@ -109,7 +110,7 @@ def scores_table(walk: Walk, keys: range, names: Mapping[str, str], width: int) 
 
 
 def weights_table(walk: Walk, window: range, sum_name: str, width: int) -> Table:
-    """The pattern of the chosen head, or a window of it, as a heat map."""
+    """The attention pattern of the chosen head, or a window of it, as a heat map."""
     pattern = walk[Stage.WEIGHTS].model[walk.head]
     words = [visible(word) for word in walk.tokens]
     label = _label_width(words)
@@ -129,10 +130,9 @@ def weights_table(walk: Walk, window: range, sum_name: str, width: int) -> Table
     return table
 
 
-def _heat_cells(row: Float[Tensor, " s"], brightest: float, width: int) -> list[Text]:
+def _heat_cells(row: Float[Tensor, " s"], largest: float, width: int) -> list[Text]:
     return [
-        Text(f"{weight:.3f}".center(width), style=heat(weight / brightest))
-        for weight in row.tolist()
+        Text(f"{weight:.3f}".center(width), style=heat(weight / largest)) for weight in row.tolist()
     ]
 
 
@@ -140,20 +140,16 @@ def _label_width(words: Sequence[str]) -> int:
     return min(16, max(map(cell_len, words))) + 1
 
 
-MOST_KEYS = 12
-MOST_TOKENS = 24
-MOST_TERMS = 8
-
-# A step's section of the words, its formula, and its shape in the letters of the design.
+# The section of the words, the formula and the shape of each step.
 HEADINGS = (
     ("tokens", "", "n"),
     ("embeddings", "√{width}·E[id]", "n × c"),
-    ("positions", "x = √{width}·E[id] + P[place]", "n × c"),
+    ("positions", "x = √{width}·E[id] + P[position]", "n × c"),
     ("projections", "Q = x·W_Q + b_Q, …", "n × c → 3 × n × h × d"),
     ("scores", "S = Q·Kᵀ / √{size}", "h × n × n"),
     ("weights", "A = softmax(S)", "h × n × n"),
     ("heads", "A·V", "n × h × d"),
-    ("joined", "[H0 … H{last_head}]", "n × h × d → n × c"),
+    ("concatenated", "[H0 … H{last_head}]", "n × h × d → n × c"),
     ("output", "[H0 … H{last_head}]·W_O + b_O", "n × c"),
     ("attention_norm", "LayerNorm(x + attention)", "n × c"),
     ("feedforward", "ReLU(x·W₁ + b₁)·W₂ + b₂", "n × c → n × f → n × c"),
@@ -162,7 +158,7 @@ HEADINGS = (
 
 
 class WalkPage:
-    """Prints a walk, one numbered step after another."""
+    """Prints a walk in numbered steps."""
 
     def __init__(
         self, walk: Walk, words: Mapping[str, str], console: Console, *, seed: int
@@ -170,7 +166,7 @@ class WalkPage:
         self.walk, self.words, self.page = walk, words, TerminalPage(console)
         self.tokens = [visible(token) for token in walk.tokens]
         self.heads, self.size = walk[Stage.QUERY].model.shape[1:]
-        self.width, self.hidden = self.heads * self.size, walk[Stage.INSIDE].model.shape[1]
+        self.width, self.hidden = self.heads * self.size, walk[Stage.NEURONS].model.shape[1]
         self.facts: dict[str, object] = {
             "sentences": len(walk.sentences),
             "sentence": walk.sentence,
@@ -188,7 +184,7 @@ class WalkPage:
         }
 
     def show(self) -> None:
-        """All steps, and whether model and hand agree."""
+        """Print all steps, and whether model and hand agree."""
         self._start()
         steps = (
             self._tokens,
@@ -198,7 +194,7 @@ class WalkPage:
             self._scores,
             self._weights,
             self._heads,
-            self._joined,
+            self._concatenated,
             self._output,
             self._attention_norm,
             self._feedforward,
@@ -213,10 +209,10 @@ class WalkPage:
         self._result()
 
     def draw(self, path: Path) -> None:
-        """All heads of the sentence as a picture."""
+        """Draw all heads of the sentence."""
         from manyheads.pictures import HeadMapLabels, draw_heads
 
-        told = ("title", "subtitle", "queries", "keys", "weight")
+        names = ("title", "subtitle", "queries", "keys", "weight")
         draw_heads(
             self.walk[Stage.WEIGHTS].model.numpy(),
             self.tokens,
@@ -224,15 +220,15 @@ class WalkPage:
             names=[str(Head(0, head)) for head in range(self.heads)],
             entropies=self.walk.entropies().tolist(),
             labels=HeadMapLabels(
-                **{name: self._word(f"picture.{name}") for name in told},
+                **{name: self._word(f"picture.{name}") for name in names},
                 entropy=self.words["picture.entropy"],
             ),
         )
         self.page.paragraph(self._word("picture.written", path=path))
 
     def _start(self) -> None:
-        many = len(self.walk.sentences) > 1
-        self.page.title(self._word("start.batch_title" if many else "start.title"))
+        is_batch = len(self.walk.sentences) > 1
+        self.page.title(self._word("start.batch_title" if is_batch else "start.title"))
         self.page.paragraph(self._word("start.model"))
         self.page.paragraph(self._word("start.untrained"), "yellow")
         self.page.paragraph(self._word("start.choice"))
@@ -241,10 +237,10 @@ class WalkPage:
         self.page.paragraph(self._word("tokens.text"))
         if len(self.walk.sentences) > 1:
             self._batch()
-        names = [self._word(f"tokens.{name}") for name in ("place", "word", "id")]
-        for table in token_tables(self.walk, self._window(MOST_TOKENS), names, self.page.width):
+        names = [self._word(f"tokens.{name}") for name in ("position", "word", "id")]
+        for table in token_tables(self.walk, self._window(MAX_TOKENS), names, self.page.width):
             self.page.show(table)
-        self._say_part(MOST_TOKENS)
+        self._describe_window(MAX_TOKENS)
 
     def _batch(self) -> None:
         self.page.show(batch_table(self.walk, self._word("tokens.padding"), self.page.width))
@@ -257,11 +253,11 @@ class WalkPage:
 
     def _embeddings(self) -> None:
         self.page.paragraph(self._word("embeddings.text", root=math.sqrt(self.width)))
-        window = self._window(MOST_KEYS)
+        window = self._window(MAX_KEYS)
         values = self.walk[Stage.EMBEDDINGS].model
-        rows = [(self.tokens[place], values[place].tolist()) for place in window]
+        rows = [(self.tokens[position], values[position].tolist()) for position in window]
         self.page.number_rows(rows, strong=window.index(self.walk.position))
-        self._say_part(MOST_KEYS)
+        self._describe_window(MAX_KEYS)
         self._agree(Stage.EMBEDDINGS)
 
     def _positions(self) -> None:
@@ -269,9 +265,9 @@ class WalkPage:
         self._show_token(
             ("positions.embedding", Stage.EMBEDDINGS),
             ("positions.position", Stage.POSITIONS),
-            ("positions.sum", Stage.PLACED),
+            ("positions.sum", Stage.INPUT),
         )
-        self._agree(Stage.POSITIONS, Stage.PLACED)
+        self._agree(Stage.POSITIONS, Stage.INPUT)
 
     def _projections(self) -> None:
         self.page.paragraph(self._word("projections.text"))
@@ -291,8 +287,8 @@ class WalkPage:
         self.page.paragraph(self._word("scores.text", root=cell.root))
         columns = ("key", "product", "hand", "kernel", "difference")
         names = {name: self._word(f"scores.{name}") for name in columns}
-        self.page.show(scores_table(walk, self._window(MOST_KEYS), names, self.page.width))
-        self._say_part(MOST_KEYS)
+        self.page.show(scores_table(walk, self._window(MAX_KEYS), names, self.page.width))
+        self._describe_window(MAX_KEYS)
         self.page.paragraph(self._word("scores.cell"))
         terms = [_times(q, k) for q, k in zip(cell.query, cell.key, strict=True)]
         self.page.paragraph(f"q·k = {' + '.join(terms)} = {cell.product:.4f}", "cyan")
@@ -302,25 +298,25 @@ class WalkPage:
         self.page.paragraph(f"{by_hand} = {cell.score:.4f}   ({name}: {kernel:.4f})", "cyan")
         step = walk[Stage.SCORES]
         count, difference = step.model.numel(), step.difference
-        self._verdict(
+        self._print_agreement(
             self._word("agreement.scores", count=count, difference=difference), difference
         )
 
     def _weights(self) -> None:
         self.page.paragraph(self._word("weights.text"))
         self.page.blank_line()
-        window = self._window(MOST_KEYS)
+        window = self._window(MAX_KEYS)
         sum_name = self._word("weights.sum")
         self.page.show(weights_table(self.walk, window, sum_name, self.page.width))
         self.page.blank_line()
-        self._say_part(MOST_KEYS)
+        self._describe_window(MAX_KEYS)
         self.page.paragraph(self._word("weights.cell"))
         powers = self.walk.powers()
         terms = [f"e^{_signed(math.log(power))}" for power in powers]
         top, total = self.walk.strongest_key, sum(powers)
         self.page.paragraph(f"{terms[top]} / ({_sum_of(terms)})", "cyan")
-        shares = f"{powers[top]:.3f} / {total:.3f} = {powers[top] / total:.4f}"
-        self.page.paragraph(f"= {shares}", "cyan")
+        weight = f"{powers[top]:.3f} / {total:.3f} = {powers[top] / total:.4f}"
+        self.page.paragraph(f"= {weight}", "cyan")
         self._agree(Stage.WEIGHTS)
 
     def _heads(self) -> None:
@@ -334,15 +330,15 @@ class WalkPage:
         self.page.number_rows(rows, strong=walk.head)
         self._agree(Stage.HEAD_OUTPUTS)
 
-    def _joined(self) -> None:
-        self.page.paragraph(self._word("joined.text"))
-        joined = self.walk[Stage.JOINED].model[self.walk.position].tolist()
+    def _concatenated(self) -> None:
+        self.page.paragraph(self._word("concatenated.text"))
+        outputs = self.walk[Stage.CONCATENATED].model[self.walk.position].tolist()
         table = Table(box=box.MINIMAL, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
         for head in range(self.heads):
             table.add_column(str(Head(0, head)), no_wrap=True)
-        table.add_row(*[f"{first:.2f} …" for first in joined[:: self.size]])
+        table.add_row(*[f"{first:.2f} …" for first in outputs[:: self.size]])
         self.page.show(table)
-        self._agree(Stage.JOINED)
+        self._agree(Stage.CONCATENATED)
 
     def _output(self) -> None:
         self.page.paragraph(self._word("output.text"))
@@ -352,7 +348,7 @@ class WalkPage:
     def _attention_norm(self) -> None:
         self.page.paragraph(self._word("attention_norm.text"))
         self._show_token(
-            ("rows.x", Stage.PLACED),
+            ("rows.x", Stage.INPUT),
             ("attention_norm.attention", Stage.ATTENTION_OUTPUT),
             ("rows.sum", Stage.ATTENTION_SUM),
             ("rows.normed", Stage.ATTENTION_NORMED),
@@ -361,13 +357,13 @@ class WalkPage:
         self._agree(Stage.ATTENTION_SUM, Stage.ATTENTION_NORMED)
 
     def _feedforward(self) -> None:
-        inside = self.walk[Stage.INSIDE].model > 0
-        active, share = int(inside[self.walk.position].sum()), float(inside.float().mean())
-        self.page.paragraph(self._word("feedforward.text", active=active, share=share))
+        neurons = self.walk[Stage.NEURONS].model > 0
+        active, fraction = int(neurons[self.walk.position].sum()), float(neurons.float().mean())
+        self.page.paragraph(self._word("feedforward.text", active=active, fraction=fraction))
         self._show_token(
-            ("feedforward.inside", Stage.INSIDE), ("feedforward.output", Stage.FEEDFORWARD_OUTPUT)
+            ("feedforward.neurons", Stage.NEURONS), ("feedforward.output", Stage.FEEDFORWARD_OUTPUT)
         )
-        self._agree(Stage.INSIDE, Stage.FEEDFORWARD_OUTPUT)
+        self._agree(Stage.NEURONS, Stage.FEEDFORWARD_OUTPUT)
 
     def _feedforward_norm(self) -> None:
         self.page.paragraph(self._word("feedforward_norm.text"))
@@ -393,45 +389,45 @@ class WalkPage:
         return self.words[key].format(**{**self.facts, **more})
 
     def _sizes(self, shape: str) -> str:
-        """The sizes for the letters of the design: `n × c` becomes `7 × 128`."""
+        """A shape with its sizes: `n × c` becomes `7 × 128`."""
         sizes = {"n": len(self.tokens), "c": self.width, "h": self.heads, "d": self.size}
         sizes["f"] = self.hidden
         return " ".join(str(sizes.get(part, part)) for part in shape.split())
 
-    def _window(self, most: int) -> range:
-        """At most so many places, with the chosen one in the middle where that can be."""
+    def _window(self, size: int) -> range:
+        """At most `size` positions, with the chosen one in the middle where possible."""
         count = len(self.tokens)
-        first = max(0, min(self.walk.position - most // 2, count - most))
-        return range(first, min(count, first + most))
+        first = max(0, min(self.walk.position - size // 2, count - size))
+        return range(first, min(count, first + size))
 
-    def _say_part(self, most: int) -> None:
-        window, count = self._window(most), len(self.tokens)
+    def _describe_window(self, size: int) -> None:
+        window, count = self._window(size), len(self.tokens)
         if len(window) < count:
             facts = {"first": window[0], "last": window[-1], "count": count}
             self.page.paragraph(self._word("tokens.part", **facts), "dim")
 
     def _show_token(self, *rows: tuple[str, Stage]) -> None:
-        """The chosen token at several stages."""
-        place = self.walk.position
+        """Print the chosen token at several stages."""
+        position = self.walk.position
         self.page.number_rows(
-            [(self._word(key), self.walk[stage].model[place].tolist()) for key, stage in rows]
+            [(self._word(key), self.walk[stage].model[position].tolist()) for key, stage in rows]
         )
 
     def _moments(self, before: Stage, after: Stage) -> None:
-        said = []
+        moments = []
         for stage in (before, after):
             row = self.walk[stage].hand[self.walk.position]
             # Adding zero turns -0.000 into 0.000.
             mean, deviation = round(float(row.mean()), 3) + 0.0, float(row.std(correction=0))
-            said.append(self._word("rows.moments", mean=mean, deviation=deviation))
-        self.page.paragraph(" → ".join(said))
+            moments.append(self._word("rows.moments", mean=mean, deviation=deviation))
+        self.page.paragraph(" → ".join(moments))
 
     def _agree(self, *stages: Stage) -> None:
         difference = max(self.walk[stage].difference for stage in stages)
         key = "agreement.step" if difference <= TOLERANCE else "agreement.step_differs"
-        self._verdict(self._word(key, difference=difference), difference)
+        self._print_agreement(self._word(key, difference=difference), difference)
 
-    def _verdict(self, text: str, difference: float) -> None:
+    def _print_agreement(self, text: str, difference: float) -> None:
         good = difference <= TOLERANCE
         self.page.paragraph(f"{'✓' if good else '✗'} {text}", "green" if good else "bold red")
 
@@ -446,8 +442,8 @@ def _signed(number: float) -> str:
 
 
 def _sum_of(terms: Sequence[str]) -> str:
-    more = ["…"] if len(terms) > MOST_TERMS else []
-    return " + ".join([*terms[:MOST_TERMS], *more])
+    more = ["…"] if len(terms) > MAX_TERMS else []
+    return " + ".join([*terms[:MAX_TERMS], *more])
 
 
 def _times(left: float, right: float) -> str:

@@ -23,18 +23,18 @@ def test_every_head_is_told_as_the_lens_finds_it(
     asked = ["ablate", str(place / "decoder"), "--file", str(file), "--json", str(out)]
     assert main([*asked, "--greedy", "2", "--replace-with", "mean"]) == 0
     said = capsys.readouterr().out
-    for words in ("The loss of the whole model", "L1H3", "Spearman", "Better without", "another"):
+    for words in ("The loss of the full model", "L1H3", "Spearman", "Better without", "another"):
         assert words in said
     texts = file.read_text().strip().split("\n\n")
     model = load(place / "decoder")
-    exact = lens.ablate(model, texts, replace_with="mean", shown=False)
+    exact = lens.ablate(model, texts, replace_with="mean", progress=False)
     found = lens.load(out)
     np.testing.assert_allclose(found.means["change"], exact.means["change"], atol=1e-6)
-    facts = json.loads(out.read_text())["fields"]["facts"]
-    estimate = lens.importance(model, texts, shown=False)
-    assert facts["rank_correlation"] == pytest.approx(estimate.agreement(exact))
-    taken = lens.ablate_greedily(model, texts, 2, replace_with="mean", shown=False)
-    assert [step["head"] for step in facts["greedy"]["steps"]] == [
+    metadata = json.loads(out.read_text())["fields"]["metadata"]
+    estimate = lens.importance(model, texts, progress=False)
+    assert metadata["rank_correlation"] == pytest.approx(estimate.agreement(exact))
+    taken = lens.ablate_greedily(model, texts, 2, replace_with="mean", progress=False)
+    assert [step["head"] for step in metadata["greedy"]["steps"]] == [
         str(each) for each in taken.order
     ]
 
@@ -51,7 +51,7 @@ def test_a_model_that_reads_is_asked_for_masked_words(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["ablate", "house-bert", "--text", TEXT, "--heads", "L1H0"]) == 0
-    assert "The loss of the whole model" in capsys.readouterr().out
+    assert "The loss of the full model" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_a_model_that_reads_is_asked_for_masked_words(
     [
         (["decoder", "--heads", "L7H0"], "use L0H0 to L1H3"),
         (["decoder", "--heads", "5"], "write it as L5H1"),
-        (["decoder", "--greedy", "9"], "use 1 to 8"),
+        (["decoder", "--greedy", "9"], "--greedy must be in 0 to 8, got 9"),
         (["decoder", "--of", "cross"], "no cross heads"),
         (["decoder", "--text", "T"], "no text has a second token"),
-        (["decoder", "--file", "nowhere.txt"], "there is no file nowhere.txt"),
+        (["decoder", "--file", "nowhere.txt"], "nowhere.txt does not exist"),
         (["encoder", "--text", TEXT], "[MASK]"),
         (["bare"], "has no tokenizer"),
     ],

@@ -159,7 +159,7 @@ def test_gates_stay_in_the_merged_model_and_no_adapter_is_left_without_them(
     (folder / "run.toml").write_text(FILE + GATES)
     wanted = ["--set", "adapter.merged=true", "--set", "optimiser.rate=0.3"]
     assert main(["adapt", "base", "run.toml", *wanted]) == 0
-    assert "saved to out/model as gpt2, which transformers opens" in capsys.readouterr().out
+    assert "saved to out/model as gpt2, which transformers can open" in capsys.readouterr().out
     before, after = load("base").state_dict(), load("out/model").state_dict()
     # A head that has no adapter is what it was, but for its gate.
     name, own = "stack.layers.0.attention.output.weight", slice(0, 8)

@@ -26,7 +26,7 @@ def test_parts_sum_to_the_logit(
     for words in ("' mat'", "' log'", "feedforward 1", "embedding", "Logit lens", "layer 1"):
         assert words in said
     found = lens.load(out)
-    assert sum(share.value for share in found.shares) == pytest.approx(found.value, abs=1e-4)
+    assert sum(each.value for each in found.contributions) == pytest.approx(found.value, abs=1e-4)
     model = load(place / "decoder")
     words = [model.tokenizer.encode(word).ids for word in (" mat", " log")]
     direct = lens.attribute_logits(model, [TEXT], *words)
@@ -40,8 +40,8 @@ def test_other_methods_add_up(place: Path, tmp_path: Path, method: str) -> None:
     asked = ["attribute", str(place / "small"), "--text", "The cat sat", "--method", method]
     assert main([*asked, "--json", str(out)]) == 0
     found = lens.load(out)
-    assert sum(share.value for share in found.shares) == pytest.approx(found.value, abs=5e-3)
-    assert len(found.shares) == (4 if method == "heads" else len(found.tokens))
+    assert sum(each.value for each in found.contributions) == pytest.approx(found.value, abs=5e-3)
+    assert len(found.contributions) == (4 if method == "heads" else len(found.tokens))
 
 
 def test_rollout_takes_an_encoder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,13 +56,13 @@ def test_a_long_text_shows_its_last_tokens_and_how_to_see_all(
     asked = ["attribute", str(place / "encoder"), "--text", text, "--method", "rollout"]
     assert main([*asked, "--json", str(out)]) == 0
     said, found = capsys.readouterr().out, lens.load(out)
-    assert len(found.shares) == len(found.tokens) > 50
+    assert len(found.contributions) == len(found.tokens) > 50
     rows = [line.split()[0] for line in said.splitlines() if line.strip()[:1].isdigit()]
-    last = len(found.shares) - 1
+    last = len(found.contributions) - 1
     assert len(rows) == 40
     assert rows[-10:] == [str(at) for at in range(last - 9, last + 1)]
-    assert str(max(range(last), key=lambda at: found.shares[at].value)) in rows
-    assert f"and {last + 1 - 40} more: --all shows them" in said
+    assert str(max(range(last), key=lambda at: found.contributions[at].value)) in rows
+    assert f"and {last + 1 - 40} more: --all prints them" in said
     assert "max_rows=None" not in said
     assert main([*asked, "--all"]) == 0
     said = capsys.readouterr().out
@@ -93,13 +93,13 @@ def test_the_likeliest_word_is_traced_by_default(
     [
         (["encoder", "--text", TEXT], "writes no next word"),
         (["decoder", "--text", TEXT, "--target", "hippopotamus"], "tokens of this model"),
-        (["decoder", "--text", TEXT, "--target", ""], "a word to trace is empty"),
-        (["decoder", "--text", TEXT, "--against", ""], "a word to trace is empty"),
-        (["decoder", "--method", "heads", "--steps", "0"], "steps=0 is no path"),
-        (["decoder", "--method", "heads", "--steps=-1"], "steps=-1 is no path"),
-        (["decoder", "--steps", "8"], "direct integrates nothing"),
-        (["decoder", "--text", ""], "the text is empty"),
-        (["decoder", "--file", "nowhere.txt"], "there is no file nowhere.txt"),
+        (["decoder", "--text", TEXT, "--target", ""], "empty"),
+        (["decoder", "--text", TEXT, "--against", ""], "empty"),
+        (["decoder", "--method", "heads", "--steps", "0"], "--steps"),
+        (["decoder", "--method", "heads", "--steps=-1"], "--steps"),
+        (["decoder", "--steps", "8"], "--steps 8"),
+        (["decoder", "--text", ""], "--text '' is empty"),
+        (["decoder", "--file", "nowhere.txt"], "nowhere.txt does not exist"),
         (["decoder", "--method", "rollout", "--target", "mat"], "leave the words out"),
         (["bare", "--text", TEXT], "has no tokenizer"),
     ],

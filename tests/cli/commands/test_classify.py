@@ -63,10 +63,10 @@ def test_all_shares_go_to_a_file(
     [
         (
             [],
-            "what to classify comes from --text, from --file or from --image: give one of them.",
+            "--text, --file or --image: give one of them.",
         ),
-        (["--image", "a.png"], "model reads no images: give it texts with --text or --file."),
-        (["--text", "a", "-o", "x.csv"], "x.csv does not end as a file of rows: use .jsonl."),
+        (["--image", "a.png"], "model does not read images: give --text or --file."),
+        (["--text", "a", "-o", "x.csv"], "--out must end in .jsonl, got x.csv."),
         (
             ["--text", "a", "-o", "no/x.jsonl"],
             "there is no folder no: make it, or name another.",
@@ -82,7 +82,7 @@ def test_what_is_asked_wrongly_is_said(
 ) -> None:
     monkeypatch.chdir(folder.parent)
     assert main(["classify", "model", *arguments]) == 2
-    assert capsys.readouterr().err.strip().splitlines()[-1] == f"error: {words}"
+    assert capsys.readouterr().err.strip().splitlines()[-1].endswith(words)
 
 
 def test_words_are_told_one_a_line_or_as_training_reads_them(

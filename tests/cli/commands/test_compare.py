@@ -30,8 +30,8 @@ def test_a_model_is_as_itself(
     more = ["--file", str(place / "texts.txt"), "--no-kinds", "--json", str(out)]
     assert main(["compare", *pair, *more]) == 0
     said = capsys.readouterr().out
-    assert "no head moved" in said
-    assert "moved most" not in said
+    assert "no head" in said
+    assert "changed most" not in said
     found = lens.load(out)
     assert found.losses is not None
     assert found.losses.change == 0.0
@@ -44,8 +44,8 @@ def test_a_pruned_model_is_told_by_where_its_heads_come_from(
     pair = [str(place / "decoder"), str(place / "pruned")]
     assert main(["compare", *pair, "--file", str(place / "texts.txt"), "--no-kinds"]) == 0
     said = capsys.readouterr().out
-    assert "gone: L0H0" in said
-    assert "Heads that moved most" in said
+    assert "removed: L0H0" in said
+    assert "Heads that changed most" in said
 
 
 def test_what_was_pruned_twice_is_compared_with_what_was_pruned_once(
@@ -56,7 +56,7 @@ def test_what_was_pruned_twice_is_compared_with_what_was_pruned_once(
     pair = [str(place / "pruned"), str(place / "twice")]
     assert main(["compare", *pair, *more, "--json", str(out)]) == 0
     found = lens.load(out)
-    assert [str(each) for each in found.gone] == ["L0H0"]
+    assert [str(each) for each in found.removed] == ["L0H0"]
     # Weights are as they were, so that every head that is left met itself.
     assert float(np.nanmax(found.weights.means["all"])) == 0.0
     assert main(["compare", str(place / "twice"), str(place / "pruned"), *more]) == 2
@@ -68,7 +68,7 @@ def test_a_model_without_its_last_layer_is_compared(
 ) -> None:
     pair = [str(place / "decoder"), str(place / "shorter")]
     assert main(["compare", *pair, "--file", str(place / "texts.txt"), "--no-kinds"]) == 0
-    assert "gone: L" in capsys.readouterr().out
+    assert "removed: L" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_a_model_without_its_last_layer_is_compared(
     [
         (["decoder", "small"], "layers"),
         (["bare", "bare"], "has no tokenizer"),
-        (["decoder", "decoder", "--file", "nowhere.txt"], "there is no file nowhere.txt"),
-        (["decoder", "decoder", "--text", ""], "text 0 is empty"),
+        (["decoder", "decoder", "--file", "nowhere.txt"], "nowhere.txt does not exist"),
+        (["decoder", "decoder", "--text", ""], "--text '' is empty"),
     ],
 )
 def test_what_cannot_be_asked(

@@ -20,7 +20,7 @@ def test_a_folder_is_written_anew_bit_by_bit(
 ) -> None:
     source = small(tmp_path / "one")
     assert main(["convert", str(source), "-o", str(tmp_path / "two")]) == 0
-    assert "as gpt2, which transformers opens" in capsys.readouterr().out
+    assert "as gpt2, which transformers can open" in capsys.readouterr().out
     for file in source.iterdir():
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
 
@@ -32,7 +32,7 @@ def test_the_folder_may_stand_behind_the_model(
     assert main(["convert", str(source), str(two)]) == 0
     assert (two / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
     assert main(["convert", str(source)]) == 2
-    assert "0 folders to write to are named" in capsys.readouterr().err
+    assert "needs a folder to write" in capsys.readouterr().err
     assert main(["convert", str(source), str(three), "-o", str(three)]) == 2
     assert not three.exists()
 
@@ -47,9 +47,9 @@ def test_the_type_can_be_changed(tmp_path: Path) -> None:
 def test_our_own_layout_says_that_we_alone_open_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save(build("council", seed=0), tmp_path / "one")
+    save(build("tiny-encoder", seed=0), tmp_path / "one")
     assert main(["convert", str(tmp_path / "one"), "-o", str(tmp_path / "two")]) == 0
-    assert "which only manyheads opens" in capsys.readouterr().out
+    assert "which only manyheads can open" in capsys.readouterr().out
 
 
 def test_a_wrong_folder_is_one_line_and_writes_nothing(
@@ -57,7 +57,7 @@ def test_a_wrong_folder_is_one_line_and_writes_nothing(
 ) -> None:
     assert main(["convert", str(tmp_path / "nowhere"), "-o", str(tmp_path / "two")]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: there is no folder")
+    assert "nowhere" in said
     assert said.count("\n") == 1
     assert not (tmp_path / "two").exists()
 
@@ -69,8 +69,9 @@ def test_a_model_of_another_type_is_not_written_over_itself(
     before = (source / "model.safetensors").read_bytes()
     for folder in (source, source / ".." / "one"):
         assert main(["convert", str(source), str(folder), "--dtype", "bfloat16"]) == 2
-        said = f"error: {folder} holds the model itself, which would be lost: name another.\n"
-        assert capsys.readouterr().err == said
+        printed = capsys.readouterr().err
+        assert f"{folder} would overwrite the model itself" in printed
+        assert printed.endswith("name another folder.\n")
     assert (source / "model.safetensors").read_bytes() == before
 
 

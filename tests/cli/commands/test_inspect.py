@@ -69,13 +69,16 @@ def test_ctrl_c_keeps_what_was_measured(
 @pytest.mark.parametrize(
     ("more", "match"),
     [
-        (["decoder", "--file", "nowhere.txt"], "there is no file nowhere.txt"),
-        (["decoder", "--file", "{place}/empty.txt"], "holds no text"),
-        (["decoder", "--text", " "], "text 0 is empty"),
-        (["decoder", "--text", "a", "--file", "b.txt"], "not both"),
+        (["decoder", "--file", "nowhere.txt"], "nowhere.txt does not exist"),
+        (["decoder", "--file", "{place}/empty.txt"], "contains no text"),
+        (["decoder", "--text", " "], "--text ' ' is empty"),
+        (["decoder", "--text", "a", "--file", "b.txt"], "--text and --file exclude each other"),
         (["decoder", "--json", "out.txt"], "does not end in .json"),
-        (["decoder", "--device", "abacus"], "there is no device"),
-        (["decoder", "--file", "{place}/texts.txt", "--tokens", "0"], "measures nothing"),
+        (["decoder", "--device", "abacus"], "auto, cpu or cuda"),
+        (
+            ["decoder", "--file", "{place}/texts.txt", "--tokens", "0"],
+            "at least 1, got 0",
+        ),
         (["bare", "--text", "a"], "has no tokenizer"),
         (["bare"], "has no tokenizer"),
     ],

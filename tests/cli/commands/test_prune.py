@@ -7,9 +7,9 @@ import pytest
 
 from manyheads import build, load, save
 from manyheads.checkpoints.side_files import read_tokenizer
-from manyheads.cli.arguments import first_texts
+from manyheads.cli.arguments import split_texts
+from manyheads.cli.commands.prune import _harm, _listed
 from manyheads.cli.main import main
-from manyheads.cli.pages.prune_page import _harm, _named
 from manyheads.surgery import origins
 from tests.train.tiny import write_corpus
 
@@ -63,7 +63,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(
     for wanted in (["-o", str(within)], ["--json", str(within.with_suffix(".json"))]):
         assert prune(place, "--fraction", "0.5", *wanted) == 2
         said = capsys.readouterr()
-        assert "name another place" in said.err
+        assert "choose another folder" in said.err
         assert not said.out
 
 
@@ -174,8 +174,8 @@ def test_neurons_and_layers_are_measured_anew(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["neurons", "--by", "l0", "--iterative"], "leave iterative out"),
-        (["layers", "--by", "random", "--iterative"], "leave iterative out"),
+        (["neurons", "--by", "l0", "--iterative"], "--iterative"),
+        (["layers", "--by", "random", "--iterative"], "--iterative"),
         (["layers", "--replace-with", "mean"], "layers cannot be replaced with their mean"),
         (["neurons", "--replace-with", "mean"], "neurons cannot be replaced with their mean"),
     ],
@@ -192,14 +192,14 @@ def test_no_more_is_measured_on_than_was_asked(place: Path) -> None:
     assert model.tokenizer is not None
     texts = ["the cat sat on a mat", "one dog ran over some hill", "and sun was low"]
     counts = [len(model.tokenizer.encode(text)) for text in texts]
-    first, others = first_texts(model, texts, counts[0] + 2)
+    first, others = split_texts(model, texts, counts[0] + 2)
     assert (first[0], others[1:]) == (texts[0], texts[2:])
     assert first[1] + others[0] == texts[1]
     assert len(model.tokenizer.encode(first[1])) == 2
-    assert first_texts(model, texts, counts[0]) == (texts[:1], texts[1:])
-    assert first_texts(model, texts, 1000) == (texts, [])
+    assert split_texts(model, texts, counts[0]) == (texts[:1], texts[1:])
+    assert split_texts(model, texts, 1000) == (texts, [])
     pairs = [("the cat sat", "on a mat"), ("one dog", "ran")]
-    assert first_texts(model, pairs, 1) == (pairs[:1], pairs[1:])
+    assert split_texts(model, pairs, 1) == (pairs[:1], pairs[1:])
 
 
 def test_of_one_text_no_error_is_shown(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,7 +217,7 @@ def test_a_budget_that_cannot_be_met_writes_nothing(
     (out / "mine.txt").write_text("precious")
     assert prune(place, "--loss-budget", "-5", "-o", str(out)) == 1
     said = capsys.readouterr().err
-    assert "nothing was written" in said
+    assert "nothing was saved" in said
     assert "at best" in said
     assert [file.name for file in out.iterdir()] == ["mine.txt"]
 
@@ -226,8 +226,8 @@ def test_a_budget_that_cannot_be_met_writes_nothing(
     ("more", "match"),
     [
         (["--fraction", "1.5"], "--fraction must be in [0, 1], got 1.5"),
-        (["--picture", "curve.jpg"], "let its name end in .png"),
-        (["--by", "random", "--iterative"], "leave iterative out"),
+        (["--picture", "curve.jpg"], ".png"),
+        (["--by", "random", "--iterative"], "--iterative"),
     ],
 )
 def test_what_cannot_be_asked(
@@ -241,7 +241,7 @@ def test_a_text_that_is_not_there(place: Path, capsys: pytest.CaptureFixture[str
     assert main(["prune", str(place / "model"), "--file", str(place / "nowhere.txt")]) == 2
     assert "nowhere.txt" in capsys.readouterr().err
     assert main(["prune", str(place / "model"), "--file", str(place)]) == 2
-    assert f"{place} is a folder: name a file with texts." in capsys.readouterr().err
+    assert f"{place} is a folder: name a file with text." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["prune", "gate"])
@@ -251,13 +251,13 @@ def test_a_model_of_images_is_not_asked_for_a_tokenizer(
     save(build("vit-b16", layers=1, width=16, heads=2, hidden=16, seed=0), tmp_path / "vit")
     asked = [str(tmp_path / "vit"), "--file", str(place / "corpus.txt"), "-o", str(tmp_path / "o")]
     assert main([command, *asked]) == 2
-    assert "a Vision reads no texts: show it images" in capsys.readouterr().err
+    assert "a Vision does not read texts: give it images" in capsys.readouterr().err
 
 
 def test_many_that_do_harm_are_counted() -> None:
     names = [f"L0N{place}" for place in range(23)]
-    assert _named(names[:2]) == "L0N0, L0N1"
-    assert _named(names).endswith("L0N19 and 3 more")
+    assert _listed(names[:2]) == "L0N0, L0N1"
+    assert _listed(names).endswith("L0N19 and 3 more")
     assert _harm({"harmful": 0, "units": 1}) == ""
     assert _harm({"harmful": 1, "units": 1}) == ", harmful"
     assert _harm({"harmful": 2, "units": 9}) == ", 2 of them harmful"

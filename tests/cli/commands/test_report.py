@@ -21,7 +21,7 @@ def test_a_report_its_pictures_and_the_next_command(
 ) -> None:
     out, text = folder / "new" / "report.html", folder / "text.txt"
     given = ["report", str(folder / "model"), "--file", str(text), "-o", str(out)]
-    assert main([*given, "--shown", "40", "--pictures", str(folder / "drawn")]) == 0
+    assert main([*given, "--pattern-tokens", "40", "--pictures", str(folder / "drawn")]) == 0
     page = out.read_text("utf-8")
     assert page.startswith("<!doctype html>")
     assert "<script>alert(1)" not in page
@@ -54,7 +54,16 @@ def test_a_name_that_is_no_page_is_refused_before_anything_is_read(
 def test_a_text_may_be_typed_or_read_but_not_both(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["report", str(folder / "model"), "--text", WORDS, "--by", "none", "--shown", "20"]
+    given = [
+        "report",
+        str(folder / "model"),
+        "--text",
+        WORDS,
+        "--by",
+        "none",
+        "--pattern-tokens",
+        "20",
+    ]
     out = tmp_path / "typed.html"
     assert main([*given, "-o", str(out)]) == 0
     assert "the text of --text" in out.read_text("utf-8")
@@ -72,7 +81,7 @@ def test_without_words_it_is_about_our_own_model_and_articles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["report", "--tokens", "64", "--shown", "16", "--by", "none"]) == 0
+    assert main(["report", "--tokens", "64", "--pattern-tokens", "16", "--by", "none"]) == 0
     assert "articles that come with manyheads" in (tmp_path / "report.html").read_text("utf-8")
 
 

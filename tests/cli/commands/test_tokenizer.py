@@ -25,7 +25,7 @@ def test_a_tokenizer_is_learnt_and_written(
 ) -> None:
     out = corpus / "tokenizer.json"
     files = [str(corpus / "a.txt"), str(corpus / "b.jsonl")]
-    assert main(["tokenizer", *files, "-o", str(out), "--size", "300"]) == 0
+    assert main(["tokenizer", *files, "-o", str(out), "--vocab-size", "300"]) == 0
     learnt = Tokenizer.from_file(str(out))
     size = learnt.get_vocab_size()
     assert capsys.readouterr().out == f"{size:,} entries learnt from 2 files: {out}\n"
@@ -56,8 +56,8 @@ def test_a_masked_encoder_is_trained_by_commands_alone(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path, documents=40)
-    special = ["--special", "[MASK]"] if kind == "bytes" else []
-    learn = ["tokenizer", "corpus.txt", "--kind", kind, "--size", "300", *special]
+    special = ["--special-token", "[MASK]"] if kind == "bytes" else []
+    learn = ["tokenizer", "corpus.txt", "--kind", kind, "--vocab-size", "300", *special]
     assert main(learn) == 0
     (tmp_path / "run.toml").write_text("""
 [model]
@@ -91,15 +91,18 @@ device = "cpu"
         (["no.txt"], "no.txt does not exist: check the path."),
         (["{}/*.md"], "no file matches {}/*.md: check the folder and the pattern."),
         (["{}/bad.jsonl"], "{}/bad.jsonl, line 2 has no field 'text': use one of: body."),
-        (["{}/a.txt", "--size", "9"], "size=9 is too small for 256 bytes and <|end|>: use 257 "),
-        (["{}/a.txt", "-o", "{}/no/t.json"], "there is no folder {}/no: make it, or name another."),
-        (["{}/a.txt", "-o", "{}"], "{} is a folder: name a file in it."),
+        (["{}/a.txt", "--vocab-size", "9"], "--vocab-size 9 is too small"),
         (
-            ["{}/a.txt", "--special", "<|end|>"],
+            ["{}/a.txt", "-o", "{}/no/t.json"],
+            "--out: the folder {}/no does not exist: ",
+        ),
+        (["{}/a.txt", "-o", "{}"], "--out {} is a folder: name a file in it."),
+        (
+            ["{}/a.txt", "--special-token", "<|end|>"],
             "the special token '<|end|>' occurs twice: remove one.",
         ),
         (
-            ["{}/a.txt", "--special", ""],
+            ["{}/a.txt", "--special-token", ""],
             "special token 0 is '': use a name such as [MASK].",
         ),
     ],

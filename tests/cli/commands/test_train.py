@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from manyheads.cli.main import main
+from manyheads.data import tokenise
 from manyheads.train.loop.train_step import Updater
 from manyheads.train.run_file import data_config
 from tests.train.tiny import write_run_file
@@ -25,7 +26,7 @@ def test_a_file_is_trained_and_the_model_named(
     assert main(["train", "run.toml", "--set", "run.steps=3", "--set", "run.seed=1"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("3 steps, 1")
-    assert said.out.endswith("saved to out/model as gpt2, which transformers opens\n")
+    assert said.out.endswith("saved to out/model as gpt2, which transformers can open\n")
     assert "training for 3 steps in out" in said.err
     assert main(["train", "run.toml", "--set", "run.seed=1"]) == 0
     assert "resuming at step 3 of 4 in out" in capsys.readouterr().err
@@ -47,7 +48,7 @@ def test_stopped_it_says_how_to_go_on(
     assert main(["train", run_file.name]) == 143
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("stopped at step ")
-    assert said.endswith(", which is saved; go on with: manyheads train run.toml")
+    assert said.endswith(", which is saved; resume with: manyheads train run.toml")
     assert main(["train", run_file.name, "--fresh", "--set", "run.folder=a b"]) == 143
     assert capsys.readouterr().err.endswith(" manyheads train run.toml --set 'run.folder=a b'\n")
 
@@ -65,7 +66,7 @@ def test_stopped_before_its_first_step_it_says_from_where_to_go_on(
     changed = ["--set", "run.folder=other"]
     assert main(["train", run_file.name, "--from", "out/checkpoints/step-4", *changed]) == 130
     command = "manyheads train run.toml --set run.folder=other --from out/checkpoints/step-4"
-    assert capsys.readouterr().err.endswith(f"go on with: {command}\n")
+    assert capsys.readouterr().err.endswith(f"resume with: {command}\n")
 
 
 @pytest.mark.usefixtures("run_file")
@@ -75,3 +76,23 @@ def test_a_mistake_is_one_line_with_its_key(capsys: pytest.CaptureFixture[str]) 
         "error: run.toml: run.stesp is not a known key: use run.steps.\n"
     )
     assert not Path("out").exists()
+
+
+def test_stopped_while_tokenising_it_says_so_and_goes_on(
+    run_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = tokenise._tokenise
+
+    def interrupted(*given: Any) -> None:
+        original(*given)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tokenise, "_tokenise", interrupted)
+        assert main(["train", run_file.name]) == 143
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "interrupted while tokenising (finished parts are kept); "
+        "resume with: manyheads train run.toml"
+    )
+    assert main(["train", run_file.name]) == 0
+    assert capsys.readouterr().out.startswith("4 steps, ")

@@ -52,7 +52,7 @@ class Ablate:
     """The folder of a model with a tokenizer, a house model, or a model of the hub: org/name."""
 
     text: ManyTexts = ()
-    """A text to read; repeat the option for several texts."""
+    """A text to read."""
 
     file: TextFile = None
     """A file of texts separated by blank lines, or one text per line without any."""

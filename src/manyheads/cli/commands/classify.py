@@ -45,7 +45,7 @@ class Classify:
     """The folder of a model with classes, or a model of the hub: org/name."""
 
     text: ManyTexts = ()
-    """A text to classify; repeat the option for several texts."""
+    """A text to classify."""
 
     file: LineFiles = ()
     """A file with one text per line; - is the standard input."""
@@ -92,7 +92,7 @@ class Classify:
         options = Options(batch_tokens=self.batch_tokens, doing="classifying")
         classes, done = classify_counted(model, texts, options)
         if done.cut:
-            print(done.told, file=sys.stderr)
+            print(done.truncation, file=sys.stderr)
         self._output(classes, texts, "text")
         return 0
 

@@ -50,7 +50,7 @@ class Compare:
     """The same model after fine-tuning, gating or pruning."""
 
     text: ManyTexts = ()
-    """A text to read; repeat the option for several texts."""
+    """A text to read."""
 
     file: TextFile = None
     """A file of texts separated by blank lines, or one text per line without any."""
@@ -65,7 +65,8 @@ class Compare:
     """Do not compare the kinds of the heads."""
 
     replace_with: Annotated[
-        Literal["zero", "mean", "resample"] | None, tyro.conf.arg(help_behavior_hint="")
+        Literal["zero", "mean", "resample"] | None,
+        tyro.conf.arg(metavar="{zero,mean,resample}", help_behavior_hint=""),
     ] = None
     """Also ablate every head of both models, and replace it with this."""
 

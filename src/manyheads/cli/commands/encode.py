@@ -37,7 +37,7 @@ class Encode:
     """The folder of a model with a tokenizer, or a model of the hub: org/name."""
 
     text: ManyTexts = ()
-    """A text to encode; repeat the option for several texts."""
+    """A text to encode."""
 
     file: LineFiles = ()
     """A file with one text per line, empty lines included; - is the standard input."""
@@ -85,7 +85,7 @@ class Encode:
         seconds = time.perf_counter() - started
         store(done.vectors, texts, self.out)
         if done.cut:
-            print(done.told, file=sys.stderr)
+            print(done.truncation, file=sys.stderr)
         print(
             f"{pluralise(len(texts), 'text')}, {done.tokens:,} tokens in {seconds:.1f} s "
             f"({done.tokens / seconds:,.0f} tokens/s): "

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from manyheads.decoding.sampling import Sampling
 
 Many = tyro.conf.UseAppendAction[tuple[str, ...]]
-Number = tyro.conf.arg(metavar="NUMBER", help_behavior_hint="")
+OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+OptionalFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,12 @@ class Generate:
     }
 
     model: OptionalModel = DEFAULT_MODEL
-    """The folder of a decoder or encoder-decoder, a house model, or a hub model: org/name."""
+    """The folder of a model that generates, a house model, or a model of the hub: org/name."""
 
     text: Annotated[
         Many, tyro.conf.arg(aliases=["--prompt"], metavar="TEXT", help_behavior_hint="(repeatable)")
     ] = ()
-    """The prompt to continue; repeat the option for several prompts."""
+    """The prompt to continue."""
 
     file: TextFile = None
     """A file of prompts, one per line."""
@@ -56,16 +57,16 @@ class Generate:
     max_new_tokens: int = 128
     """Generate at most this many tokens per prompt."""
 
-    temperature: Annotated[float | None, Number] = None
+    temperature: OptionalFloat = None
     """Sample at this temperature; without sampling options the most likely token is chosen."""
 
-    top_k: Annotated[int | None, Number] = None
+    top_k: OptionalInt = None
     """Sample from this many of the most likely tokens."""
 
-    top_p: Annotated[float | None, Number] = None
+    top_p: OptionalFloat = None
     """Sample from the smallest set of tokens whose probability reaches this."""
 
-    min_p: Annotated[float | None, Number] = None
+    min_p: OptionalFloat = None
     """Sample from tokens at least this many times as likely as the most likely one."""
 
     num_beams: int = 1
@@ -85,8 +86,8 @@ class Generate:
     ] = ()
     """End the text at this token instead of the model's own end-of-text token."""
 
-    seed: Annotated[int | None, Number] = None
-    """Sample the same tokens every time."""
+    seed: OptionalInt = None
+    """The seed of sampling; without it every run samples other tokens."""
 
     logprobs: Flag = False
     """Also print the log-probability of every token."""

@@ -42,7 +42,7 @@ class Inspect:
     """The folder of a model with a tokenizer, a house model, or a model of the hub: org/name."""
 
     text: ManyTexts = ()
-    """A text to read; repeat the option for several texts."""
+    """A text to read."""
 
     file: TextFile = None
     """A file of texts separated by blank lines, or one text per line without any."""
@@ -57,7 +57,7 @@ class Inspect:
     """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
 
     seed: int = 0
-    """The seed of the random texts that decide the kinds."""
+    """The seed of the random texts that head kinds are tested on."""
 
     def run(self) -> int:
         """Print the page and save the file, if any; 1 if the measurement was interrupted."""
@@ -85,7 +85,7 @@ def _print(name: str, inspection: "Inspection", tokenizer: Any) -> None:
     page = TerminalPage(table_width=TABLE_WIDTH)
     page.title(name)
     metadata = inspection.statistics.metadata
-    own = " that come with manyheads" if inspection.metadata["own_texts"] else ""
+    own = " that come with manyheads" if inspection.metadata["default_texts"] else ""
     page.paragraph(
         f"{inspection.model} Measured on {pluralise(metadata['texts'], 'text')}{own}, "
         f"{pluralise(metadata['tokens'], 'token')}."

@@ -72,11 +72,9 @@ class Prune:
     """The folder of a model with a tokenizer, or a model of the hub: org/name."""
 
     file: TextFile = None
-    """Texts to evaluate on, separated by blank lines, or one per line without any.
-
-    For an encoder-decoder, each line is a source, a tab and its target; for a classifier it is a
-    file of rows, .jsonl or .parquet, with a text and a label each.
-    """
+    """Texts to evaluate on, separated by blank lines, or one per line without any; for an
+    encoder-decoder, lines of source, tab and target; for a classifier, rows of text and label in a
+    .jsonl or .parquet file."""
 
     image: ImageDirectory = None
     """For a vision model: a folder of images; for a classifier, one folder per class."""
@@ -99,7 +97,7 @@ class Prune:
 
     by: Annotated[
         Literal["ablation", "gradient", "redundancy", "l0", "random"] | None,
-        tyro.conf.arg(help_behavior_hint=""),
+        tyro.conf.arg(metavar="{ablation,gradient,redundancy,l0,random}", help_behavior_hint=""),
     ] = None
     """The measure of importance; by default ablation, and gradient for neurons."""
 

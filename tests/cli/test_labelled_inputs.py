@@ -49,7 +49,7 @@ def test_texts_without_labels_are_refused(
     (place / "texts.txt").write_text("the cat sat")
     assert main([command, str(place / "model"), "--file", str(place / "texts.txt")]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "error: a text alone does not say of which class it is: "
+        "error: a classifier is measured on texts with labels: "
         "give --file with rows of text and label: .jsonl, .ndjson, .parquet."
     )
     rows = (place / "rows.jsonl").read_text().replace("sad", "sour")
@@ -71,5 +71,5 @@ def test_what_no_class_of_the_model_is_called_is_refused(
     )
     assert main([*asked, "--text", "the cat"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "error: --text says no class: give --file with rows alone."
+        "error: --text has no label: give --file with rows of text and label."
     )

@@ -48,7 +48,7 @@ def test_heads_are_ablated_on_a_folder_a_class(
     files = sorted((place / "photos").rglob("*.png"))
     images = [read_image(model, file) for file in files]
     targets = [int(file.parent.name == "dog") for file in files]
-    exact = lens.ablate(model, images, targets=targets, shown=False)
+    exact = lens.ablate(model, images, targets=targets, progress=False)
     found = lens.load(out)
     np.testing.assert_allclose(found.means["change"], exact.means["change"], atol=1e-6)
 
@@ -61,7 +61,7 @@ def test_tokens_say_how_many_images_are_drawn(
     # Four patches and the class token make five.
     assert main([*asked, "--tokens", "17", "--json", str(out)]) == 0
     assert "over 3 images" in " ".join(capsys.readouterr().out.split())
-    assert json.loads(out.read_text())["fields"]["facts"]["texts"] == 3
+    assert json.loads(out.read_text())["fields"]["metadata"]["texts"] == 3
 
 
 def test_a_model_without_classes_is_asked_to_stay_like_itself(
@@ -95,13 +95,16 @@ def test_two_models_are_compared_on_images(place: Path, capsys: pytest.CaptureFi
     ("asked", "told"),
     [
         (["ablate", "one"], "this model reads images: give a folder of them with --image."),
-        (["ablate", "house-gpt", "--image", "photos"], "this model reads no images: give it texts"),
-        (["ablate", "one", "--image", "photos/cat"], "holds no images in folders of classes"),
-        (["ablate", "one", "--image", "photos/cat/0.png"], "0.png is no folder: name one with"),
+        (["ablate", "house-gpt", "--image", "photos"], "--image needs a vision model"),
+        (["ablate", "one", "--image", "photos/cat"], "photos/cat"),
+        (["ablate", "one", "--image", "photos/cat/0.png"], "0.png is not a folder"),
         (["ablate", "one", "--image", "."], "folders and the model 2 classes"),
-        (["ablate", "one", "--image", "photos", "--text", "a"], "reads texts or images: give"),
-        (["ablate", "one", "--image", "photos", "--tokens", "0"], "--tokens 0 measures nothing"),
-        (["prune", "one"], "there is nothing to judge by: give --file, or --image."),
+        (["ablate", "one", "--image", "photos", "--text", "a"], "--image excludes --text"),
+        (
+            ["ablate", "one", "--image", "photos", "--tokens", "0"],
+            "at least 1, got 0",
+        ),
+        (["prune", "one"], "--file or --image"),
         (["compare", "one", "two"], "this model reads images: give a folder of them with --image."),
     ],
 )

@@ -173,8 +173,8 @@ def load_npz(
             if images not in arrays:
                 there = ", ".join(arrays.files)
                 raise InputError(f"{path} has no array {images!r}", f"use one of: {there}")
-            found = arrays.get(labels)
-            return ImageArrays(pixels=arrays[images], labels=found, **options)
+            label_array = arrays.get(labels)
+            return ImageArrays(pixels=arrays[images], labels=label_array, **options)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist", "check the path") from None
     except InputError:
@@ -187,8 +187,8 @@ def load_npz(
 
 def load_idx(images: str | Path, labels: str | Path | None = None, **options: Any) -> ImageArrays:
     """Images and labels of idx files, compressed or not."""
-    found = None if labels is None else read_idx(labels)
-    return ImageArrays(pixels=read_idx(images), labels=found, **options)
+    label_array = None if labels is None else read_idx(labels)
+    return ImageArrays(pixels=read_idx(images), labels=label_array, **options)
 
 
 def read_idx(path: str | Path) -> NDArray[Any]:
@@ -256,11 +256,11 @@ def to_greyscale(image: Float[Tensor, "3 height width"]) -> Float[Tensor, "1 hei
 def image_normalisation(model: Vision, channels: int) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation per channel; 0.5 by default."""
     settings = json.loads(model.side_files.get(FILE, b"{}"))
-    found = []
+    tensors = []
     for name in ("image_mean", "image_std"):
         value = settings.get(name) or [0.5] * channels
-        found.append(torch.tensor(value, dtype=torch.float32)[:channels].reshape(-1, 1, 1))
-    return found[0], found[1]
+        tensors.append(torch.tensor(value, dtype=torch.float32)[:channels].reshape(-1, 1, 1))
+    return tensors[0], tensors[1]
 
 
 def image_mean_std(model: Vision) -> tuple[PerChannel, PerChannel]:
@@ -271,8 +271,8 @@ def image_mean_std(model: Vision) -> tuple[PerChannel, PerChannel]:
 
 def _numbers(by_channel: Tensor) -> PerChannel:
     """Rounded to six digits, the precision of float32."""
-    found = tuple(round(each, 6) for each in by_channel.flatten().tolist())
-    return found[0] if len(set(found)) == 1 else found
+    numbers = tuple(round(each, 6) for each in by_channel.flatten().tolist())
+    return numbers[0] if len(set(numbers)) == 1 else numbers
 
 
 def image_size(model: Vision) -> int:
@@ -326,10 +326,10 @@ def find_images(path: Path) -> list[Path]:
     """The file itself, or all images in a folder and those within it."""
     if not path.is_dir():
         return [path]
-    found = [each for each in sorted(path.rglob("*")) if each.suffix.lower() in SUFFIXES]
-    if not found:
+    images = [each for each in sorted(path.rglob("*")) if each.suffix.lower() in SUFFIXES]
+    if not images:
         raise InputError(f"{path} has no images", f"add {', '.join(SUFFIXES[:3])} files")
-    return found
+    return images
 
 
 def read_image(model: Vision, file: Path) -> Float[Tensor, "channels height width"]:

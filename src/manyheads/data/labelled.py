@@ -210,14 +210,16 @@ def labelled_examples(
 ) -> Examples:
     """Texts with one label each; class names are numbered by `names`, or alphabetically."""
     rows = _non_empty(source)
-    found, kept = label_ids([row.label for row in rows], [row.location for row in rows], names)
+    label_numbers, class_names = label_ids(
+        [row.label for row in rows], [row.location for row in rows], names
+    )
     ids = _encoded(
         [row.text for row in rows], [row.location for row in rows], tokenizer, max_length
     )
     return Examples(
         texts=_Sequences.of(one.ids for one in ids),
-        labels=np.array(found, dtype=np.int64),
-        names=kept,
+        labels=np.array(label_numbers, dtype=np.int64),
+        names=class_names,
     )
 
 
@@ -251,17 +253,18 @@ def tagged_examples(
     """Words with a tag each: the label of the first token; other tokens get `IGNORE_INDEX`."""
     rows = _non_empty(source)
     locations = [row.location for row in rows for _ in row.tags]
-    found, kept = label_ids([tag for row in rows for tag in row.tags], locations, names)
+    tags_of_all = [tag for row in rows for tag in row.tags]
+    tag_numbers, class_names = label_ids(tags_of_all, locations, names)
     encoded = _encoded(
         [list(row.words) for row in rows], [row.location for row in rows], tokenizer, max_length
     )
-    numbers = iter(found)
+    numbers = iter(tag_numbers)
     tags = [
         _spread(one.word_ids, list(islice(numbers, len(row.tags))))
         for one, row in zip(encoded, rows, strict=True)
     ]
     return Examples(
-        texts=_Sequences.of(one.ids for one in encoded), tags=_Sequences.of(tags), names=kept
+        texts=_Sequences.of(one.ids for one in encoded), tags=_Sequences.of(tags), names=class_names
     )
 
 
@@ -296,15 +299,15 @@ def label_ids(
     if kinds == {str} and not names:
         names = sorted({str(label) for label in labels})
     known = {name: number for number, name in enumerate(names)}
-    found = []
+    numbers = []
     for label, location in zip(labels, locations, strict=True):
         number = known.get(label) if isinstance(label, str) else label
         if number is None or (names and number >= len(names)):
             raise InputError(
                 f"{location}: the label {label!r} is unknown", f"use one of: {', '.join(names)}"
             )
-        found.append(number)
-    return found, tuple(names)
+        numbers.append(number)
+    return numbers, tuple(names)
 
 
 def _encoded(
@@ -315,16 +318,16 @@ def _encoded(
 ) -> list[Any]:
     """Encodings with the tokenizer's special tokens, truncated to `max_length` tokens."""
     copy = truncating_copy(tokenizer, max_length)
-    found: list[Any] = []
+    encodings: list[Any] = []
     for some in _sliced(texts):
         words = isinstance(some[0], list)
         # Tags need offsets, which the fast version leaves out.
         encode = copy.encode_batch if words else copy.encode_batch_fast
-        found += encode(some, is_pretokenized=words)
-    for encoding, location in zip(found, locations, strict=True):
+        encodings += encode(some, is_pretokenized=words)
+    for encoding, location in zip(encodings, locations, strict=True):
         if not encoding.ids:
             raise InputError(f"{location} has a text without tokens", "remove empty texts")
-    return found
+    return encodings
 
 
 def _sliced(texts: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -162,13 +162,13 @@ def _vocabulary_of(
 
 
 def _mask_id(names: dict[int, str]) -> int:
-    found = [number for number, name in names.items() if name in MASK_NAMES]
-    if len(found) != 1:
+    ids = [number for number, name in names.items() if name in MASK_NAMES]
+    if len(ids) != 1:
         raise ConfigError(
-            f"the tokenizer has {len(found)} tokens named {', '.join(MASK_NAMES)}",
+            f"the tokenizer has {len(ids)} tokens named {', '.join(MASK_NAMES)}",
             "set mask to a token id, or train the tokenizer with [MASK] as a special token",
         )
-    return found[0]
+    return ids[0]
 
 
 def _check_ids(ids: Sequence[int], size: int) -> None:

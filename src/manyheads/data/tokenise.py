@@ -220,8 +220,8 @@ def _tokenise(
 ) -> None:
     passages = [passage for passage in chunk if passage is not None]
     texts = [passage.text for passage in passages]
-    found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    for passage, encoding in zip(passages, found, strict=True):
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    for passage, encoding in zip(passages, encodings, strict=True):
         ids = encoding.ids
         if passage.ends and index.end is not None:
             ids = [*ids, index.end]

@@ -81,29 +81,29 @@ def tokenizer_config_of(model: Any) -> dict[str, Any]:
 
 
 def _template(config: Mapping[str, Any], *, with_tools: bool) -> str:
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        named = {each["name"]: each["template"] for each in found}
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {each["name"]: each["template"] for each in template}
         wanted = "tool_use" if with_tools and "tool_use" in named else "default"
-        found = named.get(wanted)
-    if not isinstance(found, str):
+        template = named.get(wanted)
+    if not isinstance(template, str):
         raise InputError(
             "the model has no chat template",
             f"use a model whose {CONFIG_FILE} has chat_template or whose folder has "
             f"{TEMPLATE_FILE}, or pass a plain prompt",
         )
-    return found
+    return template
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """A token is a string, or an object that has it as its content."""
-    found = {}
+    tokens = {}
     for name in (f"{kind}_token" for kind in SPECIAL):
         token = config.get(name)
         content = token.get("content") if isinstance(token, Mapping) else token
         if isinstance(content, str):
-            found[name] = content
-    return found
+            tokens[name] = content
+    return tokens
 
 
 def _render(template: str, variables: Mapping[str, Any]) -> str:

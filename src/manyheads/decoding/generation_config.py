@@ -156,20 +156,21 @@ class GenerationDefaults:
     @classmethod
     def of(cls, model: Any) -> "GenerationDefaults":
         """Those of a loaded model; a model built from a config has none."""
-        said: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for table in (getattr(model, name, None) for name in ("generation", "source_config")):
             if isinstance(table, Mapping):
-                said |= {key: value for key, value in table.items() if said.get(key) is None}
-        eos = _as_tuple(said.get("eos_token_id"))
-        bos = said.get("bos_token_id")
-        start = said.get("decoder_start_token_id")
-        forced_last = _as_tuple(said.get("forced_eos_token_id"))
+                missing = {key: each for key, each in table.items() if settings.get(key) is None}
+                settings |= missing
+        eos = _as_tuple(settings.get("eos_token_id"))
+        bos = settings.get("bos_token_id")
+        start = settings.get("decoder_start_token_id")
+        forced_last = _as_tuple(settings.get("forced_eos_token_id"))
         return cls(
             eos_token_ids=eos,
             bos_token_id=bos,
             decoder_start_token_id=bos if start is None else start,
-            bad_words=_bad_words(said, eos),
-            forced_first=said.get("forced_bos_token_id"),
+            bad_words=_bad_words(settings, eos),
+            forced_first=settings.get("forced_bos_token_id"),
             forced_last=forced_last[0] if forced_last else None,
         )
 
@@ -232,9 +233,9 @@ def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _bad_words(said: Mapping[str, Any], eos: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _bad_words(settings: Mapping[str, Any], eos: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Marian lists its padding here; an end-of-text token is left out, or no text might end."""
-    words = [tuple(word) for word in said.get("bad_words_ids") or ()]
-    tokens = [(token,) for token in said.get("suppress_tokens") or ()]
+    words = [tuple(word) for word in settings.get("bad_words_ids") or ()]
+    tokens = [(token,) for token in settings.get("suppress_tokens") or ()]
     ends = {(token,) for token in eos}
     return tuple(dict.fromkeys([*(word for word in words if word not in ends), *tokens]))

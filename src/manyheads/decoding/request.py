@@ -107,13 +107,13 @@ class GenerationRequest:
                     "leave it out",
                 )
             return None
-        found = defaults.decoder_start_token_id if start == "model" else start
-        if found is None:
+        token = defaults.decoder_start_token_id if start == "model" else start
+        if token is None:
             raise InputError(
                 "the model does not name the token its decoder starts from",
                 "pass decoder_start_token_id",
             )
-        return self._in_vocabulary("decoder_start_token_id", found)[0]
+        return self._in_vocabulary("decoder_start_token_id", token)[0]
 
     def _stops(self, defaults: GenerationDefaults) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Special tokens are not part of a text, so a stop string that names one becomes its id."""

@@ -36,7 +36,7 @@ def find_addresses(model: nn.Module, heads: AnyHead | Iterable[AnyHead]) -> tupl
     heads = [heads] if isinstance(heads, Head | Address | str) else heads
     stacks = stacks_of(model)
     default = "decoder" if isinstance(model, Seq2Seq) else "main"
-    found: dict[Address, None] = {}
+    addresses: dict[Address, None] = {}
     for name in heads:
         if isinstance(name, str):
             stack, head, sublayer = parse_address(name)
@@ -46,8 +46,8 @@ def find_addresses(model: nn.Module, heads: AnyHead | Iterable[AnyHead]) -> tupl
         else:
             raise InputError(f"{name!r} is not the address of a head", ADDRESS_FORM)
         _check(stacks, address)
-        found[address] = None
-    return tuple(found)
+        addresses[address] = None
+    return tuple(addresses)
 
 
 def find_stack(model: Model, name: str | None) -> Stack:

@@ -22,7 +22,7 @@ MASKING = Masking(mask_fraction=0.15, mask_token_fraction=1.0, random_token_frac
 class EvaluationInputs:
     """Texts as the model reads them, the metric, and the targets where texts lack them."""
 
-    given: ModelInputs
+    model_inputs: ModelInputs
     metric: Metric
     targets: Targets | None
 
@@ -34,28 +34,28 @@ def prepare_inputs(
 
     A model without a readout is compared with itself, a classifier with the `targets`.
     """
-    given = read_inputs(model, texts)
+    model_inputs = read_inputs(model, texts)
     if model.readout is None:
-        return EvaluationInputs(given, Similarity(), None)
+        return EvaluationInputs(model_inputs, Similarity(), None)
     if targets is not None:
-        return EvaluationInputs(given, "loss", targets)
+        return EvaluationInputs(model_inputs, "loss", targets)
     if not isinstance(model.config.readout, LanguageHead):
         kind = type(model.config.readout).__name__
         raise InputError(
             f"a {kind} needs targets to be evaluated", "give targets, the correct classes"
         )
     if not isinstance(model, Encoder):
-        return EvaluationInputs(given, "loss", None)
-    return _masked(model, given, seed)
+        return EvaluationInputs(model_inputs, "loss", None)
+    return _masked(model, model_inputs, seed)
 
 
-def _masked(model: Encoder, given: ModelInputs, seed: int) -> EvaluationInputs:
-    assert given.ids is not None
+def _masked(model: Encoder, inputs: ModelInputs, seed: int) -> EvaluationInputs:
+    assert inputs.ids is not None
     words = masking_vocabulary(model.tokenizer, model.config.embedding.vocabulary)
     draw = torch.Generator().manual_seed(seed)
-    masked = mask_tokens(given.ids, words, MASKING, draw)
-    lengths = given.ids.lengths
-    targets: list[dict[int, int]] = [{} for _ in range(len(given))]
+    masked = mask_tokens(inputs.ids, words, MASKING, draw)
+    lengths = inputs.ids.lengths
+    targets: list[dict[int, int]] = [{} for _ in range(len(inputs))]
     owners = lengths.sequence_of_token[masked.positions].tolist()
     positions = lengths.positions[masked.positions].tolist()
     answers: Sequence[int] = masked.labels.tolist()

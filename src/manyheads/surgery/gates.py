@@ -98,7 +98,7 @@ def _chosen(
     stacks = stacks_of(model)
     if stack != "all" and stack not in stacks:
         raise ConfigError(f"the model has no stack {stack!r}", f"use {', '.join(stacks)}")
-    found = []
+    chosen = []
     for name, each in stacks.items():
         if stack not in ("all", name):
             continue
@@ -115,10 +115,10 @@ def _chosen(
                     f"layer {index} of {name} has no {sublayer.value}",
                     f"use {', '.join(map(str, having))}",
                 )
-            found.append((name, index))
-    if not found:
+            chosen.append((name, index))
+    if not chosen:
         raise ConfigError(f"no layer has {sublayer.value}", "choose another sublayer or stack")
-    return found
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +161,9 @@ def _gated(config: AttentionConfig, gate: Gate, index: int) -> AttentionConfig:
 
 def _attention(model: Model, stack: str, index: int, sublayer: Sublayer) -> Attention:
     layer = cast(Layer, stacks_of(model)[stack].layers[index])
-    found = layer.cross if sublayer is Sublayer.CROSS else layer.attention
-    assert found is not None
-    return found
+    attention = layer.cross if sublayer is Sublayer.CROSS else layer.attention
+    assert attention is not None
+    return attention
 
 
 @torch.no_grad()
@@ -197,13 +197,13 @@ def _weights(old: Attention, new: Attention, gate: Gate) -> dict[str, Tensor]:
                 output_bias = output_bias - start.value
             case name:
                 biases[name] = biases[name] - start.value
-    found = {"output.weight": output, "output.bias": output_bias.clone()}
+    tensors = {"output.weight": output, "output.bias": output_bias.clone()}
     for layer, names in (("project", new.our_rows), ("project_memory", new.memory_rows)):
         if names:
-            found[f"{layer}.weight"] = torch.cat([weights[name] for name in names])
-            found[f"{layer}.bias"] = torch.cat([biases[name] for name in names])
+            tensors[f"{layer}.weight"] = torch.cat([weights[name] for name in names])
+            tensors[f"{layer}.bias"] = torch.cat([biases[name] for name in names])
     wanted = new.state_dict().keys()
-    return {name: tensor for name, tensor in found.items() if name in wanted}
+    return {name: tensor for name, tensor in tensors.items() if name in wanted}
 
 
 def _rows(attention: Attention, kind: Literal["weight", "bias"]) -> Iterator[tuple[str, Tensor]]:
@@ -289,11 +289,11 @@ def train_gates(
         trained = freeze_except_gates(gated)
     else:
         trained = sum(each.numel() for each in gated.parameters())
-    given = read_inputs(gated, texts)
+    model_inputs = read_inputs(gated, texts)
     finetune(
         gated,
-        given,
-        objective_for(gated, given, None),
+        model_inputs,
+        objective_for(gated, model_inputs, None),
         optimiser=AdamW(rate=rate, decay=0.0),
         schedule=Cosine(),
         steps=steps,
@@ -316,10 +316,10 @@ def train_gates(
 def _figures(
     model: Decoder | Encoder, texts: Sequence[Any], seed: int, progress: bool
 ) -> GateFigures:
-    found = statistics(model, texts, progress=progress)
+    measured = statistics(model, texts, progress=progress)
     return GateFigures(
-        first_token=float(found["first_token"].means.mean()),
-        largest=max(each.largest for each in found.activations),
+        first_token=float(measured["first_token"].means.mean()),
+        largest=max(each.largest for each in measured.activations),
         perplexity=_perplexity(model, texts, seed, progress),
     )
 
@@ -327,7 +327,7 @@ def _figures(
 def _perplexity(model: Decoder | Encoder, texts: Sequence[Any], seed: int, progress: bool) -> float:
     """The perplexity of next tokens, or of tokens masked by the seed."""
     inputs = prepare_inputs(model, texts, seed=seed)
-    given, sizes = inputs.given, inputs.given.sizes(model)
+    model_inputs, sizes = inputs.model_inputs, inputs.model_inputs.sizes(model)
     last, total, count = Site(-1, Tap.FINAL), 0.0, 0.0
     with (
         torch.no_grad(),
@@ -335,9 +335,9 @@ def _perplexity(model: Decoder | Encoder, texts: Sequence[Any], seed: int, progr
         Progress("scoring", total=sum(sizes), unit="tokens", enabled=progress) as bar,
     ):
         for some in batch_ranges(sizes, BATCH_TOKENS):
-            judged = bind_metric(model, given, some, "loss", inputs.targets)
+            judged = bind_metric(model, model_inputs, some, "loss", inputs.targets)
             seen = ActivationEditor({}, [last])
-            forward(model, given.select(some), seen)
+            forward(model, model_inputs.select(some), seen)
             total += float((judged(seen[last])[0].double() * judged.weights).sum())
             count += float(judged.weights.sum())
             bar.advance(sum(sizes[text] for text in some))
@@ -367,12 +367,12 @@ def split_chunks(
                 if len(chunk := ids[start : start + length]) > 1:
                     yield chunk
 
-    found = list(islice(cut(), max_chunks))
+    chunks = list(islice(cut(), max_chunks))
     every = max(2, round(1 / held_out))
-    training = [chunk for index, chunk in enumerate(found) if index % every]
-    held = found[::every]
+    training = [chunk for index, chunk in enumerate(chunks) if index % every]
+    held = chunks[::every]
     if not training:
         raise InputError(
-            f"the text has only {len(found)} chunks of {length} tokens", "give a longer text"
+            f"the text has only {len(chunks)} chunks of {length} tokens", "give a longer text"
         )
     return training, held

@@ -133,7 +133,7 @@ def run_pruning(
             progress=progress,
         )
         recovered = _evaluate(pruned, model, inputs)
-    before, after = compare_sizes((model, pruned), inputs.given)
+    before, after = compare_sizes((model, pruned), inputs.model_inputs)
     return PruningResult(
         selection=selection,
         model=pruned,
@@ -161,15 +161,15 @@ def _select(
     by = config.by or ("gradient" if config.unit == "neurons" else "ablation")
     if config.unit == "heads":
         common |= {"replace_with": config.replace_with, "sublayer": config.sublayer}
-        return select_heads(model, inputs.given, by, **common)
+        return select_heads(model, inputs.model_inputs, by, **common)
     if config.replace_with != "zero" or config.sublayer is not Sublayer.ATTENTION:
         raise InputError(
             f"replace_with and sublayer cannot be used with unit={config.unit!r}",
             "leave them out, or prune heads",
         )
     if config.unit == "layers":
-        return select_layers(model, inputs.given, by, **common)
-    return select_neurons(model, inputs.given, by, **common)
+        return select_layers(model, inputs.model_inputs, by, **common)
+    return select_neurons(model, inputs.model_inputs, by, **common)
 
 
 def _prune(
@@ -177,7 +177,7 @@ def _prune(
 ) -> Model:
     match selection:
         case HeadSelection():
-            return prune(model, selection.heads, config.replace_with, inputs.given)
+            return prune(model, selection.heads, config.replace_with, inputs.model_inputs)
         case NeuronSelection():
             return prune_neurons(model, selection.neurons, stack=config.stack)
         case LayerSelection():
@@ -186,22 +186,24 @@ def _prune(
 
 def _evaluate(pruned: Model, model: Model, inputs: EvaluationInputs) -> float:
     """The metric of the pruned model, evaluated as the original one."""
-    evaluation = Evaluation.of(model, inputs.given, inputs.metric, inputs.targets, progress=False)
+    evaluation = Evaluation.of(
+        model, inputs.model_inputs, inputs.metric, inputs.targets, progress=False
+    )
     return evaluation.measure([Variant(pruned)]).of(0)[0]
 
 
 def compare_sizes(models: Sequence[Model], texts: Any) -> list[ModelSize]:
     """The sizes and speeds of models, timed in turns so that other load affects all alike."""
-    given = read_inputs(models[0], texts)
-    sizes = given.sizes(models[0])
+    model_inputs = read_inputs(models[0], texts)
+    sizes = model_inputs.sizes(models[0])
     first = next(batch_ranges(sizes, TIMED_TOKENS))
-    batch, tokens = given.select(first), sum(sizes[text] for text in first)
+    batch, tokens = model_inputs.select(first), sum(sizes[text] for text in first)
     seconds: list[list[float]] = [[] for _ in models]
     for _ in range(TIMED_ROUNDS + 1):
-        for found, model in zip(seconds, models, strict=True):
-            found.append(_time(model, batch))
+        for times, model in zip(seconds, models, strict=True):
+            times.append(_time(model, batch))
     # The first round warms up.
-    rates = [tokens / statistics.median(found[1:]) for found in seconds]
+    rates = [tokens / statistics.median(times[1:]) for times in seconds]
     return [_size(model, rate) for model, rate in zip(models, rates, strict=True)]
 
 

@@ -52,7 +52,7 @@ def origins_in(before: Model, after: Model) -> dict[Address, Address] | None:
     if FILE not in after.side_files:
         return None
     here = {first: address for address, first in origins(before).items()}
-    found = {}
+    addresses = {}
     for address, first in origins(after).items():
         if first not in here:
             raise InputError(
@@ -60,14 +60,14 @@ def origins_in(before: Model, after: Model) -> dict[Address, Address] | None:
                 "does not have",
                 "give the model that the second one was pruned from",
             )
-        found[address] = here[first]
-    return found
+        addresses[address] = here[first]
+    return addresses
 
 
 def record_origins(fresh: Model, model: Model, kept: Mapping[str, Sequence[LayerPlan]]) -> None:
     """Record in a new model the original addresses of its heads."""
     before = origins(model)
-    found = {
+    addresses = {
         str(Address(Head(index, place), stack, sublayer)): str(
             before[Address(Head(layer.source, head), stack, sublayer)]
         )
@@ -77,10 +77,10 @@ def record_origins(fresh: Model, model: Model, kept: Mapping[str, Sequence[Layer
         for place, head in enumerate(layer.heads(sublayer))
     }
     # Without the last heads of a layer the others keep their numbers, but some are missing.
-    same = len(found) == len(before) and all(new == old for new, old in found.items())
+    same = len(addresses) == len(before) and all(new == old for new, old in addresses.items())
     if FILE not in model.side_files and same:
         return
-    text = json.dumps({"heads": found}, indent=1).encode()
+    text = json.dumps({"heads": addresses}, indent=1).encode()
     fresh.side_files = {**model.side_files, FILE: text}
 
 
@@ -183,14 +183,16 @@ def _pruned(
 
 def _means(model: Model, heads: Sequence[Address], texts: Any) -> Means:
     """The mean output of every head of the layers that lose some, as in ablation."""
-    given = read_inputs(model, texts)
+    inputs = read_inputs(model, texts)
     batch_tokens = default_batch_tokens(model)
-    found: dict[tuple[str, Sublayer, int], Tensor] = {}
+    result: dict[tuple[str, Sublayer, int], Tensor] = {}
     stacks = stacks_of(model)
     for name, sublayer in dict.fromkeys((head.stack, head.sublayer) for head in heads):
         assert name in stacks, "the addresses were checked"
         part = head_scope(model, name, sublayer)  # type: ignore[arg-type]
         with eval_mode(model), torch.no_grad():
-            means = replacement_values(part, given, "mean", seed=0, batch_tokens=batch_tokens).means
-        found |= {(name, sublayer, layer): each for layer, each in means.items()}
-    return found
+            means = replacement_values(
+                part, inputs, "mean", seed=0, batch_tokens=batch_tokens
+            ).means
+        result |= {(name, sublayer, layer): each for layer, each in means.items()}
+    return result

@@ -73,7 +73,7 @@ HeadMeans = Float[Tensor, "h d"]
 
 
 def pruned_attention_config(
-    config: AttentionConfig, kept: Sequence[int], *, writes_mean: bool = False
+    config: AttentionConfig, kept_heads: Sequence[int], *, writes_mean: bool = False
 ) -> AttentionConfig:
     """The config of the heads that stay, with the key heads that they still read.
 
@@ -86,16 +86,16 @@ def pruned_attention_config(
     if writes_mean:
         biased = config.bias in ("inputs", "all")
         config = replace(config, bias="all" if biased else "output")
-    if len(kept) == config.heads:
+    if len(kept_heads) == config.heads:
         return config
-    owners = [config.owners[head] for head in kept]
-    groups = tuple(owners.count(key) for key in _keys(config, kept))
+    owners = [config.owners[head] for head in kept_heads]
+    groups = tuple(owners.count(key) for key in _keys(config, kept_heads))
     position = config.position
     if isinstance(position, Alibi):
-        position = position.keep(kept, config.heads)
+        position = position.select(kept_heads, config.heads)
     return replace(
         config,
-        heads=len(kept),
+        heads=len(kept_heads),
         kv_heads="each" if config.kv_heads == "each" else groups,
         head_size=config.size,
         position=position,
@@ -104,13 +104,13 @@ def pruned_attention_config(
 
 
 def attention_weights(
-    attention: Attention, kept: Sequence[int], means: HeadMeans | None = None
+    attention: Attention, kept_heads: Sequence[int], means: HeadMeans | None = None
 ) -> dict[str, Tensor]:
     """The weights of the heads that stay, by name; `means` of the others go into the bias.
 
     Without a bucket table, which may belong to another layer.
     """
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, linear, rows in (
         ("project", attention.project, attention.our_rows),
         ("project_memory", attention.project_memory, attention.memory_rows),
@@ -119,31 +119,33 @@ def attention_weights(
             joined = None if linear is None else getattr(linear, kind)
             if joined is not None:
                 parts = zip(rows, joined.split(list(rows.values())), strict=True)
-                chosen = [_rows(attention.config, part, values, kept) for part, values in parts]
-                found[f"{name}.{kind}"] = torch.cat(chosen)
+                chosen = [
+                    _rows(attention.config, part, values, kept_heads) for part, values in parts
+                ]
+                weights[f"{name}.{kind}"] = torch.cat(chosen)
     columns = attention.output.weight.unflatten(1, (attention.config.heads, -1))
-    found["output.weight"] = columns[:, list(kept)].flatten(1)
-    bias = output_bias(attention, kept, means)
+    weights["output.weight"] = columns[:, list(kept_heads)].flatten(1)
+    bias = output_bias(attention, kept_heads, means)
     if bias is not None:
-        found["output.bias"] = bias
+        weights["output.bias"] = bias
     for name in ("sink", "head_scale"):
         if getattr(attention, name) is not None:
-            found[name] = getattr(attention, name)[list(kept)]
+            weights[name] = getattr(attention, name)[list(kept_heads)]
     for name in ("query_norm", "key_norm", "table"):
         part = getattr(attention, name)
         if part is not None and not isinstance(part, BucketTable):
-            found |= {f"{name}.{own}": each for own, each in part.state_dict().items()}
-    return found
+            weights |= {f"{name}.{own}": each for own, each in part.state_dict().items()}
+    return weights
 
 
 def output_bias(
-    attention: Attention, kept: Sequence[int], means: HeadMeans | None
+    attention: Attention, kept_heads: Sequence[int], means: HeadMeans | None
 ) -> Float[Tensor, " c"] | None:
     """The bias of the output projection, plus the mean output of the removed heads."""
     bias = attention.output.bias
     if means is None:
         return bias
-    gone = [head for head in range(attention.config.heads) if head not in kept]
+    gone = [head for head in range(attention.config.heads) if head not in kept_heads]
     weight = attention.output.weight
     columns = weight.unflatten(1, (attention.config.heads, -1))[:, gone].flatten(1)
     mean = columns.double() @ means[gone].flatten().to(weight.device).double()
@@ -154,22 +156,22 @@ def pruned_feedforward_config(config: FeedForwardConfig, hidden: int) -> FeedFor
     return config if config.hidden == hidden else replace(config, hidden=hidden)
 
 
-def feedforward_weights(feedforward: FeedForward, kept: Sequence[int]) -> dict[str, Tensor]:
+def feedforward_weights(feedforward: FeedForward, neurons: Sequence[int]) -> dict[str, Tensor]:
     """The rows of the input projections and the columns of the output's that stay."""
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     parts = 2 if feedforward.gated else 1
     for name, joined in feedforward.expand.state_dict().items():
-        chosen = [half[list(kept)] for half in joined.chunk(parts)]
-        found[f"expand.{name}"] = torch.cat(chosen)
-    found["contract.weight"] = feedforward.contract.weight[:, list(kept)]
+        chosen = [half[list(neurons)] for half in joined.chunk(parts)]
+        weights[f"expand.{name}"] = torch.cat(chosen)
+    weights["contract.weight"] = feedforward.contract.weight[:, list(neurons)]
     if feedforward.contract.bias is not None:
-        found["contract.bias"] = feedforward.contract.bias
-    return found
+        weights["contract.bias"] = feedforward.contract.bias
+    return weights
 
 
-def _keys(config: AttentionConfig, kept: Sequence[int]) -> list[int]:
+def _keys(config: AttentionConfig, kept_heads: Sequence[int]) -> list[int]:
     """The key heads that are still read."""
-    return sorted({config.owners[head] for head in kept})
+    return sorted({config.owners[head] for head in kept_heads})
 
 
 def _with_slices(gate: Gate, heads: int) -> Gate:
@@ -178,11 +180,11 @@ def _with_slices(gate: Gate, heads: int) -> Gate:
 
 
 def _rows(
-    config: AttentionConfig, part: str, values: Float[Tensor, "rows *c"], kept: Sequence[int]
+    config: AttentionConfig, part: str, values: Float[Tensor, "rows *c"], kept_heads: Sequence[int]
 ) -> Float[Tensor, "fewer *c"]:
     """The rows of one part of an input projection that belong to the heads that stay."""
     name = part.removeprefix("gate_")
-    heads = _keys(config, kept) if name in ("key", "value") else list(kept)
+    heads = _keys(config, kept_heads) if name in ("key", "value") else list(kept_heads)
     gate = next((each for each in config.gates if part == f"gate_{each.at}"), None)
     if gate is not None and (gate.heads == "shared" or gate.at == "final"):
         return values
@@ -199,7 +201,7 @@ BRANCHES = ((Sublayer.ATTENTION, "attention"), (Sublayer.CROSS, "cross"))
 
 @torch.no_grad()
 def rebuild(
-    model: AnyModel, kept: Mapping[str, Sequence[LayerPlan]], means: Means | None = None
+    model: AnyModel, plans: Mapping[str, Sequence[LayerPlan]], means: Means | None = None
 ) -> AnyModel:
     """A copy of the model with only these layers, heads and neurons."""
     _check(
@@ -207,7 +209,9 @@ def rebuild(
         set(model.state_dict()),
     )
     stacks = stacks_of(model)
-    cuts = {name: _StackCut(name, stack, kept[name], means or {}) for name, stack in stacks.items()}
+    cuts = {
+        name: _StackCut(name, stack, plans[name], means or {}) for name, stack in stacks.items()
+    }
     fields = {"main": "stack", "encoder": "encoder", "decoder": "decoder"}
     configs: dict[str, Any] = {fields[name]: cut.config() for name, cut in cuts.items()}
     fresh = build(cast(ModelConfig, replace(cast(Any, model.config), **configs)), device="meta")
@@ -244,11 +248,11 @@ class _StackCut:
 
     name: str
     stack: Stack
-    kept: Sequence[LayerPlan]
+    plans: Sequence[LayerPlan]
     means: Means
 
     def config(self) -> StackConfig:
-        layers = [self._layer(each) for each in self.kept]
+        layers = [self._layer(each) for each in self.plans]
         separate = self._own_tables()
         return replace(
             self.stack.config,
@@ -260,80 +264,80 @@ class _StackCut:
 
     def weights(self, index: int, fresh: Layer) -> dict[str, Tensor]:
         """The weights of a layer of the new model, by name."""
-        kept = self.kept[index]
-        old = self._old(kept.source)
-        found: dict[str, Tensor] = {}
+        plan = self.plans[index]
+        old = self._old(plan.source)
+        weights: dict[str, Tensor] = {}
         for sublayer, name in BRANCHES:
             attention = getattr(old, name)
-            if attention is not None and kept.heads(sublayer):
-                means = self._means(kept, sublayer)
-                own = attention_weights(attention, kept.heads(sublayer), means)
-                found |= {f"{name}.{part}": tensor for part, tensor in own.items()}
+            if attention is not None and plan.heads(sublayer):
+                means = self._means(plan, sublayer)
+                own = attention_weights(attention, plan.heads(sublayer), means)
+                weights |= {f"{name}.{part}": tensor for part, tensor in own.items()}
             rest = getattr(fresh, f"{name}_rest")
             if rest is not None:
-                found[f"{name}_rest.vector"] = self._vector(kept, sublayer)
+                weights[f"{name}_rest.vector"] = self._vector(plan, sublayer)
             residual = getattr(fresh, f"{name}_residual", None)
             if residual is not None:
                 wanted = residual.state_dict()
                 mine = getattr(old, f"{name}_residual").state_dict()
-                found |= {f"{name}_residual.{part}": mine[part] for part in wanted}
+                weights |= {f"{name}_residual.{part}": mine[part] for part in wanted}
         if fresh.attention is not None and isinstance(fresh.attention.table, BucketTable):
-            found["attention.table.table"] = self._table(kept)
+            weights["attention.table.table"] = self._table(plan)
         if old.feedforward is not None:
-            found |= _feedforward(old, kept)
-        return found
+            weights |= _feedforward(old, plan)
+        return weights
 
     def _old(self, index: int) -> Layer:
         return cast(Layer, self.stack.layers[index])
 
-    def _layer(self, kept: LayerPlan) -> LayerConfig:
-        layer = self.stack.config.layers[kept.source]
+    def _layer(self, plan: LayerPlan) -> LayerConfig:
+        layer = self.stack.config.layers[plan.source]
         changes: dict[str, Any] = {}
         for sublayer, name in BRANCHES:
             branch: Branch[AttentionConfig] | None = getattr(layer, name)
-            heads = kept.heads(sublayer)
+            heads = plan.heads(sublayer)
             if branch is not None and heads:
-                writes_mean = self._means(kept, sublayer) is not None
+                writes_mean = self._means(plan, sublayer) is not None
                 inner = pruned_attention_config(branch.inner, heads, writes_mean=writes_mean)
                 changes[name] = replace(branch, inner=inner)
             elif branch is not None:
-                changes |= {name: None, f"{name}_rest": self._rest(kept, sublayer)}
+                changes |= {name: None, f"{name}_rest": self._rest(plan, sublayer)}
         feedforward = layer.feedforward
-        if feedforward is not None and kept.neurons:
-            inner = pruned_feedforward_config(feedforward.inner, len(kept.neurons))
+        if feedforward is not None and plan.neurons:
+            inner = pruned_feedforward_config(feedforward.inner, len(plan.neurons))
             changes["feedforward"] = replace(feedforward, inner=inner)
         return replace(layer, **changes)
 
-    def _means(self, kept: LayerPlan, sublayer: Sublayer) -> Tensor | None:
+    def _means(self, plan: LayerPlan, sublayer: Sublayer) -> Tensor | None:
         """The mean outputs of the heads of a layer that loses some."""
-        layer = self.stack.config.layers[kept.source]
-        if len(kept.heads(sublayer)) == len(LayerPlan.all_of(0, layer).heads(sublayer)):
+        layer = self.stack.config.layers[plan.source]
+        if len(plan.heads(sublayer)) == len(LayerPlan.all_of(0, layer).heads(sublayer)):
             return None
-        return self.means.get((self.name, sublayer, kept.source))
+        return self.means.get((self.name, sublayer, plan.source))
 
-    def _rest(self, kept: LayerPlan, sublayer: Sublayer) -> Branch[Constant] | None:
+    def _rest(self, plan: LayerPlan, sublayer: Sublayer) -> Branch[Constant] | None:
         """The constant that is left of attention without heads; None if it is zero."""
         name = dict(BRANCHES)[sublayer]
-        branch = getattr(self.stack.config.layers[kept.source], name)
+        branch = getattr(self.stack.config.layers[plan.source], name)
         written = output_bias(
-            getattr(self._old(kept.source), name), (), self._means(kept, sublayer)
+            getattr(self._old(plan.source), name), (), self._means(plan, sublayer)
         )
-        _check_gates(branch.inner, written, f"layer {kept.source} gates its {sublayer.value}")
+        _check_gates(branch.inner, written, f"layer {plan.source} gates its {sublayer.value}")
         constant = Constant(width=branch.inner.width)
         if isinstance(branch.norm, PostNorm):
             return Branch(constant, branch.norm, branch.dropout)
-        silent = not self._vector(kept, sublayer).any()
+        silent = not self._vector(plan, sublayer).any()
         if silent and sublayer is Sublayer.ATTENTION:
             return None
         return Branch(constant, PreNorm(NoNorm()), branch.dropout)
 
-    def _vector(self, kept: LayerPlan, sublayer: Sublayer) -> Float[Tensor, " c"]:
-        old, name = self._old(kept.source), dict(BRANCHES)[sublayer]
+    def _vector(self, plan: LayerPlan, sublayer: Sublayer) -> Float[Tensor, " c"]:
+        old, name = self._old(plan.source), dict(BRANCHES)[sublayer]
         rest = getattr(old, f"{name}_rest")
         if rest is not None:
             return rest.vector
         attention: Attention = getattr(old, name)
-        written = output_bias(attention, (), self._means(kept, sublayer))
+        written = output_bias(attention, (), self._means(plan, sublayer))
         if written is None:
             written = attention.output.weight.new_zeros(attention.config.width)
         residual: Residual = getattr(old, f"{name}_residual")
@@ -344,15 +348,15 @@ class _StackCut:
     def _own_tables(self) -> set[int]:
         """New layers that can no longer share a bucket table, since they keep different heads."""
         sharing = {
-            index: kept
-            for index, kept in enumerate(self.kept)
-            if kept.attention and self._shares_table(kept.source)
+            index: plan
+            for index, plan in enumerate(self.plans)
+            if plan.attention and self._shares_table(plan.source)
         }
-        owners = {self.stack.position_owner[kept.source] for kept in sharing.values()}
-        alike = {kept.attention for kept in sharing.values()}
+        owners = {self.stack.position_owner[plan.source] for plan in sharing.values()}
+        alike = {plan.attention for plan in sharing.values()}
         if len(owners) <= 1 and len(alike) <= 1:
             return set()
-        return {index for index, kept in sharing.items() if self._loses(kept)}
+        return {index for index, plan in sharing.items() if self._loses(plan)}
 
     def _shares_table(self, layer: int) -> bool:
         config = self.stack.config.attention(layer)
@@ -360,15 +364,15 @@ class _StackCut:
             config is not None and isinstance(config.position, T5Buckets) and config.position.shared
         )
 
-    def _loses(self, kept: LayerPlan) -> bool:
-        config = self.stack.config.attention(kept.source)
-        return config is not None and len(kept.attention) < config.heads
+    def _loses(self, plan: LayerPlan) -> bool:
+        config = self.stack.config.attention(plan.source)
+        return config is not None and len(plan.attention) < config.heads
 
-    def _table(self, kept: LayerPlan) -> Float[Tensor, "buckets h"]:
-        owner = self._old(self.stack.position_owner[kept.source]).attention
+    def _table(self, plan: LayerPlan) -> Float[Tensor, "buckets h"]:
+        owner = self._old(self.stack.position_owner[plan.source]).attention
         assert owner is not None
         assert isinstance(owner.table, BucketTable)
-        return owner.table.table[:, list(kept.attention)]
+        return owner.table.table[:, list(plan.attention)]
 
 
 def _with_own_table(layer: LayerConfig) -> LayerConfig:
@@ -379,15 +383,15 @@ def _with_own_table(layer: LayerConfig) -> LayerConfig:
     return replace(layer, attention=replace(layer.attention, inner=inner))
 
 
-def _feedforward(old: Layer, kept: LayerPlan) -> dict[str, Tensor]:
+def _feedforward(old: Layer, plan: LayerPlan) -> dict[str, Tensor]:
     residual = old.feedforward_residual.state_dict()
-    found = {f"feedforward_residual.{part}": tensor for part, tensor in residual.items()}
+    weights = {f"feedforward_residual.{part}": tensor for part, tensor in residual.items()}
     assert old.feedforward is not None
     if isinstance(old.feedforward, FeedForward):
-        own = feedforward_weights(old.feedforward, kept.neurons)
+        own = feedforward_weights(old.feedforward, plan.neurons)
     else:
         own = old.feedforward.state_dict()
-    return found | {f"feedforward.{part}": tensor for part, tensor in own.items()}
+    return weights | {f"feedforward.{part}": tensor for part, tensor in own.items()}
 
 
 def _check_gates(config: AttentionConfig, written: Tensor | None, what: str) -> None:

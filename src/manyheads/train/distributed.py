@@ -174,12 +174,12 @@ class ModelWrapper:
     def full_state_dict(self) -> dict[str, Tensor]:
         """All weights unsharded on the host, in the main process; empty in the others."""
         state = self.model.state_dict()
-        found = {}
+        weights = {}
         for name, tensor in state.items():
             whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
             if self.processes.is_main:
-                found[name] = whole.detach().cpu()
-        return found
+                weights[name] = whole.detach().cpu()
+        return weights
 
     @property
     def gradient_scale(self) -> float:

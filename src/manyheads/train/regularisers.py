@@ -94,7 +94,7 @@ def settled(openness: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
 
 
 def _head_sites(model: nn.Module) -> list[GatedSite]:
-    found = []
+    sites = []
     for stack in (module for module in model.modules() if isinstance(module, Stack)):
         for index, layer in enumerate(stack.layers):
             assert isinstance(layer, Layer)
@@ -103,8 +103,8 @@ def _head_sites(model: nn.Module) -> list[GatedSite]:
                 if attention is not None:
                     site = Site(index, Tap.HEAD_OUTPUT, sublayer, stack.name)
                     device = attention.project.weight.device
-                    found.append(GatedSite(site, attention.config.heads, device))
-    return found
+                    sites.append(GatedSite(site, attention.config.heads, device))
+    return sites
 
 
 GATES = "head_gates"
@@ -239,14 +239,14 @@ class ScaleL1(RegularisationTerm):
 
 def _scales(model: nn.Module) -> Sequence[Tensor]:
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
-    found = [each.head_scale for each in attentions if each.head_scale is not None]
-    if not found:
+    result = [each.head_scale for each in attentions if each.head_scale is not None]
+    if not result:
         raise ConfigError(
             "the model has no head scales",
             'set model.heads.scale="learned" in a run file, '
             'head_scale="learned" in AttentionConfig',
         )
-    return found
+    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,15 +354,15 @@ def fold_gates(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Ten
     A gate scales the output of a head, so it is multiplied into the columns of the output
     projection that read that head. `weights` are not changed.
     """
-    found = {name: each for name, each in weights.items() if not name.startswith(f"{GATES}.")}
+    tensors = {name: each for name, each in weights.items() if not name.startswith(f"{GATES}.")}
     gates = getattr(model, GATES, None)
     if not isinstance(gates, HeadGates):
-        return found
+        return tensors
     stacks = {each.name: name for name, each in model.named_modules() if isinstance(each, Stack)}
     for index, (site, heads, _) in enumerate(gates.sites):
         part = "cross" if site.sublayer is Sublayer.CROSS else "attention"
         name = f"{stacks[site.stack]}.layers.{site.layer}.{part}.output.weight"
         gate = settled(weights[f"{GATES}.openness.{index}"])
-        columns = torch.repeat_interleave(gate, found[name].shape[1] // heads)
-        found[name] = found[name] * columns.to(found[name])
-    return found
+        columns = torch.repeat_interleave(gate, tensors[name].shape[1] // heads)
+        tensors[name] = tensors[name] * columns.to(tensors[name])
+    return tensors

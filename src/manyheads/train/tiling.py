@@ -170,15 +170,15 @@ def _grow_attention(small: Attention, large: Attention) -> None:
 
 def _rows(attention: Attention, kind: Literal["weight", "bias"]) -> dict[str, Tensor]:
     """The parts of the input projections by name, as views."""
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for linear, rows in (
         (attention.project, attention.our_rows),
         (attention.project_memory, attention.memory_rows),
     ):
         joined = None if linear is None else getattr(linear, kind)
         if joined is not None:
-            found |= dict(zip(rows, joined.split(list(rows.values())), strict=True))
-    return found
+            weights |= dict(zip(rows, joined.split(list(rows.values())), strict=True))
+    return weights
 
 
 def _shape(config: AttentionConfig, name: str, rows: int) -> tuple[int, ...]:

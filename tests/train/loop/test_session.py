@@ -63,7 +63,7 @@ def test_a_run_learns_and_leaves_a_model_that_others_open(place: Path) -> None:
     found = losses(place)
     assert list(found) == list(range(1, 9))
     assert found[8] < found[1] - 0.5
-    assert str(finished.saved).endswith("as gpt2, which transformers opens")
+    assert str(finished.saved).endswith("as gpt2, which transformers can open")
     ours = load(place / "out/model")
     assert ours.tokenizer.get_vocab_size() == 300
     ids = torch.tensor([[5, 6, 7, 8]])

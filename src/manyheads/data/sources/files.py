@@ -25,13 +25,13 @@ def find_files(paths: Paths, known: Collection[str], *, any_suffix: bool = False
 
     Of a folder only files with a known suffix are read, and no hidden ones.
     """
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for path in (paths,) if isinstance(paths, str | Path) else paths:
         for file in _expand(str(path), known, any_suffix):
-            found[file] = None
-    if not found:
+            files[file] = None
+    if not files:
         raise InputError("there is no file to read", "give a file, a folder or a glob")
-    return list(found)
+    return list(files)
 
 
 def _expand(path: str, known: Collection[str], any_suffix: bool) -> list[Path]:

@@ -190,7 +190,7 @@ class Heads:
 class OrdinaryAttention(ABC):
     """Attention of the new tokens to those in the cache, from the projection to the heads' output.
 
-    How the keys and values lie in memory is up to the subclasses.
+    Subclasses decide how keys and values lie in memory.
     """
 
     def __init__(self, weights: LayerWeights) -> None:
@@ -228,7 +228,7 @@ class OrdinaryAttention(ABC):
 
 
 class BatchAttention(OrdinaryAttention):
-    """Of a batch, with the store as it is."""
+    """Attention of a batch, which reads the store as it is."""
 
     def heads(self, projected: Float[Tensor, "b rows"]) -> Heads:
         return Heads.of(projected, self.config)
@@ -245,7 +245,7 @@ class BatchAttention(OrdinaryAttention):
 
 
 class VectorAttention(OrdinaryAttention):
-    """Of one sequence, with keys and values side by side and head by head, as attention reads them.
+    """Attention of one sequence, with keys and values stored head by head, as attention reads them.
 
     `projected` is the buffer of every projection, so it is sliced once.
     """
@@ -272,14 +272,14 @@ class VectorAttention(OrdinaryAttention):
         return self.attend(heads.query, k, v).view(-1)
 
     def _lay_out(self, store: LayerCache) -> None:
-        """Copy keys and values to the layout above; the store shows them in its own shape."""
+        """Copy keys and values to this layout; the store keeps a view of them in its own shape."""
         self._keys_and_values = torch.cat((store.k, store.v)).transpose(1, 2).contiguous()
         store.k, store.v = self._keys_and_values.transpose(1, 2).chunk(2)
         self._store_k = store.k
 
 
 def _norm(module: nn.Module) -> Function:
-    """A norm without the calls on the way to it."""
+    """A norm without the overhead of module calls."""
     if not isinstance(module, Normalise) or module.config.centred:
         return module.forward
     weight, bias, eps = module.weight, module.bias, module.config.eps
@@ -289,7 +289,7 @@ def _norm(module: nn.Module) -> Function:
 
 
 def _product(weight: Tensor, bias: Tensor | None, *, out: Tensor | None) -> Function:
-    """Of rows, or of a vector into the buffer `out`."""
+    """The product of a batch of rows, or of a vector into the buffer `out`."""
     if out is None:
         return lambda x: F.linear(x, weight, bias)
     if bias is None:
@@ -308,7 +308,7 @@ def _sum(linear: nn.Linear, *, vectors: bool) -> Callable[[Tensor, Tensor], Tens
 
 
 def _activation(layer: LayerWeights, buffer: Float[Tensor, " rows"] | None) -> Function:
-    """What stands between the products of a feed-forward; a vector always is in the `buffer`."""
+    """The activation of a feed-forward; a vector is always in the `buffer`."""
     activate = ACTIVATIONS[layer.activation]
     if buffer is not None and layer.activation == "gelu_tanh":
         activate = _gelu_tanh(layer.contract.weight.shape[1])
@@ -326,6 +326,6 @@ def _activation(layer: LayerWeights, buffer: Float[Tensor, " rows"] | None) -> F
 
 
 def _gelu_tanh(width: int) -> Function:
-    """By the sigmoid, which takes a quarter of the time that the tanh does."""
+    """By the sigmoid, which takes a quarter of the time of tanh."""
     root, out = torch.tensor(ROOT), torch.empty(width)
     return lambda x: torch.addcmul(root, x, x, value=CUBE, out=out).mul_(x).sigmoid_().mul_(x)

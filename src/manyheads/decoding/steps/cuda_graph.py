@@ -20,8 +20,8 @@ Step = Callable[[Decoder, Tensor, Cache, StaticCachePlan], Tensor]
 
 # Libraries choose their kernels and compilers compile before the capture begins.
 WARM_UPS = 3
-# The room of a cache is a multiple of this, so that one graph serves texts of many lengths.
-ROOM_MULTIPLE = 256
+# The capacity of a cache is a multiple of this, so that one graph serves texts of many lengths.
+CAPACITY_MULTIPLE = 256
 
 
 def cannot(model: object, device: torch.device) -> str | None:
@@ -38,7 +38,7 @@ def cannot(model: object, device: torch.device) -> str | None:
         return "the model has no attention"
     for attention in attentions:
         if attention.kernel != "auto":
-            return f"a layer names its kernel, {attention.kernel}"
+            return f"a layer requires the kernel {attention.kernel!r}"
         if isinstance(attention.position, Shaw) and attention.position.values:
             return "Shaw's value vectors need the pattern"
     return None
@@ -51,13 +51,13 @@ def cuda_graph_steps(
     model: Decoder, sequences: int, tokens: int, *, compiled: bool = False
 ) -> "CudaGraphSteps":
     """Steps for a number of sequences of up to `tokens`; the latest graph of a model is reused."""
-    room = -(-tokens // ROOM_MULTIPLE) * ROOM_MULTIPLE
+    capacity = -(-tokens // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
     steps = _latest.get(model)
-    if steps is None or not steps.fits(sequences, room, compiled):
+    if steps is None or not steps.fits(sequences, capacity, compiled):
         # The old one is freed first, to make room for the new one.
         steps = None
         _latest.pop(model, None)
-        _latest[model] = steps = CudaGraphSteps(model, sequences, room, compiled=compiled)
+        _latest[model] = steps = CudaGraphSteps(model, sequences, capacity, compiled=compiled)
     return steps
 
 
@@ -68,12 +68,14 @@ class CudaGraphSteps:
     """
 
     def __init__(
-        self, model: Decoder, sequences: int, room: int, *, compiled: bool = False
+        self, model: Decoder, sequences: int, capacity: int, *, compiled: bool = False
     ) -> None:
-        self.sequences, self.room, self.compiled = sequences, room, compiled
-        self.cache = model.new_cache(StaticCache(size=room, ring_buffers=ignores_key_order(model)))
+        self.sequences, self.capacity, self.compiled = sequences, capacity, compiled
+        self.cache = model.new_cache(
+            StaticCache(size=capacity, ring_buffers=ignores_key_order(model))
+        )
         self.weights = _addresses(model)
-        self.step = _choose_step(model, sequences, room, compiled)
+        self.step = _choose_step(model, sequences, capacity, compiled)
         self.active = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         # A weak reference, so that the graph is freed with its model.
@@ -85,10 +87,10 @@ class CudaGraphSteps:
         assert model is not None, "the caller holds the model"
         return model
 
-    def fits(self, sequences: int, room: int, compiled: bool) -> bool:
+    def fits(self, sequences: int, capacity: int, compiled: bool) -> bool:
         """Whether this graph serves such a batch, and the weights are still at its addresses."""
         shape = (self.sequences, self.compiled) == (sequences, compiled)
-        return shape and self.room == room and self.weights == _addresses(self.model)
+        return shape and self.capacity == capacity and self.weights == _addresses(self.model)
 
     @torch.inference_mode()
     def start(self, prompts: Ragged) -> Float[Tensor, "b v"]:
@@ -142,8 +144,8 @@ class CudaGraphSteps:
             self.logits = self.step(self.model, self.ids, self.cache, self.plan)
 
 
-def _choose_step(model: Decoder, sequences: int, room: int, compiled: bool) -> Step:
-    if triton_step.cannot(model, sequences, room) is None:
+def _choose_step(model: Decoder, sequences: int, capacity: int, compiled: bool) -> Step:
+    if triton_step.cannot(model, sequences, capacity) is None:
         return triton_step.llama_step
     return _compiled_step() if compiled else fixed_shape_step
 

@@ -1,7 +1,7 @@
 """The ordinary decoder, GPT-2, Llama and their kin, whose step can be computed from its weights.
 
-A step that bypasses the modules is written for these alone. `why_not_ordinary` is the one place
-that says which decoders they are, and `DecoderWeights` holds what such a step computes with.
+Steps that bypass the modules are written only for these. `why_not_ordinary` alone defines which
+decoders they are, and `DecoderWeights` has the weights of such a step.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def why_not_ordinary(model: object) -> Iterator[str]:
 def _why_not_ordinary_layer(layer: LayerConfig) -> Iterator[str]:
     attention, feedforward = layer.attention, layer.feedforward
     if attention is None or feedforward is None or layer.cross is not None:
-        yield "is not self-attention and a feed-forward"
+        yield "is not made of self-attention and a feed-forward"
         return
     if isinstance(feedforward.inner, Experts):
         yield "has experts"
@@ -66,7 +66,7 @@ def _why_not_ordinary_layer(layer: LayerConfig) -> Iterator[str]:
     if exact_band(config.mask) is None:
         yield f"has the mask {config.mask}, which is neither causal nor a window"
     if config.kernel != "auto":
-        yield f"names its kernel, {config.kernel}"
+        yield f"requires the kernel {config.kernel!r}"
 
 
 def _why_modules_must_be_called(model: Decoder) -> Iterator[str]:

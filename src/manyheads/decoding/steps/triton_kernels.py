@@ -182,7 +182,7 @@ def _attend(
     query_norm_at,
     key_norm_at,
     y_at,
-    room,
+    capacity,
     heads,
     kv_heads,
     scale,
@@ -201,8 +201,8 @@ def _attend(
     HALF: tl.constexpr = SIZE // 2
     channel = tl.arange(0, HALF)
     position = tl.load(positions_at + sequence)
-    new_slot = (position % room).to(tl.int32)
-    filled = tl.minimum(position + 1, room).to(tl.int32)
+    new_slot = (position % capacity).to(tl.int32)
+    filled = tl.minimum(position + 1, capacity).to(tl.int32)
     token_at = projected_at + sequence * (heads + 2 * kv_heads) * SIZE
     member = tl.arange(0, PADDED)
     query_row = group * SHARED + tl.minimum(member, SHARED - 1)
@@ -231,7 +231,7 @@ def _attend(
     q1, q2, k1, k2 = q1.to(cache_dtype), q2.to(cache_dtype), k1.to(cache_dtype), k2.to(cache_dtype)
     channels = tl.arange(0, SIZE)
     value = tl.load(token_at + (heads + kv_heads + group) * SIZE + channels)
-    new_at = ((sequence * room + new_slot) * kv_heads + group).to(tl.int64) * SIZE
+    new_at = ((sequence * capacity + new_slot) * kv_heads + group).to(tl.int64) * SIZE
     one = tl.zeros((1,), tl.int32)
     tl.store(k_at + new_at + one[:, None] + channel[None, :], k1)
     tl.store(k_at + new_at + one[:, None] + channel[None, :] + HALF, k2)
@@ -241,7 +241,7 @@ def _attend(
     highest = (highest + tl.sum(q2.to(tl.float32) * k2.to(tl.float32), 1)) * scale
     total = tl.full((PADDED,), 1.0, tl.float32)
     output = tl.zeros((PADDED, SIZE), tl.float32) + value.to(tl.float32)[None, :]
-    sequence_at = (sequence * room * kv_heads + group).to(tl.int64) * SIZE
+    sequence_at = (sequence * capacity * kv_heads + group).to(tl.int64) * SIZE
     for start in range(0, filled, KEYS):
         slots = start + tl.arange(0, KEYS)
         seen = (slots < filled) & (slots != new_slot)
@@ -267,8 +267,8 @@ def _attend(
 
 def attend(
     projected: Float[Tensor, "b rows"],
-    k: Float[Tensor, "b room g d"],
-    v: Float[Tensor, "b room g d"],
+    k: Float[Tensor, "b capacity g d"],
+    v: Float[Tensor, "b capacity g d"],
     positions: Int[Tensor, " b"],
     *,
     heads: int,
@@ -281,7 +281,7 @@ def attend(
 
     `norms` are the weights of the RMS norms of queries and keys, their shift and their eps.
     """
-    batch, room, kv_heads, size = k.shape
+    batch, capacity, kv_heads, size = k.shape
     shared = heads // kv_heads
     query_norm, key_norm, shift, eps = norms if norms is not None else (k, k, 0.0, 0.0)
     y = projected.new_empty(batch, heads * size)
@@ -294,7 +294,7 @@ def attend(
         query_norm,
         key_norm,
         y,
-        room,
+        capacity,
         heads,
         kv_heads,
         scale,

@@ -25,10 +25,10 @@ from manyheads.parts.positions import NoPosition, Rotary
 HALF = (torch.bfloat16, torch.float16)
 HEAD_SIZES = (32, 64, 128)
 # One program reads all keys of a head: beyond this, several programs would be faster.
-LARGEST_ROOM = 8192
+MAX_CAPACITY = 8192
 
 
-def cannot(model: Decoder, sequences: int, room: int) -> str | None:
+def cannot(model: Decoder, sequences: int, capacity: int) -> str | None:
     """Why these kernels do not fit this model or batch; None if they do."""
     parameters = list(model.parameters())
     if parameters[0].device.type != "cuda" or find_spec("triton") is None:
@@ -37,8 +37,8 @@ def cannot(model: Decoder, sequences: int, room: int) -> str | None:
         return "the Triton step supports float16 and bfloat16"
     if sequences != 1:
         return f"{sequences} sequences are faster by matrix products"
-    if room > LARGEST_ROOM:
-        return f"a cache of {room} tokens is longer than {LARGEST_ROOM}"
+    if capacity > MAX_CAPACITY:
+        return f"a cache of {capacity} tokens is longer than {MAX_CAPACITY}"
     reason = next(why_not_ordinary(model), None)
     return next(_why_not_llama(model), None) if reason is None else reason
 

@@ -140,18 +140,18 @@ def list_adapters(model: nn.Module) -> dict[str, Adapter]:
             addresses.setdefault(name, []).extend(f"{owner}.{part}" for part in updates)
             trained = sum(each.numel() for one in updates.values() for each in one.parameters())
             numbers[name] = numbers.get(name, 0) + trained
-    found = {}
+    adapters = {}
     for name, parts in addresses.items():
         modules = modules_of(model, name)
         trained = numbers[name] + sum(each.numel() for each in modules.values())
-        found[name] = Adapter(name, tuple(parts), trained, tuple(modules))
-    return found
+        adapters[name] = Adapter(name, tuple(parts), trained, tuple(modules))
+    return adapters
 
 
 def active_adapters(model: nn.Module) -> tuple[str, ...]:
     """The names of the active adapters, in the order in which they were set."""
-    found = [name for linear in _adapted_linears(model) for name in active_on(linear)]
-    return tuple(dict.fromkeys(found))
+    active = [name for linear in _adapted_linears(model) for name in active_on(linear)]
+    return tuple(dict.fromkeys(active))
 
 
 def set_adapter(model: nn.Module, *names: str) -> None:

@@ -45,7 +45,7 @@ def addresses_of(model: nn.Module, modules: Iterable[ModuleName]) -> tuple[str, 
 
     Tied readout and embedding cannot be saved separately.
     """
-    found: list[str] = []
+    addresses: list[str] = []
     for module in modules:
         part = getattr(model, module, None)
         if part is None or (module == "embedding" and not hasattr(part, "tokens")):
@@ -58,8 +58,8 @@ def addresses_of(model: nn.Module, modules: Iterable[ModuleName]) -> tuple[str, 
                 f"modules_to_save has {module!r}, and readout and embedding are tied to each other",
                 "leave it out",
             )
-        found += [f"{module}.{name}" for name, _ in part.named_parameters()]
-    return tuple(found)
+        addresses += [f"{module}.{name}" for name, _ in part.named_parameters()]
+    return tuple(addresses)
 
 
 def add_modules(model: nn.Module, name: str, weights: Mapping[str, Tensor | None]) -> None:

@@ -104,14 +104,14 @@ def load_adapter(model: Model, folder: Path | str, name: str = "default") -> Ada
     wanted = _named_linears(model)
     planned = []
     for module, (down, up) in pairs.items():
-        found = wanted.get(_canonical(model, module))
-        if found is None:
+        target = wanted.get(_canonical(model, module))
+        if target is None:
             near = ", ".join(sorted({key.rpartition(".")[2] for key in wanted}))
             raise InputError(
                 f"{place} adapts {module}, which this model does not have",
                 f"use an adapter of the same model; it can have one on {near}",
             )
-        layer, path, rows = found
+        layer, path, rows = target
         _check_shapes(module, down, up, (len(rows), layer.in_features), place)
         planned.append((module, layer, path, rows, down, up))
     parts = projections_of(model)
@@ -140,15 +140,15 @@ def _linears(model: Model) -> list[tuple[str, nn.Linear, Entry]]:
     """Every adaptable layer, with the entry of its weight in the tensor map."""
     linears = {part.linear: part.layer for part in projections_of(model)}
     names = [*model.state_dict(), *(f"{path}.weight" for path in linears)]
-    found = []
+    result = []
     for entry in family_of(model).tensor_map(cast(ModelConfig, model.config), names):
         plain = entry.usual if isinstance(entry, Either) else entry
         if not isinstance(plain, Entry) or not plain.ours.endswith(".weight"):
             continue
         path = plain.ours.removesuffix(".weight")
         if path in linears:
-            found.append((path, linears[path], plain))
-    return found
+            result.append((path, linears[path], plain))
+    return result
 
 
 def _to_peft(
@@ -174,7 +174,7 @@ def _to_peft(
         touched[span_indices(update.rows), index] = 1.0
     shares, joined_up = flat.part(touched), flat.part(torch.cat(ups, dim=1))
     whole = torch.cat(downs)
-    found = {}
+    result = {}
     for name, up in joined_up.items():
         here = shares[name].any(0)
         ranks = [place for place, index in enumerate(owner) if here[index]]
@@ -182,7 +182,7 @@ def _to_peft(
             first = each[owner[ranks[0]]]
             # A module has one scale: other updates are rescaled in their weights.
             ratios = up.new_tensor([each[owner[place]].scale / first.scale for place in ranks])
-            found[name.removesuffix(".weight")] = _PeftUpdate(
+            result[name.removesuffix(".weight")] = _PeftUpdate(
                 whole[ranks],
                 up[:, ranks] * ratios,
                 first.scale,
@@ -190,8 +190,8 @@ def _to_peft(
                 first.root,
                 entry.transposed,
             )
-    assert found, f"the update of {path} has no rows"
-    return found
+    assert result, f"the update of {path} has no rows"
+    return result
 
 
 def _config(
@@ -290,12 +290,12 @@ def _canonical(model: Model, module: str) -> str:
 
 def _named_linears(model: Model) -> dict[str, tuple[nn.Linear, str, Tensor]]:
     """By the name in `transformers`: our layer, its path, and our rows in their order."""
-    found = {}
+    result = {}
     for path, layer, entry in _linears(model):
         flat = replace(entry, transposed=False, prefix="")
         for name, rows in flat.part(torch.arange(layer.out_features)).items():
-            found[name.removesuffix(".weight")] = (layer, path, rows)
-    return found
+            result[name.removesuffix(".weight")] = (layer, path, rows)
+    return result
 
 
 def _check_shapes(
@@ -373,10 +373,10 @@ def modules_to_peft(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Te
     """The tensors of modules_to_save under their names in `transformers`."""
     check_saveable(model, weights)
     table = _table(model)
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for address in weights:
-        found |= table[address].write(weights)
-    return found
+        tensors |= table[address].write(weights)
+    return tensors
 
 
 def check_saveable(model: Model, addresses: Iterable[str]) -> None:
@@ -393,7 +393,7 @@ def modules_from_peft(
     model: Model, tensors: Mapping[str, Tensor], place: Path
 ) -> dict[str, Tensor]:
     """The tensors of modules_to_save under our names; `place` is for error messages."""
-    family, found = family_of(model), {}
+    family, weights = family_of(model), {}
     owners = {entry.theirs[0]: entry for entry in _table(model).values()}
     shapes = {name: tuple(each.shape) for name, each in model.state_dict().items()}
     for name, tensor in tensors.items():
@@ -409,8 +409,8 @@ def modules_from_peft(
                 f"{place} has {name} of shape {tuple(tensor.shape)}, expected {expected}",
                 "use an adapter of a model with this shape",
             )
-        found[entry.ours] = entry.join([tensor])
-    return found
+        weights[entry.ours] = entry.join([tensor])
+    return weights
 
 
 def _table(model: Model) -> dict[str, Entry]:

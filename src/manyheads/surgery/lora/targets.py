@@ -57,7 +57,7 @@ def projections_of(model: nn.Module) -> list[Projection]:
     >>> [part.name for part in projections_of(model) if not part.whole]
     ['query', 'key', 'value', 'output', 'expand', 'contract']
     """
-    found: list[Projection] = []
+    projections: list[Projection] = []
     for path, stack in model.named_modules():
         if not isinstance(stack, Stack):
             continue
@@ -70,14 +70,14 @@ def projections_of(model: nn.Module) -> list[Projection]:
             ):
                 if attention is not None:
                     place = (stack.name, index, sublayer)
-                    found += _of_attention(f"{here}.{sublayer.value}", attention, place)
+                    projections += _of_attention(f"{here}.{sublayer.value}", attention, place)
             place = (stack.name, index, Sublayer.FEEDFORWARD)
             feedforward, prefix = layer.feedforward, f"{here}.feedforward"
             if isinstance(feedforward, MixtureOfExperts):
                 feedforward, prefix = feedforward.shared, f"{prefix}.shared"
             if feedforward is not None:
-                found += _of_feedforward(prefix, feedforward, place)
-    return found
+                projections += _of_feedforward(prefix, feedforward, place)
+    return projections
 
 
 def _of_attention(
@@ -159,7 +159,7 @@ def find_projections(
     wrong = [] if layers == "all" else [each for each in layers if not 0 <= each < count]
     if wrong:
         raise ConfigError(f"layers has {wrong[0]}", f"use 0 to {count - 1}")
-    found: dict[str, Projection] = {}
+    projections: dict[str, Projection] = {}
     for pattern in patterns:
         full = pattern if "." in pattern or "*" in pattern else f"*.{pattern}"
         last = full.rpartition(".")[2]
@@ -175,8 +175,10 @@ def find_projections(
             raise ConfigError(
                 f"no projection is called {pattern!r}", f"{remedy}one of {', '.join(names)}"
             )
-        found |= {part.address: part for part in fitting if layers == "all" or part.index in layers}
-    return _without_overlap(list(found.values()))
+        projections |= {
+            part.address: part for part in fitting if layers == "all" or part.index in layers
+        }
+    return _without_overlap(list(projections.values()))
 
 
 def _without_overlap(parts: list[Projection]) -> list[Projection]:
@@ -191,11 +193,11 @@ def _without_overlap(parts: list[Projection]) -> list[Projection]:
 
 def heads_by_attention(model: nn.Module, heads: Iterable[AnyHead]) -> HeadsByAttention:
     """Heads by attention layer; raises for a head that does not exist."""
-    found: dict[tuple[str, int, Sublayer], set[int]] = {}
+    result: dict[tuple[str, int, Sublayer], set[int]] = {}
     for address in find_addresses(model, heads):
         place = (address.stack, address.head.layer, address.sublayer)
-        found.setdefault(place, set()).add(address.head.head)
-    return {place: frozenset(numbers) for place, numbers in found.items()}
+        result.setdefault(place, set()).add(address.head.head)
+    return {place: frozenset(numbers) for place, numbers in result.items()}
 
 
 def rows_of_heads(part: Projection, heads: frozenset[int]) -> tuple[Spans, Spans | None]:
@@ -250,10 +252,10 @@ def join_spans(spans: Iterable[tuple[int, int]]) -> Spans:
     >>> join_spans([(4, 8), (0, 4), (12, 16)])
     ((0, 8), (12, 16))
     """
-    found: list[tuple[int, int]] = []
+    joined: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
-        if found and found[-1][1] >= start:
-            found[-1] = (found[-1][0], max(found[-1][1], stop))
+        if joined and joined[-1][1] >= start:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], stop))
         else:
-            found.append((start, stop))
-    return tuple(found)
+            joined.append((start, stop))
+    return tuple(joined)

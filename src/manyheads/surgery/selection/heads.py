@@ -138,13 +138,13 @@ class HeadUnit(Unit[Address]):
         scores = self.evaluation.gradient_scores(
             sites, product_by_head, changes=self.ablation.changes(_heads(gone))
         )
-        removed, found = set(gone), {}
+        removed, addresses = set(gone), {}
         for block, score in zip(self.part.blocks, scores, strict=True):
             numbers = (score.importance.tolist(), score.predicted.tolist(), score.error.tolist())
             for address, each in zip(block.addresses, zip(*numbers, strict=True), strict=True):
                 if address not in removed:
-                    found[address] = GradientScore(*each)
-        return found
+                    addresses[address] = GradientScore(*each)
+        return addresses
 
     def redundant(self, gone: Sequence[Address]) -> list[Candidate[Address]]:
         """The less important head of each pair of duplicates, the most similar first."""
@@ -166,16 +166,16 @@ class HeadUnit(Unit[Address]):
         counted = [address for block in blocks for address in block.addresses]
         names = dict(zip(counted, left, strict=True))
         worth = self._importance(gone)
-        found: dict[Address, Candidate[Address]] = {}
+        candidates: dict[Address, Candidate[Address]] = {}
         for pair in pairs:
             one, other = names[pair.one], names[pair.other]
-            if one in found or other in found:
+            if one in candidates or other in candidates:
                 continue
             stays, goes = sorted((one, other), key=lambda head: -worth[head])
             similarity = min(pair.patterns, pair.outputs)
             reason = f"duplicate of {stays}, similarity {similarity:.2f}"
-            found[goes] = Candidate(goes, reason, -similarity)
-        return list(found.values())
+            candidates[goes] = Candidate(goes, reason, -similarity)
+        return list(candidates.values())
 
     def openness(self) -> dict[Address, float]:
         gates = train_l0_gates(
@@ -186,11 +186,11 @@ class HeadUnit(Unit[Address]):
             seed=self.seed,
             progress=self.evaluation.progress,
         )
-        found = {}
+        addresses = {}
         for each in self.every:
             site = Site(each.head.layer, Tap.HEAD_OUTPUT, each.sublayer, each.stack)
-            found[each] = float(gates[site][each.head.head])
-        return found
+            addresses[each] = float(gates[site][each.head.head])
+        return addresses
 
     def _importance(self, gone: Sequence[Address]) -> Mapping[Address, float]:
         """By gradient; if the metric has none, later heads count as less important."""

@@ -64,12 +64,12 @@ class NeuronGates(HardConcrete):
     """A gate for every neuron of a stack's feed-forwards; experts have none."""
 
     def __init__(self, stack: Stack, start: float = 0.9) -> None:
-        found = []
+        sites = []
         for layer, config in enumerate(stack.config.layers):
             neurons = len(LayerPlan.all_of(layer, config).neurons)
             if neurons:
-                found.append(GatedSite(neuron_site(stack, layer), neurons, _device(stack)))
-        super().__init__(found, start)
+                sites.append(GatedSite(neuron_site(stack, layer), neurons, _device(stack)))
+        super().__init__(sites, start)
 
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged:
         assert isinstance(value, Ragged)
@@ -140,15 +140,15 @@ def train_l0_gates(
     """
     copy = rebuild(model, full_plan(model))
     copy.requires_grad_(False)
-    given = read_inputs(copy, texts)
+    inputs = read_inputs(copy, texts)
     cost = UnitGates(weight=config.weight * COSTS[unit], start=config.start, unit=unit, stack=stack)
-    gated = Regularised(objective=objective_for(copy, given, targets), regularisers=(cost,))
+    gated = Regularised(objective=objective_for(copy, inputs, targets), regularisers=(cost,))
     gated.attach(copy)
     gates = getattr(copy, GATES)
     assert isinstance(gates, HardConcrete)
     finetune(
         copy,
-        given,
+        inputs,
         gated,
         optimiser=AdamW(rate=config.rate, decay=0.0),
         schedule=Stable(),
@@ -158,11 +158,11 @@ def train_l0_gates(
         progress=progress,
         label="training gates",
     )
-    found: dict[Site, Tensor] = {}
+    by_site: dict[Site, Tensor] = {}
     for (site, _, _), openness in zip(gates.sites, gates.openness, strict=True):
-        found[site] = openness.detach().double().cpu()
-        assert torch.isfinite(found[site]).all(), "steps that are not finite are skipped"
-    return found
+        by_site[site] = openness.detach().double().cpu()
+        assert torch.isfinite(by_site[site]).all(), "steps that are not finite are skipped"
+    return by_site
 
 
 def _device(stack: Stack) -> torch.device:

@@ -108,11 +108,11 @@ class LayerUnit(Unit[int]):
         scores = evaluation.gradient_scores(
             list(inputs), _by_layer(inputs), keep=list(inputs.values())
         )
-        found = dict.fromkeys(self.left(gone), ZERO)
+        result = dict.fromkeys(self.left(gone), ZERO)
         for layer, score in zip(ends, scores, strict=True):
             numbers = (score.importance, score.predicted, score.error)
-            found[layer] = GradientScore(*map(float, numbers))
-        return found
+            result[layer] = GradientScore(*map(float, numbers))
+        return result
 
     def redundant(self, gone: Sequence[int]) -> list[Candidate[int]]:
         evaluation, ends = self._shorter(gone)
@@ -125,11 +125,11 @@ class LayerUnit(Unit[int]):
                 tokens[layer] += len(one)
         cosines = dict.fromkeys(self.left(gone), 1.0)
         cosines |= {layer: sums[layer] / max(1, tokens[layer]) for layer in ends}
-        found = [
+        candidates = [
             Candidate(layer, f"input and output similarity {cosine:.3f}", -cosine)
             for layer, cosine in cosines.items()
         ]
-        return sorted(found, key=lambda each: each.sort_key)
+        return sorted(candidates, key=lambda each: each.sort_key)
 
     def openness(self) -> dict[int, float]:
         gates = train_l0_gates(
@@ -143,8 +143,8 @@ class LayerUnit(Unit[int]):
             progress=self.evaluation.progress,
         )
         # A layer without any sublayer counts as closed.
-        found = dict.fromkeys(self.every, -torch.inf)
-        return found | {site.layer: float(gate) for site, gate in gates.items()}
+        result = dict.fromkeys(self.every, -torch.inf)
+        return result | {site.layer: float(gate) for site, gate in gates.items()}
 
     def _shorter(self, gone: Sequence[int]) -> tuple[Evaluation, dict[int, tuple[Site, Site]]]:
         """The model without some layers, and the sites before and after each of the others."""

@@ -38,10 +38,10 @@ class NeuronSelection(Selection[Neuron]):
     @property
     def neurons(self) -> dict[int, list[int]]:
         """The selected neurons by layer, as `prune_neurons` takes them."""
-        found: dict[int, list[int]] = {}
+        result: dict[int, list[int]] = {}
         for layer, neuron in self.order[: self.count]:
-            found.setdefault(layer, []).append(neuron)
-        return found
+            result.setdefault(layer, []).append(neuron)
+        return result
 
     @property
     def removed(self) -> dict[str, list[int]]:
@@ -116,8 +116,8 @@ class NeuronUnit(Unit[Neuron]):
     def widths(self) -> dict[int, int]:
         """The number of neurons of each layer that has any."""
         every = enumerate(self.stack.config.layers)
-        found = {layer: len(LayerPlan.all_of(layer, config).neurons) for layer, config in every}
-        return {layer: width for layer, width in found.items() if width}
+        widths = {layer: len(LayerPlan.all_of(layer, config).neurons) for layer, config in every}
+        return {layer: width for layer, width in widths.items() if width}
 
     @property
     def every(self) -> list[Neuron]:
@@ -140,13 +140,13 @@ class NeuronUnit(Unit[Neuron]):
         scores = self.evaluation.gradient_scores(
             list(sites.values()), _by_neuron, changes=self._ablated(gone)
         )
-        removed, found = set(gone), {}
+        removed, result = set(gone), {}
         for layer, score in zip(sites, scores, strict=True):
             numbers = (score.importance.tolist(), score.predicted.tolist(), score.error.tolist())
             for neuron, each in enumerate(zip(*numbers, strict=True)):
                 if (layer, neuron) not in removed:
-                    found[layer, neuron] = GradientScore(*each)
-        return found
+                    result[layer, neuron] = GradientScore(*each)
+        return result
 
     def redundant(self, gone: Sequence[Neuron]) -> list[Candidate[Neuron]]:
         worth, removed = self._importance(gone), set(gone)
@@ -227,11 +227,11 @@ class NeuronSimilarity:
 
     def pairs(self, above: float) -> list[tuple[float, int, int]]:
         """The cosine and the neurons of each pair with at least this cosine."""
-        found = (self.cosines.triu(1) >= above).nonzero()
-        cosines = self.cosines[found[:, 0], found[:, 1]]
+        indices = (self.cosines.triu(1) >= above).nonzero()
+        cosines = self.cosines[indices[:, 0], indices[:, 1]]
         return [
             (cosine, one, other)
-            for cosine, (one, other) in zip(cosines.tolist(), found.tolist(), strict=True)
+            for cosine, (one, other) in zip(cosines.tolist(), indices.tolist(), strict=True)
         ]
 
 

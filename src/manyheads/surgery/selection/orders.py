@@ -175,23 +175,23 @@ def _greedy(
 
     It ends where the budget is exceeded.
     """
-    found: list[Candidate[Each]] = []
+    candidates: list[Candidate[Each]] = []
     for count in counts:
-        gone = [each.unit for each in found]
+        gone = [each.unit for each in candidates]
         ranked, complete = ORDERS[by](unit, gone)
         if not complete:
             # Interrupted: a choice among only some of the units would be wrong.
-            return found, False
+            return candidates, False
         better = _keep_last_of_group(unit, ranked, gone)[: count - len(gone)]
         if not better:
             break
-        found += better
+        candidates += better
         if budget is not None:
-            order = [each.unit for each in found]
+            order = [each.unit for each in candidates]
             change = unit.measure_in_order(order, [len(order)]).of(0)[1]
             if unit.evaluation.sign * change > budget:
                 break
-    return found, True
+    return candidates, True
 
 
 def _keep_last_of_group(
@@ -202,13 +202,13 @@ def _keep_last_of_group(
     for each in unit.left(gone):
         group = unit.group(each)
         left[group] = left.get(group, 0) + 1
-    found = []
+    candidates = []
     for candidate in order:
         group = unit.group(candidate.unit)
         if group is None or left[group] > 1:
             left[group] -= 1
-            found.append(candidate)
-    return found
+            candidates.append(candidate)
+    return candidates
 
 
 def _points(effects: Effects, counts: Sequence[int]) -> list[CurvePoint]:
@@ -233,8 +233,8 @@ def _refine(
 
 def by_ablation(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
     """The least harm first, measured by ablating each unit alone."""
-    found, complete = _ablate(unit, unit.left(gone), gone)
-    return sorted(found, key=lambda each: each.sort_key), complete
+    candidates, complete = _ablate(unit, unit.left(gone), gone)
+    return sorted(candidates, key=lambda each: each.sort_key), complete
 
 
 def _ablate(unit: Unit[Each], suspects: Sequence[Each], gone: Sequence[Each]) -> Ranking[Each]:
@@ -242,14 +242,14 @@ def _ablate(unit: Unit[Each], suspects: Sequence[Each], gone: Sequence[Each]) ->
         return [], True
     effects = unit.measure([[each] for each in suspects], gone)
     sign, word = unit.evaluation.sign, "then" if gone else "alone"
-    found = []
+    candidates = []
     for place, each in enumerate(suspects):
         _, change, error = effects.of(place)
         if change == change:
             reason = f"{word} {format_change(change, error)}"
             harmful = bool(is_harmful(sign, change, error, unit.errors))
-            found.append(Candidate(each, reason, sign * change, harmful))
-    return found, effects.complete
+            candidates.append(Candidate(each, reason, sign * change, harmful))
+    return candidates, effects.complete
 
 
 def by_gradient(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
@@ -272,12 +272,12 @@ def by_gradient(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
     worst = sorted(suspects, key=lambda each: sign * scores[each].predicted)[: unit.max_suspects]
     ablated, complete = _ablate(unit, worst, gone)
     harms = {each.unit: each for each in ablated if each.harmful}
-    found = []
+    candidates = []
     for each, score in scores.items():
         reason = f"importance {score.importance:.3g}, predicted {score.predicted:+.3g}"
         value = harms[each].score if each in harms else score.importance
-        found.append(Candidate(each, reason, value, each in harms))
-    return sorted(found, key=lambda each: each.sort_key), complete
+        candidates.append(Candidate(each, reason, value, each in harms))
+    return sorted(candidates, key=lambda each: each.sort_key), complete
 
 
 def by_redundancy(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
@@ -288,10 +288,10 @@ def by_redundancy(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
 def by_l0(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
     """The most closed gates first, trained on the texts with all weights frozen."""
     gates = unit.openness()
-    found = [
+    result = [
         Candidate(each, f"gate at {gates[each]:+.2f}", gates[each]) for each in unit.left(gone)
     ]
-    return sorted(found, key=lambda each: each.sort_key), True
+    return sorted(result, key=lambda each: each.sort_key), True
 
 
 def by_random(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:

@@ -112,9 +112,9 @@ def check_weights(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
     same = "resume with the model and the regularisers that the run was started with"
     state = model.state_dict()
     for name, tensor in state.items():
-        found = getattr(stored.get(f"model.{name}"), "size", None)
-        if found is None or tuple(found) != tuple(tensor.shape):
-            has = "nothing" if found is None else str(tuple(found))
+        result = getattr(stored.get(f"model.{name}"), "size", None)
+        if result is None or tuple(result) != tuple(tensor.shape):
+            has = "nothing" if result is None else str(tuple(result))
             raise InputError(
                 f"{checkpoint} has {has} for {name}, and the model needs {tuple(tensor.shape)}",
                 same,
@@ -201,17 +201,17 @@ class Checkpoints:
 
     def all(self) -> dict[int, Path]:
         """Complete checkpoints by step, oldest first."""
-        found = {}
+        result = {}
         for path in self.folder.glob("step-*"):
             match = re.fullmatch(r"step-(\d+)", path.name)
             if match and (path / STATE).is_file():
-                found[int(match[1])] = path
-        return dict(sorted(found.items()))
+                result[int(match[1])] = path
+        return dict(sorted(result.items()))
 
     def newest(self) -> Path | None:
         every = list(self.all().values())
-        found: Path | None = self.processes.broadcast(every[-1] if every else None)
-        return found
+        result: Path | None = self.processes.broadcast(every[-1] if every else None)
+        return result
 
     def save(self, tensors: Mapping[str, Tensor], state: TrainingState) -> None:
         """Take a snapshot now and write it in the background."""
@@ -280,8 +280,8 @@ class Checkpoints:
 def _find_os_error(error: BaseException) -> OSError | None:
     """The first OSError among the errors of all processes."""
     if isinstance(error, CheckpointException):
-        found = (_find_os_error(each) for each, _ in error.failures.values())
-        return next(filter(None, found), None)
+        result = (_find_os_error(each) for each, _ in error.failures.values())
+        return next(filter(None, result), None)
     return error if isinstance(error, OSError) else None
 
 

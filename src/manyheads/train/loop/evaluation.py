@@ -66,16 +66,16 @@ class Validation:
         model.train(training)
         total, count, correct = self.processes.all_reduce(sums).tolist()
         loss_per_target = total / max(count, 1.0)
-        found = {"loss": loss_per_target}
+        result = {"loss": loss_per_target}
         if has_accuracy:
-            found["accuracy"] = correct / max(count, 1.0)
+            result["accuracy"] = correct / max(count, 1.0)
         else:
-            found["perplexity"] = _exp(loss_per_target)
+            result["perplexity"] = _exp(loss_per_target)
         if self.bytes_per_token:
-            found["bits_per_byte"] = loss_per_target / math.log(2) / self.bytes_per_token
+            result["bits_per_byte"] = loss_per_target / math.log(2) / self.bytes_per_token
         if seen < len(epoch):
-            found["fraction"] = seen / len(epoch)
-        return found
+            result["fraction"] = seen / len(epoch)
+        return result
 
     def _interrupted(self) -> bool:
         """Whether any process was interrupted: all of them end at the same turn."""
@@ -193,7 +193,7 @@ class HeadWatcher:
 
     probe: Probe
     copies: Float[Tensor, " 2"] | None = None
-    found: dict[tuple[str, str, int], Tensor] = field(default_factory=dict)
+    measurements: dict[tuple[str, str, int], Tensor] = field(default_factory=dict)
 
     def wants(self, site: Site) -> bool:
         if site.tap is Tap.AFTER:
@@ -220,10 +220,10 @@ class HeadWatcher:
     def lines(self) -> list[dict[str, Any]]:
         """One line per stack: each number as a list by layer, of lists by head."""
         stacks: dict[str, dict[str, Any]] = {}
-        layers = {stack: 0 for stack, _, _ in self.found}
-        for stack, _, layer in self.found:
+        layers = {stack: 0 for stack, _, _ in self.measurements}
+        for stack, _, layer in self.measurements:
             layers[stack] = max(layers[stack], layer + 1)
-        for (stack, name, layer), value in self.found.items():
+        for (stack, name, layer), value in self.measurements.items():
             line = stacks.setdefault(stack, {"stack": stack})
             line.setdefault(name, [[]] * layers[stack])[layer] = _rounded(value)
         if self.copies is not None:
@@ -235,9 +235,9 @@ class HeadWatcher:
     def _keep(self, site: Site, name: str, value: Tensor) -> None:
         # The larger of the residuals after attention and after the feed-forward.
         key = (site.stack, name, site.layer)
-        if name == "largest_activation" and key in self.found:
-            value = torch.maximum(value, self.found[key])
-        self.found[key] = value
+        if name == "largest_activation" and key in self.measurements:
+            value = torch.maximum(value, self.measurements[key])
+        self.measurements[key] = value
 
     def _induction(self, pattern: Float[Tensor, "h t s"]) -> Float[Tensor, " h"]:
         block = self.probe.block

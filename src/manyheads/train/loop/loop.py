@@ -195,13 +195,15 @@ class Loop:
 
     def _validate(self, step: int) -> None:
         assert self.validation is not None
-        found = self.validation.run(self.updater.wrapper)
-        if "fraction" in found:
+        result = self.validation.run(self.updater.wrapper)
+        if "fraction" in result:
             # Only a part was validated: a resumed run validates all of it.
             self.stopped = True
             return
-        self._write({"step": step, "validation": found})
-        listed = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in found.items())
+        self._write({"step": step, "validation": result})
+        listed = ", ".join(
+            f"{name.replace('_', ' ')} {value:.4f}" for name, value in result.items()
+        )
         self.display.message(f"step {step:,}, validation {listed}")
 
     def _watch(self, step: int) -> None:

@@ -133,14 +133,14 @@ def record_inference_settings(model: Model, objective: Objective, data: Data) ->
         record_image_preprocessing(model, *_range(data, model), data.size)
     if isinstance(objective, Contrastive) and objective.pooling != "model":
         model.sentence = replace(model.sentence or SentenceConfig(), pooling=objective.pooling)
-    found: dict[str, int | None] = {}
+    result: dict[str, int | None] = {}
     if isinstance(objective, Seq2SeqLM) and isinstance(model, Seq2Seq):
-        found["decoder_start_token_id"] = objective.start_of(model)
+        result["decoder_start_token_id"] = objective.start_of(model)
     if isinstance(objective, CausalLM | Seq2SeqLM) and isinstance(data, Texts | Pairs):
-        found["eos_token_id"] = data.eos_id(model.tokenizer)
+        result["eos_token_id"] = data.eos_id(model.tokenizer)
     known = {**(model.source_config or {}), **model.generation}
     new = {
-        key: value for key, value in found.items() if value is not None and known.get(key) is None
+        key: value for key, value in result.items() if value is not None and known.get(key) is None
     }
     model.generation = {**model.generation, **new}
 

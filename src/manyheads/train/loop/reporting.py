@@ -90,13 +90,13 @@ class TensorBoardWriter:
 
 
 def _flat(line: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
-    found = []
+    result = []
     for name, value in line.items():
         if isinstance(value, Mapping):
-            found += _flat(value, f"{before}{name}/")
+            result += _flat(value, f"{before}{name}/")
         else:
-            found.append((f"{before}{name}", value))
-    return found
+            result.append((f"{before}{name}", value))
+    return result
 
 
 # Dense bfloat16 operations per second, from the vendors' data sheets.

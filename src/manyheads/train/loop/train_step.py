@@ -106,13 +106,16 @@ class PendingOutcome:
         if self.ready is not None:
             self.ready.synchronize()
         *numbers_out, raw = self.numbers.tolist()
-        totals, (found, stop, *parts) = numbers_out[: self.batches], numbers_out[self.batches :]
-        targets = max(found, 1.0)
+        totals, (target_count, stop, *parts) = (
+            numbers_out[: self.batches],
+            numbers_out[self.batches :],
+        )
+        targets = max(target_count, 1.0)
         return StepOutcome(
             loss=sum(totals) / targets,
             parts={name: part / targets for name, part in zip(self.names, parts, strict=True)},
             norm=raw * self.gradient_scale / targets,
-            targets=int(found),
+            targets=int(target_count),
             nonfinite=tuple(
                 index for index, total in enumerate(totals) if not math.isfinite(total)
             ),

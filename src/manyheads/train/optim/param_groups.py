@@ -56,7 +56,7 @@ class ParameterInfo:
 def describe_parameters(model: nn.Module) -> list[ParameterInfo]:
     """Every trainable parameter, once."""
     joined = _joined(model)
-    found, met = [], set()
+    result, met = [], set()
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter in met or not parameter.requires_grad:
@@ -66,7 +66,7 @@ def describe_parameters(model: nn.Module) -> list[ParameterInfo]:
             axis, parts = joined.get(parameter, whole)
             # In a partly trained parameter the frozen rows must not decay.
             moves = name not in getattr(module, "partly", ())
-            found.append(
+            result.append(
                 ParameterInfo(
                     parameter=parameter,
                     decays=moves and _decays(module, parameter),
@@ -76,12 +76,12 @@ def describe_parameters(model: nn.Module) -> list[ParameterInfo]:
                     parts=parts,
                 )
             )
-    return found
+    return result
 
 
 def _joined(model: nn.Module) -> dict[nn.Parameter, tuple[int, tuple[tuple[str, int], ...]]]:
     """Parameters with several fused matrices: the axis, and names and sizes along it."""
-    found = {}
+    result = {}
     for prefix, module in model.named_modules():
         match module:
             case Attention():
@@ -92,15 +92,15 @@ def _joined(model: nn.Module) -> dict[nn.Parameter, tuple[int, tuple[tuple[str, 
                 for linear, rows in both:
                     for name, parameter in _named(linear):
                         parts = [(_address(prefix, f"{part}.{name}"), rows[part]) for part in rows]
-                        found[parameter] = (0, tuple(parts))
+                        result[parameter] = (0, tuple(parts))
             case FeedForward() if module.gated:
                 for name, parameter in _named(module.expand):
                     half = (_address(prefix, f"expand.{name}"), module.config.hidden)
-                    found[parameter] = (0, (half, half))
+                    result[parameter] = (0, (half, half))
             case MixtureOfExperts():
                 half = (_address(prefix, "expand"), module.config.hidden)
-                found[module.expand] = (2, (half, half))
-    return found
+                result[module.expand] = (2, (half, half))
+    return result
 
 
 def _named(linear: nn.Linear | None) -> Iterable[tuple[str, nn.Parameter]]:

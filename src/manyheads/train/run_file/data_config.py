@@ -364,9 +364,9 @@ class Texts(BatchConfig):
         if self.end != EOS:
             token_id(tokenizer, self.end, "data.end")
             return self.end or None
-        found = find_eos(tokenizer)
-        if found is not None:
-            return found
+        result = find_eos(tokenizer)
+        if result is not None:
+            return result
         raise ConfigError(
             f"data.end: the tokenizer has none of {', '.join(map(repr, KNOWN_EOS))}",
             'set data.end to the token that ends a document, or to "" for none',

@@ -159,7 +159,7 @@ def test_what_cannot_be_learnt_from_is_refused() -> None:
         labelled_examples([], BYTES)
     with refuses(InputError, "line 7 has a text without tokens: remove empty texts."):
         labelled_examples([LabelledText("", 0, "line 7")], BYTES)
-    with pytest.raises(InputError, match="2 special tokens.*use 3 or more"):
+    with pytest.raises(InputError, match=r"2 special tokens.*use 3 or more"):
         paired_examples([TextPair("a", "b", "line 1")], PIECES, max_length=2)
 
 

@@ -115,7 +115,7 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(ConfigError, match="the model has no stack 'decoder'"):
         add_gates(model, Gate(at="output"), stack="decoder")
     gated = add_gates(model, Gate(at="output"))
-    with pytest.raises(ConfigError, match="layer 0 has a gate at 'output' already"):
+    with pytest.raises(ConfigError, match="layer 0 already has a gate at 'output'"):
         add_gates(gated, Gate(at="output", operation="add"))
     with pytest.raises(ConfigError, match="the model has no gates"):
         freeze_except_gates(model)

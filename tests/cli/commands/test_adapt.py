@@ -174,12 +174,12 @@ def test_gates_stay_in_the_merged_model_and_no_adapter_is_left_without_them(
     [
         (
             "L0Gates",
-            "L0Gates closes heads of the model, and an adapter cannot hold its gates: set "
+            "L0Gates closes heads of the model, which the files of an adapter cannot store: set "
             "adapter.merged=true, which saves the whole model, or leave L0Gates out.",
         ),
         (
             "L1Scales",
-            "L1Scales shrinks scales of heads, and beside an adapter they do not learn: leave it "
+            "L1Scales needs trainable head scales, and an adapter does not train them: leave it "
             "out.",
         ),
     ],
@@ -231,7 +231,7 @@ def test_all_but_some_heads_learn(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("which", "words"),
     [
-        ('all_except = ["L9H0"]', "the model has no head L9H0: use layers 0 to 1, as it has them."),
+        ('all_except = ["L9H0"]', "the model has no head L9H0: use layers 0 to 1."),
         (
             "",
             "learn.toml: freeze: [freeze] needs heads or all_except, got heads=[] and "
@@ -240,7 +240,7 @@ def test_all_but_some_heads_learn(folder: Path) -> None:
         ),
         (
             f'all_except = ["L0H1"]\n{GATES}',
-            "learn.toml: L0Gates closes any head, and [freeze] lets only some of them change: "
+            "learn.toml: L0Gates may close any head, also those that [freeze] keeps unchanged: "
             "leave one of them out.",
         ),
         ('haeds = ["L0H0"]', "learn.toml: freeze.haeds is not a known key: use freeze.heads."),
@@ -260,18 +260,18 @@ def test_wrong_heads_to_learn_are_refused(
     [
         ("adapter.rang=4", "run.toml: adapter.rang is not a known key: use adapter.rank."),
         ("adapter.rank=0", "run.toml: adapter: rank must be at least 1, got 0: use 1 or more."),
-        ("adapter.heads=L7H0", "the model has no head L7H0: use layers 0 to 1, as it has them."),
+        ("adapter.heads=L7H0", "the model has no head L7H0: use layers 0 to 1."),
         (
             "freeze.all_except=L0H1",
             "run.toml: [adapter] and [freeze] are both set: leave one of them out.",
         ),
         (
             "run.distributed=fsdp",
-            "run.toml: run.distributed is 'fsdp', which cuts matrices up: use 'ddp'.",
+            "run.toml: run.distributed='fsdp' cannot be used with adapters or frozen heads: use 'ddp'.",
         ),
         (
             "model.size=gpt2",
-            "run.toml: [model] is given and the model is base: leave all but classes out of it.",
+            "run.toml: [model] is set, and the model is base: keep only classes in it.",
         ),
     ],
 )

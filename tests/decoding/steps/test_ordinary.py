@@ -28,7 +28,7 @@ REASONS = {
     "sinks": "sink",
     "experts": "experts",
     "both norms": "pre-norm",
-    "uneven": "layer 1 is not self-attention and a feed-forward",
+    "uneven": "layer 1 is not made of self-attention and a feed-forward",
 }
 
 

@@ -218,10 +218,10 @@ def test_bad_input_is_refused_before_anything_is_added() -> None:
     model = gpt()
     for config, words in (
         ({"targets": ("quary",)}, "no projection is called 'quary': use 'query'"),
-        ({"layers": (2,)}, "layers names 2: use 0 to 1"),
+        ({"layers": (2,)}, "layers has 2: use 0 to 1"),
         ({"heads": ("L0H0",), "targets": ("expand",)}, "has no heads"),
         ({"heads": ("L0H0",), "layers": (1,)}, "match none of the heads"),
-        ({"targets": ("project", "query")}, "'project' and 'query' both mean rows"),
+        ({"targets": ("project", "query")}, "'project' and 'query' are both rows"),
     ):
         with pytest.raises(ConfigError, match=words):
             adapt(model, LoraConfig(**config))

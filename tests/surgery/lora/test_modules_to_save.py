@@ -145,18 +145,9 @@ def test_modules_that_cannot_be_saved_are_refused(tmp_path: Path) -> None:
     model = classes()
     surgery.adapt(model, TASK)
     surgery.save_adapter(model, tmp_path)
-    message = (
-        f"{tmp_path} has classifier.bias of shape (3,), expected (4,): "
-        "use an adapter of a model of this shape."
-    )
-    with refuses(InputError, message):
+    with refuses(InputError, "classifier.bias of shape (3,), expected (4,)", "use an adapter"):
         surgery.load_adapter(with_classes(model_without_head(), 4), tmp_path)
-    message = (
-        f"{tmp_path} has the module bert.pooler.dense.bias, which this model does not have: "
-        "use the model that it was made for; one without the head of its task gets one by "
-        "with_classes(model, classes)."
-    )
-    with refuses(InputError, message):
+    with refuses(InputError, "bert.pooler.dense.bias", "with_classes(model, classes)"):
         surgery.load_adapter(model_without_head(), tmp_path)
 
 
@@ -181,6 +172,6 @@ def test_an_embedding_is_saved_too(tmp_path: Path) -> None:
 def test_what_peft_has_no_name_for_is_refused() -> None:
     model = classes()
     check_saveable(model, ["readout.weight"])
-    message = "peft has no name for stack.layers.0.attention.project.weight as a module: "
-    with refuses(ConfigError, message + "leave it out of modules_to_save."):
-        check_saveable(model, ["stack.layers.0.attention.project.weight"])
+    address = "stack.layers.0.attention.project.weight"
+    with refuses(ConfigError, address, "leave it out of modules_to_save"):
+        check_saveable(model, [address])

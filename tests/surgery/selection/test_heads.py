@@ -192,7 +192,7 @@ def test_vectors_are_compared_where_nothing_is_answered() -> None:
     assert chosen.curve[-1].value == pytest.approx(
         float(torch.stack(found).detach().mean()), abs=1e-5
     )
-    with pytest.raises(InputError, match="most similar to itself"):
+    with pytest.raises(InputError, match="compared with itself"):
         select_heads(model, TEXTS, "gradient", metric=lens.Similarity(), progress=False)
 
 

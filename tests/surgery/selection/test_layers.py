@@ -186,7 +186,7 @@ def test_encoders_vectors_and_pairs() -> None:
     alike = select_layers(vectors, TEXTS, "redundancy", metric=lens.Similarity(), progress=False)
     assert len(alike.order) == 2
     with pytest.raises(
-        InputError, match=r"most similar to itself.*use by=.ablation. or by=.redundancy."
+        InputError, match=r"compared with itself.*use by=.ablation. or by=.redundancy."
     ):
         select_layers(vectors, TEXTS, "gradient", metric=lens.Similarity(), progress=False)
     model = build(zoo.SEQ2SEQS["2017"], seed=0)

@@ -132,8 +132,7 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
         (
             "model",
             {"size": "gpt2", "change": {"heads": 5}},
-            "model.change: heads must divide width=768, got 5: "
-            "use 2, 3, 4 or 6 heads...head_size",
+            "model.change: heads must divide width=768, got 5: use 2, 3, 4 or 6 heads...head_size",
         ),
         (
             "run",

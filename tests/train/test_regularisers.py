@@ -166,7 +166,7 @@ def test_what_cannot_be_is_refused() -> None:
         ConfigError, "start must be between 0 and 1, got 1: use a probability such as 0.9."
     ):
         L0Gates(weight=1.0, start=1.0)
-    with refuses(ConfigError, "2 regularisers work on head outputs: keep one."):
+    with refuses(ConfigError, "2 regularisers work on head outputs: keep one"):
         Regularised(
             objective=CausalLM(),
             regularisers=(HeadDiversity(weight=1.0), HeadDiversity(weight=2.0)),

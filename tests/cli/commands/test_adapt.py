@@ -267,7 +267,8 @@ def test_wrong_heads_to_learn_are_refused(
         ),
         (
             "run.distributed=fsdp",
-            "run.toml: run.distributed='fsdp' cannot be used with adapters or frozen heads: use 'ddp'.",
+            "run.toml: run.distributed='fsdp' cannot be used with adapters or frozen heads: "
+            "use 'ddp'.",
         ),
         (
             "model.size=gpt2",

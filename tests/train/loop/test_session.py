@@ -333,7 +333,7 @@ def test_what_is_wrong_with_a_later_phase_is_told_before_the_first(place: Path) 
     asked = tables(place)
     del asked["run"]["steps"]
     asked["phase"] = [{"steps": 4}, {"steps": 3, "rotary": 5000.0}]
-    with pytest.raises(ConfigError, match="no layer with rotary positions sees the whole text"):
+    with pytest.raises(ConfigError, match="no layer has rotary positions and global attention"):
         train(parse_run(asked), progress=False)
     (place / "rows.jsonl").write_text('{"content": "low sun"}\n')
     asked["phase"] = [{"steps": 4}, {"steps": 3, "data": {"train": str(place / "rows.jsonl")}}]

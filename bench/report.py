@@ -70,8 +70,8 @@ def report(model: Any, text: str, length: int) -> None:
         model,
         text,
         name="gpt2-shape",
-        measured=length,
-        shown=length,
+        tokens=length,
+        pattern_tokens=length,
         progress=False,
         on_progress=step,
     )

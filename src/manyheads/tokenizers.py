@@ -34,3 +34,23 @@ def truncating_copy(tokenizer: Any, longest: int | None) -> Any:
     side = (tokenizer.truncation or {}).get("direction", "right")
     copy.enable_truncation(longest, direction=side)
     return copy
+
+
+def token_text(tokenizer: Any, token: int) -> str:
+    """The text of a token, or its own name where it has none."""
+    text: str = tokenizer.decode([token], skip_special_tokens=True)
+    return text or str(tokenizer.id_to_token(token) or f"token {token}")
+
+
+def token_texts(tokenizer: Any, text: str, ids: list[int]) -> list[str]:
+    """The part of the text that each token covers; its own name where it covers none."""
+    encoding = tokenizer.encode(text)
+    if list(encoding.ids[: len(ids)]) != ids:
+        return [token_text(tokenizer, token) for token in ids]
+    parts, before = [], (-1, -1)
+    for token, span in zip(ids, encoding.offsets, strict=False):
+        part = text[span[0] : span[1]]
+        # Tokens within one character share its span.
+        parts.append(part if part and span != before else token_text(tokenizer, token))
+        before = span
+    return parts

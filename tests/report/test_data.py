@@ -60,8 +60,8 @@ def test_a_model_of_vectors_is_compared_with_itself() -> None:
 
 
 def test_too_few_tokens_are_refused() -> None:
-    with pytest.raises(InputError, match=r"shown .* got 1"):
-        collect_report(decoder(), WORDS, name="it", shown=1, progress=False)
+    with pytest.raises(InputError, match=r"pattern_tokens .* got 1"):
+        collect_report(decoder(), WORDS, name="it", pattern_tokens=1, progress=False)
 
 
 def test_an_interrupted_inspection_gives_no_report(monkeypatch: pytest.MonkeyPatch) -> None:

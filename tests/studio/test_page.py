@@ -78,7 +78,7 @@ def test_two_sides_are_compared(page: Page, studio: LiveServer) -> None:
     page.get_by_role("button", name="Compare").click()
     expect(page.locator(".side")).to_have_count(2)
     difference = page.locator("#difference")
-    expect(difference).to_contain_text("in common")
+    expect(difference).to_contain_text("overlap")
     expect(difference.locator("tbody")).to_contain_text("other")
     # The same model with the same head on the same text is no different.
     page.get_by_label("Model", exact=True).nth(1).select_option("tiny")
@@ -87,13 +87,13 @@ def test_two_sides_are_compared(page: Page, studio: LiveServer) -> None:
     for head in side.locator(".picks b").all_text_contents():
         side.get_by_label(f"Deselect {head}").click()
     side.locator('.cell[data-head="L1H2"]').click()
-    expect(difference.locator("[data-common]")).to_have_attribute(
-        "data-common", re.compile("^1.0|^0.99")
+    expect(difference.locator("[data-overlap]")).to_have_attribute(
+        "data-overlap", re.compile("^1.0|^0.99")
     )
     # Two texts.
     side.get_by_label("Text", exact=True).fill("The dog sat on the mat. The dog sat")
-    expect(difference.locator("[data-common]")).not_to_have_attribute(
-        "data-common", re.compile("^1.0|^0.99")
+    expect(difference.locator("[data-overlap]")).not_to_have_attribute(
+        "data-overlap", re.compile("^1.0|^0.99")
     )
 
 

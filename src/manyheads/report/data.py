@@ -128,24 +128,24 @@ def collect_report(
     *,
     name: str,
     by: ImportanceMethod = "auto",
-    measured: int = 4096,
-    shown: int = 256,
+    tokens: int = 4096,
+    pattern_tokens: int = 256,
     progress: bool = True,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> ReportData:
-    """Inspect a model on `measured` tokens of a text; keep the patterns of the first `shown`.
+    """Inspect a model on a text of `tokens` tokens; keep patterns of the first `pattern_tokens`.
 
     A path is that of an image, for a `Vision`. Importance is measured `by` ablation or estimated
-    from one backward pass; "auto" ablates where that takes at most
-    `MAX_MULTIPLICATIONS`. `on_progress` receives the name of each step.
+    from one backward pass; "auto" ablates small models. `on_progress` receives the
+    name of each step.
     """
-    for what, count in (("measured", measured), ("shown", shown)):
+    for what, count in (("tokens", tokens), ("pattern_tokens", pattern_tokens)):
         if count < 2:
-            raise InputError(f"{what} must be at least 2 tokens, got {count}", "use 2 or more")
+            raise InputError(f"{what} must be at least 2, got {count}", "use 2 or more")
     if isinstance(text, Path):
         report_input = read_image_input(model, name, text)
     else:
-        report_input = read_text_input(model, name, text, measured=measured, shown=shown)
+        report_input = read_text_input(model, name, text, measured=tokens, shown=pattern_tokens)
     texts = list(report_input.measured)
     inspection = inspect(
         model,
@@ -192,8 +192,8 @@ def _measure_importance(
         "progress": progress,
     }
     if _choose_method(model, by, tokens, inputs) == "ablation":
-        return _from_ablation(ablate(model, inputs.given, **shared)), ""
-    return _from_gradients(importance(model, inputs.given, **shared)), ""
+        return _from_ablation(ablate(model, inputs.model_inputs, **shared)), ""
+    return _from_gradients(importance(model, inputs.model_inputs, **shared)), ""
 
 
 def report_json(report: ReportData) -> dict[str, Any]:

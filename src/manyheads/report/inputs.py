@@ -20,6 +20,7 @@ from manyheads.errors import InputError
 from manyheads.models.build import Model
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
+from manyheads.tokenizers import token_texts
 
 # More characters per token than any text has; the rest of a file is not read.
 CHARACTERS_PER_TOKEN = 16
@@ -110,7 +111,7 @@ def read_text_input(
     numbers = [int(each) for each in ids]
     pieces = _pieces(model.tokenizer, text, measured, limit)
     return ReportInput(
-        tuple(pieces), tuple(numbers), tuple(_token_texts(model.tokenizer, text, numbers))
+        tuple(pieces), tuple(numbers), tuple(token_texts(model.tokenizer, text, numbers))
     )
 
 
@@ -155,23 +156,3 @@ def _pieces(tokenizer: Any, text: str, measured: int, limit: int | None) -> list
         if piece.strip() and (len(some) >= size // 2 or not found):
             found.append(piece)
     return found
-
-
-def _token_texts(tokenizer: Any, text: str, ids: list[int]) -> list[str]:
-    """The part of the text that each token covers; its own name where it covers none."""
-    encoding = tokenizer.encode(text)
-    if list(encoding.ids[: len(ids)]) != ids:
-        return [token_text(tokenizer, number) for number in ids]
-    found, before = [], (-1, -1)
-    for number, span in zip(ids, encoding.offsets, strict=False):
-        characters = text[span[0] : span[1]]
-        # Tokens within one character share its span.
-        found.append(characters if characters and span != before else token_text(tokenizer, number))
-        before = span
-    return found
-
-
-def token_text(tokenizer: Any, number: int) -> str:
-    """The text of a token, or its own name where it has none."""
-    text: str = tokenizer.decode([number], skip_special_tokens=True)
-    return text or str(tokenizer.id_to_token(number) or f"token {number}")

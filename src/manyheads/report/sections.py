@@ -13,8 +13,8 @@ from manyheads.lens.measure.measures import SINK_ABOVE, format_value
 from manyheads.lens.results.addresses import attention_at, stacks_of
 from manyheads.models.decoder import Decoder
 from manyheads.report.data import ReportData, ReportMeasure, Suggestion
-from manyheads.report.inputs import token_text
 from manyheads.taps import Sublayer
+from manyheads.tokenizers import token_text
 
 MAX_BARS = 8
 MAX_PAIRS = 12

@@ -20,6 +20,7 @@ from manyheads.models.vision import Vision
 from manyheads.parts.positions import Learned
 from manyheads.ragged import Ragged
 from manyheads.studio.requests import LIMITS, RawImage
+from manyheads.tokenizers import token_text, token_texts
 
 # What a model predicts: the next token, the token at a position, a class per token, or one class.
 OutputKind = Literal["next token", "masked token", "token classes", "classes", "none"]
@@ -123,7 +124,7 @@ class LoadedModel:
         numbers = ids.tolist()
         return StudioInput(
             inputs=inputs,
-            tokens=tuple(self._token_texts(text, numbers)),
+            tokens=tuple(token_texts(self.model.tokenizer, text, numbers)),
             key=("text", self.name, *numbers),
             truncated=bool(truncated),
         )
@@ -165,29 +166,11 @@ class LoadedModel:
         if self.output in ("classes", "token classes"):
             names = (self.model.source_config or {}).get("id2label") or {}
             return str(names.get(str(number), names.get(number, f"class {number}")))
-        return self._token_text(number)
+        return token_text(self.model.tokenizer, number)
 
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
-
-    def _token_text(self, number: int) -> str:
-        tokenizer = self.model.tokenizer
-        part: str = tokenizer.decode([number], skip_special_tokens=True)
-        return part or str(tokenizer.id_to_token(number) or f"token {number}")
-
-    def _token_texts(self, text: str, ids: list[int]) -> list[str]:
-        """The part of the text that each token covers; its own name where it covers none."""
-        encoding = self.model.tokenizer.encode(text)
-        if list(encoding.ids[: len(ids)]) != ids:
-            return [self._token_text(number) for number in ids]
-        parts, before = [], (-1, -1)
-        for number, span in zip(ids, encoding.offsets, strict=False):
-            part = text[span[0] : span[1]]
-            # Tokens within one character share its span.
-            parts.append(part if part and span != before else self._token_text(number))
-            before = span
-        return parts
 
 
 class ModelStore:

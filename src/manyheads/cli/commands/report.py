@@ -107,8 +107,8 @@ class Report:
                 text,
                 name=name,
                 by=self.by,
-                measured=self.tokens,
-                shown=self.pattern_tokens,
+                tokens=self.tokens,
+                pattern_tokens=self.pattern_tokens,
                 on_progress=lambda step: print(step, file=sys.stderr, flush=True),
             )
         source = "articles that come with manyheads" if self.text is None else "the text of --text"

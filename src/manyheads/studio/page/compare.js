@@ -54,8 +54,8 @@ export class Difference {
     ink.imageSmoothingEnabled = count > LARGEST;
     ink.drawImage(pixels(count, count, colourAt), 0, 0, size, size);
     const sign = (value, text) => h("span", {}, h("span", { class: "swatch", vars: { "--colour": css(diverging(value)) } }), ` ${text}`);
-    this.common = common / count;
-    return h("figure", {}, canvas, h("figcaption", { class: "legend" }, sign(0.8, `A ${heads[0]} attends more`), sign(-0.8, `B ${heads[1]} attends more`), h("span", { "data-common": this.common.toFixed(4) }, `${percent(this.common)} in common`)));
+    this.overlap = common / count;
+    return h("figure", {}, canvas, h("figcaption", { class: "legend" }, sign(0.8, `A ${heads[0]} attends more`), sign(-0.8, `B ${heads[1]} attends more`), h("span", { "data-overlap": this.overlap.toFixed(4) }, `${percent(this.overlap)} overlap`)));
   }
 
   #table(one, other, heads) {

@@ -78,7 +78,7 @@ export class Predictions {
       {},
       h("span", { class: "word", title: `token ${each.id}` }, visibleToken(each.text)),
       h("span", { class: "track", vars, "aria-hidden": "true" }, h("i"), change === null ? null : h("u")),
-      h("span", { class: "number" }, percent(each.probability), change === null ? null : h("span", { class: change >= 0 ? "up" : "down" }, ` ${change < 0 ? "" : "+"}${percent(change)}`)),
+      h("span", { class: "number" }, percent(each.probability), change === null ? null : h("span", { class: change >= 0 ? "up" : "down", title: "Change in percentage points" }, ` ${change < 0 ? "" : "+"}${percent(change).replace("%", " pp")}`)),
     );
   }
 

@@ -6,9 +6,14 @@ import torch
 from torch import Tensor
 
 from manyheads.kernels.contract import Request
-from manyheads.lens.measure.measures import Scope, Tally, repeated, tally_heads
-from manyheads.lens.measure.row_sums import Wanted, sum_rows
-from manyheads.lens.measure.score_tiles import Meeting
+from manyheads.lens.measure.measures import (
+    MeasureScope,
+    MeasureSums,
+    add_measures,
+    has_earlier_copy,
+)
+from manyheads.lens.measure.row_sums import RowSumSpec, sum_rows
+from manyheads.lens.measure.score_tiles import TiledScores
 from manyheads.lens.results.addresses import Block
 from manyheads.parts.masks import Causal, Full, Mask
 from manyheads.ragged import Lengths
@@ -39,11 +44,13 @@ def measured(
     classes = classes or {}
     columns = [torch.isin(tokens, torch.tensor(list(each))).float() for each in classes.values()]
     marks = torch.stack(columns, 1) if columns else torch.zeros(lengths.total, 0)
-    wanted = Wanted(offsets=(-1, 0, 1, *offsets), marks=marks, ids=tokens)
-    scope = Scope(classes=tuple(classes), repeats=repeated(tokens, lengths), same=True)
-    tally, block = Tally(), Block(0, 1)
-    meeting = Meeting(query, key, request)
-    tally_heads(tally, block, meeting, wanted, sum_rows(meeting, wanted), scope)
+    spec = RowSumSpec(offsets=(-1, 0, 1, *offsets), marks=marks, ids=tokens)
+    scope = MeasureScope(
+        classes=tuple(classes), repeats=has_earlier_copy(tokens, lengths), same=True
+    )
+    tally, block = MeasureSums(), Block(0, 1)
+    tiled = TiledScores(query, key, request)
+    add_measures(tally, block, tiled, spec, sum_rows(tiled, spec), scope)
     return {name: float(tally.means((block,), name)[0]) for name in tally.names}
 
 

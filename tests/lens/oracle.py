@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from manyheads.lens.inputs.texts import Given
+from manyheads.lens.inputs.texts import ModelInputs
 from manyheads.lens.results.addresses import Block, attention_at, blocks_of, stacks_of
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
@@ -51,7 +51,7 @@ class Expected:
 
 
 def by_definition(
-    model: nn.Module, given: Given, classes: dict[str, Sequence[int]], offsets: Sequence[int]
+    model: nn.Module, given: ModelInputs, classes: dict[str, Sequence[int]], offsets: Sequence[int]
 ) -> Expected:
     """All measures of a model on one batch, through its patterns."""
     record = _recorded(model, given)
@@ -174,7 +174,7 @@ def _gates(expected: Expected, block: Block, record: Record) -> None:
             expected.add(block, f"gate_{place}_closed", text, closed)
 
 
-def _recorded(model: nn.Module, given: Given) -> Record:
+def _recorded(model: nn.Module, given: ModelInputs) -> Record:
     taps = (Tap.PATTERN, Tap.HEAD_OUTPUT, Tap.BEFORE, *GATE_TAPS.values())
     record = Record(
         Site(block.layer, tap, block.sublayer, block.stack)
@@ -191,7 +191,7 @@ def _recorded(model: nn.Module, given: Given) -> Record:
     return record
 
 
-def _tokens(given: Given) -> dict[str, Ragged]:
+def _tokens(given: ModelInputs) -> dict[str, Ragged]:
     if given.ids is None:
         return {}
     if given.source is None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manyheads import lens
-from manyheads.lens.inspection import Inspection, inspect
+from manyheads.lens.inspection import Inspection, inspect, summarise_model
 from manyheads.models.build import build
 from manyheads.taps import Head
 from tests.studio import models
@@ -27,9 +27,9 @@ def test_parts_are_those_of_the_lens(found: Inspection) -> None:
     assert found.kinds.rows() == kinds.rows()
     alike = lens.redundancy(model, TEXTS, progress=False)
     np.testing.assert_allclose(
-        found.redundancy[0].likeness["patterns"], alike.likeness["patterns"], atol=1e-6
+        found.redundancy[0].similarity["patterns"], alike.similarity["patterns"], atol=1e-6
     )
-    dead = lens.dead(model, TEXTS, how="not", progress=False)
+    dead = lens.dead_heads(model, TEXTS, replace_with=None, progress=False)
     assert found.dead.reasons == dead.reasons
 
 
@@ -50,4 +50,16 @@ def test_an_image_model_needs_no_text() -> None:
     found = inspect(models.vision(), progress=False)
     assert found.complete
     assert found.model.vocabulary is None
-    assert found.facts["own_texts"]
+    assert found.metadata["default_texts"]
+
+
+def test_every_head_and_parameter_is_counted() -> None:
+    model = models.decoder(layers=3)
+    found = summarise_model(model)
+    assert found.stacks == {"main": [4, 4, 4]}
+    assert found.parameters == sum(each.numel() for each in model.parameters())
+    assert "12 heads" in str(found)
+
+
+def test_an_encoder_is_no_decoder() -> None:
+    assert str(summarise_model(models.encoder())).startswith("An Encoder of 2 layers")

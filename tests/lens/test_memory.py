@@ -44,7 +44,7 @@ def test_twice_the_tokens_need_at_most_twice_the_memory(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reference, "LARGEST_CHUNK", 2**13)
-    monkeypatch.setattr(row_sums, "LARGEST_CHUNK", {"cpu": 2**13})
+    monkeypatch.setattr(row_sums, "CHUNK_WEIGHTS", {"cpu": 2**13})
     monkeypatch.setattr(row_sums, "ROWS", {"cpu": 16})
     short, long = (taken(CASES[case], tokens) for tokens in (SHORT, LONG))
     assert long.peak <= 2.2 * short.peak

@@ -8,23 +8,32 @@
 
 # Some functions are named as the file they live in: here the name means the function.
 from manyheads.lens.attention_maps.overlap import overlap
-from manyheads.lens.attention_maps.patterns import Largest, Pattern, PatternSet, patterns, top_keys
+from manyheads.lens.attention_maps.patterns import Pattern, PatternSet, TopKeys, patterns, top_keys
 from manyheads.lens.attention_maps.rollout import attention_flow, attention_rollout
-from manyheads.lens.attention_maps.typology import Appearance, detect, typology
-from manyheads.lens.attribution.attribute import Attribution, LayerPrediction, Share, attribute
-from manyheads.lens.attribution.direct_logits import DirectLogits, attribute_logits
+from manyheads.lens.attention_maps.typology import PatternType, detect, typology
+from manyheads.lens.attribution.attribute import (
+    Attribution,
+    Contribution,
+    LayerPrediction,
+    attribute,
+)
+from manyheads.lens.attribution.direct_logits import (
+    DirectLogits,
+    LogitLens,
+    attribute_logits,
+    logit_lens,
+)
 from manyheads.lens.attribution.gradients import (
-    ByToken,
-    HeadGradients,
+    HeadAttribution,
+    TokenAttribution,
     gradient_times_attention,
     integrate_heads,
     integrate_inputs,
 )
-from manyheads.lens.attribution.logit_lens import LogitLens, logit_lens
 from manyheads.lens.causal.ablation import (
     Ablation,
-    Cumulative,
-    Without,
+    CumulativeAblation,
+    JointAblation,
     ablate,
     ablate_greedily,
     ablate_in_order,
@@ -33,94 +42,102 @@ from manyheads.lens.causal.ablation import (
 from manyheads.lens.causal.gradient_importance import Importance, importance
 from manyheads.lens.causal.patching import Patch, Patching, patch
 from manyheads.lens.causal.path_patching import patch_paths
-from manyheads.lens.diff.compare import compare
-from manyheads.lens.diff.comparison import Comparison, Difference, Losses
+from manyheads.lens.diff.comparison import Comparison, Difference, Losses, compare
 from manyheads.lens.faithful.faithfulness_report import Faithfulness, TaskVerdict, faithfulness
+from manyheads.lens.head_kinds.criteria import Label
 from manyheads.lens.head_kinds.ioi import (
-    IndirectObjects,
-    NameHeads,
-    find_name_heads,
-    indirect_objects,
+    IOIHeads,
+    IOIPrompts,
+    find_ioi_heads,
+    ioi_prompts,
 )
-from manyheads.lens.head_kinds.kinds import kinds
-from manyheads.lens.head_kinds.labels import Kinds, Label
-from manyheads.lens.inputs.metrics import LogitDifference, Measure, Similarity
-from manyheads.lens.inspection import Inspection, Portrait, inspect
+from manyheads.lens.head_kinds.kinds import Kinds, kinds
+from manyheads.lens.inputs.metrics import CustomMetric, LogitDifference, Similarity
+from manyheads.lens.inspection import Inspection, ModelSummary, inspect
 from manyheads.lens.measure.statistics import Statistics, statistics
 from manyheads.lens.measure.watcher import Activation
 from manyheads.lens.probing.linear import probe
 from manyheads.lens.probing.syntax import SyntaxProbe, probe_syntax
 from manyheads.lens.redundant.collapse import Collapse, LayerState, collapse
-from manyheads.lens.redundant.dead_heads import Dead, dead
-from manyheads.lens.redundant.heads import Double, Redundancy, redundancy
-from manyheads.lens.redundant.outputs import resemble_outputs
+from manyheads.lens.redundant.dead_heads import DeadHeads, dead_heads
+from manyheads.lens.redundant.heads import DuplicatePair, Redundancy, redundancy
+from manyheads.lens.redundant.outputs import output_similarity
 from manyheads.lens.results.addresses import Address, Block
-from manyheads.lens.results.by_head import ByHead, Column
-from manyheads.lens.results.by_layer import ByLayer
-from manyheads.lens.results.by_pair import ByPair
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.result_types import load
-from manyheads.lens.weights.circuits import Circuits, Factors, circuits, score_circuits
-from manyheads.lens.weights.composition import compose, resemble
-from manyheads.lens.weights.ffn_key_values import LayerMemory, Memories, Neuron, memories
-from manyheads.lens.weights.neurons import Moment, NeuronMemory, Neurons, ScoredWord, neurons
+from manyheads.lens.results.tables import ByHead, ByLayer, ByPair, Column
+from manyheads.lens.weights.circuits import Circuits, FactoredMatrix, circuits, score_circuits
+from manyheads.lens.weights.composition import composition_scores, weight_similarity
+from manyheads.lens.weights.ffn_key_values import (
+    KeyValueMemories,
+    LayerKeyValues,
+    Neuron,
+    key_value_memories,
+)
+from manyheads.lens.weights.neurons import (
+    Neurons,
+    NeuronSummary,
+    ScoredToken,
+    TopActivation,
+    neurons,
+)
 
 __all__ = [
     "Ablation",
     "Activation",
     "Address",
-    "Appearance",
     "Attribution",
     "Block",
     "ByHead",
     "ByLayer",
     "ByPair",
-    "ByToken",
     "Circuits",
     "Collapse",
     "Column",
     "Comparison",
-    "Cumulative",
-    "Dead",
+    "Contribution",
+    "CumulativeAblation",
+    "CustomMetric",
+    "DeadHeads",
     "Difference",
     "DirectLogits",
-    "Double",
-    "Factors",
+    "DuplicatePair",
+    "FactoredMatrix",
     "Faithfulness",
-    "HeadGradients",
+    "HeadAttribution",
+    "IOIHeads",
+    "IOIPrompts",
     "Importance",
-    "IndirectObjects",
     "Inspection",
+    "JointAblation",
+    "KeyValueMemories",
     "Kinds",
     "Label",
-    "Largest",
-    "LayerMemory",
+    "LayerKeyValues",
     "LayerPrediction",
     "LayerState",
     "LogitDifference",
     "LogitLens",
     "Losses",
-    "Measure",
-    "Memories",
-    "Moment",
-    "NameHeads",
+    "ModelSummary",
     "Neuron",
-    "NeuronMemory",
+    "NeuronSummary",
     "Neurons",
     "Patch",
     "Patching",
     "Pattern",
     "PatternSet",
-    "Portrait",
+    "PatternType",
     "Redundancy",
     "Result",
-    "ScoredWord",
-    "Share",
+    "ScoredToken",
     "Similarity",
     "Statistics",
     "SyntaxProbe",
     "TaskVerdict",
-    "Without",
+    "TokenAttribution",
+    "TopActivation",
+    "TopKeys",
     "ablate",
     "ablate_greedily",
     "ablate_in_order",
@@ -132,22 +149,23 @@ __all__ = [
     "circuits",
     "collapse",
     "compare",
-    "compose",
-    "dead",
+    "composition_scores",
+    "dead_heads",
     "detect",
     "faithfulness",
-    "find_name_heads",
+    "find_ioi_heads",
     "gradient_times_attention",
     "importance",
-    "indirect_objects",
     "inspect",
     "integrate_heads",
     "integrate_inputs",
+    "ioi_prompts",
+    "key_value_memories",
     "kinds",
     "load",
     "logit_lens",
-    "memories",
     "neurons",
+    "output_similarity",
     "overlap",
     "patch",
     "patch_paths",
@@ -155,10 +173,9 @@ __all__ = [
     "probe",
     "probe_syntax",
     "redundancy",
-    "resemble",
-    "resemble_outputs",
     "score_circuits",
     "statistics",
     "top_keys",
     "typology",
+    "weight_similarity",
 ]

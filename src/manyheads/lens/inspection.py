@@ -1,4 +1,4 @@
-"""Everything that one pass over some texts shows about the heads of a model."""
+"""The inspection of a model: statistics, kinds, sinks, dead and duplicate heads in one result."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -6,31 +6,30 @@ from typing import Any, Literal
 
 import numpy as np
 
+from manyheads.lens.head_kinds.criteria import Label
 from manyheads.lens.head_kinds.head_tests import OFFSETS
-from manyheads.lens.head_kinds.kinds import kinds
-from manyheads.lens.head_kinds.labels import MOST_ROWS, Kinds, Label
-from manyheads.lens.inputs.batches import gather
-from manyheads.lens.inputs.synthetic import own_texts
-from manyheads.lens.inputs.texts import Given
-from manyheads.lens.measure.measure_table import describe_measure, format_value
+from manyheads.lens.head_kinds.kinds import MAX_ROWS, Kinds, kinds
+from manyheads.lens.inputs.synthetic import default_texts
+from manyheads.lens.inputs.texts import read_inputs
+from manyheads.lens.measure.measures import describe_measure, format_value
 from manyheads.lens.measure.statistics import Statistics, statistics
 from manyheads.lens.measure.watcher import Activation
-from manyheads.lens.redundant.dead_heads import LOSS_BELOW, Dead, dead_by_statistics
-from manyheads.lens.redundant.heads import Double, Redundancy, redundancy
+from manyheads.lens.redundant.dead_heads import LOSS_BELOW, DeadHeads, dead_by_statistics
+from manyheads.lens.redundant.heads import DuplicatePair, Redundancy, redundancy
 from manyheads.lens.results.addresses import Address, blocks_of, stacks_of
-from manyheads.lens.results.by_head import ByHead, FloatsByHead, Tabular
-from manyheads.lens.results.files import Facts
+from manyheads.lens.results.files import Metadata
+from manyheads.lens.results.tables import ByHead, FloatsByHead, Tabular
 from manyheads.models.build import Model
 from manyheads.models.vision import Vision
 from manyheads.taps import Head, Sublayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Portrait:
-    """The kind of a model, how many layers and heads each stack has, and how large it is.
+class ModelSummary:
+    """The type of a model, the layers and heads of each stack, and its size.
 
     >>> from manyheads.models.build import build
-    >>> print(portray(build("gpt2", layers=2, width=32, heads=4, vocabulary=60, seed=0)))
+    >>> print(summarise_model(build("gpt2", layers=2, width=32, heads=4, vocabulary=60, seed=0)))
     A Decoder of 2 layers with 4 heads each: 8 heads, width 32, vocabulary 60, 60,160 parameters.
     """
 
@@ -46,26 +45,26 @@ class Portrait:
             for name, heads in self.stacks.items()
         )
         total = sum(sum(heads) for heads in self.stacks.values())
-        words = "" if self.vocabulary is None else f"vocabulary {self.vocabulary:,}, "
+        vocabulary = "" if self.vocabulary is None else f"vocabulary {self.vocabulary:,}, "
         article = "An" if self.type[0] in "AEIOU" else "A"
         return (
             f"{article} {self.type} of {layers}: {total:,} heads, width {self.width:,}, "
-            f"{words}{self.parameters:,} parameters."
+            f"{vocabulary}{self.parameters:,} parameters."
         )
 
 
-def portray(model: Model) -> Portrait:
-    """The facts of a model, told from its configuration."""
+def summarise_model(model: Model) -> ModelSummary:
+    """Summarise the configuration of a model."""
     stacks = stacks_of(model)
     heads = {name: [0] * len(stack.config.layers) for name, stack in stacks.items()}
     for block in blocks_of(model):
         heads[block.stack][block.layer] += block.heads
-    words = None if isinstance(model, Vision) else model.config.embedding.vocabulary
-    return Portrait(
+    vocabulary = None if isinstance(model, Vision) else model.config.embedding.vocabulary
+    return ModelSummary(
         type=type(model).__name__,
         stacks=heads,
         width=next(iter(stacks.values())).config.width,
-        vocabulary=words,
+        vocabulary=vocabulary,
         parameters=sum(each.numel() for each in model.parameters()),
     )
 
@@ -83,8 +82,8 @@ def _layers(heads: list[int]) -> str:
 
 
 KIND = "inspection"
-# The measures that a terminal has room for.
-SHOWN = (
+# The measures that fit into a terminal.
+TABLE_MEASURES = (
     "normalized_entropy",
     "effective_keys",
     "distance",
@@ -93,16 +92,15 @@ SHOWN = (
     "induction",
     "output_share",
 )
-MOST_KINDS = 2
+MAX_KINDS = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HeadImportance:
-    """How much worse a model does without each head: positive where it needs the head.
+    """How much worse a model gets without each head: positive where it needs the head.
 
-    `change` is a rise of the loss in nats per token, or a drop of the similarity of text vectors,
-    as `metric` says; `by` says whether each head was ablated, or its effect estimated from one
-    backward pass.
+    By `metric`, `change` is the rise of the loss in nats per token or the drop in similarity of
+    text vectors; by `by`, each head was ablated, or its effect estimated from one backward pass.
     """
 
     change: FloatsByHead
@@ -119,26 +117,26 @@ class HeadImportance:
 
     @property
     def harmful(self) -> list[int]:
-        """Heads, by position, without which the model does better beyond two standard errors."""
-        found = np.flatnonzero(-self.change > 2 * self.errors)
-        return sorted(found.tolist(), key=lambda place: self.change[place])
+        """Indices of heads without which the model is better by more than two standard errors."""
+        harmful = np.flatnonzero(-self.change > 2 * self.errors)
+        return sorted(harmful.tolist(), key=lambda index: self.change[index])
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
 class Inspection(Tabular):
-    """What a model is, and the statistics, kinds, sinks, dead and duplicate heads it has.
+    """A model's summary, and the statistics, kinds and redundancy of its heads.
 
-    `kinds` is None and `redundancy` empty where the measurement was interrupted before them; there
-    is one `Redundancy` per stack and sublayer. `importance` is None unless it was measured:
-    `manyheads report` does.
+    `kinds` is None and `redundancy` empty if the measurement was interrupted before them; there is
+    one `Redundancy` per stack and sublayer. `importance` is None unless it was measured, as by
+    `manyheads report`.
     """
 
-    model: Portrait
+    model: ModelSummary
     statistics: Statistics
     kinds: Kinds | None = None
     redundancy: tuple[Redundancy, ...] = ()
     importance: HeadImportance | None = None
-    facts: Facts = field(default_factory=dict)
+    metadata: Metadata = field(default_factory=dict)
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -146,20 +144,20 @@ class Inspection(Tabular):
 
     @property
     def complete(self) -> bool:
-        """False where the measurement was interrupted."""
-        return bool(self.facts["complete"])
+        """False if the measurement was interrupted."""
+        return bool(self.metadata["complete"])
 
     @property
-    def dead(self) -> Dead:
+    def dead(self) -> DeadHeads:
         """By entropy and norm, and by ablation where `importance` comes from it."""
         return dead_by_statistics(self._with_loss_change())
 
     @property
     def sinks(self) -> list[tuple[Address, float]]:
         """Heads with a sink at the first token of some text, by their mean weight on it."""
-        share = dict(self.statistics["sink"].items()) if "sink" in self.statistics else {}
-        ranked = self.statistics["first_token"].ranked() if share else []
-        return [(address, weight) for address, weight in ranked if share[address] > 0]
+        fraction = dict(self.statistics["sink"].items()) if "sink" in self.statistics else {}
+        ranked = self.statistics["first_token"].ranked() if fraction else []
+        return [(address, weight) for address, weight in ranked if fraction[address] > 0]
 
     @property
     def activations(self) -> tuple[Activation, ...]:
@@ -167,18 +165,18 @@ class Inspection(Tabular):
         return self.statistics.activations
 
     @property
-    def doubles(self) -> tuple[Double, ...]:
+    def duplicate_pairs(self) -> tuple[DuplicatePair, ...]:
         """Pairs of heads with the same patterns and the same outputs."""
-        return tuple(double for each in self.redundancy for double in each.doubles)
+        return tuple(pair for each in self.redundancy for pair in each.duplicates)
 
     @property
     def duplicates(self) -> dict[Address, list[Address]]:
         """The heads of such pairs, each with its duplicates."""
-        found: dict[Address, list[Address]] = {}
-        for double in self.doubles:
-            found.setdefault(double.one, []).append(double.other)
-            found.setdefault(double.other, []).append(double.one)
-        return found
+        duplicates: dict[Address, list[Address]] = {}
+        for pair in self.duplicate_pairs:
+            duplicates.setdefault(pair.one, []).append(pair.other)
+            duplicates.setdefault(pair.other, []).append(pair.one)
+        return duplicates
 
     @property
     def clusters(self) -> tuple[tuple[Address, ...], ...]:
@@ -192,11 +190,11 @@ class Inspection(Tabular):
         return "–" if self.kinds is None else self.kinds.best(head)
 
     def flags(self) -> dict[Address, list[str]]:
-        """What is wrong with each head, if anything: dead, harmful, duplicate."""
+        """The problems of each head: dead, harmful, duplicate."""
         harmful = () if self.importance is None else self.importance.harmful
         known = {
             "dead": self.dead.heads,
-            "harmful": [self.addresses[place] for place in harmful],
+            "harmful": [self.addresses[index] for index in harmful],
             "duplicate": self.duplicates,
         }
         return {
@@ -208,22 +206,22 @@ class Inspection(Tabular):
         """One record per head: statistics, importance, kinds, why it is dead, its duplicates."""
         reasons, duplicates = self.dead.reasons, self.duplicates
         rows = self.statistics.rows()
-        for place, (head, row) in enumerate(zip(self.addresses, rows, strict=True)):
+        for index, (head, row) in enumerate(zip(self.addresses, rows, strict=True)):
             if self.importance is not None:
                 name = self.importance.measure
-                row[name] = float(self.importance.change[place])
-                row[f"{name}_error"] = float(self.importance.errors[place])
-                row["harmful"] = place in self.importance.harmful
+                row[name] = float(self.importance.change[index])
+                row[f"{name}_error"] = float(self.importance.errors[index])
+                row["harmful"] = index in self.importance.harmful
             row["kinds"] = ", ".join(label.name for label in self.labels(head))
             row["dead"] = ", ".join(reasons.get(head, ()))
             row["duplicates"] = ", ".join(map(str, duplicates.get(head, [])))
         return rows
 
-    def table(self, *, max_rows: int | None = MOST_ROWS) -> Any:
-        """A rich table: every head, its best kinds and the most telling measures."""
+    def table(self, *, max_rows: int | None = MAX_ROWS) -> Any:
+        """A rich table: every head, its best kinds and the main measures."""
         from rich.table import Table
 
-        about = {name: describe_measure(name) for name in SHOWN if name in self.statistics}
+        about = {name: describe_measure(name) for name in TABLE_MEASURES if name in self.statistics}
         reasons, duplicates = self.dead.reasons, self.duplicates
         table = Table("Head", "Kinds", box=None, pad_edge=False)
         for each in about.values():
@@ -242,12 +240,12 @@ class Inspection(Tabular):
             table.caption_justify = "left"
         return table
 
-    def _summary(self) -> Facts:
+    def _summary(self) -> Metadata:
         return {
             "heads": [str(head) for head in self.addresses],
             "sinks": {str(head): weight for head, weight in self.sinks},
             "dead": {str(head): list(why) for head, why in self.dead.reasons.items()},
-            "doubles": [[str(each.one), str(each.other)] for each in self.doubles],
+            "duplicates": [[str(each.one), str(each.other)] for each in self.duplicate_pairs],
             "clusters": [[str(head) for head in group] for group in self.clusters],
         }
 
@@ -257,8 +255,8 @@ class Inspection(Tabular):
     __repr__ = __str__
 
     def _lines(self) -> Iterator[str]:
-        facts = self.statistics.facts
-        yield f"{self.model} Read: {facts['texts']:,} texts, {facts['tokens']:,} tokens."
+        metadata = self.statistics.metadata
+        yield f"{self.model} Read: {metadata['texts']:,} texts, {metadata['tokens']:,} tokens."
         if self.kinds is not None:
             yield str(self.kinds)
         yield f"{len(self.sinks)} heads have a sink at the first token of some text"
@@ -270,24 +268,24 @@ class Inspection(Tabular):
 
     def _kinds_of(self, head: Address) -> str:
         labels = self.labels(head)
-        more = f" and {len(labels) - MOST_KINDS} more" if len(labels) > MOST_KINDS else ""
-        return ", ".join(map(str, labels[:MOST_KINDS])) + more or self.best_kind(head)
+        more = f" and {len(labels) - MAX_KINDS} more" if len(labels) > MAX_KINDS else ""
+        return ", ".join(map(str, labels[:MAX_KINDS])) + more or self.best_kind(head)
 
     def _with_loss_change(self) -> ByHead:
-        """The statistics with the loss change of ablation, where it is known well enough.
+        """The statistics with the loss change of ablation, where its error is small.
 
-        Neither an estimate nor a change with a large error is a reason to call a head dead.
+        Estimates and changes with a large error do not make a head dead.
         """
-        seen, importance = self.statistics, self.importance
+        statistics, importance = self.statistics, self.importance
         if importance is None or (importance.by, importance.metric) != ("ablation", "loss"):
-            return seen
+            return statistics
         known = np.where(importance.errors < LOSS_BELOW, importance.change, np.nan)
         return ByHead(
-            kind=seen.kind,
-            blocks=seen.blocks,
-            means={**seen.means, "loss_change": known},
-            errors={**seen.errors, "loss_change": importance.errors},
-            facts=seen.facts,
+            kind=statistics.kind,
+            blocks=statistics.blocks,
+            means={**statistics.means, "loss_change": known},
+            errors={**statistics.errors, "loss_change": importance.errors},
+            metadata=statistics.metadata,
         )
 
 
@@ -304,53 +302,51 @@ def inspect(
 ) -> Inspection:
     """Inspect every head of a model: statistics, kinds, sinks, dead and duplicate heads.
 
-    Texts are as for `statistics`; by default the model reads short articles that come with the
-    package (a `Seq2Seq` as source and target at once), or random images if it is a `Vision`. They
-    are read once for statistics, positional kinds, sinks and dead heads, and once each for the
-    patterns and the outputs that heads share (see `redundancy`; `redundancy_texts` limits it to the
-    first texts); kinds add `sequences` of random tokens (see `kinds`). `on_progress` receives the
-    name of each step.
+    Texts are as for `statistics`; by default short articles that come with the package (both as
+    source and target for a `Seq2Seq`), or random images for a `Vision`. They are read once for
+    statistics, positional kinds, sinks and dead heads, and twice for `redundancy` (only the first
+    `redundancy_texts` of them); `kinds` adds `sequences` of random tokens. `on_progress` receives
+    the name of each step.
 
-    Ctrl-C ends the measurement and keeps what was measured.
+    Ctrl-C ends the measurement and keeps the finished steps.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=60, seed=0)
-    >>> found = inspect(model, [[5, 6, 7, 5, 6], [8, 9, 10]], sequences=2)
-    >>> [str(head) for head in found.dead.heads]
+    >>> inspection = inspect(model, [[5, 6, 7, 5, 6], [8, 9, 10]], sequences=2)
+    >>> [str(head) for head in inspection.dead.heads]
     ['L0H0', 'L0H1']
     """
-    given = gather(model, own_texts(model, seed) if texts is None else texts)
+    inputs = read_inputs(model, default_texts(model, seed) if texts is None else texts)
     offsets = () if isinstance(model, Vision) else OFFSETS
     shared: dict[str, Any] = {"batch_tokens": batch_tokens, "progress": progress}
     on_progress("head statistics")
-    seen = statistics(model, given, offsets=offsets, **shared)
-    complete, found, alike = seen.complete, None, []
+    measured = statistics(model, inputs, offsets=offsets, **shared)
+    complete, classified, redundant = measured.complete, None, []
     try:
         if complete:
             on_progress("head kinds")
-            read = given if isinstance(model, Vision) else seen
-            found = kinds(model, read, sequences=sequences, seed=seed, progress=progress)
-            complete = found.complete
+            texts_or_statistics = inputs if isinstance(model, Vision) else measured
+            classified = kinds(
+                model, texts_or_statistics, sequences=sequences, seed=seed, progress=progress
+            )
+            complete = classified.complete
         on_progress("duplicate heads")
-        few = given if redundancy_texts is None else _first(given, redundancy_texts)
-        for stack, sublayer in _parts(seen) if complete else ():
-            each = redundancy(model, few, stack=stack, sublayer=sublayer, **shared)
-            alike.append(each)
-            complete &= bool(each.facts["complete"])
+        limit = len(inputs) if redundancy_texts is None else redundancy_texts
+        first = inputs.select(range(min(limit, len(inputs))))
+        for stack, sublayer in _attention_parts(measured) if complete else ():
+            each = redundancy(model, first, stack=stack, sublayer=sublayer, **shared)
+            redundant.append(each)
+            complete &= bool(each.metadata["complete"])
     except KeyboardInterrupt:
         complete = False
     return Inspection(
-        model=portray(model),
-        statistics=seen,
-        kinds=found,
-        redundancy=tuple(alike),
-        facts={"complete": complete, "seed": seed, "own_texts": texts is None},
+        model=summarise_model(model),
+        statistics=measured,
+        kinds=classified,
+        redundancy=tuple(redundant),
+        metadata={"complete": complete, "seed": seed, "default_texts": texts is None},
     )
 
 
-def _first(given: Given, texts: int) -> Given:
-    return given.select(range(min(texts, len(given))))
-
-
-def _parts(seen: Statistics) -> list[tuple[Any, Sublayer]]:
-    return list(dict.fromkeys((block.stack, block.sublayer) for block in seen.blocks))
+def _attention_parts(measured: Statistics) -> list[tuple[Any, Sublayer]]:
+    return list(dict.fromkeys((block.stack, block.sublayer) for block in measured.blocks))

@@ -14,7 +14,7 @@ from manyheads.errors import InputError
 from manyheads.kernels.contract import Request, Want
 from manyheads.kernels.reference import attend
 from manyheads.lens.attention_maps.overlap import overlap
-from manyheads.lens.inputs.texts import Given
+from manyheads.lens.inputs.texts import ModelInputs
 from manyheads.lens.results.addresses import Block, attention_at, blocks_of, stacks_of
 from manyheads.models.build import build
 from manyheads.models.recipes import ModelConfig
@@ -54,7 +54,7 @@ CHOSEN = (
 
 
 @cache
-def recorded(name: str) -> tuple[Any, Given, Record]:
+def recorded(name: str) -> tuple[Any, ModelInputs, Record]:
     model = fresh(EVERY[name])
     given = texts_for(model)
     sites = [Site(b.layer, Tap.PATTERN, b.sublayer, b.stack) for b in blocks_of(model)]
@@ -162,7 +162,7 @@ def test_pieces_of_rows_and_batches_add_up(
     model, given, _ = recorded(f"decoder {name}")
     whole = overlap(model, given, measure, progress=False)
     monkeypatch.setattr(module, "ROWS", {"cpu": 4})
-    monkeypatch.setattr(module, "LARGEST_CHUNK", {"cpu": 100})
+    monkeypatch.setattr(module, "CHUNK_WEIGHTS", {"cpu": 100})
     pieces = overlap(model, given, measure, batch_tokens=6, progress=False)
     np.testing.assert_allclose(pieces.values, whole.values, atol=1e-6)
 
@@ -207,20 +207,20 @@ def test_it_can_be_saved(tmp_path: Any) -> None:
     found.save(tmp_path / "overlap.json")
     again = lens.load(tmp_path / "overlap.json")
     np.testing.assert_allclose(again.values, found.values)
-    assert again.facts == found.facts
-    assert found.facts["tokens"] == 5
+    assert again.metadata == found.metadata
+    assert found.metadata["tokens"] == 5
 
 
 def test_what_it_cannot_measure_is_refused() -> None:
     model = small(DECODERS["llama"])
-    with refuses(InputError, "there is no text: give at least one."):
+    with refuses(InputError, "no texts", "pass at least one"):
         overlap(model, iter([]))
 
 
 @pytest.mark.parametrize("mask", [Causal(), Window(32)])
 def test_memory_grows_with_the_tokens(mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS", {"cpu": 64})
-    monkeypatch.setattr(module, "LARGEST_CHUNK", {"cpu": 2**15})
+    monkeypatch.setattr(module, "CHUNK_WEIGHTS", {"cpu": 2**15})
     config: ModelConfig = decoder(*[writes(position=Rotary(), mask=mask)] * 2)
     model = build(config, seed=0)
 

@@ -56,9 +56,7 @@ def test_some_rows_of_some_heads(name: str) -> None:
 
 def test_the_largest_weights_of_each_query(monkeypatch: pytest.MonkeyPatch) -> None:
     # By the module: in the package the name means the function.
-    monkeypatch.setattr(
-        sys.modules["manyheads.lens.attention_maps.patterns"], "WEIGHTS_AT_ONCE", 20
-    )
+    monkeypatch.setattr(sys.modules["manyheads.lens.attention_maps.patterns"], "CHUNK_WEIGHTS", 20)
     model = small(DECODERS["llama"])
     text = [3, 1, 4, 1, 5, 9, 2, 6, 5]
     whole = patterns(model, [text]).of(Head(0, 2)).weights
@@ -105,12 +103,14 @@ def test_refusals() -> None:
         patterns(model, [[1, 2]], [Head(7, 0)])
     with refuses(
         InputError,
-        "rows=range(1, 5) go beyond text 0, which has 2 tokens: use rows within range(2).",
+        "rows=range(1, 5)",
+        "2 tokens of text 0",
+        "range(2)",
     ):
         patterns(model, [[1, 2]], rows=range(1, 5))
-    with refuses(InputError, "rows=range(3, 3) names no run of queries: use range(start, stop)."):
+    with refuses(InputError, "rows=range(3, 3)", "use range(start, stop)"):
         patterns(model, [[1, 2]], rows=range(3, 3))
     with pytest.raises(InputError, match=r"top_k.*0.*1 or more"):
         top_keys(model, [[1, 2]], top_k=0)
-    with refuses(InputError, "L0H0 on text 3 was not asked for: name it in patterns(...)."):
+    with refuses(InputError, "L0H0 on text 3", "patterns(...)"):
         patterns(model, [[1, 2]]).of(Head(0, 0), 3)

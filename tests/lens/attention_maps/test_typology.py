@@ -77,5 +77,5 @@ def test_long_pictures_are_told_too() -> None:
 
 
 def test_an_empty_pattern_is_refused() -> None:
-    with refuses(InputError, "a pattern of (0, 4) shows nothing: give t x s weights."):
+    with refuses(InputError, "(0, 4)", "t x s weights"):
         typology(torch.zeros(0, 4))

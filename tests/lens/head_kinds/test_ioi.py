@@ -12,9 +12,9 @@ from manyheads.errors import InputError
 from manyheads.lens.attribution.direct_logits import attribute_logits
 from manyheads.lens.head_kinds.ioi import (
     NAMES,
-    find_name_heads,
-    indirect_objects,
-    tell_roles,
+    assign_roles,
+    find_ioi_heads,
+    ioi_prompts,
 )
 from manyheads.models.build import build
 from manyheads.models.recipes import gpt2
@@ -39,7 +39,7 @@ def model() -> Any:
 
 
 def test_every_name_is_one_token_and_the_subject_is_said_twice(model: Any) -> None:
-    task = indirect_objects(model, prompts=12, seed=5)
+    task = ioi_prompts(model, prompts=12, seed=5)
     for clean, corrupted, right, wrong in zip(
         task.clean, task.corrupted, task.objects, task.subjects, strict=True
     ):
@@ -52,20 +52,20 @@ def test_every_name_is_one_token_and_the_subject_is_said_twice(model: Any) -> No
         assert wrong not in others
         changed = sum(one != other for one, other in zip(ids, others, strict=True))
         assert changed == 3
-    assert task == indirect_objects(model, prompts=12, seed=5)
-    assert task != indirect_objects(model, prompts=12, seed=6)
+    assert task == ioi_prompts(model, prompts=12, seed=5)
+    assert task != ioi_prompts(model, prompts=12, seed=6)
     # Whoever is named first is the giver as often as not.
     first = [clean.split()[1] == clean.split(", ")[-1].split()[0] for clean in task.clean[::3]]
     assert len(set(first)) == 2
 
 
 def test_scores_are_those_of_attribution_and_attention(model: Any) -> None:
-    task = indirect_objects(model, prompts=6)
-    found = find_name_heads(model, task, progress=False)
+    task = ioi_prompts(model, prompts=6)
+    found = find_ioi_heads(model, task, progress=False)
     direct = attribute_logits(model, task.clean, task.objects, task.subjects)
     np.testing.assert_allclose(found["direct"].means, direct.heads["logit"].means)
-    assert found.facts["logit_difference"] == pytest.approx(float(direct.logits.mean()))
-    assert 0 <= found.facts["accuracy"] <= 1
+    assert found.metadata["logit_difference"] == pytest.approx(float(direct.logits.mean()))
+    assert 0 <= found.metadata["accuracy"] <= 1
     assert set(found.roles) == {"name movers", "negative name movers", "inhibition heads"}
     for name in ("to_object", "to_subject"):
         assert ((found[name].means >= 0) & (found[name].means <= 1)).all()
@@ -78,12 +78,12 @@ def test_roles_are_told_from_scores() -> None:
     to_subject = np.array([0.1, 0.2, 0.4, 0.7, 0.1, 0.1])
     inhibition = np.array([0.0, np.nan, 0.01, 0.4, 0.0, 0.3])
     looks = np.stack((to_object, to_subject))
-    assert tell_roles(heads, direct, looks, inhibition) == {
+    assert assign_roles(heads, direct, looks, inhibition) == {
         "name movers": [Head(0, 4), Head(0, 0)],
         "negative name movers": [Head(0, 1)],
         "inhibition heads": [Head(0, 3)],
     }
-    assert tell_roles(heads, direct, looks)["inhibition heads"] == []
+    assert assign_roles(heads, direct, looks)["inhibition heads"] == []
 
 
 def test_a_tokenizer_that_cuts_names_up_is_refused() -> None:
@@ -92,10 +92,10 @@ def test_a_tokenizer_that_cuts_names_up_is_refused() -> None:
         InputError,
         "this model has no tokenizer: load it from a folder with one, or set model.tokenizer.",
     ):
-        indirect_objects(built)
+        ioi_prompts(built)
     built.tokenizer = tiny.tokenizer()
     with refuses(
         InputError,
         "only 0 of 40 names are single tokens of this tokenizer: use one with a larger vocabulary.",
     ):
-        indirect_objects(built)
+        ioi_prompts(built)

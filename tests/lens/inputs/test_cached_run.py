@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.lens.inputs.cached_run import Edits, Part, Trunk, part_of
-from manyheads.lens.inputs.texts import Given, read, run
+from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, HeadScope, head_scope
+from manyheads.lens.inputs.texts import ModelInputs, forward, read_inputs
 from manyheads.ragged import Ragged
 from manyheads.taps import Sublayer, Tap
 from tests.models.zoo import DECODERS, ENCODERS, SEQ2SEQS, VISIONS, small
@@ -20,22 +20,22 @@ MODELS = {
 }
 
 
-def parts_of(model: Any) -> list[Part]:
+def parts_of(model: Any) -> list[HeadScope]:
     if not hasattr(model, "encoder"):
-        return [part_of(model)]
-    parts = [part_of(model, name) for name in ("encoder", "decoder")]
-    return [*parts, part_of(model, "decoder", Sublayer.CROSS)]
+        return [head_scope(model)]
+    parts = [head_scope(model, name) for name in ("encoder", "decoder")]
+    return [*parts, head_scope(model, "decoder", Sublayer.CROSS)]
 
 
-def given_to(model: Any, name: str) -> Given:
+def given_to(model: Any, name: str) -> ModelInputs:
     if name.startswith("vision"):
         draw = torch.Generator().manual_seed(0)
         side = model.config.patches.image
-        return read(model, [torch.randn(3, side, side, generator=draw) for _ in range(2)])
+        return read_inputs(model, [torch.randn(3, side, side, generator=draw) for _ in range(2)])
     texts = [[3, 5, 7, 3, 9, 11], [2, 4, 6]]
     if name.startswith("seq2seq"):
-        return read(model, [(texts[0], texts[1]), (texts[1], texts[0])])
-    return read(model, texts)
+        return read_inputs(model, [(texts[0], texts[1]), (texts[1], texts[0])])
+    return read_inputs(model, texts)
 
 
 def silence_first(spoken: Tensor) -> Tensor:
@@ -58,10 +58,12 @@ def test_heads_that_say_something_else_lead_where_a_whole_run_leads(name: str) -
         for layer in (part.layers[0], part.layers[-1]):
             site = part.site(layer, Tap.HEAD_OUTPUT)
             with torch.no_grad():
-                trunk = Trunk(part, given, layers=[layer])
-                found = trunk.speak(layer, Edits({site: silence_first_in_one_copy}), copies=2)
+                trunk = CachedRun(part, given, layers=[layer])
+                found = trunk.resume_after_heads(
+                    layer, ActivationEditor({site: silence_first_in_one_copy}), copies=2
+                )
                 changes = ({site: silence_first}, {})
-                whole = [run(model, given, Edits(each)).hidden for each in changes]
+                whole = [forward(model, given, ActivationEditor(each)).hidden for each in changes]
             for values, expected in zip(found.values.chunk(2), whole, strict=True):
                 assert isinstance(expected, Ragged)
                 torch.testing.assert_close(values, expected.values, atol=2e-6, rtol=1e-5)

@@ -95,17 +95,16 @@ def test_statistics_of_strings_tell_all_classes() -> None:
     assert {f"on_{name}" for name in CLASSES} <= set(found.names)
     ids = [token for text in TEXTS for token in tokenizer.encode(text).ids]
     marked = token_classes(tokenizer, 320, ("punctuation",))["punctuation"][ids]
-    assert found.class_shares["punctuation"] == pytest.approx(float(marked.mean()))
+    assert found.class_fractions["punctuation"] == pytest.approx(float(marked.mean()))
 
 
 def test_refusals() -> None:
     with refuses(
         InputError,
-        "no class of tokens is called 'verbs': use punctuation, digits, newline, brackets, "
-        "special, or give ids, as in {'verbs': [7, 8]}.",
+        "'verbs'",
+        "use punctuation, digits, newline, brackets, special",
+        "{'verbs': [7, 8]}",
     ):
         token_classes(word_piece(), 12, ("verbs",))
-    with refuses(
-        InputError, "class 'mine' has token id 12, outside vocabulary=12: use ids of 0 to 11."
-    ):
+    with refuses(InputError, "'mine' has token id 12", "vocabulary=12", "0 to 11"):
         token_classes(None, 12, {"mine": [12]})

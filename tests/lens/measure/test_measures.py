@@ -11,7 +11,7 @@ from manyheads.lens.attention_maps.typology import (
     induction_ideal,
     offset_ideal,
 )
-from manyheads.lens.measure.measures import repeated
+from manyheads.lens.measure.measures import has_earlier_copy
 from manyheads.ragged import Lengths
 from tests.lens.handmade import column_head, even_head, induction_head, measured, offset_head
 
@@ -127,10 +127,10 @@ def test_detectors_of_the_perfect_induction_head() -> None:
     pattern, ids = induction_head(50)
     ideal = induction_ideal(ids)
     assert detect(pattern, ideal) == pytest.approx(0.495, abs=5e-4)
-    assert detect(pattern, ideal, first=False) == near(1.0)
+    assert detect(pattern, ideal, exclude_first=True) == near(1.0)
     # 51 queries look at the first token, where the ideal has nothing.
-    assert detect(pattern, ideal, how="abs") == near(1 - 51 / 101)
-    assert detect(pattern, ideal, how="abs", first=False) == near(1.0)
+    assert detect(pattern, ideal, error_measure="abs") == near(1 - 51 / 101)
+    assert detect(pattern, ideal, error_measure="abs", exclude_first=True) == near(1.0)
 
 
 def test_detectors_of_plain_heads() -> None:
@@ -138,14 +138,14 @@ def test_detectors_of_plain_heads() -> None:
     assert detect(torch.eye(10), offset_ideal(10, 0)) == near(1.0)
     assert detect(torch.eye(10), offset_ideal(10, -1)) == near(0.0)
     assert detect(column_head(3), duplicate_ideal([7, 8, 7])) == near(1 / 3)
-    assert detect(column_head(3), duplicate_ideal([7, 7, 7]), how="abs") == near(1 / 3)
+    assert detect(column_head(3), duplicate_ideal([7, 7, 7]), error_measure="abs") == near(1 / 3)
 
 
 def test_texts_never_share_their_words() -> None:
     lengths = Lengths.of([3, 0, 3, 1])
     ids = torch.tensor([4, 5, 4, 5, 5, 4, 4])
     expected = [False, False, True, False, True, False, False]
-    assert repeated(ids, lengths).tolist() == expected
+    assert has_earlier_copy(ids, lengths).tolist() == expected
 
 
 def test_far_away_keys_lose_no_digits() -> None:

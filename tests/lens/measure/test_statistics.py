@@ -12,10 +12,10 @@ from torch import nn
 
 from manyheads import lens
 from manyheads.errors import InputError
-from manyheads.lens.inputs.texts import Given
+from manyheads.lens.inputs.texts import ModelInputs
 from manyheads.lens.measure import row_sums
 from manyheads.lens.measure.statistics import Statistics, statistics
-from manyheads.lens.measure.watcher import Observer
+from manyheads.lens.measure.watcher import StatisticsWatcher
 from manyheads.models.build import build
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq
@@ -83,14 +83,14 @@ def fresh(config: ModelConfig) -> Any:
     return model
 
 
-def texts_for(model: nn.Module) -> Given:
+def texts_for(model: nn.Module) -> ModelInputs:
     if isinstance(model, Vision):
-        return Given(images=tuple(images()))
+        return ModelInputs(images=tuple(images()))
     if isinstance(model, Seq2Seq):
-        return Given(ids=ids(TARGETS, seed=1), source=ids())
+        return ModelInputs(ids=ids(TARGETS, seed=1), source=ids())
     # Few words, so that many repeat.
     few = ids().map(lambda tokens: tokens % 7)
-    return Given(ids=few)
+    return ModelInputs(ids=few)
 
 
 @cache
@@ -99,7 +99,7 @@ def expected_of(name: str) -> tuple[Any, Expected]:
     return model, by_definition(model, texts_for(model), CLASSES, OFFSETS)
 
 
-def measured(model: Any, given: Given, **more: Any) -> Statistics:
+def measured(model: Any, given: ModelInputs, **more: Any) -> Statistics:
     classes = None if isinstance(model, Vision) else CLASSES
     return statistics(model, given, classes=classes, offsets=OFFSETS, progress=False, **more)
 
@@ -136,7 +136,7 @@ def test_every_statistic_is_its_definition_on_the_pattern(name: str) -> None:
 def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A few rows and one head of keys at a time."""
     monkeypatch.setattr(row_sums, "ROWS", {"cpu": 3})
-    monkeypatch.setattr(row_sums, "LARGEST_CHUNK", {"cpu": 1})
+    monkeypatch.setattr(row_sums, "CHUNK_WEIGHTS", {"cpu": 1})
     return
 
 
@@ -161,15 +161,15 @@ def test_texts_may_come_one_by_one() -> None:
     at_once = statistics(model, listed, progress=False)
     same(statistics(model, iter(listed), progress=False), at_once, 1e-6)
     same(statistics(model, Ragged.from_list(list(map(torch.tensor, listed)))), at_once, 1e-6)
-    assert at_once.facts["texts"] == 4
-    assert at_once.facts["tokens"] == sum(map(len, listed))
+    assert at_once.metadata["texts"] == 4
+    assert at_once.metadata["tokens"] == sum(map(len, listed))
 
 
 def test_one_text_has_errors_over_its_queries() -> None:
     model = small(DECODERS["gpt2"])
     one = statistics(model, [[3, 1, 4, 1, 5, 9]], progress=False)
-    assert one.facts["errors_over"] == "queries"
-    given = Given(ids=Ragged.from_list([torch.tensor([3, 1, 4, 1, 5, 9])]))
+    assert one.metadata["errors_over"] == "queries"
+    given = ModelInputs(ids=Ragged.from_list([torch.tensor([3, 1, 4, 1, 5, 9])]))
     expected = by_definition(model, given, {}, ())
     block = one.blocks[0]
     values = np.stack([value for _, value in expected.values[block, "entropy"]])
@@ -183,7 +183,7 @@ def test_a_break_keeps_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = [[1, 2, 3, 4, 5], [6, 7, 8], [9, 9]]
     made = []
 
-    class Impatient(Observer):
+    class Impatient(StatisticsWatcher):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             made.append(self)
@@ -194,7 +194,9 @@ def test_a_break_keeps_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
             super().see(site, value)
 
     # By the module: in the package the name means the function.
-    monkeypatch.setattr(sys.modules["manyheads.lens.measure.statistics"], "Observer", Impatient)
+    monkeypatch.setattr(
+        sys.modules["manyheads.lens.measure.statistics"], "StatisticsWatcher", Impatient
+    )
     broken = statistics(model, listed, batch_tokens=1, progress=False)
     monkeypatch.undo()
     assert not broken.complete
@@ -206,7 +208,7 @@ def test_a_break_before_anything_was_measured_is_a_break(monkeypatch: pytest.Mon
     def see(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Observer, "see", see)
+    monkeypatch.setattr(StatisticsWatcher, "see", see)
     with pytest.raises(KeyboardInterrupt):
         statistics(small(DECODERS["gpt2"]), [[1, 2]], progress=False)
 
@@ -264,13 +266,14 @@ def test_half_precision_is_measured_in_full() -> None:
 
 def test_refusals() -> None:
     model = small(DECODERS["gpt2"])
-    with refuses(InputError, "there is no text: give at least one."):
+    with refuses(InputError, "no texts", "pass at least one"):
         statistics(model, [], progress=False)
     with pytest.raises(InputError, match=r"batch_tokens.*-1.*1 or more"):
         statistics(model, [[1]], batch_tokens=-1, progress=False)
     with refuses(
         InputError,
-        "without a tokenizer nobody knows what a token is: "
-        "set model.tokenizer, or give ids, as in {'mine': [7, 8]}.",
+        "need a tokenizer",
+        "set model.tokenizer",
+        "{'mine': [7, 8]}",
     ):
         statistics(model, [[1]], classes=("digits",), progress=False)

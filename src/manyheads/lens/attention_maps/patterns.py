@@ -1,4 +1,4 @@
-"""Patterns on request: of some heads, texts and queries, whole or only each query's largest."""
+"""Patterns of some heads, texts and queries, in full or only the largest weights of each query."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,85 +9,90 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.errors import InputError
-from manyheads.lens.attention_maps.typology import Appearance, typology
-from manyheads.lens.inputs.texts import climb, read
-from manyheads.lens.measure.score_tiles import FAR, Meeting, meet
+from manyheads.lens.attention_maps.typology import PatternType, typology
+from manyheads.lens.inputs.texts import forward_hidden, read_inputs
+from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, TiledScores, tiled_scores
 from manyheads.lens.results.addresses import Address, Block, attention_at, blocks_of, stacks_of
-from manyheads.lens.results.by_head import Tabular
 from manyheads.lens.results.files import Result
-from manyheads.models.build import Model
-from manyheads.models.eval_mode import resting
+from manyheads.lens.results.tables import Tabular
+from manyheads.models.build import Model, eval_mode
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
 from manyheads.taps import Head, Patterns, Site, Sublayer, Tap
-from manyheads.taps import Patterns as Tapped
 
-# An attention, the number of a text in the batch, rows of queries, their weights "h t s" and what
-# each may see.
-Take = Callable[[Block, int, range, Tensor, Tensor], None]
+# Receives an attention, the number of a text in the batch, rows of queries, their weights "h t s"
+# and the keys that each may see.
+OnPattern = Callable[[Block, int, range, Tensor, Tensor], None]
 
 
-class Forming:
-    """A watcher that forms what every self-attention does with every text of a batch.
+class PatternWatcher:
+    """A watcher that calls `on_pattern` with the patterns of every self-attention and text.
 
-    The model runs on its fast kernels. Of all patterns only one text's of one attention is alive,
-    and of that no more than `weights_at_once`, or one row, where they are given.
+    The model runs on its fast kernels. Only the pattern of one text in one attention is in memory,
+    or at most `chunk_weights` of it (but at least one row).
     """
 
     def __init__(
-        self, stacks: dict[str, Stack], take: Take, weights_at_once: int | None = None
+        self, stacks: dict[str, Stack], on_pattern: OnPattern, chunk_weights: int | None = None
     ) -> None:
-        self._stacks, self._take = stacks, take
-        self._room = weights_at_once
+        self._stacks, self._on_pattern = stacks, on_pattern
+        self._chunk = chunk_weights
         self._query: Ragged | None = None
 
     def wants(self, site: Site) -> bool:
         return site.tap in (Tap.QUERY, Tap.KEY) and site.sublayer is Sublayer.ATTENTION
 
     def see(self, site: Site, value: Ragged | Patterns) -> None:
-        assert isinstance(value, Ragged), "no pattern is asked for"
+        assert isinstance(value, Ragged), "patterns are not watched"
         if site.tap is Tap.QUERY:
             self._query = value
             return
         assert self._query is not None
         stack = self._stacks[site.stack]
-        meeting = meet(stack, site, self._query, value)
+        tiled = tiled_scores(stack, site, self._query, value)
         heads = attention_at(stack, site.layer, site.sublayer).config.heads
         block = Block(site.layer, heads, site.stack, site.sublayer)
-        for text, length in enumerate(meeting.request.queries.each):
-            keys = meeting.request.keys.each[text]
-            step = length if self._room is None else max(1, self._room // max(1, heads * keys))
+        for text, length in enumerate(tiled.request.queries.each):
+            keys = tiled.request.keys.each[text]
+            step = length if self._chunk is None else max(1, self._chunk // max(1, heads * keys))
             for start in range(0, length, max(1, step)):
                 rows = range(start, min(start + step, length))
-                self._take(block, text, rows, *form(meeting, text, rows))
+                self._on_pattern(block, text, rows, *pattern_rows(tiled, text, rows))
         self._query = None
 
 
-def form(
-    meeting: Meeting, text: int, rows: range
+def pattern_rows(
+    tiled: TiledScores, text: int, rows: range, groups: range | None = None
 ) -> tuple[Float[Tensor, "h t s"], Bool[Tensor, "t s"]]:
-    """The weights of all heads on some rows of a text, and which keys each query may see."""
-    strip = meeting.strip(text, rows)
-    keys = meeting.keys_of(text)
-    scored, _ = meeting.scores(strip, keys, range(len(keys)))
-    sink = meeting.request.sink
-    some, hidden = softmax(scored, None if sink is None else sink.float()[:, None, None])
-    count = meeting.request.keys.each[text]
-    weights = some.new_zeros(len(some), len(rows), count)
-    weights[..., strip.keys.start : strip.keys.stop] = some
+    """The weights of some rows of a text, and which keys each query may see.
+
+    `groups` selects key heads, and with them the query heads that share them (None: all).
+    """
+    count = tiled.request.keys.each[text]
+    tile, keys = tiled.tile(text, rows), tiled.keys_of(text)
+    groups = range(len(keys)) if groups is None else groups
+    heads = slice(groups.start * tiled.group_size, groups.stop * tiled.group_size)
+    weights = keys.new_zeros(heads.stop - heads.start, len(rows), count)
     visible = torch.zeros_like(weights[0], dtype=torch.bool)
-    visible[:, strip.keys.start : strip.keys.stop] = ~hidden[0]
+    if tile.keys and rows:
+        scored, _ = tiled.scores(tile, keys, groups)
+        sink = tiled.request.sink
+        within, hidden = softmax(
+            scored, None if sink is None else sink[heads].float()[:, None, None]
+        )
+        weights[..., tile.keys.start : tile.keys.stop] = within
+        visible[:, tile.keys.start : tile.keys.stop] = ~hidden[0]
     return weights, visible
 
 
 def softmax(
     scored: Float[Tensor, "*h t s"], sink: Tensor | None
 ) -> tuple[Float[Tensor, "*h t s"], Bool[Tensor, "*h t s"]]:
-    """The weights of scored keys beside a learned sink, and which of the keys the mask hides.
+    """The softmax of scores with a learned sink, and which keys the mask hides.
 
-    A query that sees no key gets zeros.
+    A query without visible keys gets zeros.
     """
-    hidden = scored <= FAR / 10
+    hidden = scored <= HIDDEN_SCORE / 10
     scored = scored.masked_fill(hidden, -torch.inf)
     total = scored.logsumexp(-1, keepdim=True)
     if sink is not None:
@@ -96,8 +101,8 @@ def softmax(
 
 
 KIND = "patterns"
-# Weights that are formed at once while only the largest of them are kept.
-WEIGHTS_AT_ONCE = 2**22
+# Weights computed at once when only the largest are stored.
+CHUNK_WEIGHTS = 2**22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,16 +115,16 @@ class Pattern(Result):
     weights: Float[Tensor, "t s"]
     visible: Bool[Tensor, "t s"]
 
-    def appearance(self, segments: Sequence[int] | None = None) -> Appearance:
-        """What it looks like, with the score that decided it."""
+    def typology(self, segments: Sequence[int] | None = None) -> PatternType:
+        """Its type, with the score behind it."""
         return typology(self.weights, self.visible, segments=segments)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Largest(Result):
-    """One head on one text: the `k` keys that each query looks at most, largest first.
+class TopKeys(Result):
+    """One head on one text: the `k` keys with the largest weights of each query, largest first.
 
-    Where a query sees fewer keys, the rest have weight 0.
+    If a query sees fewer keys, the rest have weight 0.
     """
 
     address: Address
@@ -141,32 +146,38 @@ class PatternSet(Tabular):
     each: tuple[Pattern, ...]
 
     def of(self, head: Head | Address, text: int = 0) -> Pattern:
-        found = _found(self.each, head, text)
-        assert isinstance(found, Pattern)
-        return found
+        address = _as_address(head)
+        for each in self.each:
+            if each.address == address and each.text == text:
+                return each
+        raise InputError(
+            f"there is no pattern of {address} on text {text}", "request it in patterns(...)"
+        )
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record per pattern: where it is and what it looks like."""
-        return [
-            each.address.record() | {"text": each.text} | _looked(each.appearance())
-            for each in self.each
-        ]
+        """One record per pattern: its head, text and type."""
+        records = []
+        for each in self.each:
+            type_ = each.typology()
+            record = {"type": type_.name, "score": type_.score, "detail": type_.detail}
+            records.append(each.address.record() | {"text": each.text} | record)
+        return records
 
     def table(self) -> Any:
-        """A rich table of what each pattern looks like."""
+        """A rich table with the type of each pattern."""
         from rich.table import Table
 
-        table = Table("head", "text", "looks", "score", box=None, pad_edge=False)
+        table = Table("head", "text", "type", "score", box=None, pad_edge=False)
         for each in self.each:
-            found = each.appearance()
-            detail = "" if found.detail is None else f" {found.detail}"
-            name = f"{found.name}{detail}"
-            table.add_row(str(each.address), str(each.text), name, f"{found.score:.2f}")
+            type_ = each.typology()
+            detail = "" if type_.detail is None else f" {type_.detail}"
+            name = f"{type_.name}{detail}"
+            table.add_row(str(each.address), str(each.text), name, f"{type_.score:.2f}")
         return table
 
     def __str__(self) -> str:
-        told = (f"{each.address} on text {each.text}: {each.appearance()}" for each in self.each)
-        return "\n".join(told)
+        lines = (f"{each.address} on text {each.text}: {each.typology()}" for each in self.each)
+        return "\n".join(lines)
 
     __repr__ = __str__
 
@@ -178,19 +189,19 @@ def patterns(
     *,
     rows: range | None = None,
 ) -> PatternSet:
-    """The patterns of some heads, or all, on each text; of all its queries, or only of `rows`.
+    """The patterns of some heads (None: all) on each text, for all queries or only for `rows`.
 
-    The model runs on its fast kernels. Only the heads and rows asked for are formed, so that a few
-    queries of a long text take little room.
+    The model runs on its fast kernels, and only the requested heads and rows are computed: a few
+    queries of a long text need little memory.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, seed=0)
     >>> patterns(model, [[5, 6, 7]], [Head(1, 0)]).of(Head(1, 0)).weights.shape
     torch.Size([3, 3])
     """
-    watcher = _Forming(model, heads, rows, top_k=None)
-    _pass(model, texts, watcher)
-    return PatternSet(tuple(each for each in watcher.found if isinstance(each, Pattern)))
+    watcher = _RequestWatcher(model, heads, rows, top_k=None)
+    _run(model, texts, watcher)
+    return PatternSet(tuple(each for each in watcher.results if isinstance(each, Pattern)))
 
 
 def top_keys(
@@ -200,23 +211,23 @@ def top_keys(
     *,
     top_k: int = 8,
     rows: range | None = None,
-) -> tuple[Largest, ...]:
-    """For each query the keys it looks at most: `top_k` weights per query instead of n."""
+) -> tuple[TopKeys, ...]:
+    """The keys with the largest weights: `top_k` per query instead of n."""
     if top_k < 1:
         raise InputError(f"top_k must be at least 1, got {top_k}", "use 1 or more")
-    watcher = _Forming(model, heads, rows, top_k=top_k)
-    _pass(model, texts, watcher)
-    return tuple(each for each in watcher.found if isinstance(each, Largest))
+    watcher = _RequestWatcher(model, heads, rows, top_k=top_k)
+    _run(model, texts, watcher)
+    return tuple(each for each in watcher.results if isinstance(each, TopKeys))
 
 
-def _pass(model: Model, texts: Any, watcher: "_Forming") -> None:
-    given = read(model, [texts] if isinstance(texts, str) else texts)
-    with resting(model), torch.inference_mode():
-        climb(model, given, watcher)
+def _run(model: Model, texts: Any, watcher: "_RequestWatcher") -> None:
+    inputs = read_inputs(model, texts)
+    with eval_mode(model), torch.inference_mode():
+        forward_hidden(model, inputs, watcher)
 
 
-class _Forming:
-    """A watcher that forms what is asked for at the layers that have it."""
+class _RequestWatcher:
+    """A watcher that computes the requested patterns."""
 
     def __init__(
         self,
@@ -225,98 +236,77 @@ class _Forming:
         rows: range | None,
         top_k: int | None,
     ) -> None:
-        self.found: list[Pattern | Largest] = []
+        self.results: list[Pattern | TopKeys] = []
         self._stacks: Mapping[str, Stack] = stacks_of(model)
-        self._heads = _wanted(blocks_of(model), heads)
+        self._heads = _group_heads(blocks_of(model), heads)
         if rows is not None and (rows.step != 1 or rows.start < 0 or not rows):
-            raise InputError(f"rows={rows} names no run of queries", "use range(start, stop)")
+            raise InputError(
+                f"rows={rows} must be a non-empty range with step 1", "use range(start, stop)"
+            )
         self._rows, self._top_k = rows, top_k
         self._query: Ragged | None = None
 
     def wants(self, site: Site) -> bool:
         return site.tap in (Tap.QUERY, Tap.KEY) and bool(self._here(site))
 
-    def see(self, site: Site, value: Ragged | Tapped) -> None:
-        assert isinstance(value, Ragged), "no pattern is asked for"
+    def see(self, site: Site, value: Ragged | Patterns) -> None:
+        assert isinstance(value, Ragged), "patterns are not watched"
         if site.tap is Tap.QUERY:
             self._query = value
             return
         assert self._query is not None
-        meeting = meet(self._stacks[site.stack], site, self._query, value)
-        for text, length in enumerate(meeting.request.queries.each):
+        tiled = tiled_scores(self._stacks[site.stack], site, self._query, value)
+        for text, length in enumerate(tiled.request.queries.each):
             rows = range(length) if self._rows is None else self._rows
             if rows.stop > length:
                 raise InputError(
-                    f"rows={rows} go beyond text {text}, which has {length} tokens",
+                    f"rows={rows} go beyond the {length} tokens of text {text}",
                     f"use rows within range({length})",
                 )
             for address in self._here(site):
-                self.found.append(self._form(meeting, address, text, rows))
+                self.results.append(self._compute(tiled, address, text, rows))
 
     def _here(self, site: Site) -> list[Address]:
         return self._heads.get((site.stack, site.sublayer, site.layer), [])
 
-    def _form(
-        self, meeting: Meeting, address: Address, text: int, rows: range
-    ) -> Pattern | Largest:
+    def _compute(
+        self, tiled: TiledScores, address: Address, text: int, rows: range
+    ) -> Pattern | TopKeys:
         if self._top_k is None:
-            weights, visible = _weights(meeting, text, rows, address.head.head)
+            weights, visible = _head_rows(tiled, text, rows, address.head.head)
             return Pattern(address, text, rows, weights, visible)
-        count = meeting.request.keys.each[text]
-        step = max(1, WEIGHTS_AT_ONCE // max(1, count * meeting.share))
-        kept = []
+        count = tiled.request.keys.each[text]
+        step = max(1, CHUNK_WEIGHTS // max(1, count * tiled.group_size))
+        chunks = []
         for start in range(rows.start, rows.stop, step):
-            some = range(start, min(start + step, rows.stop))
-            weights, _ = _weights(meeting, text, some, address.head.head)
-            kept.append(weights.topk(min(self._top_k, count), dim=-1))
-        keys = torch.cat([each.indices for each in kept])
-        return Largest(address, text, rows, keys, torch.cat([each.values for each in kept]))
+            chunk = range(start, min(start + step, rows.stop))
+            weights, _ = _head_rows(tiled, text, chunk, address.head.head)
+            chunks.append(weights.topk(min(self._top_k, count), dim=-1))
+        keys = torch.cat([each.indices for each in chunks])
+        return TopKeys(address, text, rows, keys, torch.cat([each.values for each in chunks]))
 
 
-def _weights(
-    meeting: Meeting, text: int, rows: range, head: int
+def _head_rows(
+    tiled: TiledScores, text: int, rows: range, head: int
 ) -> tuple[Float[Tensor, "t s"], Bool[Tensor, "t s"]]:
-    """The weights of one head's rows over all keys, and which of them the mask shows."""
-    count = meeting.request.keys.each[text]
-    weights = torch.zeros(len(rows), count, device=meeting.query.device)
-    strip = meeting.strip(text, rows)
-    if not strip.keys or not rows:
-        return weights, torch.zeros_like(weights, dtype=torch.bool)
-    group = head // meeting.share
-    keys = meeting.keys_of(text)
-    scored = meeting.scores(strip, keys, range(group, group + 1))[0][head % meeting.share]
-    sink = meeting.request.sink
-    some, hidden = softmax(scored, None if sink is None else sink[head].float())
-    weights[:, strip.keys.start : strip.keys.stop] = some
-    visible = torch.zeros_like(weights, dtype=torch.bool)
-    visible[:, strip.keys.start : strip.keys.stop] = ~hidden
-    return weights, visible
+    """The same for one head."""
+    group, member = divmod(head, tiled.group_size)
+    weights, visible = pattern_rows(tiled, text, rows, range(group, group + 1))
+    return weights[member], visible
 
 
-def _wanted(
+def _group_heads(
     blocks: tuple[Block, ...], heads: Sequence[Head | Address] | None
 ) -> dict[tuple[str, Sublayer, int], list[Address]]:
     known = [address for block in blocks for address in block.addresses]
-    asked = known if heads is None else [_as_address(head) for head in heads]
-    found: dict[tuple[str, Sublayer, int], list[Address]] = {}
-    for address in asked:
+    requested = known if heads is None else [_as_address(head) for head in heads]
+    groups: dict[tuple[str, Sublayer, int], list[Address]] = {}
+    for address in requested:
         if address not in known:
             raise InputError(f"there is no head {address}", f"use one of {known[0]} to {known[-1]}")
-        found.setdefault((address.stack, address.sublayer, address.head.layer), []).append(address)
-    return found
+        groups.setdefault((address.stack, address.sublayer, address.head.layer), []).append(address)
+    return groups
 
 
 def _as_address(head: Head | Address) -> Address:
     return Address(head) if isinstance(head, Head) else head
-
-
-def _found(each: Sequence[Pattern | Largest], head: Head | Address, text: int) -> Any:
-    address = _as_address(head)
-    for one in each:
-        if one.address == address and one.text == text:
-            return one
-    raise InputError(f"{address} on text {text} was not asked for", "name it in patterns(...)")
-
-
-def _looked(found: Appearance) -> dict[str, Any]:
-    return {"looks": found.name, "score": found.score, "detail": found.detail}

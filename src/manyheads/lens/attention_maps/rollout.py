@@ -1,4 +1,4 @@
-"""Attention through many layers: rollout, and the most that can flow from input to output."""
+"""Attention across layers: rollout and flow (arXiv 2005.00928)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,15 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from manyheads.errors import InputError
-from manyheads.lens.inputs.cached_run import StackName, part_of
-from manyheads.lens.inputs.texts import read, run
-from manyheads.models.build import Model
-from manyheads.models.eval_mode import resting
+from manyheads.lens.inputs.cached_run import StackName, head_scope
+from manyheads.lens.inputs.texts import forward, read_inputs
+from manyheads.models.build import Model, eval_mode
 from manyheads.progress import Progress
 from manyheads.taps import Patterns, Record, Tap
 
-# What is left of a capacity below this is rounding.
-NOTHING = 1e-12
+# A smaller capacity is rounding error.
+MIN_CAPACITY = 1e-12
 
 
 def attention_rollout(
@@ -45,26 +44,26 @@ def attention_flow(
 ) -> tuple[Float[Tensor, "_ _"], ...]:
     """Attention flow of arXiv 2005.00928: the max-flow from each output position to each input.
 
-    Capacities are those of rollout. One flow is solved a pair, so that texts should be short;
-    `outputs` names the positions to follow (None: all).
+    Capacities are the weights of rollout. Each pair of positions is a max-flow problem, so texts
+    should be short; `outputs` are the positions to follow (None: all).
     """
     every = _residual_patterns(model, texts, stack)
-    found = []
-    places = [range(layers.shape[1]) if outputs is None else outputs for layers in every]
-    total = sum(len(mine) * layers.shape[1] for mine, layers in zip(places, every, strict=True))
-    with Progress("flowing", total=total, unit="flows", enabled=progress) as bar:
-        for mine, layers in zip(places, every, strict=True):
+    flows = []
+    positions = [range(layers.shape[1]) if outputs is None else outputs for layers in every]
+    total = sum(len(own) * layers.shape[1] for own, layers in zip(positions, every, strict=True))
+    with Progress("attention flow", total=total, unit="flows", enabled=progress) as bar:
+        for own, layers in zip(positions, every, strict=True):
             capacities = layers.double().cpu().numpy()
-            rows = np.zeros((len(mine), capacities.shape[1]))
-            for row, output in enumerate(mine):
+            rows = np.zeros((len(own), capacities.shape[1]))
+            for row, output in enumerate(own):
                 if not 0 <= output < capacities.shape[1]:
                     problem = f"a text of {capacities.shape[1]} tokens has no position {output}"
                     raise InputError(problem, f"use 0 to {capacities.shape[1] - 1}")
-                for place in range(capacities.shape[1]):
-                    rows[row, place] = max_flow(capacities, output, place)
+                for source in range(capacities.shape[1]):
+                    rows[row, source] = max_flow(capacities, output, source)
                     bar.advance()
-            found.append(torch.from_numpy(rows))
-    return tuple(found)
+            flows.append(torch.from_numpy(rows))
+    return tuple(flows)
 
 
 def with_residual(pattern: Float[Tensor, "h t t"]) -> Float[Tensor, "t t"]:
@@ -82,16 +81,16 @@ def roll_out(layers: Float[Tensor, "l t t"]) -> Float[Tensor, "t t"]:
     return rolled.float()
 
 
-def max_flow(capacities: Float[np.ndarray, "l t t"], output: int, place: int) -> float:
-    """The most that flows from `output` above the last layer down to `place` below the first.
+def max_flow(capacities: Float[np.ndarray, "l t t"], output: int, source: int) -> float:
+    """The max-flow from `output` above the last layer down to `source` below the first.
 
-    `capacities[l, i, j]` is what may pass from i above layer l to j below it (Dinic's algorithm).
+    `capacities[l, i, j]` is the capacity from i above layer l to j below it (Dinic's algorithm).
     """
-    return _Network(capacities[::-1]).flow(output, place)
+    return _Network(capacities[::-1]).flow(output, source)
 
 
 class _Network:
-    """Layers of nodes, joined to the next by a full table of capacities, and back by what flows."""
+    """Layers of nodes with capacities to the next layer, and residual capacities back."""
 
     def __init__(self, capacities: NDArray[np.float64]) -> None:
         self.down = capacities.copy()
@@ -110,51 +109,51 @@ class _Network:
                 total += pushed
 
     def _levels(self, source: int) -> NDArray[np.int64]:
-        """How many steps each node is from the source where something can still pass; -1: none."""
+        """The distance of each node from the source along free capacities; -1: unreachable."""
         levels = np.full((self.depth + 1, self.width), -1, dtype=np.int64)
         levels[0, source] = 0
         step = 0
         while (levels == step).any():
             ahead = levels == step
-            for floor in np.flatnonzero(ahead.any(1)):
-                for other, table in self._neighbours(int(floor)):
-                    reached = (table[ahead[floor]] > NOTHING).any(0) & (levels[other] < 0)
+            for layer in np.flatnonzero(ahead.any(1)):
+                for other, table in self._neighbours(int(layer)):
+                    reached = (table[ahead[layer]] > MIN_CAPACITY).any(0) & (levels[other] < 0)
                     levels[other, reached] = step + 1
             step += 1
         return levels
 
-    def _neighbours(self, floor: int) -> list[tuple[int, NDArray[np.float64]]]:
-        """The floors next to one, each with what can still pass to it."""
-        found = []
-        if floor < self.depth:
-            found.append((floor + 1, self.down[floor]))
-        if floor > 0:
-            found.append((floor - 1, self.up[floor - 1]))
-        return found
+    def _neighbours(self, layer: int) -> list[tuple[int, NDArray[np.float64]]]:
+        """The adjacent layers, each with the free capacities to it."""
+        neighbours = []
+        if layer < self.depth:
+            neighbours.append((layer + 1, self.down[layer]))
+        if layer > 0:
+            neighbours.append((layer - 1, self.up[layer - 1]))
+        return neighbours
 
-    def _push(self, floor: int, node: int, sink: int, most: float) -> float:
-        """One path's worth from a node to the sink, by nodes that are each a step further."""
-        if floor == self.depth and node == sink:
-            return most
-        level = self.levels[floor, node]
-        options = self._neighbours(floor)
-        # Places already tried in this phase lead nowhere: neighbours are counted through.
-        while self.tried[floor, node] < len(options) * self.width:
-            turn, target = divmod(int(self.tried[floor, node]), self.width)
+    def _push(self, layer: int, node: int, sink: int, limit: float) -> float:
+        """Push flow along one shortest path from a node to the sink."""
+        if layer == self.depth and node == sink:
+            return limit
+        level = self.levels[layer, node]
+        options = self._neighbours(layer)
+        # Edges already tried in this phase are exhausted.
+        while self.tried[layer, node] < len(options) * self.width:
+            turn, target = divmod(int(self.tried[layer, node]), self.width)
             other, table = options[turn]
-            room = table[node, target]
-            if room > NOTHING and self.levels[other, target] == level + 1:
-                pushed = self._push(other, target, sink, min(most, room))
+            free = table[node, target]
+            if free > MIN_CAPACITY and self.levels[other, target] == level + 1:
+                pushed = self._push(other, target, sink, min(limit, free))
                 if pushed > 0:
-                    self._move(floor, other, node, target, pushed)
+                    self._move(layer, other, node, target, pushed)
                     return pushed
-            self.tried[floor, node] += 1
+            self.tried[layer, node] += 1
         return 0.0
 
-    def _move(self, floor: int, other: int, node: int, target: int, amount: float) -> None:
-        if other > floor:
-            self.down[floor, node, target] -= amount
-            self.up[floor, target, node] += amount
+    def _move(self, layer: int, other: int, node: int, target: int, amount: float) -> None:
+        if other > layer:
+            self.down[layer, node, target] -= amount
+            self.up[layer, target, node] += amount
         else:
             self.up[other, node, target] -= amount
             self.down[other, target, node] += amount
@@ -163,14 +162,14 @@ class _Network:
 def _residual_patterns(
     model: Model, texts: Any, stack: StackName | None
 ) -> list[Float[Tensor, "l _ _"]]:
-    """For each text the patterns of all layers, heads averaged and the residual stream added."""
-    part, given = part_of(model, stack), read(model, texts)
-    record = Record([part.site(layer, Tap.PATTERN) for layer in part.layers])
-    with resting(model), torch.no_grad():
-        run(model, given, record)
-    seen = [record[part.site(layer, Tap.PATTERN)] for layer in part.layers]
-    patterns = [each for each in seen if isinstance(each, Patterns)]
+    """For each text the patterns of all layers, averaged over heads, with the residual stream."""
+    scope, inputs = head_scope(model, stack), read_inputs(model, texts)
+    record = Record([scope.site(layer, Tap.PATTERN) for layer in scope.layers])
+    with eval_mode(model), torch.no_grad():
+        forward(model, inputs, record)
+    recorded = [record[scope.site(layer, Tap.PATTERN)] for layer in scope.layers]
+    patterns = [each for each in recorded if isinstance(each, Patterns)]
     return [
         torch.stack([with_residual(each.of(text)) for each in patterns])
-        for text in range(len(given))
+        for text in range(len(inputs))
     ]

@@ -1,52 +1,57 @@
-"""The trials that heads are put to: each measures something and says which kinds it speaks for."""
+"""The tests behind the kinds: each measures the heads and scores some kinds."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
-from manyheads.encoding.text_reader import TextReader, find_longest, reads_texts
+from manyheads.encoding.text_reader import TextReader, require_text_model, resolve_max_length
 from manyheads.formatting import pluralise
 from manyheads.kernels.contract import Request
 from manyheads.lens.head_kinds.criteria import (
-    FEWEST,
-    Finding,
+    MIN_WORDS,
+    KindScores,
+    Label,
     Threshold,
-    label_heads,
-    of_circuits,
-    of_entropy,
-    of_glances,
-    of_places,
-    of_pointing,
-    of_punctuation,
-    of_repeats,
+    broad_scores,
+    copying_scores,
+    patch_scores,
+    position_scores,
+    punctuation_scores,
+    repeat_scores,
+    word_target_scores,
 )
-from manyheads.lens.head_kinds.labels import Kinds, Label
-from manyheads.lens.head_kinds.patch_attention import glance
-from manyheads.lens.head_kinds.word_targets import Pointed, point
-from manyheads.lens.inputs.annotated import Written, mark
-from manyheads.lens.inputs.cached_run import StackName, part_of
+from manyheads.lens.head_kinds.patch_attention import measure_patch_attention
+from manyheads.lens.head_kinds.word_targets import WordTargetScores, measure_word_targets
+from manyheads.lens.inputs.annotated import AnnotatedText, align_texts
+from manyheads.lens.inputs.cached_run import StackName, head_scope
 from manyheads.lens.inputs.synthetic import (
-    Frame,
-    as_given,
+    SpecialTokens,
     bracketed_texts,
-    images,
+    inputs_from_ids,
     numbered_lists,
     plain_words,
     punctuated_texts,
+    random_images,
     repeated_tokens,
 )
-from manyheads.lens.inputs.texts import Given, read
-from manyheads.lens.measure.measures import NEIGHBOURS, Scope, Tally, repeated, tally_heads
-from manyheads.lens.measure.row_sums import Wanted, sum_rows
-from manyheads.lens.measure.score_tiles import Meeting
+from manyheads.lens.inputs.texts import ModelInputs, read_inputs
+from manyheads.lens.measure.measures import (
+    NEIGHBOURS,
+    MeasureScope,
+    MeasureSums,
+    add_measures,
+    has_earlier_copy,
+)
+from manyheads.lens.measure.row_sums import RowSumSpec, sum_rows
+from manyheads.lens.measure.score_tiles import TiledScores
 from manyheads.lens.measure.statistics import Statistics, statistics
 from manyheads.lens.results.addresses import Address, Block, attention_at, blocks_of, stacks_of
-from manyheads.lens.results.by_head import ByHead
-from manyheads.lens.results.files import Facts
+from manyheads.lens.results.files import Metadata
+from manyheads.lens.results.tables import ByHead
 from manyheads.lens.weights.circuits import Circuits, score_copying
 from manyheads.models.build import Model
 from manyheads.models.readout import LanguageHead
@@ -59,19 +64,19 @@ from manyheads.tokenizers import plain_copy
 
 
 @dataclass(frozen=True, slots=True)
-class Partner:
-    """The previous-token head whose writes a head's keys read most, and how much."""
+class InductionPartner:
+    """The previous-token head that an induction head composes with most, and how much."""
 
     address: Address
     composition: float
 
 
-def key_composition(found: Circuits, earlier: Head, later: Head) -> float:
-    """How much the keys of a later head read what an earlier one writes (Elhage et al. 2021).
+def key_composition(circuits: Circuits, earlier: Head, later: Head) -> float:
+    """The K-composition of a later head with an earlier one (Elhage et al. 2021).
 
-    |QK OV| / (|QK| |OV|) in Frobenius norms, the same as `compose(model, "key")` has for all pairs.
+    |QK OV| / (|QK| |OV|) in Frobenius norms, as in `composition_scores(model, "key")`.
     """
-    ov, qk = found.ov(earlier), found.qk(later)
+    ov, qk = circuits.ov(earlier), circuits.qk(later)
     outer = torch.linalg.qr(qk.left).R
     inner = torch.linalg.qr(ov.right.T).R.T
     both = qk.singular_values().norm() * ov.singular_values().norm()
@@ -80,302 +85,290 @@ def key_composition(found: Circuits, earlier: Head, later: Head) -> float:
 
 def find_partners(
     model: Model, induction: Sequence[Address], previous: Sequence[Address]
-) -> dict[Address, Partner]:
-    """For each induction head the previous-token head below it that it composes with most."""
+) -> dict[Address, InductionPartner]:
+    """For each induction head the earlier previous-token head that it composes with most."""
     partners = {}
     for later in induction:
-        found = Circuits(part_of(model, cast(StackName, later.stack), later.sublayer))
-        below = [
+        circuits = Circuits(head_scope(model, cast(StackName, later.stack), later.sublayer))
+        earlier = [
             each
             for each in previous
             if each.stack == later.stack
             and each.sublayer is later.sublayer
             and each.head.layer < later.head.layer
         ]
-        scored = [Partner(each, key_composition(found, each.head, later.head)) for each in below]
+        scored = [
+            InductionPartner(each, key_composition(circuits, each.head, later.head))
+            for each in earlier
+        ]
         if scored:
             partners[later] = max(scored, key=lambda partner: partner.composition)
     return partners
 
 
-def even_scores(
-    model: Model, given: Given, blocks: Sequence[Block], offsets: Sequence[int] = ()
+def uniform_scores(
+    model: Model, inputs: ModelInputs, blocks: Sequence[Block], offsets: Sequence[int] = ()
 ) -> dict[str, Float[np.ndarray, " h"]]:
-    """Measures of `statistics` by name, for a head in each one's place that prefers no key.
+    """The measures of uniform attention in the place of each head, by name.
 
-    It sees what the mask shows; position and bias are not asked. Heads that see alike are measured
-    once.
+    It covers the keys that the mask shows, whatever the position encoding. Heads with the same mask
+    are measured once.
     """
-    assert given.ids is not None, "images have no tokens to repeat"
-    reads = {"main": given.ids, "decoder": given.ids, "encoder": given.source}
+    assert inputs.ids is not None, "images have no tokens"
+    ids = {"main": inputs.ids, "decoder": inputs.ids, "encoder": inputs.source}
     stacks = stacks_of(model)
     known: dict[tuple[str, Sublayer, Mask], dict[str, float]] = {}
-    found = []
+    by_block = []
     for block in blocks:
         config = attention_at(stacks[block.stack], block.layer, block.sublayer).config
         key = block.stack, block.sublayer, config.mask
         if key not in known:
             crosses = isinstance(model, Seq2Seq) and block.sublayer is Sublayer.CROSS
-            queries, keys = reads[block.stack], given.source if crosses else reads[block.stack]
+            queries, keys = ids[block.stack], inputs.source if crosses else ids[block.stack]
             assert queries is not None
             assert keys is not None
-            known[key] = _measured(queries, keys, config.mask, offsets, same=not crosses)
-        found.append(known[key])
-    names = dict.fromkeys(name for each in found for name in each)
+            known[key] = _uniform_measures(queries, keys, config.mask, offsets, same=not crosses)
+        by_block.append(known[key])
+    names = dict.fromkeys(name for each in by_block for name in each)
     return {
         name: np.concatenate(
             [
                 np.full(block.heads, each.get(name, np.nan))
-                for block, each in zip(blocks, found, strict=True)
+                for block, each in zip(blocks, by_block, strict=True)
             ]
         )
         for name in names
     }
 
 
-def _measured(
+def _uniform_measures(
     queries: Ragged, keys: Ragged, mask: Mask, offsets: Sequence[int], *, same: bool
 ) -> dict[str, float]:
     device = queries.device
-    nothing = torch.zeros(queries.lengths.total, 1, 1, device=device)
+    query = torch.zeros(queries.lengths.total, 1, 1, device=device)
     request = Request(queries=queries.lengths, keys=keys.lengths, mask=mask, scale=1.0)
-    meeting = Meeting(nothing, torch.zeros(keys.lengths.total, 1, 1, device=device), request)
+    tiled = TiledScores(query, torch.zeros(keys.lengths.total, 1, 1, device=device), request)
     every = tuple(dict.fromkeys((*NEIGHBOURS, *offsets)))
-    wanted = Wanted(
+    spec = RowSumSpec(
         offsets=every if same else (),
         marks=torch.zeros(keys.lengths.total, 0, device=device),
         ids=queries.values if same else None,
     )
-    repeats = repeated(queries.values, queries.lengths) if same else None
-    scope = Scope(classes=(), repeats=repeats, same=same)
-    tally, block = Tally(), Block(0, 1)
-    tally_heads(tally, block, meeting, wanted, sum_rows(meeting, wanted), scope)
-    return {name: float(tally.means((block,), name)[0]) for name in tally.names}
+    repeats = has_earlier_copy(queries.values, queries.lengths) if same else None
+    scope = MeasureScope(classes=(), repeats=repeats, same=same)
+    sums, block = MeasureSums(), Block(0, 1)
+    add_measures(sums, block, tiled, spec, sum_rows(tiled, spec), scope)
+    return {name: float(sums.means((block,), name)[0]) for name in sums.names}
 
 
-FURTHEST = 16
-# The offsets that given texts are tried at.
-OFFSETS = tuple(sign * offset for offset in range(2, FURTHEST + 1) for sign in (-1, 1))
-# Words whose copying is tried, of models with many.
-WORDS = 512
-# Sentences beyond this are left out: their patterns are formed whole.
-LONGEST_SENTENCE = 512
+MAX_OFFSET = 16
+# The offsets that are measured on given texts.
+OFFSETS = tuple(sign * offset for offset in range(2, MAX_OFFSET + 1) for sign in (-1, 1))
+# The sample of the vocabulary on which copying is measured.
+COPYING_WORDS = 512
+# Longer sentences are skipped: their patterns are computed in full.
+MAX_SENTENCE_TOKENS = 512
 
 
 @dataclass(slots=True, eq=False)
-class Gathered:
-    """What the trials have found so far; one that is interrupted leaves `complete` false."""
+class HeadTests:
+    """The scores of all tests so far; an interrupted test leaves `complete` false."""
 
     model: Model
-    table: dict[str, Threshold]
+    thresholds: dict[str, Threshold]
     progress: bool
-    findings: list[Finding] = field(default_factory=list)
-    facts: Facts = field(default_factory=dict)
+    scores: list[KindScores] = field(default_factory=list)
+    metadata: Metadata = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    written: Float[np.ndarray, " h"] | None = None
+    output_share: Float[np.ndarray, " h"] | None = None
     complete: bool = True
 
     def measure(self, texts: Any, offsets: Sequence[int] = ()) -> Statistics:
         found = statistics(self.model, texts, offsets=offsets, progress=self.progress)
         self.complete &= found.complete
-        if self.written is None:
-            self.written = found.means["output_share"]
+        if self.output_share is None:
+            self.output_share = found.means["output_share"]
         return found
 
-    def ask(self, kind: str, written: Sequence[Written], label: str) -> dict[str, Pointed]:
-        """What every head looks at most where the texts ask for it."""
-        reader = reads_texts(self.model)
-        longest = find_longest(reader, None)
-        # The token that a Seq2Seq writes after takes a place too.
-        room = LONGEST_SENTENCE if longest is None else min(longest - 1, LONGEST_SENTENCE)
-        marked = mark(reader.tokenizer, written, room, Frame.of(reader).begin)
-        if not marked:
-            self.missing[kind] = "the tokenizer leaves no word to ask"
+    def measure_words(
+        self, kind: str, texts: Sequence[AnnotatedText], label: str
+    ) -> dict[str, WordTargetScores]:
+        """The scores of every task in annotated texts."""
+        reader = require_text_model(self.model)
+        context = resolve_max_length(reader, None)
+        # The first token of a Seq2Seq target takes a position too.
+        limit = MAX_SENTENCE_TOKENS if context is None else min(context - 1, MAX_SENTENCE_TOKENS)
+        aligned = align_texts(reader.tokenizer, texts, limit, SpecialTokens.of(reader).bos)
+        if not aligned:
+            self.missing[kind] = "no word pair has tokens of its own"
             return {}
-        self.facts[f"{kind}_texts"] = len(marked)
-        found, complete = point(self.model, marked, label=label, progress=self.progress)
+        self.metadata[f"{kind}_texts"] = len(aligned)
+        found, complete = measure_word_targets(
+            self.model, aligned, label=label, progress=self.progress
+        )
         self.complete &= complete
         return found
 
-    def result(self) -> Kinds:
-        blocks = blocks_of(self.model)
-        addresses = tuple(address for block in blocks for address in block.addresses)
-        quiet = np.zeros(len(addresses), dtype=bool)
-        if self.written is not None:
-            quiet = self.written < self.table["silent"].above
-        labels, partners = _partnered(self.model, label_heads(self.findings, addresses, quiet))
-        told = {kind: asdict(each) for kind, each in self.table.items() if kind != "silent"}
-        facts = self.facts | {
-            "thresholds": told,
-            "missing": self.missing,
-            "partners": partners,
-            "silent": [str(address) for address in np.array(addresses, dtype=object)[quiet]],
-            "complete": self.complete,
-        }
-        means = {finding.name: finding.scores for finding in self.findings}
-        scores = ByHead(kind="scores of kinds", blocks=blocks, means=means)
-        return Kinds(labels=labels, scores=scores, facts=facts)
 
-
-def try_repeats(
-    gathered: Gathered, model: TextReader, sequences: int, seed: int, *, decides: bool
+def measure_repeats(
+    tests: HeadTests, model: TextReader, sequences: int, seed: int, *, positional: bool
 ) -> None:
-    """Random tokens said twice; they decide what goes by place where no texts are given."""
+    """Repeated random tokens; without texts they also decide the positional kinds."""
     made = repeated_tokens(model, sequences, seed)
-    given = as_given(model, Frame.of(model), made)
-    # Beyond the shortest block an offset could be a repetition.
+    inputs = inputs_from_ids(model, SpecialTokens.of(model), made)
+    # An offset beyond the shortest block could be a repetition.
     shortest = min(len(each) for each in made) // 2
-    offsets = _offsets(min(FURTHEST, shortest - 3)) if decides else []
-    found = gathered.measure(given, offsets)
-    even = even_scores(model, given, found.blocks, offsets)
-    over = f"{found.facts['texts']:,} random sequences"
-    gathered.facts |= {"sequences": found.facts["texts"], "seed": seed}
-    if decides:
-        gathered.findings += of_places(found, even, gathered.table, over)
-        gathered.findings.append(of_entropy(found, gathered.table, over))
-    gathered.findings += of_repeats(found, even, gathered.table, f"{over} said twice")
+    furthest = min(MAX_OFFSET, shortest - 3)
+    offsets = [offset for offset in OFFSETS if positional and abs(offset) <= furthest]
+    found = tests.measure(inputs, offsets)
+    uniform = uniform_scores(model, inputs, found.blocks, offsets)
+    over = f"{found.metadata['texts']:,} random sequences"
+    tests.metadata |= {"sequences": found.metadata["texts"], "seed": seed}
+    if positional:
+        tests.scores += position_scores(found, uniform, tests.thresholds, over)
+        tests.scores.append(broad_scores(found, tests.thresholds, over))
+    tests.scores += repeat_scores(found, uniform, tests.thresholds, f"{over} repeated once")
 
 
-def try_given(gathered: Gathered, texts: Any) -> None:
-    """Texts that somebody brought decide what goes by place, and by punctuation."""
+def measure_texts(tests: HeadTests, texts: Any) -> None:
+    """Given texts decide the positional kinds and punctuation."""
     if isinstance(texts, Statistics):
         found = texts
-        gathered.complete &= found.complete
+        tests.complete &= found.complete
     else:
-        found = gathered.measure(texts, OFFSETS)
-    over = pluralise(found.facts["texts"], "given text")
-    gathered.facts["texts"] = found.facts["texts"]
-    gathered.findings += of_places(found, {}, gathered.table, over)
-    gathered.findings.append(of_entropy(found, gathered.table, over))
-    _punctuation(gathered, found, over, "the texts have none")
+        found = tests.measure(texts, OFFSETS)
+    over = pluralise(found.metadata["texts"], "given text")
+    tests.metadata["texts"] = found.metadata["texts"]
+    tests.scores += position_scores(found, {}, tests.thresholds, over)
+    tests.scores.append(broad_scores(found, tests.thresholds, over))
+    _add_punctuation(tests, found, over, "the texts have no punctuation")
 
 
-def try_punctuation(gathered: Gathered, model: TextReader, seed: int) -> None:
-    """Random words with stops between them."""
-    frame = Frame.of(model)
+def measure_punctuation(tests: HeadTests, model: TextReader, seed: int) -> None:
+    """Random words with punctuation between them."""
+    special = SpecialTokens.of(model)
     made = punctuated_texts(plain_words(model.tokenizer, seed=seed), seed=seed)
-    longest = find_longest(model, None)
-    room = None if longest is None else longest - 1
+    context = resolve_max_length(model, None)
+    limit = None if context is None else context - 1
     tokenizer = plain_copy(model.tokenizer)
-    ids = [[*frame.begin, *tokenizer.encode(text).ids][:room] for text in made]
-    found = gathered.measure(as_given(model, frame, ids))
-    _punctuation(
-        gathered, found, f"{found.facts['texts']:,} made texts", "the tokenizer knows none"
+    ids = [[*special.bos, *tokenizer.encode(text).ids][:limit] for text in made]
+    found = tests.measure(inputs_from_ids(model, special, ids))
+    _add_punctuation(
+        tests, found, f"{found.metadata['texts']:,} synthetic texts", "the tokenizer has none"
     )
 
 
-def _punctuation(gathered: Gathered, found: Statistics, over: str, why_none: str) -> None:
-    if found.class_shares.get("punctuation"):
-        gathered.findings.append(of_punctuation(found, gathered.table, over))
+def _add_punctuation(tests: HeadTests, found: Statistics, over: str, why_none: str) -> None:
+    if found.class_fractions.get("punctuation"):
+        tests.scores.append(punctuation_scores(found, tests.thresholds, over))
     else:
-        gathered.missing.setdefault("punctuation", why_none)
+        tests.missing.setdefault("punctuation", why_none)
 
 
-def try_copying(gathered: Gathered, model: TextReader) -> None:
-    """From the weights alone: does what a head reads come out as the same word?"""
+def measure_copying(tests: HeadTests, model: TextReader) -> None:
+    """From the weights alone: does a head raise the logit of the token that it attends to?"""
     if not isinstance(model.config.readout, LanguageHead):
-        gathered.missing["copying"] = "the model scores no words"
+        tests.missing["copying"] = "the model has no language head"
         return
     stack: StackName = "main"
     sublayers = [Sublayer.ATTENTION]
     if isinstance(model, Seq2Seq):
         stack, sublayers = "decoder", [Sublayer.CROSS]
-        # The circuits begin with the source's table, which a decoder of its own does not read.
+        # Circuits start at the source embedding, which the decoder reads only if it is shared.
         if model.config.shared:
             sublayers.append(Sublayer.ATTENTION)
     blocks = blocks_of(model)
-    here = {each.sublayer for each in blocks if each.stack == stack}
+    present = {each.sublayer for each in blocks if each.stack == stack}
     scored: dict[Address, dict[str, float]] = {}
-    facts: Facts = {"vocabulary": model.config.embedding.vocabulary}
+    metadata: Metadata = {"vocabulary": model.config.embedding.vocabulary}
     for sublayer in sublayers:
-        if sublayer in here:
+        if sublayer in present:
             found = score_copying(
-                model, sample=WORDS, stack=stack, sublayer=sublayer, progress=gathered.progress
+                model,
+                sample=COPYING_WORDS,
+                stack=stack,
+                sublayer=sublayer,
+                progress=tests.progress,
             )
-            facts |= found.facts
+            metadata |= found.metadata
             scored |= {address: found.of(address) for address in found.addresses}
     every = [address for block in blocks for address in block.addresses]
     means = {
         name: np.array([scored.get(address, {}).get(name, np.nan) for address in every])
         for name in ("copying", "copying_eigenvalues")
     }
-    spread = ByHead(kind="circuits", blocks=blocks, means=means, facts=facts)
-    gathered.findings.append(of_circuits(spread, gathered.table))
+    every_head = ByHead(kind="circuits", blocks=blocks, means=means, metadata=metadata)
+    tests.scores.append(copying_scores(every_head, tests.thresholds))
 
 
-def try_marks(gathered: Gathered, model: TextReader, seed: int) -> None:
-    """Brackets and quotes, and lists with numbers."""
+def measure_marks(tests: HeadTests, model: TextReader, seed: int) -> None:
+    """Brackets and quotes, and numbered lists."""
     words = plain_words(model.tokenizer, seed=seed)
     made = {
         "bracket": bracketed_texts(words, seed=seed),
         "numbering": numbered_lists(words, seed=seed),
     }
     for kind, texts in made.items():
-        if not gathered.complete:
+        if not tests.complete:
             return
-        for task, found in gathered.ask(kind, list(texts), f"asking for {kind}").items():
-            gathered.findings.append(of_pointing(kind, found, gathered.table, task))
+        for task, found in tests.measure_words(kind, list(texts), f"testing {kind} heads").items():
+            tests.scores.append(word_target_scores(kind, found, tests.thresholds, task))
 
 
-def try_syntax(gathered: Gathered, sentences: Sequence[Written]) -> None:
-    """Every relation of a treebank, both ways; rare ones are left out."""
+def measure_syntax(tests: HeadTests, sentences: Sequence[AnnotatedText]) -> None:
+    """Every relation of a treebank in both directions; rare relations are skipped."""
     rare = []
-    for task, found in gathered.ask("syntactic", sentences, "reading a treebank").items():
-        if np.nanmax(found.counts) < FEWEST:
+    for task, found in tests.measure_words("syntactic", sentences, "reading a treebank").items():
+        if np.nanmax(found.counts) < MIN_WORDS:
             rare.append(task)
         else:
-            gathered.findings.append(of_pointing("syntactic", found, gathered.table, task))
-    gathered.facts["rare_relations"] = rare
+            tests.scores.append(word_target_scores("syntactic", found, tests.thresholds, task))
+    tests.metadata["rare_relations"] = rare
 
 
-def try_coreference(gathered: Gathered, references: Sequence[Written]) -> None:
-    for found in gathered.ask("coreference", references, "following pronouns").values():
-        gathered.findings.append(of_pointing("coreference", found, gathered.table))
+def measure_coreference(tests: HeadTests, references: Sequence[AnnotatedText]) -> None:
+    """Pronouns and their mentions."""
+    for found in tests.measure_words("coreference", references, "testing coreference").values():
+        tests.scores.append(word_target_scores("coreference", found, tests.thresholds))
 
 
-def try_images(gathered: Gathered, model: Vision, given: Any, seed: int) -> None:
-    """Images that were given, or soft random colours."""
-    seen: Given = read(model, images(model, seed=seed) if given is None else given)
-    gathered.facts |= {"images": len(seen), "given": given is not None}
-    found = gathered.measure(seen)
-    over = pluralise(found.facts["texts"], "image")
-    gathered.findings.append(of_entropy(found, gathered.table, over))
-    if gathered.complete:
-        glances = glance(model, seen, progress=gathered.progress)
-        gathered.complete &= glances.complete
-        gathered.findings += of_glances(glances, gathered.table)
+def measure_images(tests: HeadTests, model: Vision, images: Any, seed: int) -> None:
+    """Given images, or random ones."""
+    inputs = read_inputs(model, random_images(model, seed=seed) if images is None else images)
+    tests.metadata |= {"images": len(inputs), "given": images is not None}
+    found = tests.measure(inputs)
+    over = pluralise(found.metadata["texts"], "image")
+    tests.scores.append(broad_scores(found, tests.thresholds, over))
+    if tests.complete:
+        patches = measure_patch_attention(model, inputs, progress=tests.progress)
+        tests.complete &= patches.complete
+        tests.scores += patch_scores(patches, tests.thresholds)
 
 
-def _offsets(furthest: int) -> list[int]:
-    return [sign * offset for offset in range(2, furthest + 1) for sign in (-1, 1)]
-
-
-def _partnered(
+def add_partners(
     model: Model, labels: dict[Address, tuple[Label, ...]]
 ) -> tuple[dict[Address, tuple[Label, ...]], dict[str, dict[str, Any]]]:
-    """Induction heads told with the previous-token heads that they build on."""
+    """Name the previous-token partner of each induction head in its evidence."""
     of_kind = {
-        kind: [
-            address for address, mine in labels.items() if any(each.kind == kind for each in mine)
-        ]
+        kind: [address for address, own in labels.items() if any(each.kind == kind for each in own)]
         for kind in ("induction", "previous-token")
     }
     partners = find_partners(model, of_kind["induction"], of_kind["previous-token"])
-    told = dict(labels)
+    extended = dict(labels)
     for address in of_kind["induction"]:
         partner = partners.get(address)
-        said = (
-            "no previous-token head stands below it"
+        note = (
+            "there is no previous-token head before it"
             if partner is None
-            else f"reads {partner.address} through its keys (composition {partner.composition:.2f})"
+            else f"its keys read {partner.address} (composition {partner.composition:.2f})"
         )
-        told[address] = tuple(
-            replace(label, evidence=f"{label.evidence}; {said}")
+        extended[address] = tuple(
+            replace(label, evidence=f"{label.evidence}; {note}")
             if label.kind == "induction"
             else label
             for label in labels[address]
         )
-    return told, {
+    return extended, {
         str(address): {"head": str(partner.address), "composition": partner.composition}
         for address, partner in partners.items()
     }

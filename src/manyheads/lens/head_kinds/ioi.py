@@ -1,7 +1,6 @@
-"""Indirect objects: a ready-made task, and the heads that solve it told by what they do.
+"""Indirect object identification (IOI, arXiv 2211.00593): prompts, and the heads of its circuit.
 
-"When Mary and John went to the shop, John gave a book to": the answer is the name said once
-(arXiv 2211.00593).
+"When Mary and John went to the shop, John gave a book to": the answer is the name that occurs once.
 """
 
 import random
@@ -15,12 +14,12 @@ from jaxtyping import Float
 from manyheads.errors import InputError
 from manyheads.lens.attribution.direct_logits import DirectLogits, attribute_logits
 from manyheads.lens.causal.path_patching import patch_paths
-from manyheads.lens.inputs.cached_run import Part, part_of
+from manyheads.lens.inputs.cached_run import HeadScope, head_scope
 from manyheads.lens.inputs.metrics import LogitDifference
-from manyheads.lens.inputs.texts import read, run
-from manyheads.lens.results.by_head import ByHead
+from manyheads.lens.inputs.texts import forward, read_inputs
+from manyheads.lens.results.tables import ByHead
+from manyheads.models.build import eval_mode
 from manyheads.models.decoder import Decoder
-from manyheads.models.eval_mode import resting
 from manyheads.taps import Head, Patterns, Record, Tap
 
 NAMES = (
@@ -37,16 +36,16 @@ TEMPLATES = (
     "After {first} and {second} had left the {place}, {giver} passed a {thing} to",
 )
 
-# A head is named by shares of the mean logit difference, in the direct logit attribution for the
-# first two, by path patching into the name movers' queries for the third.
-MOVES = 0.1
-OPPOSES = -0.1
-INHIBITS = 0.05
+# Fractions of the mean logit difference: by direct logit attribution for the first two, by path
+# patching into the queries of the name movers for the third.
+MOVER_ABOVE = 0.1
+NEGATIVE_BELOW = -0.1
+INHIBITION_ABOVE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class IndirectObjects:
-    """Prompts, the same with three other names, the ids of the names, and where they stand."""
+class IOIPrompts:
+    """Prompts, the same prompts with three other names, and the token ids of the names."""
 
     clean: tuple[str, ...]
     corrupted: tuple[str, ...]
@@ -60,11 +59,11 @@ class IndirectObjects:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class NameHeads(ByHead):
+class IOIHeads(ByHead):
     """Scores of each head: "direct", "inhibition", and attention "to_object" and "to_subject".
 
-    "direct" is the direct logit attribution on the logit difference, "inhibition" the share of it
-    that reaches the name movers' queries, and attention is that of the last word.
+    "direct" is the direct attribution to the logit difference, "inhibition" the fraction of it that
+    goes through the name movers' queries, and attention is that of the last token.
     """
 
     @property
@@ -72,44 +71,46 @@ class NameHeads(ByHead):
         """Name movers, negative name movers and inhibition heads."""
         return {
             name: [Head.parse(each) for each in heads]
-            for name, heads in self.facts["roles"].items()
+            for name, heads in self.metadata["roles"].items()
         }
 
 
-def indirect_objects(model: Decoder, prompts: int = 64, seed: int = 0) -> IndirectObjects:
+def ioi_prompts(model: Decoder, prompts: int = 64, seed: int = 0) -> IOIPrompts:
     """Prompts with names that are single tokens of the model's tokenizer."""
     if not isinstance(model, Decoder):
-        raise InputError(f"a {type(model).__name__} writes no next word", "use a Decoder")
+        raise InputError(
+            f"a {type(model).__name__} does not predict the next token", "use a Decoder"
+        )
     if prompts < 1:
-        raise InputError(f"prompts={prompts} is no task", "use 1 or more")
+        raise InputError(f"prompts must be at least 1, got {prompts}", "use 1 or more")
     names = _single_tokens(model.tokenizer)
     draw = random.Random(seed)
     clean, corrupted, objects, subjects = [], [], [], []
-    for place in range(prompts):
-        template = TEMPLATES[place % len(TEMPLATES)]
+    for number in range(prompts):
+        template = TEMPLATES[number % len(TEMPLATES)]
         one, other, *strangers = draw.sample(sorted(names), 5)
         words = {"place": draw.choice(PLACES), "thing": draw.choice(THINGS)}
-        giver = one if place % 2 else other
+        giver = one if number % 2 else other
         clean.append(template.format(first=one, second=other, giver=giver, **words))
         a, b, c = strangers
         corrupted.append(template.format(first=a, second=b, giver=c, **words))
-        objects.append(names[other if place % 2 else one])
+        objects.append(names[other if number % 2 else one])
         subjects.append(names[giver])
-    return IndirectObjects(tuple(clean), tuple(corrupted), tuple(objects), tuple(subjects))
+    return IOIPrompts(tuple(clean), tuple(corrupted), tuple(objects), tuple(subjects))
 
 
-def find_name_heads(
-    model: Decoder, task: IndirectObjects | None = None, *, progress: bool = True
-) -> NameHeads:
+def find_ioi_heads(
+    model: Decoder, task: IOIPrompts | None = None, *, progress: bool = True
+) -> IOIHeads:
     """Name movers, negative name movers and inhibition heads, each by its scores."""
-    task = indirect_objects(model) if task is None else task
-    part = part_of(model)
+    task = ioi_prompts(model) if task is None else task
+    scope = head_scope(model)
     direct = attribute_logits(model, task.clean, task.objects, task.subjects)
-    looks = _looks(part, task)
+    attention = _last_token_attention(scope, task)
     column = direct.heads["logit"].means
     difference = float(direct.logits.mean())
-    movers = tell_roles(part.heads, column / abs(difference), looks)
-    inhibition = np.full(len(part.heads), np.nan)
+    movers = assign_roles(scope.heads, column / abs(difference), attention)
+    inhibition = np.full(len(scope.heads), np.nan)
     if movers["name movers"]:
         paths = patch_paths(
             model,
@@ -120,19 +121,19 @@ def find_name_heads(
             through="query",
             progress=progress,
         )
-        inhibition = paths["share"].means
-    roles = tell_roles(part.heads, column / abs(difference), looks, inhibition)
-    return NameHeads(
-        kind="name heads",
-        blocks=part.blocks,
+        inhibition = paths["effect"].means
+    roles = assign_roles(scope.heads, column / abs(difference), attention, inhibition)
+    return IOIHeads(
+        kind="IOI heads",
+        blocks=scope.blocks,
         means={
             "direct": column,
             "inhibition": inhibition,
-            "to_object": looks[0],
-            "to_subject": looks[1],
+            "to_object": attention[0],
+            "to_subject": attention[1],
         },
         errors={"direct": direct.heads["logit"].errors},
-        facts={
+        metadata={
             "logit_difference": difference,
             "accuracy": _accuracy(direct),
             "prompts": len(task.clean),
@@ -141,38 +142,38 @@ def find_name_heads(
     )
 
 
-def tell_roles(
+def assign_roles(
     heads: tuple[Head, ...],
     direct: Float[np.ndarray, " h"],
-    looks: Float[np.ndarray, "2 h"],
+    attention: Float[np.ndarray, "2 h"],
     inhibition: Float[np.ndarray, " h"] | None = None,
 ) -> dict[str, list[Head]]:
-    """Which head is what, strongest first; `direct` is in units of the logit difference.
+    """The heads of each role, strongest first; `direct` is a fraction of the logit difference.
 
-    Movers of either sign look at the object more than at the subject, inhibition heads the other
-    way round.
+    Name movers of either sign attend more to the object than to the subject, inhibition heads the
+    other way round.
     """
-    to_object, to_subject = looks
-    movers = (direct >= MOVES) & (to_object > to_subject)
-    negative = (direct <= OPPOSES) & (to_object > to_subject)
-    found = {
+    to_object, to_subject = attention
+    movers = (direct >= MOVER_ABOVE) & (to_object > to_subject)
+    negative = (direct <= NEGATIVE_BELOW) & (to_object > to_subject)
+    roles = {
         "name movers": _ranked(heads, movers, direct),
         "negative name movers": _ranked(heads, negative, -direct),
         "inhibition heads": [],
     }
     if inhibition is not None:
         known = np.nan_to_num(inhibition)
-        inhibits = (known >= INHIBITS) & (to_subject > to_object)
-        found["inhibition heads"] = _ranked(heads, inhibits, known)
-    return found
+        inhibits = (known >= INHIBITION_ABOVE) & (to_subject > to_object)
+        roles["inhibition heads"] = _ranked(heads, inhibits, known)
+    return roles
 
 
 def _ranked(heads: tuple[Head, ...], chosen: Any, scores: Float[np.ndarray, " h"]) -> list[Head]:
-    return [heads[place] for place in np.argsort(-scores, kind="stable") if chosen[place]]
+    return [heads[index] for index in np.argsort(-scores, kind="stable") if chosen[index]]
 
 
 def _accuracy(direct: DirectLogits) -> float:
-    """How often the object is found likelier than the subject."""
+    """The fraction of prompts where the object is more likely than the subject."""
     return float((direct.logits > 0).double().mean())
 
 
@@ -181,34 +182,34 @@ def _single_tokens(tokenizer: Any) -> dict[str, int]:
         raise InputError(
             "this model has no tokenizer", "load it from a folder with one, or set model.tokenizer"
         )
-    found: dict[str, int] = {}
+    names: dict[str, int] = {}
     for name in NAMES:
         ids = tokenizer.encode(f" {name}", add_special_tokens=False).ids
-        if len(ids) == 1 and ids[0] not in found.values():
-            found[name] = ids[0]
-    if len(found) < 5:
+        if len(ids) == 1 and ids[0] not in names.values():
+            names[name] = ids[0]
+    if len(names) < 5:
         raise InputError(
-            f"only {len(found)} of {len(NAMES)} names are single tokens of this tokenizer",
+            f"only {len(names)} of {len(NAMES)} names are single tokens of this tokenizer",
             "use one with a larger vocabulary",
         )
-    return found
+    return names
 
 
-def _looks(part: Part, task: IndirectObjects) -> Float[np.ndarray, "2 h"]:
-    """How much the last word looks at the object, and at the second naming of the subject."""
-    given = read(part.model, list(task.clean))
-    assert given.ids is not None
-    record = Record([part.site(layer, Tap.PATTERN) for layer in part.layers])
-    with resting(part.model), torch.no_grad():
-        run(part.model, given, record)
-    sums = np.zeros((2, len(part.heads)))
+def _last_token_attention(scope: HeadScope, task: IOIPrompts) -> Float[np.ndarray, "2 h"]:
+    """The attention of the last token to the object, and to the last mention of the subject."""
+    inputs = read_inputs(scope.model, list(task.clean))
+    assert inputs.ids is not None
+    record = Record([scope.site(layer, Tap.PATTERN) for layer in scope.layers])
+    with eval_mode(scope.model), torch.no_grad():
+        forward(scope.model, inputs, record)
+    sums = np.zeros((2, len(scope.heads)))
     for text, pair in enumerate(zip(task.objects, task.subjects, strict=True)):
-        ids = given.ids.of(text)
-        places = [int((ids == name).nonzero()[-1]) for name in pair]
+        ids = inputs.ids.of(text)
+        positions = [int((ids == name).nonzero()[-1]) for name in pair]
         rows = []
-        for layer in part.layers:
-            patterns = record[part.site(layer, Tap.PATTERN)]
+        for layer in scope.layers:
+            patterns = record[scope.site(layer, Tap.PATTERN)]
             assert isinstance(patterns, Patterns)
-            rows.append(patterns.of(text)[:, -1, places])
+            rows.append(patterns.of(text)[:, -1, positions])
         sums += torch.cat(rows).T.double().cpu().numpy()
     return sums / len(task.clean)

@@ -1,31 +1,170 @@
-"""What kind of head each head is: a catalogue with scores, thresholds and evidence."""
+"""The kinds of every head, with scores, thresholds and evidence."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from manyheads.encoding.text_reader import TextReader, reads_texts
+import numpy as np
+
+from manyheads.encoding.text_reader import TextReader, require_text_model
 from manyheads.errors import InputError
-from manyheads.lens.head_kinds.criteria import threshold_table
+from manyheads.lens.head_kinds.criteria import Label, label_heads, threshold_table
 from manyheads.lens.head_kinds.head_tests import (
-    Gathered,
-    try_copying,
-    try_coreference,
-    try_given,
-    try_images,
-    try_marks,
-    try_punctuation,
-    try_repeats,
-    try_syntax,
+    HeadTests,
+    add_partners,
+    measure_copying,
+    measure_coreference,
+    measure_images,
+    measure_marks,
+    measure_punctuation,
+    measure_repeats,
+    measure_syntax,
+    measure_texts,
 )
-from manyheads.lens.head_kinds.labels import Kinds
 from manyheads.lens.inputs.annotated import coreference_texts, read_references
-from manyheads.lens.inputs.conllu import read_conllu, syntactic_texts
+from manyheads.lens.inputs.conllu import read_conllu, syntax_texts
+from manyheads.lens.results.addresses import Address, blocks_of
+from manyheads.lens.results.files import Metadata
+from manyheads.lens.results.tables import MAX_ROWS, ByHead, Tabular
 from manyheads.models.build import Model
 from manyheads.models.vision import Vision
+from manyheads.taps import Head
 
-Step = Callable[[], None]
+KIND = "kinds"
+# The name of a head without a kind.
+MIXED = "mixed"
+MAX_LABELS = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
+class Kinds(Tabular):
+    """The labels of every head, best first, and the scores behind them.
+
+    `scores` has one column per kind, with heads below the threshold too. `metadata` has the inputs,
+    the thresholds, and the kinds that could not be measured and why.
+    """
+
+    labels: Mapping[Address, tuple[Label, ...]]
+    scores: ByHead
+    metadata: Metadata = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """False if the measurement was interrupted."""
+        return bool(self.metadata.get("complete", True))
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Kinds that were not measured, and why."""
+        return dict(self.metadata.get("missing", {}))
+
+    def of(self, head: Head | Address) -> tuple[Label, ...]:
+        """All labels of one head, best first; none for a mixed one."""
+        address = Address(head) if isinstance(head, Head) else head
+        if address not in self.labels:
+            known = list(self.labels)
+            raise InputError(f"there is no head {address}", f"use {known[0]} to {known[-1]}")
+        return self.labels[address]
+
+    def best(self, head: Head | Address) -> str:
+        """The name of the best label, or "mixed"."""
+        labels = self.of(head)
+        return labels[0].name if labels else MIXED
+
+    def heads(self, kind: str) -> tuple[Address, ...]:
+        """The heads of a kind, by score; "mixed" gives the heads without any."""
+        if kind == MIXED:
+            return tuple(address for address, labels in self.labels.items() if not labels)
+        scored = [
+            (max(label.score for label in own), address)
+            for address, labels in self.labels.items()
+            if (own := [label for label in labels if kind in (label.kind, label.name)])
+        ]
+        known = {label.kind for labels in self.labels.values() for label in labels}
+        if not scored and kind not in known | set(self.metadata.get("thresholds", {})):
+            measured = ", ".join(self.metadata.get("thresholds", {}))
+            raise InputError(f"there is no kind {kind!r}", f"use {measured} or {MIXED}")
+        return tuple(address for _, address in sorted(scored, key=lambda each: -each[0]))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per label, and one for each head without labels."""
+        records = []
+        for address, labels in self.labels.items():
+            where = address.record()
+            if not labels:
+                records.append(where | _label_record(None, self._why_mixed(address)))
+            records += [where | _label_record(label, label.evidence) for label in labels]
+        return records
+
+    def table(self, *, max_rows: int | None = MAX_ROWS) -> Any:
+        """A rich table: each head, its kinds, and the evidence for the best."""
+        from rich.table import Table
+
+        table = Table(
+            "head", "kinds", "evidence", box=None, pad_edge=False, title=KIND, title_justify="left"
+        )
+        for address, labels in list(self.labels.items())[:max_rows]:
+            evidence = labels[0].evidence if labels else self._why_mixed(address)
+            table.add_row(str(address), _list_labels(labels), evidence)
+        if max_rows is not None and len(self.labels) > max_rows:
+            more = len(self.labels) - max_rows
+            table.caption = f"{more} more heads: table(max_rows=None), frame() or save()"
+            table.caption_justify = "left"
+        return table
+
+    def __str__(self) -> str:
+        counts = Counter(
+            kind for labels in self.labels.values() for kind in {label.kind for label in labels}
+        )
+        parts = [f"{count} {kind}" for kind, count in counts.most_common()]
+        parts.append(f"{len(self.heads(MIXED))} {MIXED}")
+        lines = [f"kinds of {len(self.labels)} heads: {', '.join(parts)}"]
+        named = [(address, labels) for address, labels in self.labels.items() if labels]
+        width = max((len(str(address)) for address, _ in named), default=0)
+        lines += [
+            f"  {address!s:<{width}}  {_list_labels(labels)}"
+            for address, labels in named[:MAX_ROWS]
+        ]
+        if len(named) > MAX_ROWS:
+            lines.append(f"  and {len(named) - MAX_ROWS} more: table(max_rows=None), frame()")
+        for why in dict.fromkeys(self.missing.values()):
+            these = ", ".join(kind for kind, reason in self.missing.items() if reason == why)
+            lines.append(f"  not measured: {these} ({why})")
+        if not self.complete:
+            lines.append("  interrupted before everything was measured")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _why_mixed(self, address: Address) -> str:
+        if str(address) in self.metadata.get("silent", ()):
+            return "writes almost nothing to the residual stream"
+        return "below all thresholds"
+
+
+def _list_labels(labels: tuple[Label, ...]) -> str:
+    if not labels:
+        return MIXED
+    text = ", ".join(str(label) for label in labels[:MAX_LABELS])
+    return text if len(labels) <= MAX_LABELS else f"{text} and {len(labels) - MAX_LABELS} more"
+
+
+def _label_record(label: Label | None, evidence: str) -> dict[str, Any]:
+    if label is None:
+        return {"kind": MIXED, "detail": "", "score": None, "threshold": None, "evidence": evidence}
+    return {
+        "kind": label.kind,
+        "detail": label.detail,
+        "score": label.score,
+        "threshold": label.threshold,
+        "evidence": evidence,
+    }
+
+
+HeadTest = Callable[[], None]
 
 
 def kinds(
@@ -39,95 +178,115 @@ def kinds(
     seed: int = 0,
     progress: bool = True,
 ) -> Kinds:
-    """Every head with all kinds that fit it, best first, each with its score and its evidence.
+    """Classify every head: all kinds that fit it, best first, with scores and evidence.
 
-    Heads are tried on texts made here from the model's own tokens: random ones said twice, words
-    with brackets, quotes, numbers and stops. Where `texts` are given, as `statistics` takes them
-    or as it has measured them already, they decide what goes by place: previous-token, next-token,
-    self, positional, sink, punctuation and broad. `syntax` is a CoNLL-U file and `coreference` one
-    with brackets around mentions and pronouns. The least scores are in `kinds.toml`, with where
-    they come from; `thresholds` changes some, as {"sink": 0.5}.
+    Heads are tested on synthetic texts of the model's own tokens: repeated random tokens, and words
+    with brackets, quotes, numbers and punctuation. If `texts` are given, as for `statistics` or as
+    its result, they decide previous-token, next-token, self, positional, sink, punctuation and
+    broad. `syntax` is a CoNLL-U file and `coreference` one with brackets around mentions and
+    pronouns. The thresholds and their sources are in `kinds.toml`; `thresholds` changes some, as in
+    {"sink": 0.5}.
 
     - previous-token, next-token, self, positional: more than half of the weight at one offset
-    - duplicate-token, induction: on earlier copies of the token, or on what came after them; an
-      induction head is told with its previous-token partner by K-composition
-    - copying: the OV circuit raises the word it reads
-    - sink, punctuation, broad: on the first or special tokens, on stops, on everything
-    - bracket, numbering: most attended is the partner of a bracket or quote, the number before,
-      with a quarter of the weight; a bracket head tells the partner from other marks by its weight
-    - syntactic, coreference: most attended is the right word, more often than by a fixed choice
+    - duplicate-token, induction: on earlier copies of the token, or on the tokens after them; the
+      evidence of an induction head names its previous-token partner by K-composition
+    - copying: the OV circuit raises the logit of the attended token
+    - sink, punctuation, broad: on the first or special tokens, on punctuation, on everything
+    - bracket, numbering: the partner of a bracket or quote, or the previous number, gets the most
+      weight, and at least a quarter; a bracket head distinguishes the partner from other marks
+    - syntactic, coreference: the right word gets the most weight, more often than by a fixed choice
     - images: self, local, row, column, class-token, broad
 
-    A head of no kind is mixed, and one that writes nothing has none. Ctrl-C ends the measuring and
-    keeps what was measured.
+    A head without a kind is mixed. Ctrl-C ends the measurement and keeps the finished tests.
 
     >>> from manyheads.models.build import build
-    >>> found = kinds(build("gpt2", layers=1, width=32, heads=2, vocabulary=60, seed=0))
-    >>> found.missing["bracket"]
+    >>> result = kinds(build("gpt2", layers=1, width=32, heads=2, vocabulary=60, seed=0))
+    >>> result.missing["bracket"]
     'the model has no tokenizer'
     """
     if sequences < 1:
-        raise InputError(f"sequences={sequences} shows nothing", "use 1 or more")
-    gathered = Gathered(model, threshold_table(thresholds), progress=progress)
+        raise InputError(f"sequences must be at least 1, got {sequences}", "use 1 or more")
+    tests = HeadTests(model, threshold_table(thresholds), progress=progress)
     if isinstance(model, Vision):
         if syntax is not None or coreference is not None:
-            raise InputError("images have no syntax", "leave syntax and coreference out")
-        steps: list[Step] = [partial(try_images, gathered, model, texts, seed)]
+            raise InputError("images have no syntax", "omit syntax and coreference")
+        steps: list[HeadTest] = [partial(measure_images, tests, model, texts, seed)]
     else:
-        reader = reads_texts(model)
-        steps = _reading(gathered, reader, texts, sequences, seed)
-        steps += _asking(gathered, reader, syntax, coreference)
+        reader = require_text_model(model)
+        steps = _tests_without_files(tests, reader, texts, sequences, seed)
+        steps += _tests_with_files(tests, reader, syntax, coreference)
     for step in steps:
         try:
             step()
         except KeyboardInterrupt:
-            if not gathered.findings:
+            if not tests.scores:
                 raise
-            gathered.complete = False
-        if not gathered.complete:
+            tests.complete = False
+        if not tests.complete:
             break
-    return gathered.result()
+    return _result(tests)
 
 
-def _reading(
-    gathered: Gathered, model: TextReader, texts: Any, sequences: int, seed: int
-) -> list[Step]:
-    """What needs no file: random tokens, texts given or made, weights, marks."""
-    decides = texts is None
-    steps: list[Step] = [
-        partial(try_repeats, gathered, model, sequences, seed, decides=decides),
-        partial(try_copying, gathered, model),
+def _tests_without_files(
+    tests: HeadTests, model: TextReader, texts: Any, sequences: int, seed: int
+) -> list[HeadTest]:
+    """Tests on random tokens, given or synthetic texts, and weights."""
+    synthetic = texts is None
+    steps: list[HeadTest] = [
+        partial(measure_repeats, tests, model, sequences, seed, positional=synthetic),
+        partial(measure_copying, tests, model),
     ]
-    if not decides:
-        steps.insert(1, partial(try_given, gathered, texts))
+    if not synthetic:
+        steps.insert(1, partial(measure_texts, tests, texts))
     if model.tokenizer is None:
         for kind in ("punctuation", "bracket", "numbering"):
-            gathered.missing[kind] = "the model has no tokenizer"
+            tests.missing[kind] = "the model has no tokenizer"
         return steps
-    if decides:
-        steps.append(partial(try_punctuation, gathered, model, seed))
-    return [*steps, partial(try_marks, gathered, model, seed)]
+    if synthetic:
+        steps.append(partial(measure_punctuation, tests, model, seed))
+    return [*steps, partial(measure_marks, tests, model, seed)]
 
 
-def _asking(
-    gathered: Gathered,
+def _tests_with_files(
+    tests: HeadTests,
     model: TextReader,
     syntax: Path | str | None,
     coreference: Path | str | None,
-) -> list[Step]:
-    """What needs a file: read at once, so that a bad one is refused before anything is measured."""
+) -> list[HeadTest]:
+    """Tests on annotated files, which are read now so that errors come before any measurement."""
     for kind, path in {"syntactic": syntax, "coreference": coreference}.items():
         if path is None:
-            gathered.missing[kind] = "no file was given"
+            tests.missing[kind] = "no file is given"
         elif model.tokenizer is None:
             raise InputError(
-                f"{path} is text and the model has no tokenizer", "set model.tokenizer"
+                f"{path} needs a tokenizer and the model has none", "set model.tokenizer"
             )
-    steps: list[Step] = []
+    steps: list[HeadTest] = []
     if syntax is not None:
-        sentences = list(syntactic_texts(list(read_conllu(syntax))))
-        steps.append(partial(try_syntax, gathered, sentences))
+        sentences = list(syntax_texts(list(read_conllu(syntax))))
+        steps.append(partial(measure_syntax, tests, sentences))
     if coreference is not None:
         references = list(coreference_texts(read_references(coreference)))
-        steps.append(partial(try_coreference, gathered, references))
+        steps.append(partial(measure_coreference, tests, references))
     return steps
+
+
+def _result(tests: HeadTests) -> Kinds:
+    blocks = blocks_of(tests.model)
+    addresses = tuple(address for block in blocks for address in block.addresses)
+    silent = np.zeros(len(addresses), dtype=bool)
+    if tests.output_share is not None:
+        silent = tests.output_share < tests.thresholds["silent"].above
+    labels, partners = add_partners(tests.model, label_heads(tests.scores, addresses, silent))
+    metadata = tests.metadata | {
+        "thresholds": {
+            kind: asdict(each) for kind, each in tests.thresholds.items() if kind != "silent"
+        },
+        "missing": tests.missing,
+        "partners": partners,
+        "silent": [str(head) for head, quiet in zip(addresses, silent, strict=True) if quiet],
+        "complete": tests.complete,
+    }
+    means = {each.name: each.scores for each in tests.scores}
+    scores = ByHead(kind="scores of kinds", blocks=blocks, means=means)
+    return Kinds(labels=labels, scores=scores, metadata=metadata)

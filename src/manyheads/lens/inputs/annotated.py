@@ -1,4 +1,4 @@
-"""Texts in which some words should look at others: brackets, numbers, syntax, coreference."""
+"""Texts annotated with pairs of words, one of which should attend to the other."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,11 +11,11 @@ from manyheads.tokenizers import plain_copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """A word, and those of which one should be what it looks at most.
+class WordPair:
+    """A source word and its targets: the source should attend most to one of them.
 
-    It chooses among `candidates`, or among all other words where there are none. `rivals` are words
-    like the right ones, to be told from them. Pairs of the same `task` are counted together.
+    It chooses among `candidates`, by default all other words. `rivals` are words that resemble the
+    targets. Pairs of the same `task` are counted together.
     """
 
     task: str
@@ -26,18 +26,18 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A text, its words as spans of characters, and which of them should look at which."""
+class AnnotatedText:
+    """A text, its words as spans of characters, and its pairs of words."""
 
     text: str
     words: tuple[tuple[int, int], ...]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[WordPair, ...]
 
     @classmethod
-    def spaced(cls, words: Sequence[str], pairs: Sequence[Pair]) -> "Written":
-        """Words with spaces between them, but for line ends, which are words too.
+    def from_words(cls, words: Sequence[str], pairs: Sequence[WordPair]) -> "AnnotatedText":
+        """Join words by spaces, except around line ends, which are words too.
 
-        >>> Written.spaced(["1", "pear", "\\n", "2"], []).words
+        >>> AnnotatedText.from_words(["1", "pear", "\\n", "2"], []).words
         ((0, 1), (2, 6), (6, 7), (7, 8))
         """
         text, spans = "", []
@@ -50,75 +50,77 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class MarkedText:
-    """Token ids, the places of each word's tokens among them, and the pairs of words."""
+class AlignedText:
+    """Token ids, the positions of each word's tokens among them, and the pairs of words."""
 
     ids: tuple[int, ...]
     words: tuple[tuple[int, ...], ...]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[WordPair, ...]
 
 
-def mark(
+def align_texts(
     tokenizer: Any,
-    written: Iterable[Written],
-    longest: int | None = None,
-    begin: tuple[int, ...] = (),
-) -> list[MarkedText]:
-    """Texts with their words found among the tokens, after what they should `begin` with.
+    texts: Iterable[AnnotatedText],
+    max_length: int | None = None,
+    bos: tuple[int, ...] = (),
+) -> list[AlignedText]:
+    """Tokenise texts, each after `bos`, and find the tokens of every word.
 
-    Pairs with a word that has no token of its own are left out, and so are texts that have no pair
-    left or are longer than the model reads.
+    Pairs with a word without tokens are dropped, and so are texts without pairs and texts longer
+    than `max_length`.
     """
     tokenizer = plain_copy(tokenizer)
     unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
-    found = []
-    for each in written:
+    aligned = []
+    for each in texts:
         encoded = tokenizer.encode(each.text)
-        ids = (*begin, *encoded.ids)
-        if longest is not None and len(ids) > longest:
+        ids = (*bos, *encoded.ids)
+        if max_length is not None and len(ids) > max_length:
             continue
         words = tuple(
-            tuple(place + len(begin) for place in places)
-            for places in align(encoded, each.text, each.words)
+            tuple(position + len(bos) for position in tokens)
+            for tokens in align_words(encoded, each.text, each.words)
         )
-        # The first token takes what heads have left over: it can be no word. Nor can unknown ones.
+        # The first token is an attention sink, not a word; unknown tokens are not words either.
         words = tuple(
-            () if 0 in places or unknown in {ids[place] for place in places} else places
-            for places in words
+            () if 0 in tokens or unknown in {ids[position] for position in tokens} else tokens
+            for tokens in words
         )
-        pairs = [kept for pair in each.pairs if (kept := _kept(pair, words)) is not None]
+        pairs = [left for pair in each.pairs if (left := _drop_missing(pair, words)) is not None]
         if pairs:
-            found.append(MarkedText(ids, words, tuple(pairs)))
-    return found
+            aligned.append(AlignedText(ids, words, tuple(pairs)))
+    return aligned
 
 
-def align(encoded: Any, text: str, words: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word; a token belongs to the word that its first letter lies in.
+def align_words(
+    encoded: Any, text: str, words: Sequence[tuple[int, int]]
+) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each word; a token belongs to the word of its first character.
 
-    Special tokens belong to no word, nor do spaces between words.
+    Special tokens and spaces between words belong to none.
     """
     owner: dict[int, int] = {}
     for word, (start, stop) in enumerate(words):
         if not 0 <= start <= stop <= len(text):
             raise InputError(
                 f"word {word} spans characters {start} to {stop} of {len(text)}",
-                "give spans within the text",
+                "pass spans within the text",
             )
         owner |= dict.fromkeys(range(start, stop), word)
-    places: list[list[int]] = [[] for _ in words]
+    tokens: list[list[int]] = [[] for _ in words]
     special = encoded.special_tokens_mask
-    for place, (start, stop) in enumerate(encoded.offsets):
-        if special[place]:
+    for position, (start, stop) in enumerate(encoded.offsets):
+        if special[position]:
             continue
         # Byte-level tokens begin with the space before a word; a line end is a word of its own.
         first = next((at for at in range(start, stop) if at in owner), None)
         if first is not None:
-            places[owner[first]].append(place)
-    return tuple(tuple(each) for each in places)
+            tokens[owner[first]].append(position)
+    return tuple(tuple(each) for each in tokens)
 
 
-def _kept(pair: Pair, words: tuple[tuple[int, ...], ...]) -> Pair | None:
-    """The pair without what has no token, or None if too little is left of it."""
+def _drop_missing(pair: WordPair, words: tuple[tuple[int, ...], ...]) -> WordPair | None:
+    """The pair without words that have no token; None if it cannot be scored without them."""
     targets = tuple(word for word in pair.targets if words[word])
     candidates = tuple(word for word in pair.candidates if words[word])
     lost = bool(pair.candidates) and len(candidates) < len(pair.candidates)
@@ -128,7 +130,7 @@ def _kept(pair: Pair, words: tuple[tuple[int, ...], ...]) -> Pair | None:
     return replace(pair, targets=targets, candidates=candidates, rivals=rivals)
 
 
-TASK = "pronoun to its mention"
+COREFERENCE_TASK = "pronoun to its mention"
 PRONOUNS = frozenset(
     (
         *("he", "him", "his", "himself", "she", "her", "hers", "herself", "it", "its", "itself"),
@@ -143,102 +145,102 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A text without its brackets, and where the mention and its pronouns stand in it."""
+    """A text without its brackets, and the spans of the mention and of its pronouns."""
 
     text: str
     mention: Span
     pronouns: tuple[Span, ...]
 
     @property
-    def mentioned(self) -> str:
-        """Who is meant, in small letters."""
+    def mention_text(self) -> str:
+        """The mention in lower case."""
         return self.text[slice(*self.mention)].lower()
 
 
 def read_references(path: Path | str) -> list[Reference]:
-    """The lines of a file; one without a mention and a pronoun in brackets is refused.
+    """Read a file with one text per line, a mention and its pronouns in brackets.
 
-    The mention is the piece that is no pronoun, or the first if all are; of two mentions the second
-    is taken to point at the first.
+    The mention is the bracket without a pronoun, or the first if all are pronouns; of two mentions
+    the second refers to the first.
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"there is no {path}", "name a file of texts with brackets")
+        raise InputError(f"there is no file {path}", "pass a file of texts with brackets")
     try:
         lines = path.read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 ({error.reason})", "convert it") from None
-    found = [
+    references = [
         _reference(f"{path}:{number}", line.strip())
         for number, line in enumerate(lines, 1)
         if line.strip()
     ]
-    if not found:
-        raise InputError(f"{path} has no text", "give one a line, with two pieces in brackets")
-    return found
+    if not references:
+        raise InputError(f"{path} has no texts", "write one per line, with two brackets each")
+    return references
 
 
-def coreference_texts(references: Sequence[Reference]) -> Iterator[Written]:
-    """Each pronoun asked for its mention, among all mentions in the text.
+def coreference_texts(references: Sequence[Reference]) -> Iterator[AnnotatedText]:
+    """Pair each pronoun with its mention, among all mentions in the text.
 
-    A mention is what stands in brackets anywhere in the file, in any case of letters: where one
-    line has [the cook] and another the mover, a text with both has two candidates.
+    Mentions are the words in brackets anywhere in the file, in upper or lower case: if one line has
+    [the cook] and another [the mover], a text with both has two candidates.
     """
-    known = {reference.mentioned for reference in references} - PRONOUNS
-    # Longer ones first, so that "the head cook" is not taken for "the head".
+    known = {reference.mention_text for reference in references} - PRONOUNS
+    # Longer mentions first, so that "the head cook" is not matched as "the head".
     longest_first = sorted(known, key=len, reverse=True)
     pattern = re.compile(
         "|".join(rf"\b{re.escape(each)}\b" for each in longest_first), flags=re.IGNORECASE
     )
     for reference in references:
-        marked = reference.mention, *reference.pronouns
-        others = [match.span() for match in pattern.finditer(reference.text)]
-        apart = [span for span in others if not any(_meet(span, each) for each in marked)]
-        words = tuple(sorted([*marked, *apart]))
+        bracketed = reference.mention, *reference.pronouns
+        matches = [match.span() for match in pattern.finditer(reference.text)]
+        others = [span for span in matches if not any(_overlap(span, each) for each in bracketed)]
+        words = tuple(sorted([*bracketed, *others]))
         mentions = [word for word, span in enumerate(words) if span not in reference.pronouns]
-        right = [
+        targets = [
             word
             for word in mentions
-            if reference.text[slice(*words[word])].lower() == reference.mentioned
+            if reference.text[slice(*words[word])].lower() == reference.mention_text
         ]
         pairs = tuple(
-            Pair(
-                task=TASK,
+            WordPair(
+                task=COREFERENCE_TASK,
                 source=words.index(pronoun),
-                targets=tuple(right),
+                targets=tuple(targets),
                 candidates=tuple(mentions),
             )
             for pronoun in reference.pronouns
         )
-        yield Written(reference.text, words, pairs)
+        yield AnnotatedText(reference.text, words, pairs)
 
 
-def _meet(one: Span, other: Span) -> bool:
+def _overlap(one: Span, other: Span) -> bool:
     return one[0] < other[1] and other[0] < one[1]
 
 
-def _reference(place: str, line: str) -> Reference:
+def _reference(where: str, line: str) -> Reference:
     number = NUMBER.match(line)
     line = line[number.end() :] if number else line
     pieces = list(BRACKETS.finditer(line))
     if len(pieces) < 2 or not line.count("[") == line.count("]") == len(pieces):
         raise InputError(
-            f"{place} has {len(pieces)} pieces in brackets",
+            f"{where} has {len(pieces)} brackets",
             "mark two, as in [The cook] knew that [he] was late",
         )
     spans = []
     for before, piece in enumerate(pieces):
-        # Each bracket that is left out moves what follows it.
+        # Each removed bracket shifts the rest of the line.
         start = piece.start(1) - 2 * before - 1
         spans.append((start, start + len(piece[1])))
     text = BRACKETS.sub(r"\1", line)
-    said = [text[slice(*span)].strip().lower() for span in spans]
-    if not all(said):
-        raise InputError(f"{place} has nothing between brackets", "put a mention there")
-    mentions = [span for span, each in zip(spans, said, strict=True) if each not in PRONOUNS]
+    contents = [text[slice(*span)].strip().lower() for span in spans]
+    if not all(contents):
+        raise InputError(f"{where} has an empty bracket", "put a mention in it")
+    mentions = [span for span, each in zip(spans, contents, strict=True) if each not in PRONOUNS]
     if len(mentions) > 1 and len(spans) > 2:
         raise InputError(
-            f"{place} has {len(mentions)} mentions in brackets", "mark one, and its pronouns"
+            f"{where} has {len(mentions)} mentions in brackets", "mark one mention and its pronouns"
         )
     mention = mentions[0] if mentions else spans[0]
     return Reference(text, mention, tuple(span for span in spans if span != mention))

@@ -1,4 +1,4 @@
-"""A model on one batch: its run is kept, and can be taken up again at any layer with changes."""
+"""A model run on one batch whose activations are cached, so that it can resume at any layer."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.errors import InputError
-from manyheads.lens.inputs.texts import Given, climb
+from manyheads.lens.inputs.texts import ModelInputs, forward_hidden
 from manyheads.lens.results.addresses import Address, Block
 from manyheads.models.build import Model
 from manyheads.models.layer import Layer
@@ -17,13 +17,13 @@ from manyheads.models.stack import Stack
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Head, Patterns, Record, Site, Sublayer, Tap
 
-Change = Callable[[Tensor], Tensor]
+EditFunction = Callable[[Tensor], Tensor]
 StackName = Literal["main", "encoder", "decoder"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """The attention that heads are counted in: of which stack, and to itself or to memory."""
+class HeadScope:
+    """The heads in scope: those of the self- or cross-attention of one stack of a model."""
 
     model: Model
     stack_name: StackName = "main"
@@ -41,18 +41,18 @@ class Part:
         return None if branch is None else branch.inner
 
     def attention(self, layer: int) -> Attention:
-        """The module of a layer that is known to have heads."""
+        """The module of a layer that has heads."""
         module = cast(Layer, self.stack.layers[layer])
-        found = module.cross if self.sublayer is Sublayer.CROSS else module.attention
-        assert found is not None
-        return found
+        attention = module.cross if self.sublayer is Sublayer.CROSS else module.attention
+        assert attention is not None
+        return attention
 
     def site(self, layer: int, tap: Tap) -> Site:
         return Site(layer, tap, self.sublayer, self.stack_name)
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Those that have heads."""
+        """The layers that have heads."""
         every = range(len(self.stack.config.layers))
         return tuple(layer for layer in every if self.config(layer) is not None)
 
@@ -68,55 +68,58 @@ class Part:
         return tuple(address.head for block in self.blocks for address in block.addresses)
 
 
-def part_of(
+def head_scope(
     model: Model,
     stack: StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
-) -> Part:
-    """The named attention; a `Seq2Seq` is looked at in its decoder unless said otherwise."""
-    two = isinstance(model, Seq2Seq)
-    name: StackName = stack or ("decoder" if two else "main")
-    if two == (name == "main"):
-        there = '"encoder" or "decoder"' if two else '"main"'
-        raise InputError(f"this {type(model).__name__} has no stack {name!r}", f"use {there}")
+) -> HeadScope:
+    """The heads of a stack and sublayer; the default stack of a `Seq2Seq` is its decoder."""
+    seq2seq = isinstance(model, Seq2Seq)
+    name: StackName = stack or ("decoder" if seq2seq else "main")
+    if seq2seq == (name == "main"):
+        names = '"encoder" or "decoder"' if seq2seq else '"main"'
+        raise InputError(f"this {type(model).__name__} has no stack {name!r}", f"use {names}")
     if sublayer is Sublayer.FEEDFORWARD:
-        raise InputError("a feed-forward has no heads", "use Sublayer.ATTENTION or Sublayer.CROSS")
-    part = Part(model, name, sublayer)
-    if not part.heads:
-        raise InputError(f"the {name} stack has no {sublayer.value} heads", "look elsewhere")
-    return part
+        raise InputError(
+            "a feed-forward sublayer has no heads", "use Sublayer.ATTENTION or Sublayer.CROSS"
+        )
+    scope = HeadScope(model, name, sublayer)
+    if not scope.heads:
+        raise InputError(
+            f"the {name} stack has no {sublayer.value} heads", "choose another stack or sublayer"
+        )
+    return scope
 
 
 def find_heads(
-    part: Part, heads: Literal["all"] | Iterable[Head | Address | str]
+    scope: HeadScope, heads: Literal["all"] | Iterable[Head | Address | str]
 ) -> tuple[Head, ...]:
-    """The named heads, each of which the part has."""
+    """The named heads; each must be in scope."""
     if heads == "all":
-        return part.heads
-    known = set(part.heads)
-    found = tuple(_head_of(part, each) for each in heads)
-    for head in found:
+        return scope.heads
+    known = set(scope.heads)
+    chosen = tuple(_head_in(scope, head) for head in heads)
+    for head in chosen:
         if head not in known:
-            last = part.heads[-1]
-            raise InputError(f"the model has no head {head}", f"use L0H0 to {last}, as it has them")
-    return found
+            raise InputError(f"the model has no head {head}", f"use L0H0 to {scope.heads[-1]}")
+    return chosen
 
 
-def _head_of(part: Part, given: Head | Address | str) -> Head:
-    if isinstance(given, str):
-        return Head.parse(given)
-    if isinstance(given, Head):
-        return given
-    if (given.stack, given.sublayer) != (part.stack_name, part.sublayer):
+def _head_in(scope: HeadScope, head: Head | Address | str) -> Head:
+    if isinstance(head, str):
+        return Head.parse(head)
+    if isinstance(head, Head):
+        return head
+    if (head.stack, head.sublayer) != (scope.stack_name, scope.sublayer):
         raise InputError(
-            f"{given} is none of the {part.sublayer.value} heads of the {part.stack_name} stack",
-            f"name that one: stack={given.stack!r}, sublayer={given.sublayer}",
+            f"{head} is not a {scope.sublayer.value} head of the {scope.stack_name} stack",
+            f"pass stack={head.stack!r}, sublayer={head.sublayer}",
         )
-    return given.head
+    return head.head
 
 
-def entry(stack: Stack, layer: int) -> Site:
-    """Where the residual stream that enters a layer is seen."""
+def layer_input_site(stack: Stack, layer: int) -> Site:
+    """The site of the residual stream that enters a layer."""
     config = stack.config.layers[layer]
     if config.attention is not None or config.attention_rest is not None:
         first = Sublayer.ATTENTION
@@ -127,114 +130,118 @@ def entry(stack: Stack, layer: int) -> Site:
     return Site(layer, Tap.BEFORE, first, stack.name)
 
 
-def repeated(x: Ragged, copies: int) -> Ragged:
-    """The batch `copies` times over, side by side."""
+def repeat_batch(x: Ragged, copies: int) -> Ragged:
+    """The batch, repeated `copies` times."""
     if copies == 1:
         return x
     values = x.values.repeat(copies, *[1] * (x.values.dim() - 1))
     return Ragged(values, Lengths.of(x.lengths.each * copies, x.device))
 
 
-class Edits:
-    """A watcher that puts other values in the place of some, and keeps what it was asked to.
+class ActivationEditor:
+    """A watcher that edits the activations at some sites and records those at others.
 
-    A site that is both changed and kept is kept as changed.
+    A site that is both edited and recorded is recorded as edited.
     """
 
-    def __init__(self, changes: Mapping[Site, Change], keep: Iterable[Site] = ()) -> None:
-        self.changes = dict(changes)
-        self.kept = Record(keep)
+    def __init__(self, edits: Mapping[Site, EditFunction], record: Iterable[Site] = ()) -> None:
+        self.edits = dict(edits)
+        self.recorded = Record(record)
 
     def wants(self, site: Site) -> bool:
-        return site in self.changes or self.kept.wants(site)
+        return site in self.edits or self.recorded.wants(site)
 
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged | Patterns:
-        if site in self.changes:
-            assert isinstance(value, Ragged), "nobody here changes a pattern"
-            value = value.map(self.changes[site])
-        if self.kept.wants(site):
-            self.kept.see(site, value)
+        if site in self.edits:
+            assert isinstance(value, Ragged), "patterns are not edited"
+            value = value.map(self.edits[site])
+        if self.recorded.wants(site):
+            self.recorded.see(site, value)
         return value
 
     def __getitem__(self, site: Site) -> Ragged:
-        kept = self.kept[site]
-        assert isinstance(kept, Ragged), "patterns are not kept here"
-        return kept
+        value = self.recorded[site]
+        assert isinstance(value, Ragged), "patterns are not recorded here"
+        return value
 
 
-class Trunk:
-    """One run of a model over one batch, with what is needed to go on from any layer of a part."""
+class CachedRun:
+    """One run of a model on one batch, with the activations needed to resume at any layer."""
 
     def __init__(
         self,
-        part: Part,
-        given: Given,
+        scope: HeadScope,
+        inputs: ModelInputs,
         *,
         layers: Sequence[int] | None = None,
-        keep: Iterable[Site] = (),
-        changes: Mapping[Site, Change] | None = None,
+        record: Iterable[Site] = (),
+        edits: Mapping[Site, EditFunction] | None = None,
     ) -> None:
-        self.part, self.given = part, given
-        layers = part.layers if layers is None else layers
-        sites = [*keep, Site(-1, Tap.FINAL, stack=part.stack_name)]
-        sites += [part.site(layer, Tap.HEAD_OUTPUT) for layer in layers if part.config(layer)]
-        sites += [entry(part.stack, layer) for layer in layers]
-        if part.stack_name == "decoder":
+        self.scope, self.inputs = scope, inputs
+        layers = scope.layers if layers is None else layers
+        sites = [*record, Site(-1, Tap.FINAL, stack=scope.stack_name)]
+        sites += [scope.site(layer, Tap.HEAD_OUTPUT) for layer in layers if scope.config(layer)]
+        sites += [layer_input_site(scope.stack, layer) for layer in layers]
+        if scope.stack_name == "decoder":
             sites.append(Site(-1, Tap.FINAL, stack="encoder"))
-        if part.stack_name == "encoder":
+        if scope.stack_name == "encoder":
             sites.append(Site(-1, Tap.EMBEDDINGS, stack="decoder"))
             sites.append(Site(-1, Tap.FINAL, stack="decoder"))
-        self._seen = Edits({} if changes is None else changes, sites)
-        climb(part.model, given, self._seen)
+        self._cache = ActivationEditor({} if edits is None else edits, sites)
+        forward_hidden(scope.model, inputs, self._cache)
 
     def __getitem__(self, site: Site) -> Ragged:
-        return self._seen[site]
+        return self._cache[site]
 
     @property
     def hidden(self) -> Ragged:
-        """What the readout gets."""
-        name = "decoder" if self.part.stack_name == "encoder" else self.part.stack_name
+        """The input of the readout."""
+        name = "decoder" if self.scope.stack_name == "encoder" else self.scope.stack_name
         return self[Site(-1, Tap.FINAL, stack=name)]
 
     def head_outputs(self, layer: int) -> Ragged:
-        return self[self.part.site(layer, Tap.HEAD_OUTPUT)]
+        return self[self.scope.site(layer, Tap.HEAD_OUTPUT)]
 
-    def resume(self, layer: int, watch: Edits | None = None, copies: int = 1) -> Ragged:
-        """What the readout gets from copies of the batch that go on at `layer`, watched there."""
-        stack = self.part.stack
-        return self.go_on(repeated(self[entry(stack, layer)], copies), layer, watch, copies)
+    def resume(self, layer: int, watch: ActivationEditor | None = None, copies: int = 1) -> Ragged:
+        """The input of the readout when copies of the batch resume at `layer` with a watcher."""
+        stack = self.scope.stack
+        return self.continue_from(
+            repeat_batch(self[layer_input_site(stack, layer)], copies), layer, watch, copies
+        )
 
-    def speak(self, layer: int, watch: Edits, copies: int = 1) -> Ragged:
-        """What `resume` gives where nothing but head outputs is changed: `layer` mixes no more.
+    def resume_after_heads(self, layer: int, watch: ActivationEditor, copies: int = 1) -> Ragged:
+        """The same as `resume`, cheaper, where the watcher edits nothing but head outputs.
 
-        Its heads say in each copy what they have said, but for what the watcher changes.
+        The attention of `layer` is not computed again: each copy uses its cached head outputs.
         """
-        attention, site = self.part.attention(layer), self.part.site(layer, Tap.HEAD_OUTPUT)
-        # A gate after the output reads what the attention read, and of attention to memory the one
-        # before it would have to be known: these run as a whole.
+        attention, site = self.scope.attention(layer), self.scope.site(layer, Tap.HEAD_OUTPUT)
+        # A gate after the output reads the input of the attention, and cross-attention needs the
+        # self-attention before it: these layers run in full.
         gated = any(gate.at == "final" for gate in attention.config.gates)
-        if gated or self.part.sublayer is Sublayer.CROSS:
+        if gated or self.scope.sublayer is Sublayer.CROSS:
             return self.resume(layer, watch, copies)
-        spoken = watch.see(site, repeated(self.head_outputs(layer), copies))
-        assert isinstance(spoken, Ragged), "heads say no patterns"
-        x = repeated(self[entry(self.part.stack, layer)], copies)
-        module = cast(Layer, self.part.stack.layers[layer])
-        written = attention.output(spoken.values.flatten(1))
-        x = x.with_values(module.attention_residual.leave(x, written, None))
+        outputs = watch.see(site, repeat_batch(self.head_outputs(layer), copies))
+        assert isinstance(outputs, Ragged), "head outputs are ragged"
+        x = repeat_batch(self[layer_input_site(self.scope.stack, layer)], copies)
+        module = cast(Layer, self.scope.stack.layers[layer])
+        projected = attention.output(outputs.values.flatten(1))
+        x = x.with_values(module.attention_residual.write(x, projected, None))
         x, _ = module.finish(x, self._memory(copies))
-        return self.go_on(x, layer + 1, watch, copies)
+        return self.continue_from(x, layer + 1, watch, copies)
 
-    def go_on(self, x: Ragged, layer: int, watch: Edits | None = None, copies: int = 1) -> Ragged:
-        """The same from a residual stream of one's own."""
-        final, _ = self.part.stack.resume(x, layer, memory=self._memory(copies), watch=watch)
-        if self.part.stack_name != "encoder":
+    def continue_from(
+        self, x: Ragged, layer: int, watch: ActivationEditor | None = None, copies: int = 1
+    ) -> Ragged:
+        """The input of the readout from the residual stream `x` that enters `layer`."""
+        final, _ = self.scope.stack.resume(x, layer, memory=self._memory(copies), watch=watch)
+        if self.scope.stack_name != "encoder":
             return final
-        model = cast(Seq2Seq, self.part.model)
-        begin = repeated(self[Site(-1, Tap.EMBEDDINGS, stack="decoder")], copies)
-        return model.decoder.resume(begin, 0, memory=final, watch=watch)[0]
+        model = cast(Seq2Seq, self.scope.model)
+        embeddings = repeat_batch(self[Site(-1, Tap.EMBEDDINGS, stack="decoder")], copies)
+        return model.decoder.resume(embeddings, 0, memory=final, watch=watch)[0]
 
     def _memory(self, copies: int) -> Ragged | None:
-        """What cross-attention reads."""
-        if self.part.stack_name != "decoder":
+        """The keys and values of cross-attention."""
+        if self.scope.stack_name != "decoder":
             return None
-        return repeated(self[Site(-1, Tap.FINAL, stack="encoder")], copies)
+        return repeat_batch(self[Site(-1, Tap.FINAL, stack="encoder")], copies)

@@ -1,6 +1,6 @@
-"""Treebanks in CoNLL-U, and the pairs of words that their relations ask heads for.
+"""Treebanks in CoNLL-U, and the pairs of words in their relations.
 
-The format is that of Universal Dependencies: ten columns a word, a blank line after each sentence.
+The format of Universal Dependencies: ten columns per word, a blank line after each sentence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.errors import InputError
-from manyheads.lens.inputs.annotated import Pair, Written
+from manyheads.lens.inputs.annotated import AnnotatedText, WordPair
 
 COLUMNS = 10
 TO_HEAD, TO_DEPENDENT = "dependent to head", "head to dependent"
-# The root looks at nothing, and marks hang where the guidelines put them.
-LEFT_OUT = ("root", "punct")
+# The root has no head, and punctuation is attached by convention.
+IGNORED_RELATIONS = ("root", "punct")
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """A word, its head by number (0 is none, the first word is 1), and its relation to it."""
+class ParsedWord:
+    """A word, the number of its head (from 1; 0 is the root), and its relation to the head."""
 
     form: str
     head: int
@@ -26,20 +26,20 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
-class Sentence:
-    """A text, its words, and where each stands in the text; an empty span where it has no letters.
+class ParsedSentence:
+    """A text, its words, and their spans; a word without characters of its own has an empty span.
 
-    Words that are written as one, such as French "du", share its letters where they spell it and
-    leave them to the first of them where they do not.
+    The words of a multiword token, such as French "du", divide its characters if they spell it;
+    otherwise the first word has them all.
     """
 
     text: str
-    words: tuple[Word, ...]
+    words: tuple[ParsedWord, ...]
     spans: tuple[tuple[int, int], ...]
 
 
-def read_conllu(path: Path | str) -> Iterator[Sentence]:
-    """The sentences of a file, one after another; a line that cannot be is refused by its number.
+def read_conllu(path: Path | str) -> Iterator[ParsedSentence]:
+    """Read the sentences of a file; errors give the number of the line.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -51,9 +51,9 @@ def read_conllu(path: Path | str) -> Iterator[Sentence]:
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"there is no {path}", "name a CoNLL-U file")
+        raise InputError(f"there is no file {path}", "pass a CoNLL-U file")
     lines: list[tuple[int, str]] = []
-    found = 0
+    count = 0
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -61,116 +61,118 @@ def read_conllu(path: Path | str) -> Iterator[Sentence]:
                 if line.strip():
                     lines.append((number, line))
                 elif lines:
-                    found += 1
+                    count += 1
                     yield _sentence(path, lines)
                     lines = []
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 ({error.reason})", "convert it") from None
     if lines:
-        found += 1
+        count += 1
         yield _sentence(path, lines)
-    if not found:
-        raise InputError(f"{path} has no sentence", "give one with ten columns a word")
+    if not count:
+        raise InputError(f"{path} has no sentences", "pass a file with ten columns per word")
 
 
-def syntactic_texts(sentences: Sequence[Sentence]) -> Iterator[Written]:
-    """Each word asked for its head, and each head for its dependents of a relation."""
+def syntax_texts(sentences: Sequence[ParsedSentence]) -> Iterator[AnnotatedText]:
+    """Pair each word with its head, and each head with its dependents of a relation."""
     for sentence in sentences:
         pairs = []
-        below: dict[tuple[int, str], list[int]] = {}
-        for place, word in enumerate(sentence.words):
-            if word.head == 0 or word.relation in LEFT_OUT:
+        dependents: dict[tuple[int, str], list[int]] = {}
+        for number, word in enumerate(sentence.words):
+            if word.head == 0 or word.relation in IGNORED_RELATIONS:
                 continue
             task = f"{word.relation}, {TO_HEAD}"
-            pairs.append(Pair(task=task, source=place, targets=(word.head - 1,)))
-            below.setdefault((word.head - 1, word.relation), []).append(place)
-        for (head, relation), dependents in below.items():
+            pairs.append(WordPair(task=task, source=number, targets=(word.head - 1,)))
+            dependents.setdefault((word.head - 1, word.relation), []).append(number)
+        for (head, relation), words in dependents.items():
             task = f"{relation}, {TO_DEPENDENT}"
-            pairs.append(Pair(task=task, source=head, targets=tuple(dependents)))
-        yield Written(sentence.text, sentence.spans, tuple(pairs))
+            pairs.append(WordPair(task=task, source=head, targets=tuple(words)))
+        yield AnnotatedText(sentence.text, sentence.spans, tuple(pairs))
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """One line of a sentence: a word, or some that are written as one, from `first` to `last`."""
+class _ConlluRow:
+    """One line of a sentence: a word, or a multiword token of words `first` to `last`."""
 
-    place: str
+    where: str
     first: int
     last: int
     form: str
     columns: tuple[str, ...]
 
     @property
-    def joins(self) -> bool:
+    def multiword(self) -> bool:
         return "-" in self.columns[0]
 
     @property
-    def spaced(self) -> bool:
+    def space_after(self) -> bool:
         return "SpaceAfter=No" not in self.columns[9].split("|")
 
 
-def _sentence(path: Path, lines: Sequence[tuple[int, str]]) -> Sentence:
+def _sentence(path: Path, lines: Sequence[tuple[int, str]]) -> ParsedSentence:
     rows = []
     for number, line in lines:
         if not line.startswith("#"):
             row = _row(f"{path}:{number}", line)
             if row is not None:
                 rows.append(row)
-    place = f"{path}:{lines[0][0]}"
-    words = [row for row in rows if not row.joins]
+    where = f"{path}:{lines[0][0]}"
+    words = [row for row in rows if not row.multiword]
     if not words:
-        raise InputError(f"{place} begins a sentence without words", "take it out")
+        raise InputError(f"{where} begins a sentence without words", "remove it")
     for number, row in enumerate(words, 1):
         if row.first != number:
-            raise InputError(f"{row.place} has id {row.first} where {number} follows", "number on")
-    read = tuple(_word(row, len(words)) for row in words)
-    text, spans = _laid_out(rows, len(words))
-    return Sentence(text, read, spans)
+            raise InputError(
+                f"{row.where} has id {row.first}, expected {number}", "number words from 1"
+            )
+    parsed = tuple(_word(row, len(words)) for row in words)
+    text, spans = _layout(rows, len(words))
+    return ParsedSentence(text, parsed, spans)
 
 
-def _row(place: str, line: str) -> _Row | None:
+def _row(where: str, line: str) -> _ConlluRow | None:
     columns = tuple(line.split("\t"))
     if len(columns) != COLUMNS:
         raise InputError(
-            f"{place} has {len(columns)} columns", f"give {COLUMNS}, with tabs between them"
+            f"{where} has {len(columns)} columns", f"write {COLUMNS}, separated by tabs"
         )
     if any(not each for each in columns):
-        raise InputError(f"{place} has an empty column", "write _ for what is not known")
+        raise InputError(f"{where} has an empty column", "write _ for an unknown value")
     first, _, last = columns[0].partition("-")
     if "." in columns[0]:
-        # A word that is not said has no place in the text.
+        # An empty node is not part of the text.
         return None
     if not first.isdecimal() or (last and not last.isdecimal()) or ("-" in columns[0]) > bool(last):
-        raise InputError(f"{place} has id {columns[0]!r}", "use 1, 2, ..., 3-4 or 5.1")
-    return _Row(place, int(first), int(last or first), columns[1], columns)
+        raise InputError(f"{where} has id {columns[0]!r}", "use 1, 2, ..., 3-4 or 5.1")
+    return _ConlluRow(where, int(first), int(last or first), columns[1], columns)
 
 
-def _word(row: _Row, count: int) -> Word:
+def _word(row: _ConlluRow, count: int) -> ParsedWord:
     head, relation = row.columns[6], row.columns[7]
     if not head.isdecimal() or int(head) > count:
         raise InputError(
-            f"{row.place} has head {head!r}", f"use 0 to {count}, words of its sentence"
+            f"{row.where} has head {head!r}", f"use 0 to {count}, a word of the sentence"
         )
     if int(head) == row.first:
-        raise InputError(f"{row.place} is its own head", "use another word, or 0 for the root")
+        raise InputError(f"{row.where} is its own head", "use another word, or 0 for the root")
     if relation == "_":
-        raise InputError(f"{row.place} has no relation", "name one in the eighth column")
-    return Word(row.form, int(head), relation)
+        raise InputError(f"{row.where} has no relation", "write one in the eighth column")
+    return ParsedWord(row.form, int(head), relation)
 
 
-def _laid_out(rows: Sequence[_Row], count: int) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """The text as it was written, and the letters of each word."""
-    text, inside = "", 0
+def _layout(rows: Sequence[_ConlluRow], count: int) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """The text of a sentence, and the span of each word."""
+    text, covered = "", 0
     spans: list[tuple[int, int]] = [(0, 0)] * count
-    forms = {row.first: row.form for row in rows if not row.joins}
+    forms = {row.first: row.form for row in rows if not row.multiword}
     for row in rows:
-        if row.joins:
-            if not inside < row.first < row.last <= count:
+        if row.multiword:
+            if not covered < row.first < row.last <= count:
                 raise InputError(
-                    f"{row.place} joins words {row.first} to {row.last}",
-                    f"join words of the sentence, which has {count}, each once",
+                    f"{row.where} joins words {row.first} to {row.last}",
+                    f"join words 1 to {count} of the sentence, each at most once",
                 )
-            inside = row.last
+            covered = row.last
             start = len(text)
             parts = [forms[number] for number in range(row.first, row.last + 1)]
             if "".join(parts) != row.form:
@@ -178,9 +180,9 @@ def _laid_out(rows: Sequence[_Row], count: int) -> tuple[str, tuple[tuple[int, i
             for number, part in zip(range(row.first, row.last + 1), parts, strict=True):
                 spans[number - 1] = (start, start + len(part))
                 start += len(part)
-        elif row.first > inside:
+        elif row.first > covered:
             spans[row.first - 1] = (len(text), len(text) + len(row.form))
         else:
             continue
-        text += row.form + (" " if row.spaced else "")
+        text += row.form + (" " if row.space_after else "")
     return text.rstrip(" "), tuple(spans)

@@ -1,4 +1,4 @@
-"""Texts the library makes by itself to see what heads do: the tokens are the model's own."""
+"""Synthetic inputs that show what heads do, made of the model's own tokens."""
 
 import random
 import tomllib
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.encoding.text_reader import TextReader, find_longest, reads_texts
+from manyheads.encoding.text_reader import TextReader, require_text_model, resolve_max_length
 from manyheads.errors import InputError
-from manyheads.lens.inputs.annotated import Pair, Written
-from manyheads.lens.inputs.texts import Given
+from manyheads.lens.inputs.annotated import AnnotatedText, WordPair
+from manyheads.lens.inputs.texts import ModelInputs
 from manyheads.lens.inputs.token_classes import token_classes
 from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
@@ -22,11 +22,11 @@ from manyheads.models.vision import Vision
 from manyheads.ragged import Ragged
 from manyheads.tokenizers import plain_copy
 
-# Lengths of the random block that is said twice: long enough that even heads score low, and
-# different, so that no fixed offset looks like induction.
-LONGEST_BLOCK = 48
-FEWEST_WORDS = 40
-OWN_WORDS = (
+# The random block that is repeated: long enough that uniform attention scores low, and of varying
+# length, so that no fixed offset looks like induction.
+MAX_BLOCK = 48
+MIN_WORDS = 40
+FALLBACK_WORDS = (
     *("river", "stone", "house", "green", "cloud", "paper", "table", "light", "garden", "winter"),
     *("bread", "music", "horse", "field", "small", "silver", "window", "letter", "market", "glass"),
     *("north", "summer", "coat", "road", "apple", "door", "quiet", "bridge", "yellow", "forest"),
@@ -38,82 +38,86 @@ STOPS = (",", ".", ";", "!", "?")
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """What a model's texts begin and end with, and the token that a `Seq2Seq` writes after.
+class SpecialTokens:
+    """The tokens before and after a text, and the first token of a `Seq2Seq` target.
 
-    `begin` is what its tokenizer does not put in front by itself, though the model begins with it.
+    `bos` is the part of `prefix` that the tokenizer does not add by itself.
     """
 
-    before: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
-    begin: tuple[int, ...] = ()
-    start: int = 0
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+    bos: tuple[int, ...] = ()
+    decoder_start: int = 0
 
     @classmethod
-    def of(cls, model: Model) -> "Frame":
-        """From its tokenizer, or else from what its folder says."""
-        reader = reads_texts(model)
-        before: tuple[int, ...] = ()
-        after: tuple[int, ...] = ()
+    def of(cls, model: Model) -> "SpecialTokens":
+        """From the tokenizer of a model, or else from its configuration."""
+        reader = require_text_model(model)
+        prefix: tuple[int, ...] = ()
+        suffix: tuple[int, ...] = ()
         if reader.tokenizer is not None:
             encoded = plain_copy(reader.tokenizer).encode("a")
-            inner = [place for place, mark in enumerate(encoded.special_tokens_mask) if not mark]
+            inner = [at for at, special in enumerate(encoded.special_tokens_mask) if not special]
             first, last = (inner[0], inner[-1] + 1) if inner else (len(encoded.ids),) * 2
-            before, after = tuple(encoded.ids[:first]), tuple(encoded.ids[last:])
-        said = dict(reader.described or {}) | dict(reader.generation)
-        begins = said.get("bos_token_id")
-        begin: tuple[int, ...] = ()
-        if not before and isinstance(begins, int) and isinstance(reader, Decoder):
-            before = begin = (begins,)
-        start = said.get("decoder_start_token_id")
-        return cls(before, after, begin, start if isinstance(start, int) else 0)
+            prefix, suffix = tuple(encoded.ids[:first]), tuple(encoded.ids[last:])
+        settings = dict(reader.source_config or {}) | dict(reader.generation)
+        bos_id = settings.get("bos_token_id")
+        bos: tuple[int, ...] = ()
+        if not prefix and isinstance(bos_id, int) and isinstance(reader, Decoder):
+            prefix = bos = (bos_id,)
+        start = settings.get("decoder_start_token_id")
+        return cls(prefix, suffix, bos, start if isinstance(start, int) else 0)
 
     def shifts(self, model: Model) -> dict[str, int]:
-        """By stack, how far the tokens of a text stand behind where its tokenizer has them."""
+        """By stack, how many tokens are inserted before those of the tokenizer."""
         return {"encoder": 0, "decoder": 1} if isinstance(model, Seq2Seq) else {"main": 0}
 
 
-def as_given(model: Model, frame: Frame, texts: Sequence[Sequence[int]]) -> Given:
-    """Ids as they are; a `Seq2Seq` reads them, and writes the same."""
+def inputs_from_ids(
+    model: Model, special: SpecialTokens, texts: Sequence[Sequence[int]]
+) -> ModelInputs:
+    """Inputs from token ids; for a `Seq2Seq`, as source and target."""
     device = next(model.parameters()).device
     ids = Ragged.from_list([torch.tensor(list(text)) for text in texts]).to(device)
     if not isinstance(model, Seq2Seq):
-        return Given(ids=ids)
-    target = Ragged.from_list([torch.tensor([frame.start, *text]) for text in texts]).to(device)
-    return Given(ids=target, source=ids)
+        return ModelInputs(ids=ids)
+    target = Ragged.from_list([torch.tensor([special.decoder_start, *text]) for text in texts]).to(
+        device
+    )
+    return ModelInputs(ids=target, source=ids)
 
 
 def repeated_tokens(model: Model, sequences: int, seed: int = 0) -> list[list[int]]:
-    """A first token, then a block of random tokens, all different, twice.
+    """Sequences of a first token and a block of distinct random tokens, repeated once.
 
-    Blocks have 24 to 48 tokens, fewer where the model reads no more. The first token is what the
-    model's texts begin with, or else one more random token.
+    Blocks have 24 to 48 tokens, fewer where the model's context is short. The first token is the
+    prefix of the model's texts, or else one more random token.
     """
-    reader = reads_texts(model)
-    frame, pool = Frame.of(reader), _plain_ids(reader)
-    room = find_longest(reader, None)
-    if room is not None:
-        # The token that a Seq2Seq writes after takes a place too.
-        room = (room - max(1, len(frame.before)) - len(frame.after) - 1) // 2
-    most = min(each for each in (LONGEST_BLOCK, room, len(pool) - 1) if each is not None)
-    if most < 2:
+    reader = require_text_model(model)
+    special, pool = SpecialTokens.of(reader), _ordinary_ids(reader)
+    context = resolve_max_length(reader, None)
+    longest = min(MAX_BLOCK, len(pool) - 1)
+    if context is not None:
+        # The first token of a Seq2Seq target takes a position too.
+        outside = max(1, len(special.prefix)) + len(special.suffix) + 1
+        longest = min(longest, (context - outside) // 2)
+    if longest < 2:
         raise InputError(
-            f"a model of {len(pool)} words and {find_longest(reader, None)} positions cannot "
-            "repeat anything",
-            "use a larger one",
+            f"{len(pool)} tokens and {context} positions are too few for a repeated block",
+            "use a larger model",
         )
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    texts = []
     for _ in range(sequences):
-        size = int(torch.randint(max(2, most // 2), most + 1, (1,), generator=generator))
+        size = int(torch.randint(max(2, longest // 2), longest + 1, (1,), generator=generator))
         drawn = torch.randperm(len(pool), generator=generator)[: size + 1].tolist()
-        other, *block = (pool[place] for place in drawn)
-        found.append([*(frame.before or (other,)), *block, *block, *frame.after])
-    return found
+        other, *block = (pool[index] for index in drawn)
+        texts.append([*(special.prefix or (other,)), *block, *block, *special.suffix])
+    return texts
 
 
-def _plain_ids(model: TextReader) -> list[int]:
-    """All words but the special ones and those the tokenizer does not have."""
+def _ordinary_ids(model: TextReader) -> list[int]:
+    """All tokens of the tokenizer but the special ones."""
     vocabulary = model.config.embedding.vocabulary
     if model.tokenizer is None:
         return list(range(vocabulary))
@@ -122,67 +126,68 @@ def _plain_ids(model: TextReader) -> list[int]:
     return [token for token in range(known) if not special[token]]
 
 
-def plain_words(tokenizer: Any, most: int = 400, seed: int = 0) -> list[str]:
-    """Short words that are one token each, drawn from the tokenizer; else a few of our own."""
+def plain_words(tokenizer: Any, max_words: int = 400, seed: int = 0) -> list[str]:
+    """Short words that are single tokens of the tokenizer, or a fixed list if it has few."""
     tokenizer = plain_copy(tokenizer)
     known = list(range(tokenizer.get_vocab_size()))
     random.Random(seed).shuffle(known)
     texts = tokenizer.decode_batch([[token] for token in known])
-    found: dict[str, None] = {}
+    words: dict[str, None] = {}
     for text in texts:
         word = text.strip()
-        if not (3 <= len(word) <= 8 and word.isalpha() and word.islower() and word not in found):
+        if not (3 <= len(word) <= 8 and word.isalpha() and word.islower() and word not in words):
             continue
         if len(tokenizer.encode(f" {word}", add_special_tokens=False).ids) == 1:
-            found[word] = None
-        if len(found) == most:
+            words[word] = None
+        if len(words) == max_words:
             break
-    return list(found) if len(found) >= FEWEST_WORDS else list(OWN_WORDS)
+    return list(words) if len(words) >= MIN_WORDS else list(FALLBACK_WORDS)
 
 
 def punctuated_texts(words: Sequence[str], texts: int = 32, seed: int = 0) -> list[str]:
-    """Random words with commas, stops and the like between some of them."""
+    """Random words with punctuation between some of them."""
     draw = random.Random(seed)
-    found = []
+    made = []
     for _ in range(texts):
         parts = []
         for _ in range(draw.randint(5, 8)):
             clause = " ".join(draw.choice(words) for _ in range(draw.randint(2, 8)))
             parts.append(clause + draw.choice(STOPS))
-        found.append(" ".join(parts))
-    return found
+        made.append(" ".join(parts))
+    return made
 
 
-def bracketed_texts(words: Sequence[str], texts: int = 48, seed: int = 0) -> Iterator[Written]:
-    """Random words in brackets, nested and side by side, or in quotes.
+def bracketed_texts(
+    words: Sequence[str], texts: int = 48, seed: int = 0
+) -> Iterator[AnnotatedText]:
+    """Random words in nested and consecutive brackets, or in quotes.
 
-    Between a bracket and its partner stand others of the same kind, so that the nearest is often
-    wrong; of quotes, which look alike on both sides, only closing ones are asked. All other marks
-    of a text are rivals of the right one.
+    Other brackets of the same kind lie between a bracket and its partner, so that the nearest is
+    often wrong. Only closing quotes have a target. All other marks of a text are rivals.
     """
     draw = random.Random(seed)
-    for place in range(texts):
-        said: list[str] = []
-        pairs: list[Pair] = []
-        if place % 3:
-            marks = BRACKETS[place // 3 % len(BRACKETS)]
+    for number in range(texts):
+        text: list[str] = []
+        pairs: list[WordPair] = []
+        if number % 3:
+            marks = BRACKETS[number // 3 % len(BRACKETS)]
             for _ in range(2):
-                _nest(draw, words, marks, 2, said, pairs)
+                _nest(draw, words, marks, 2, text, pairs)
         else:
             for _ in range(5):
-                said += _some(draw, words)
-                opening = len(said)
-                said += [QUOTE, *_some(draw, words, 10), QUOTE]
-                pairs.append(_matching("quotes", len(said) - 1, opening))
+                text += _random_words(draw, words)
+                opening = len(text)
+                text += [QUOTE, *_random_words(draw, words, 10), QUOTE]
+                pairs.append(_matching_pair("quotes", len(text) - 1, opening))
         marked = sorted({pair.source for pair in pairs} | {pair.targets[0] for pair in pairs})
-        yield Written.spaced(
-            [*said, *_some(draw, words)], [_beside(pair, marked) for pair in pairs]
+        yield AnnotatedText.from_words(
+            [*text, *_random_words(draw, words)], [_with_rivals(pair, marked) for pair in pairs]
         )
 
 
-def _beside(pair: Pair, marks: Sequence[int]) -> Pair:
-    asked = {pair.source, *pair.targets}
-    return replace(pair, rivals=tuple(place for place in marks if place not in asked))
+def _with_rivals(pair: WordPair, marks: Sequence[int]) -> WordPair:
+    own = {pair.source, *pair.targets}
+    return replace(pair, rivals=tuple(mark for mark in marks if mark not in own))
 
 
 def _nest(
@@ -190,55 +195,55 @@ def _nest(
     words: Sequence[str],
     marks: str,
     depth: int,
-    said: list[str],
-    pairs: list[Pair],
+    text: list[str],
+    pairs: list[WordPair],
 ) -> None:
-    said += _some(draw, words)
-    opening = len(said)
-    said.append(marks[0])
+    text += _random_words(draw, words)
+    opening = len(text)
+    text.append(marks[0])
     for _ in range(draw.randint(1, 2) if depth else 0):
-        _nest(draw, words, marks, depth - 1, said, pairs)
-    said += _some(draw, words)
-    closing = len(said)
-    said.append(marks[1])
-    pairs.append(_matching("brackets", closing, opening))
-    pairs.append(_matching("brackets, ahead", opening, closing))
+        _nest(draw, words, marks, depth - 1, text, pairs)
+    text += _random_words(draw, words)
+    closing = len(text)
+    text.append(marks[1])
+    pairs.append(_matching_pair("brackets", closing, opening))
+    pairs.append(_matching_pair("brackets, ahead", opening, closing))
 
 
-def _matching(task: str, source: int, target: int) -> Pair:
-    return Pair(task=task, source=source, targets=(target,))
+def _matching_pair(task: str, source: int, target: int) -> WordPair:
+    return WordPair(task=task, source=source, targets=(target,))
 
 
-def _some(draw: random.Random, words: Sequence[str], most: int = 4) -> list[str]:
-    return [draw.choice(words) for _ in range(draw.randint(1, most))]
+def _random_words(draw: random.Random, words: Sequence[str], max_words: int = 4) -> list[str]:
+    return [draw.choice(words) for _ in range(draw.randint(1, max_words))]
 
 
-def numbered_lists(words: Sequence[str], texts: int = 32, seed: int = 0) -> Iterator[Written]:
-    """Lists of a few words a line, each line with a dash and its number.
+def numbered_lists(words: Sequence[str], texts: int = 32, seed: int = 0) -> Iterator[AnnotatedText]:
+    """Lists with a few words per line, each line with a dash and its number.
 
-    A number should look at the one before it, and the end of a line at the line's own, which the
-    next follows from. What followed the line's end before is the dash: there an induction head
-    looks, which needs to know no numbers.
+    A number should attend to the number before it, and the end of a line to the number of that
+    line. An induction head, which knows no numbers, attends to the dash that followed earlier line
+    ends instead.
     """
     draw = random.Random(seed)
     for _ in range(texts):
         first = draw.randint(1, 4)
-        said: list[str] = []
-        pairs: list[Pair] = []
+        text: list[str] = []
+        pairs: list[WordPair] = []
         before: int | None = None
         for number in range(first, first + 5):
-            said.append("-")
+            text.append("-")
             if before is not None:
-                pairs.append(Pair(task="numbers", source=len(said), targets=(before,)))
-            before = len(said)
+                pairs.append(WordPair(task="numbers", source=len(text), targets=(before,)))
+            before = len(text)
             count = draw.randint(1, 9)
-            said += [str(number), ".", *(draw.choice(words) for _ in range(count)), "\n"]
-            pairs.append(Pair(task="line ends", source=len(said) - 1, targets=(before,)))
-        yield Written.spaced(said, pairs)
+            text += [str(number), ".", *(draw.choice(words) for _ in range(count)), "\n"]
+            pairs.append(WordPair(task="line ends", source=len(text) - 1, targets=(before,)))
+        yield AnnotatedText.from_words(text, pairs)
 
 
-def images(model: Vision, count: int = 16, seed: int = 0) -> list[Tensor]:
-    """Soft random colours with a little noise, of the size the model reads."""
+def random_images(model: Vision, count: int = 16, seed: int = 0) -> list[Tensor]:
+    """Smooth random colours with a little noise, of the size that the model reads."""
     patches = model.config.patches
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randn(count, patches.channels, 4, 4, generator=generator)
@@ -249,27 +254,27 @@ def images(model: Vision, count: int = 16, seed: int = 0) -> list[Tensor]:
     return list((soft + 0.2 * noise).to(device))
 
 
-# A text that has said already how its last name goes on.
-BEGUN = (
+# A text whose last name has occurred before, so that its continuation is known.
+UNFINISHED_PASSAGE = (
     "The town of Harlow Bridge stands where the old road crosses the river Tamsel. The market of "
     "Harlow"
 )
 
 
 def passages() -> list[str]:
-    """A few short articles in the manner of an encyclopedia, written for this library.
+    """A few short encyclopedic articles, written for this library.
 
     >>> len(passages())
     6
     """
-    told = files(__package__).joinpath("passages.toml").read_text("utf-8")
-    return list(tomllib.loads(told)["passages"])
+    text = files(__package__).joinpath("passages.toml").read_text("utf-8")
+    return list(tomllib.loads(text)["passages"])
 
 
-def own_texts(model: Model, seed: int = 0) -> Any:
-    """The articles, as source and target at once for a `Seq2Seq`; random images for a `Vision`."""
+def default_texts(model: Model, seed: int = 0) -> Any:
+    """The articles (both as source and target for a `Seq2Seq`), or random images for a `Vision`."""
     if isinstance(model, Vision):
-        return images(model, seed=seed)
+        return random_images(model, seed=seed)
     if isinstance(model, Seq2Seq):
         return [(each, each) for each in passages()]
     return passages()

@@ -1,7 +1,7 @@
-"""What a model is given to read: texts, pairs of texts or images, and what it should answer."""
+"""The inputs of a model (texts, pairs of texts or images), their targets and their batches."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -10,24 +10,33 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from manyheads.encoding.text_reader import TextReader, Texts, find_longest, open_texts, reads_texts
-from manyheads.errors import CutWarning, InputError
-from manyheads.models.build import Model
+from manyheads.encoding.text_reader import (
+    TextReader,
+    Texts,
+    batch_by_length,
+    open_reader,
+    require_text_model,
+    resolve_max_length,
+)
+from manyheads.errors import InputError, TruncationWarning
+from manyheads.lens.results.files import Metadata
+from manyheads.models.build import Model, eval_mode
 from manyheads.models.decoder import Decoder
 from manyheads.models.padding import Output
 from manyheads.models.readout import ClassHead, LanguageHead
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
+from manyheads.progress import Progress
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Watcher
 
-# For each text the right answer by position; or, for classes of whole texts and images, one each.
+# For each text the answers by position; one class each where whole texts or images are classified.
 Targets = Sequence[Mapping[int, int]] | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Given:
-    """What a model reads: `ids`, with `source` beside them for a `Seq2Seq`, or `images`."""
+class ModelInputs:
+    """The inputs of a model: `ids`, with their `source` for a `Seq2Seq`, or `images`."""
 
     ids: Ragged | None = None
     source: Ragged | None = None
@@ -37,22 +46,22 @@ class Given:
         return len(self.images) if self.ids is None else len(self.ids)
 
     def sizes(self, model: Model) -> list[int]:
-        """Tokens of each text or image, by which work is shared out."""
+        """The number of tokens of each text or patches of each image, source included."""
         if self.ids is not None:
-            before = [0] * len(self) if self.source is None else self.source.lengths.each
-            return [one + other for one, other in zip(self.ids.lengths.each, before, strict=True)]
-        assert isinstance(model, Vision), "only images come without ids"
+            source = [0] * len(self) if self.source is None else self.source.lengths.each
+            return [ids + more for ids, more in zip(self.ids.lengths.each, source, strict=True)]
+        assert isinstance(model, Vision), "only images have no ids"
         side = model.config.patches.size
         return [1 + (each.shape[1] // side) * (each.shape[2] // side) for each in self.images]
 
     def lengths(self, model: Model) -> Lengths:
-        """Of the sequences that are answered for."""
+        """The lengths of the sequences that the readout sees."""
         if self.ids is not None:
             return self.ids.lengths
         return Lengths.of(self.sizes(model), self.images[0].device)
 
-    def select(self, texts: Sequence[int]) -> "Given":
-        return Given(
+    def select(self, texts: Sequence[int]) -> "ModelInputs":
+        return ModelInputs(
             ids=None if self.ids is None else self.ids.select(texts),
             source=None if self.source is None else self.source.select(texts),
             images=tuple(self.images[text] for text in texts) if self.images else (),
@@ -60,192 +69,280 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """Right `answers` at `places` of the packed batch, each with the number of its text.
+class PackedTargets:
+    """The `answers` at some `rows` of the packed batch, each with the number of its text.
 
-    Where whole texts have classes, a place is a text.
+    Where whole texts are classified, a row is a text.
     """
 
-    places: Int[Tensor, " m"]
+    rows: Int[Tensor, " m"]
     answers: Int[Tensor, " m"]
-    owners: Int[Tensor, " m"]
+    texts: Int[Tensor, " m"]
 
 
-def read(model: Model, texts: Any) -> Given:
-    """Strings, lists of ids or a Ragged; pairs of them for a `Seq2Seq`; images for a `Vision`."""
+def read_inputs(model: Model, texts: Any) -> ModelInputs:
+    """Tokenise strings, or take ids; (source, target) pairs for a `Seq2Seq`, images for a `Vision`.
+
+    A single string is one text, and an iterator is read to its end.
+    """
     device = next(model.parameters()).device
-    if isinstance(texts, Given):
+    if isinstance(texts, ModelInputs):
         return texts
+    if isinstance(texts, str):
+        texts = [texts]
+    elif isinstance(texts, Iterator):
+        texts = list(texts)
     if isinstance(model, Vision):
         if not all(isinstance(image, Tensor) for image in texts):
-            raise InputError("a Vision reads no texts", "give images, (channels, y, x) each")
+            raise InputError(
+                "a Vision model reads images, not texts", "pass (channels, y, x) tensors"
+            )
         images = tuple(image.to(device) for image in texts)
         if not images:
-            raise InputError("there is no image", "give at least one")
-        return Given(images=images)
-    reader = reads_texts(model)
+            raise InputError("there are no images", "pass at least one")
+        return ModelInputs(images=images)
+    reader = require_text_model(model)
     if not isinstance(reader, Seq2Seq):
-        return Given(ids=_ids(reader, texts).to(device))
+        return ModelInputs(ids=_ids(reader, texts).to(device))
     sources, targets = _pairs(texts)
-    return Given(
+    return ModelInputs(
         source=_ids(reader, sources).to(device), ids=_ids(reader, targets, starts=True).to(device)
     )
 
 
-def run(model: Model, given: Given, watch: Watcher | None = None) -> Output:
-    """The model's answer to whatever it reads."""
+def forward(model: Model, inputs: ModelInputs, watch: Watcher | None = None) -> Output:
+    """Run the model on any inputs."""
     if isinstance(model, Vision):
-        return model(list(given.images), watch=watch)
-    assert given.ids is not None, "every model but a Vision reads ids"
+        return model(list(inputs.images), watch=watch)
+    assert inputs.ids is not None, "only a Vision has no ids"
     if isinstance(model, Seq2Seq):
-        return model(given.source, given.ids, watch=watch)
-    return model(given.ids, watch=watch)
+        return model(inputs.source, inputs.ids, watch=watch)
+    return model(inputs.ids, watch=watch)
 
 
-def climb(model: Model, given: Given, watch: Watcher) -> None:
-    """The same for a watcher alone: no word is scored."""
+def forward_hidden(model: Model, inputs: ModelInputs, watch: Watcher) -> None:
+    """Run the model for a watcher alone, without the readout where it can be left out."""
     if isinstance(model, Vision):
-        run(model, given, watch)
+        forward(model, inputs, watch)
         return
-    assert given.ids is not None, "every model but a Vision reads ids"
+    assert inputs.ids is not None, "only a Vision has no ids"
     if isinstance(model, Seq2Seq):
-        model.hidden(given.source, given.ids, watch=watch)
+        model.hidden(inputs.source, inputs.ids, watch=watch)
     else:
-        model.hidden(given.ids, watch=watch)
+        model.hidden(inputs.ids, watch=watch)
 
 
-def ask(model: Model, given: Given, targets: Targets | None) -> Asked:
-    """Where answers are due; a model that writes needs none to be given: each next token is one."""
+def pack_targets(model: Model, inputs: ModelInputs, targets: Targets | None) -> PackedTargets:
+    """The targets in the packed batch; by default each next token, if the model predicts it."""
     readout = model.config.readout
     if isinstance(readout, ClassHead):
-        return _ask_classes(given, targets)
+        return _class_targets(inputs, targets)
     if targets is None:
-        return _ask_next(model, given)
+        return _next_token_targets(model, inputs)
     if isinstance(model, Vision) or model.readout is None:
         raise InputError(
-            f"this {type(model).__name__} scores no tokens", "use a model with a language head"
+            f"this {type(model).__name__} has no token logits", "use a model with a language head"
         )
-    return _ask_given(given, targets)
+    return _token_targets(inputs, targets)
 
 
-def check_asked(given: Given, targets: Targets | None) -> None:
-    """Refuse texts of which none is asked anything; some of them may be."""
-    if targets is None and given.ids is not None and given.ids.lengths.longest < 2:
-        raise InputError("no text has a second token to be asked for", "give longer texts")
+def check_targets(inputs: ModelInputs, targets: Targets | None) -> None:
+    """Raise where no text has a target."""
+    if targets is None and inputs.ids is not None and inputs.ids.lengths.longest < 2:
+        raise InputError("no text has a second token to predict", "pass longer texts")
     if targets is not None and not any(isinstance(each, int) or each for each in targets):
-        raise InputError("no text is asked anything", "give {position: right id} for some")
+        raise InputError("no text has a target", "pass {position: token id} for at least one")
 
 
-def shares(sizes: Sequence[int], batch_tokens: int) -> Iterator[range]:
-    """Runs of neighbouring texts with at most `batch_tokens` tokens together, at least one text.
+def batch_ranges(sizes: Sequence[int], batch_tokens: int) -> Iterator[range]:
+    """Ranges of consecutive texts with at most `batch_tokens` tokens, or of a single text.
 
-    >>> list(shares([3, 4, 9, 1, 1], batch_tokens=8))
+    >>> list(batch_ranges([3, 4, 9, 1, 1], batch_tokens=8))
     [range(0, 2), range(2, 3), range(3, 5)]
     """
-    start, held = 0, 0
-    for place, size in enumerate(sizes):
-        if place > start and held + size > batch_tokens:
-            yield range(start, place)
-            start, held = place, 0
-        held += size
+    start, tokens = 0, 0
+    for text, size in enumerate(sizes):
+        if text > start and tokens + size > batch_tokens:
+            yield range(start, text)
+            start, tokens = text, 0
+        tokens += size
     if start < len(sizes):
         yield range(start, len(sizes))
 
 
 def _ids(model: TextReader, texts: Texts, *, starts: bool = False) -> Ragged:
-    reader = open_texts(model, texts, find_longest(model, None))
+    reader = open_reader(model, texts, resolve_max_length(model, None))
     if not len(reader):
-        raise InputError("there is no text", "give at least one")
+        raise InputError("there are no texts", "pass at least one")
     found, cut = reader.read(range(len(reader)))
     if cut:
         warnings.warn(
             f"{cut} of {len(reader)} texts were longer than {reader.longest} tokens, and were cut",
-            CutWarning,
+            TruncationWarning,
             stacklevel=2,
         )
     rows = [torch.from_numpy(row) for row in found]
     if starts and reader.tokenizer is not None:
-        first = torch.tensor([_start(model)])
+        first = torch.tensor([_decoder_start(model)])
         rows = [torch.cat((first, row)) for row in rows]
-    for place, row in enumerate(rows):
+    for text, row in enumerate(rows):
         if not len(row):
-            raise InputError(f"text {place} is empty", "leave it out")
+            raise InputError(f"text {text} is empty", "remove it")
     return Ragged.from_list(rows)
 
 
-def _start(model: TextReader) -> int:
-    """The token that a `Seq2Seq` begins to write after."""
-    for said in (model.generation, model.described or {}):
-        start = said.get("decoder_start_token_id")
+def _decoder_start(model: TextReader) -> int:
+    """The first token of every target of a `Seq2Seq`."""
+    for settings in (model.generation, model.source_config or {}):
+        start = settings.get("decoder_start_token_id")
         if isinstance(start, int):
             return start
     raise InputError(
-        "this model does not say which token it begins to write after",
-        "give token ids, the first of each target being that token",
+        "this model has no decoder_start_token_id",
+        "pass token ids, each target beginning with its start token",
     )
 
 
 def _pairs(texts: Any) -> tuple[Any, Any]:
     if isinstance(texts, tuple) and len(texts) == 2 and isinstance(texts[0], Ragged):
         return texts
-    for place, pair in enumerate(texts):
+    for text, pair in enumerate(texts):
         if isinstance(pair, str) or len(pair) != 2 or isinstance(pair[0], int):
             raise InputError(
-                f"text {place} is no pair", "give (source, target) for each, as the model writes"
+                f"text {text} is not a pair", "pass a (source, target) pair for each text"
             )
     sources, targets = zip(*texts, strict=True)
     return sources, targets
 
 
-def _ask_next(model: Model, given: Given) -> Asked:
+def _next_token_targets(model: Model, inputs: ModelInputs) -> PackedTargets:
     if not isinstance(model, Decoder | Seq2Seq) or not isinstance(
         model.config.readout, LanguageHead
     ):
         raise InputError(
-            f"this {type(model).__name__} writes no next token",
-            "give targets, for each text the right id by position",
+            f"this {type(model).__name__} does not predict the next token",
+            "pass targets: for each text the token ids by position",
         )
-    assert given.ids is not None
-    lengths = given.ids.lengths
+    assert inputs.ids is not None
+    lengths = inputs.ids.lengths
     ends = lengths.offsets[1:].long() - 1
-    kept = torch.ones(lengths.total, dtype=torch.bool, device=given.ids.device)
-    kept[ends] = False
-    places = kept.nonzero().squeeze(1)
-    return Asked(places, given.ids.values[places + 1], lengths.sequence_of_token[places])
+    has_next = torch.ones(lengths.total, dtype=torch.bool, device=inputs.ids.device)
+    has_next[ends] = False
+    rows = has_next.nonzero().squeeze(1)
+    return PackedTargets(rows, inputs.ids.values[rows + 1], lengths.sequence_of_token[rows])
 
 
-def _ask_given(given: Given, targets: Targets) -> Asked:
-    assert given.ids is not None
-    _check_count(given, targets)
-    found: list[tuple[int, int, int]] = []
-    lengths = given.ids.lengths
-    for text, right in enumerate(targets):
-        if not isinstance(right, Mapping):
-            raise InputError(f"targets of text {text} are {right!r}", "give {position: right id}")
-        for position, answer in right.items():
+def _token_targets(inputs: ModelInputs, targets: Targets) -> PackedTargets:
+    assert inputs.ids is not None
+    _check_count(inputs, targets)
+    packed: list[tuple[int, int, int]] = []
+    lengths = inputs.ids.lengths
+    for text, answers in enumerate(targets):
+        if not isinstance(answers, Mapping):
+            raise InputError(f"targets of text {text} are {answers!r}", "pass {position: token id}")
+        for position, answer in answers.items():
             if not 0 <= position < lengths.each[text]:
                 raise InputError(
                     f"text {text} has no position {position}", f"use 0 to {lengths.each[text] - 1}"
                 )
-            found.append((lengths.starts[text] + position, answer, text))
-    numbers = torch.tensor(found, dtype=torch.long, device=given.ids.device)
-    return Asked(*numbers.reshape(-1, 3).unbind(1))
+            packed.append((lengths.starts[text] + position, answer, text))
+    numbers = torch.tensor(packed, dtype=torch.long, device=inputs.ids.device)
+    return PackedTargets(*numbers.reshape(-1, 3).unbind(1))
 
 
-def _ask_classes(given: Given, targets: Targets | None) -> Asked:
+def _class_targets(inputs: ModelInputs, targets: Targets | None) -> PackedTargets:
     if targets is None:
-        raise InputError("the right classes are not known", "give targets, one class a text")
-    _check_count(given, targets)
-    device = given.images[0].device if given.ids is None else given.ids.device
-    places = torch.arange(len(given), device=device)
-    wrong = next((each for each in islice(targets, len(given)) if isinstance(each, Mapping)), None)
+        raise InputError("a classifier needs targets", "pass one class per text")
+    _check_count(inputs, targets)
+    device = inputs.images[0].device if inputs.ids is None else inputs.ids.device
+    rows = torch.arange(len(inputs), device=device)
+    wrong = next((each for each in islice(targets, len(inputs)) if isinstance(each, Mapping)), None)
     if wrong is not None:
-        raise InputError(f"target {wrong!r} is no class", "give one class a text")
-    return Asked(places, torch.tensor(targets, device=device), places)
+        raise InputError(f"target {wrong!r} is not a class", "pass one class per text")
+    return PackedTargets(rows, torch.tensor(targets, device=device), rows)
 
 
-def _check_count(given: Given, targets: Targets) -> None:
-    if len(targets) != len(given):
+def _check_count(inputs: ModelInputs, targets: Targets) -> None:
+    if len(targets) != len(inputs):
         raise InputError(
-            f"there are {len(targets)} targets for {len(given)} texts", "give one each"
+            f"there are {len(targets)} targets for {len(inputs)} texts", "pass one per text"
         )
+
+
+BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
+# Texts that are tokenised and sorted by length together.
+TEXTS_PER_CHUNK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PassSummary:
+    """How many texts and tokens (or patches) were read, and whether those were all."""
+
+    texts: int
+    tokens: int
+    complete: bool
+
+    @property
+    def metadata(self) -> Metadata:
+        return {"texts": self.texts, "tokens": self.tokens, "complete": self.complete}
+
+
+def default_batch_tokens(model: Model) -> int:
+    """The batch size, in tokens, for the device of the model."""
+    device = next(model.parameters()).device
+    return BATCH_TOKENS.get(device.type, BATCH_TOKENS["cuda"])
+
+
+def for_each_batch(
+    model: Model,
+    texts: Any,
+    visit: Callable[[ModelInputs, list[int]], None],
+    *,
+    label: str,
+    unit: str = "texts",
+    batch_tokens: int | None = None,
+    progress: bool = True,
+) -> PassSummary:
+    """Call `visit` with each batch and the numbers of its texts.
+
+    Ctrl-C ends the loop early and keeps all finished batches; the first batch raises it again.
+    """
+    limit = default_batch_tokens(model) if batch_tokens is None else batch_tokens
+    if limit < 1:
+        raise InputError(f"batch_tokens must be at least 1, got {limit}", "use 1 or more")
+    total = len(texts) if hasattr(texts, "__len__") and not isinstance(texts, str) else None
+    done = tokens = first = 0
+    with Progress(label, total=total, unit=unit, enabled=progress) as bar, eval_mode(model):
+        try:
+            for chunk in _chunks(texts):
+                inputs = read_inputs(model, chunk)
+                sizes = inputs.sizes(model)
+                for batch in batch_by_length(sizes, limit):
+                    visit(inputs.select(batch), [first + text for text in batch])
+                    done += len(batch)
+                    tokens += sum(sizes[text] for text in batch)
+                    bar.advance(len(batch))
+                first += len(inputs)
+        except KeyboardInterrupt:
+            if not done:
+                raise
+            return PassSummary(done, tokens, complete=False)
+    if done == 0:
+        raise InputError("there are no texts", "pass at least one")
+    return PassSummary(done, tokens, complete=True)
+
+
+def _chunks(texts: Any) -> Iterator[Any]:
+    """Texts in chunks; a batch that is a single object is one chunk."""
+    if isinstance(texts, str):
+        yield [texts]
+    elif isinstance(texts, ModelInputs | Ragged | Tensor) or _pair_of_ragged(texts):
+        yield texts
+    else:
+        rest = iter(texts)
+        while chunk := list(islice(rest, TEXTS_PER_CHUNK)):
+            yield chunk
+
+
+def _pair_of_ragged(texts: Any) -> bool:
+    return isinstance(texts, tuple) and bool(texts) and isinstance(texts[0], Ragged)

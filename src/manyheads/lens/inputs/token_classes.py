@@ -1,4 +1,4 @@
-"""Classes of tokens that heads like to look at, told from what the tokenizer writes for them."""
+"""Classes of tokens, such as punctuation and digits, by their text in the tokenizer."""
 
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 
-# Ids of one class each, or the names of known classes.
+# The token ids of each class, or the names of known classes.
 TokenClasses = Mapping[str, Iterable[int]] | Sequence[str] | None
 
 
@@ -34,7 +34,7 @@ def _brackets(text: str) -> bool:
     return bool(text.strip()) and _categories(text) <= {"Ps", "Pe"}
 
 
-# Whether a token belongs, by its text; "special" ones are those the tokenizer calls so.
+# Whether a token belongs to a class, by its text; the tokenizer says which are "special".
 BY_TEXT: dict[str, Callable[[str], bool]] = {
     "punctuation": _punctuation,
     "digits": _digits,
@@ -47,9 +47,9 @@ CLASSES = (*BY_TEXT, "special")
 def token_classes(
     tokenizer: Any, vocabulary: int, classes: TokenClasses
 ) -> dict[str, Float[Tensor, " v"]]:
-    """For each class a column of ones and zeros over the vocabulary.
+    """For each class, ones and zeros over the vocabulary.
 
-    `None` takes all known classes, or none where there is no tokenizer to tell them by.
+    `None` means all known classes, or none if there is no tokenizer.
     """
     if isinstance(classes, Mapping):
         return {name: _column(name, ids, vocabulary) for name, ids in classes.items()}
@@ -58,25 +58,25 @@ def token_classes(
     for name in classes:
         if name not in CLASSES:
             raise InputError(
-                f"no class of tokens is called {name!r}",
-                f"use {', '.join(CLASSES)}, or give ids, as in {{{name!r}: [7, 8]}}",
+                f"there is no token class {name!r}",
+                f"use {', '.join(CLASSES)}, or pass ids, as in {{{name!r}: [7, 8]}}",
             )
     if classes and tokenizer is None:
         raise InputError(
-            "without a tokenizer nobody knows what a token is",
-            "set model.tokenizer, or give ids, as in {'mine': [7, 8]}",
+            "token classes need a tokenizer",
+            "set model.tokenizer, or pass ids, as in {'mine': [7, 8]}",
         )
     special = _special(tokenizer) if classes else set()
     texts = _texts(tokenizer, vocabulary) if set(classes) & set(BY_TEXT) else []
-    found = {}
+    columns = {}
     for name in classes:
         members: Iterable[int] = special
         if name in BY_TEXT:
             belongs = BY_TEXT[name]
             plain = (token for token in range(len(texts)) if token not in special)
             members = [token for token in plain if belongs(texts[token])]
-        found[name] = _column(name, members, vocabulary)
-    return found
+        columns[name] = _column(name, members, vocabulary)
+    return columns
 
 
 def _column(name: str, ids: Iterable[int], vocabulary: int) -> Float[Tensor, " v"]:
@@ -85,7 +85,7 @@ def _column(name: str, ids: Iterable[int], vocabulary: int) -> Float[Tensor, " v
         if not 0 <= token < vocabulary:
             raise InputError(
                 f"class {name!r} has token id {token}, outside vocabulary={vocabulary}",
-                f"use ids of 0 to {vocabulary - 1}",
+                f"use ids from 0 to {vocabulary - 1}",
             )
     column = torch.zeros(vocabulary)
     column[torch.tensor(members, dtype=torch.long)] = 1.0
@@ -100,5 +100,5 @@ def _special(tokenizer: Any) -> set[int]:
 def _texts(tokenizer: Any, vocabulary: int) -> list[str]:
     known = min(vocabulary, tokenizer.get_vocab_size())
     texts = tokenizer.decode_batch([[token] for token in range(known)], skip_special_tokens=False)
-    # WordPiece marks what goes on a word, and a mark is no punctuation.
+    # WordPiece marks the continuation of a word by ##, which is not punctuation.
     return [text.removeprefix("##") for text in texts]

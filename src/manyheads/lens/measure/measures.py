@@ -1,48 +1,142 @@
-"""The measures of a head by name, each as one number per query, from what its weights add up to."""
+"""The measures of a head: their names and units, and their values from the sums of each row."""
 
-from collections.abc import Iterator
+import math
+import tomllib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.lens.measure.row_sums import Sums, Wanted
-from manyheads.lens.measure.score_tiles import Meeting
+from manyheads.formatting import number, percent
+from manyheads.lens.measure.row_sums import RowSums, RowSumSpec
+from manyheads.lens.measure.score_tiles import TiledScores
 from manyheads.lens.results.addresses import Block
 from manyheads.ragged import Lengths
 
+Unit = Literal["percent", "nats", "tokens", "number"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureInfo:
+    """The label of a measure, the unit of its values and its meaning."""
+
+    label: str
+    unit: Unit
+    about: str
+
+    @property
+    def title(self) -> str:
+        """The label, with the unit unless the values show it."""
+        return self.label if self.unit in ("percent", "number") else f"{self.label} ({self.unit})"
+
+
+@cache
+def describe_measure(name: str) -> MeasureInfo:
+    """Look a measure up by its key.
+
+    >>> describe_measure("max_weight").label, describe_measure("entropy").title
+    ('Max weight', 'Entropy (nats)')
+    >>> describe_measure("offset-4").label, describe_measure("gate_output_closed").label
+    ('Offset -4', 'Closed gates, output')
+
+    A key without an entry, such as a column of another result, is its own label.
+
+    >>> describe_measure("copying_eigenvalues").label
+    'Copying eigenvalues'
+    """
+    table = _table()
+    if name in table:
+        return table[name]
+    family = _family(name)
+    if family is None:
+        return MeasureInfo(label=_in_words(name).capitalize(), unit="number", about="")
+    start, end = family.split("*")
+    info, rest = table[family], name.removeprefix(start).removesuffix(end)
+    return MeasureInfo(label=info.label.format(_in_words(rest)), unit=info.unit, about=info.about)
+
+
+def format_value(value: float, unit: Unit = "number", error: float = math.nan) -> str:
+    """Format a value for a table, with its standard error unless that is NaN.
+
+    >>> format_value(0.1234, "percent", 0.021), format_value(2.5, "nats", 0.123)
+    ('12% ±2.1%', '2.50 ±0.12')
+    """
+    text = percent(value) if unit == "percent" else number(value)
+    if math.isnan(value) or math.isnan(error):
+        return text
+    return f"{text} ±{percent(error) if unit == 'percent' else f'{error:.2g}'}"
+
+
+def sort_measures(names: Iterable[str]) -> tuple[str, ...]:
+    """Sort measures in the order of the table, unknown ones last.
+
+    >>> sort_measures(["gate_key", "on_digits", "induction_score", "entropy"])
+    ('entropy', 'on_digits', 'induction_score', 'gate_key')
+    """
+    return tuple(sorted(names, key=_rank))
+
+
+def _rank(name: str) -> int:
+    keys = list(_table())
+    key = name if name in keys else _family(name)
+    return len(keys) if key is None else keys.index(key)
+
+
+def _family(name: str) -> str | None:
+    for key in _table():
+        start, star, end = key.partition("*")
+        if star and name.startswith(start) and name.endswith(end):
+            return key
+    return None
+
+
+def _in_words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+@cache
+def _table() -> dict[str, MeasureInfo]:
+    text = files(__package__).joinpath("measures.toml").read_text("utf-8")
+    return {name: MeasureInfo(**entry) for name, entry in tomllib.loads(text).items()}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Counted:
-    """Which values count, and to which of `sequences` sequences each belongs."""
+class SequenceGroups:
+    """To which of `sequences` sequences each value belongs, and which values are `valid`."""
 
     owner: Int[Tensor, " n"]
     sequences: int
-    kept: Bool[Tensor, " n"] | Bool[Tensor, "n h"] | None = None
+    valid: Bool[Tensor, " n"] | Bool[Tensor, "n h"] | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Tally:
-    """Sums by attention and measure, from which means and errors follow; two tallies add up.
+class MeasureSums:
+    """Sums by attention and measure that give means and standard errors; batches can be merged.
 
-    Of the values x of N queries in sequences b with sums S_b of N_b values it keeps, in float64,
+    For the values x of N queries in sequences b with sums S_b of N_b values, these are in float64
     N, sum x, sum x^2, the number of sequences, sum S_b^2, sum S_b N_b and sum N_b^2.
     """
 
     sums: dict[tuple[Block, str], Float[Tensor, "7 h"]] = field(default_factory=dict)
 
-    def add(self, block: Block, name: str, values: Float[Tensor, "n h"], counted: Counted) -> None:
-        """Values of one batch, one a query and head."""
+    def add(
+        self, block: Block, name: str, values: Float[Tensor, "n h"], groups: SequenceGroups
+    ) -> None:
+        """Add the values of one batch, one per query and head."""
         x = values.double()
-        if counted.kept is None:
+        if groups.valid is None:
             weight = torch.ones_like(x)
         else:
-            kept = counted.kept if counted.kept.dim() == 2 else counted.kept[:, None]
-            weight = kept.double().expand_as(x)
-            x = torch.where(kept, x, 0.0)
-        by, number = summed_by(x, counted), summed_by(weight, counted)
+            valid = groups.valid if groups.valid.dim() == 2 else groups.valid[:, None]
+            weight = valid.double().expand_as(x)
+            x = torch.where(valid, x, 0.0)
+        by, number = sum_by_sequence(x, groups), sum_by_sequence(weight, groups)
         parts = (
             number.sum(0),
             by.sum(0),
@@ -52,13 +146,13 @@ class Tally:
             (by * number).sum(0),
             number.square().sum(0),
         )
-        self._put((block, name), torch.stack(parts))
+        self._add((block, name), torch.stack(parts))
 
-    def merge(self, other: "Tally") -> None:
+    def merge(self, other: "MeasureSums") -> None:
         for key, sums in other.sums.items():
-            self._put(key, sums)
+            self._add(key, sums)
 
-    def _put(self, key: tuple[Block, str], sums: Float[Tensor, "7 h"]) -> None:
+    def _add(self, key: tuple[Block, str], sums: Float[Tensor, "7 h"]) -> None:
         self.sums[key] = self.sums[key] + sums if key in self.sums else sums
 
     @property
@@ -66,32 +160,32 @@ class Tally:
         return tuple(dict.fromkeys(name for _, name in self.sums))
 
     def means(self, blocks: tuple[Block, ...], name: str) -> Float[np.ndarray, " h"]:
-        """Sum over number of all values that count; NaN for heads that have none."""
-        return _joined([_mean(self._of(block, name)) for block in blocks])
+        """Means over all valid values; NaN for heads without any."""
+        return _concatenate([_mean(self._get(block, name)) for block in blocks])
 
     def errors(
         self, blocks: tuple[Block, ...], name: str, *, over_sequences: bool
     ) -> Float[np.ndarray, " h"]:
         """Standard errors of the means.
 
-        Over sequences, queries of one sequence may depend on each other as they like (the ratio
-        estimator for clusters); over queries, each is taken to be drawn by itself.
+        Over sequences, the queries of a sequence may depend on each other (the ratio estimator for
+        clusters); over queries, all are taken as independent.
         """
         error = _error_over_sequences if over_sequences else _error_over_queries
-        return _joined([error(self._of(block, name)) for block in blocks])
+        return _concatenate([error(self._get(block, name)) for block in blocks])
 
-    def _of(self, block: Block, name: str) -> Float[Tensor, "7 h"]:
+    def _get(self, block: Block, name: str) -> Float[Tensor, "7 h"]:
         none = torch.zeros(7, block.heads, dtype=torch.float64)
         return self.sums.get((block, name), none).cpu()
 
 
-def summed_by(values: Float[Tensor, "n h"], counted: Counted) -> Float[Tensor, "b h"]:
-    """The values of each sequence added up."""
-    if counted.sequences == 1:
-        # Adding row after row to one place, they would wait for each other on a GPU.
+def sum_by_sequence(values: Float[Tensor, "n h"], groups: SequenceGroups) -> Float[Tensor, "b h"]:
+    """Sum the values of each sequence."""
+    if groups.sequences == 1:
+        # On a GPU, adding all rows to the same index would serialise them.
         return values.sum(0, keepdim=True)
-    zeros = values.new_zeros(counted.sequences, values.shape[1])
-    return zeros.index_add(0, counted.owner, values)
+    zeros = values.new_zeros(groups.sequences, values.shape[1])
+    return zeros.index_add(0, groups.owner, values)
 
 
 def _mean(sums: Float[Tensor, "7 h"]) -> Float[Tensor, " h"]:
@@ -112,25 +206,25 @@ def _error_over_queries(sums: Float[Tensor, "7 h"]) -> Float[Tensor, " h"]:
     return torch.where(number > 1, (scatter / (number - 1)).sqrt(), torch.nan)
 
 
-def _joined(each: list[Float[Tensor, " _"]]) -> Float[np.ndarray, " h"]:
+def _concatenate(each: list[Float[Tensor, " _"]]) -> Float[np.ndarray, " h"]:
     joined = torch.cat(each) if each else torch.zeros(0, dtype=torch.float64)
     return joined.numpy()
 
 
-# A first token is a sink for a head that gives it more than this on average (arXiv 2410.10781).
+# The first token is a sink of a head whose mean weight on it exceeds this (arXiv 2410.10781).
 SINK_ABOVE = 0.3
-# A gate below this is closed.
-CLOSED = 0.1
+# A gate below this counts as closed.
+GATE_CLOSED_BELOW = 0.1
 NEIGHBOURS = {-1: "previous_token", 0: "self", 1: "next_token"}
 
-Measure = tuple[str, Float[Tensor, "n h"], Bool[Tensor, " n"] | None]
+MeasureValues = tuple[str, Float[Tensor, "n h"], Bool[Tensor, " n"] | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Scope:
-    """What is measured: names of the marked classes, and which queries repeat a token.
+class MeasureScope:
+    """What to measure: the names of the marked classes, and which queries repeat a token.
 
-    `same` says that queries and keys are the same tokens, so that distances mean something.
+    `same` says that queries and keys are the same tokens, so that distances are defined.
     """
 
     classes: tuple[str, ...]
@@ -147,85 +241,97 @@ def offset_name(offset: int) -> str:
     return NEIGHBOURS.get(offset, f"offset{offset:+d}")
 
 
-def repeated(ids: Int[Tensor, " n"], lengths: Lengths) -> Bool[Tensor, " n"]:
+def has_earlier_copy(ids: Int[Tensor, " n"], lengths: Lengths) -> Bool[Tensor, " n"]:
     """Which tokens have an earlier copy in their sequence."""
     owner = lengths.sequence_of_token
-    spread = owner * (int(ids.max()) + 1 if len(ids) else 1) + ids
-    _, kind = spread.unique(return_inverse=True)
-    place = torch.arange(len(ids), device=ids.device)
-    first = torch.full_like(place, len(ids)).scatter_reduce(0, kind, place, "amin")
-    return place > first[kind]
+    unique_ids = owner * (int(ids.max()) + 1 if len(ids) else 1) + ids
+    _, kind = unique_ids.unique(return_inverse=True)
+    index = torch.arange(len(ids), device=ids.device)
+    first = torch.full_like(index, len(ids)).scatter_reduce(0, kind, index, "amin")
+    return index > first[kind]
 
 
-def tally_heads(
-    tally: Tally, block: Block, meeting: Meeting, wanted: Wanted, sums: Sums, scope: Scope
+def add_measures(
+    totals: MeasureSums,
+    block: Block,
+    tiled: TiledScores,
+    spec: RowSumSpec,
+    sums: RowSums,
+    scope: MeasureScope,
 ) -> None:
     """Add every measure of one attention on one batch."""
-    lengths = meeting.request.queries
-    seen = sums.visible > 0
-    measures = [*_of_weights(meeting, sums, seen), *_on_marks(sums, scope, seen)]
+    lengths = tiled.request.queries
+    sees_key = sums.visible > 0
+    measures = [*_weight_measures(tiled, sums, sees_key), *_class_measures(sums, scope, sees_key)]
     if scope.same:
-        measures += [*_by_place(meeting, wanted, sums, seen), *_of_repeats(sums, scope)]
-    for name, values, kept in measures:
-        counted = Counted(lengths.sequence_of_token, len(lengths), kept)
-        tally.add(block, name, values, counted)
-    for name, values, kept in _by_sequence(sums, scope, lengths, seen):
+        measures += [
+            *_position_measures(tiled, spec, sums, sees_key),
+            *_repeat_measures(sums, scope),
+        ]
+    for name, values, valid in measures:
+        groups = SequenceGroups(lengths.sequence_of_token, len(lengths), valid)
+        totals.add(block, name, values, groups)
+    for name, values, valid in _sequence_measures(sums, scope, lengths, sees_key):
         owner = torch.arange(len(lengths), device=values.device)
-        tally.add(block, name, values, Counted(owner, len(lengths), kept))
+        totals.add(block, name, values, SequenceGroups(owner, len(lengths), valid))
 
 
-def _of_weights(meeting: Meeting, sums: Sums, seen: Bool[Tensor, " n"]) -> Iterator[Measure]:
-    """How sharply a head looks, over queries that see a key."""
-    yield "entropy", sums.entropy, seen
-    most = sums.visible.log()[:, None]
-    yield "normalized_entropy", sums.entropy / most, sums.visible > 1
-    yield "effective_keys", sums.mass.square() / sums.squares, seen
-    yield "max_weight", sums.largest, seen
-    yield "first_token", sums.first, seen
-    if meeting.request.sink is not None:
-        yield "on_no_key", 1 - sums.mass, seen
+def _weight_measures(
+    tiled: TiledScores, sums: RowSums, sees_key: Bool[Tensor, " n"]
+) -> Iterator[MeasureValues]:
+    """How concentrated the weights are, over queries that see a key."""
+    yield "entropy", sums.entropy, sees_key
+    maximum = sums.visible.log()[:, None]
+    yield "normalized_entropy", sums.entropy / maximum, sums.visible > 1
+    yield "effective_keys", sums.mass.square() / sums.squares, sees_key
+    yield "max_weight", sums.largest, sees_key
+    yield "first_token", sums.first, sees_key
+    if tiled.request.sink is not None:
+        yield "on_no_key", 1 - sums.mass, sees_key
 
 
-def _by_place(
-    meeting: Meeting, wanted: Wanted, sums: Sums, seen: Bool[Tensor, " n"]
-) -> Iterator[Measure]:
-    """How far a head looks; a weight at an offset counts where the sequence has such a place."""
-    yield "distance", sums.distance, seen
-    yield "spread", sums.variance.sqrt(), seen
-    lengths = meeting.request.queries
-    room = lengths.offsets.diff().long()[lengths.sequence_of_token]
-    for column, offset in enumerate(wanted.offsets):
-        place = lengths.positions + offset
-        yield offset_name(offset), sums.offsets[..., column], (place >= 0) & (place < room)
+def _position_measures(
+    tiled: TiledScores, spec: RowSumSpec, sums: RowSums, sees_key: Bool[Tensor, " n"]
+) -> Iterator[MeasureValues]:
+    """Where a head attends; an offset counts for queries that have a token there."""
+    yield "distance", sums.distance, sees_key
+    yield "spread", sums.variance.sqrt(), sees_key
+    lengths = tiled.request.queries
+    length = lengths.offsets.diff().long()[lengths.sequence_of_token]
+    for column, offset in enumerate(spec.offsets):
+        key = lengths.positions + offset
+        yield offset_name(offset), sums.offsets[..., column], (key >= 0) & (key < length)
         if offset == -1:
-            # arXiv 1906.04341 divides by all queries, the first too.
-            yield "previous_token_all_queries", sums.offsets[..., column], seen
+            # arXiv 1906.04341 divides by all queries, including the first.
+            yield "previous_token_all_queries", sums.offsets[..., column], sees_key
 
 
-def _on_marks(sums: Sums, scope: Scope, seen: Bool[Tensor, " n"]) -> Iterator[Measure]:
+def _class_measures(
+    sums: RowSums, scope: MeasureScope, sees_key: Bool[Tensor, " n"]
+) -> Iterator[MeasureValues]:
     for column, name in enumerate(scope.classes):
-        yield f"on_{name}", sums.marks[..., column], seen
+        yield f"on_{name}", sums.marks[..., column], sees_key
 
 
-def _of_repeats(sums: Sums, scope: Scope) -> Iterator[Measure]:
-    """Over the queries whose token was there before."""
+def _repeat_measures(sums: RowSums, scope: MeasureScope) -> Iterator[MeasureValues]:
+    """Over queries whose token occurred before."""
     if scope.repeats is not None:
         yield "duplicate_token", sums.duplicate, scope.repeats
         yield "induction", sums.induction, scope.repeats
 
 
-def _by_sequence(
-    sums: Sums, scope: Scope, lengths: Lengths, seen: Bool[Tensor, " n"]
+def _sequence_measures(
+    sums: RowSums, scope: MeasureScope, lengths: Lengths, sees_key: Bool[Tensor, " n"]
 ) -> Iterator[tuple[str, Float[Tensor, "b h"], Bool[Tensor, "b h"]]]:
-    """One value a sequence: whether its first token is a sink, and the detector's "mul" scores."""
-    all_of_them = Counted(lengths.sequence_of_token, len(lengths))
-    number = summed_by(seen.double()[:, None], all_of_them)
-    first, mass = (summed_by(x.double(), all_of_them) for x in (sums.first, sums.mass))
+    """One value per sequence: whether its first token is a sink, and the detector's scores."""
+    every_query = SequenceGroups(lengths.sequence_of_token, len(lengths))
+    number = sum_by_sequence(sees_key.double()[:, None], every_query)
+    first, mass = (sum_by_sequence(x.double(), every_query) for x in (sums.first, sums.mass))
     some = (number > 0).expand_as(first)
     yield "sink", (first / number > scope.sink_above).double(), some
     if scope.same and scope.repeats is not None:
-        found = summed_by(sums.induction.double(), all_of_them)
-        yield "induction_score", found / mass, some & (mass > 0)
+        induction = sum_by_sequence(sums.induction.double(), every_query)
+        yield "induction_score", induction / mass, some & (mass > 0)
         rest = mass - first
-        # What rounding leaves of nothing is nothing.
-        yield "induction_score_without_first", found / rest, some & (rest > 1e-6 * mass)
+        # A rest this small is rounding error.
+        yield "induction_score_without_first", induction / rest, some & (rest > 1e-6 * mass)

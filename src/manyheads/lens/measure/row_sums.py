@@ -1,33 +1,36 @@
-"""What the heads' weights add up to, query by query, without keeping a pattern.
+"""Sums over the attention weights of each query, without storing a pattern.
 
-A few queries meet all keys they can see, everything that is asked of their weights is summed up at
-once, and the weights are let go: memory grows with the tokens, never with their square. One such
-pass costs about what one call of the fused kernel costs, where the identities of the design would
-need four.
+The weights of a few queries are computed over all visible keys, every sum is taken at once, and the
+weights are discarded: memory is linear in the number of tokens. One pass costs about as much as
+one call of the fused kernel. On CUDA a Triton kernel streams over the keys instead.
 """
 
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.lens.measure.score_tiles import FAR, Meeting, Strip
+from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, Tile, TiledScores
+from manyheads.parts.masks import exact_band
+from manyheads.parts.positions.alibi import AlibiBias
 
-# Queries, times the heads that share a key: enough rows to keep matrix products busy.
+# Queries times heads per key head: enough rows to keep matrix products busy.
 ROWS = {"cpu": 128, "cuda": 1024}
-# Weights alive at once, where one head of keys alone does not have more.
-LARGEST_CHUNK = {"cpu": 2**20, "cuda": 2**26}
+# Weights in memory at once, unless a single key head has more.
+CHUNK_WEIGHTS = {"cpu": 2**20, "cuda": 2**26}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Wanted:
-    """What to sum up besides: keys at offsets from the query, marked keys, repeated tokens.
+class RowSumSpec:
+    """Which weights to sum: keys at offsets from the query, marked keys, repeated tokens.
 
-    `marks` are columns over the keys. `ids` name the tokens where queries and keys are the same.
+    `marks` are columns over the keys. `ids` are the tokens where queries and keys are the same.
     """
 
     offsets: tuple[int, ...]
@@ -36,11 +39,11 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Sums:
-    """One number a query and head; `variance` is that of the place looked at.
+class RowSums:
+    """One number per query and head; `variance` is that of the attended position.
 
-    With a learned sink the weights on keys sum to a `mass` below 1; the variance is of the weights
-    divided by it.
+    With a learned sink the weights on keys sum to a `mass` below 1, and the variance is that of the
+    weights divided by it.
     """
 
     visible: Float[Tensor, " n"]
@@ -57,64 +60,64 @@ class Sums:
     marks: Float[Tensor, "n h marks"]
 
     @classmethod
-    def empty(cls, meeting: Meeting, wanted: Wanted) -> "Sums":
-        queries, heads = meeting.query.shape[:2]
-        zeros = torch.zeros(queries, heads, device=meeting.query.device)
-        shapes = {"offsets": len(wanted.offsets), "marks": wanted.marks.shape[1]}
+    def empty(cls, tiled: TiledScores, spec: RowSumSpec) -> "RowSums":
+        queries, heads = tiled.query.shape[:2]
+        zeros = torch.zeros(queries, heads, device=tiled.query.device)
+        shapes = {"offsets": len(spec.offsets), "marks": spec.marks.shape[1]}
         tensors = {field.name: zeros.clone() for field in fields(cls)}
         tensors["visible"] = zeros.new_zeros(queries)
         tensors |= {name: zeros.new_zeros(queries, heads, last) for name, last in shapes.items()}
         return cls(**tensors)
 
 
-def sum_rows(meeting: Meeting, wanted: Wanted) -> Sums:
-    """All sums of one attention, a few queries and heads at a time."""
-    sums = Sums.empty(meeting, wanted)
-    step = max(1, ROWS[_home(meeting)] // meeting.share)
-    for sequence, length in enumerate(meeting.request.queries.each):
-        if length == 0 or meeting.request.keys.each[sequence] == 0:
+def sum_rows(tiled: TiledScores, spec: RowSumSpec) -> RowSums:
+    """All sums of one attention, by tiles of a few queries and heads."""
+    sums = RowSums.empty(tiled, spec)
+    step = max(1, ROWS[_device_kind(tiled)] // tiled.group_size)
+    for sequence, length in enumerate(tiled.request.queries.each):
+        if length == 0 or tiled.request.keys.each[sequence] == 0:
             continue
-        keys = meeting.keys_of(sequence)
+        keys = tiled.keys_of(sequence)
         for start, stop in pairwise((*range(0, length, step), length)):
-            strip = meeting.strip(sequence, range(start, stop))
-            if strip.keys:
-                _sum_strip(meeting, wanted, strip, keys, sums)
+            tile = tiled.tile(sequence, range(start, stop))
+            if tile.keys:
+                _sum_tile(tiled, spec, tile, keys, sums)
     return sums
 
 
-def _home(meeting: Meeting) -> Literal["cpu", "cuda"]:
-    return "cpu" if meeting.query.device.type == "cpu" else "cuda"
+def _device_kind(tiled: TiledScores) -> Literal["cpu", "cuda"]:
+    return "cpu" if tiled.query.device.type == "cpu" else "cuda"
 
 
-def _sum_strip(
-    meeting: Meeting, wanted: Wanted, strip: Strip, keys: Float[Tensor, "g s d"], sums: Sums
+def _sum_tile(
+    tiled: TiledScores, spec: RowSumSpec, tile: Tile, keys: Float[Tensor, "g s d"], sums: RowSums
 ) -> None:
-    weights_a_head = meeting.share * len(strip.rows) * len(strip.keys)
-    groups, step = keys.shape[0], max(1, LARGEST_CHUNK[_home(meeting)] // weights_a_head)
-    repeats = None if wanted.ids is None else _repeats(meeting, wanted.ids, strip)
-    columns = _columns(meeting, wanted, strip)
+    weights_per_head = tiled.group_size * len(tile.rows) * len(tile.keys)
+    groups, step = keys.shape[0], max(1, CHUNK_WEIGHTS[_device_kind(tiled)] // weights_per_head)
+    repeats = None if spec.ids is None else _find_repeats(tiled, spec.ids, tile)
+    columns = _columns(tiled, spec, tile)
     for start, stop in pairwise((*range(0, groups, step), groups)):
-        weighed = _weigh(meeting, strip, keys, range(start, stop), columns)
-        here = meeting.request.queries.starts[strip.sequence]
-        rows = slice(here + strip.rows.start, here + strip.rows.stop)
-        heads = slice(start * meeting.share, stop * meeting.share)
-        sums.visible[rows] = weighed.visible
-        for name, values in _spread(meeting, strip, weighed).items():
+        weights = _tile_weights(tiled, tile, keys, range(start, stop), columns)
+        first = tiled.request.queries.starts[tile.sequence]
+        rows = slice(first + tile.rows.start, first + tile.rows.stop)
+        heads = slice(start * tiled.group_size, stop * tiled.group_size)
+        sums.visible[rows] = weights.visible
+        for name, values in _spread_sums(tiled, tile, weights).items():
             getattr(sums, name)[rows, heads] = values.T
-        _gather(meeting, wanted.offsets, strip, weighed, sums, (rows, heads))
-        marked = weighed.columns[..., 2:] * weighed.factor[..., None]
+        _offset_sums(tiled, spec.offsets, tile, weights, sums, (rows, heads))
+        marked = weights.columns[..., 2:] * weights.factor[..., None]
         sums.marks[rows, heads] = rearrange(marked, "h t marks -> t h marks")
         if repeats is not None:
-            duplicate, induction = _on_repeats(weighed, repeats)
+            duplicate, induction = _repeat_sums(weights, repeats)
             sums.duplicate[rows, heads], sums.induction[rows, heads] = duplicate.T, induction.T
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Weighed:
-    """`powers` are e to the scores below each row's largest; times `factor` they are weights.
+class _TileWeights:
+    """`powers` are exp(score - row maximum); times `factor` they are the weights.
 
-    `rest` is what the logarithm of the sum of all powers, the sink's too, lies above the largest.
-    `columns` are sums of powers, of powers times places, and over marked keys.
+    `rest` is the log-sum-exp of each row, the sink included, minus the row maximum. `columns` are
+    sums of powers, of powers times positions, and of powers over marked keys.
     """
 
     scores: Float[Tensor, "h t w"]
@@ -125,48 +128,50 @@ class _Weighed:
     columns: Float[Tensor, "h t columns"]
 
 
-def _weigh(
-    meeting: Meeting,
-    strip: Strip,
+def _tile_weights(
+    tiled: TiledScores,
+    tile: Tile,
     keys: Float[Tensor, "g s d"],
     heads: range,
     columns: Float[Tensor, "w columns"],
-) -> _Weighed:
-    scores, visible = meeting.scores(strip, keys, heads)
-    largest = scores.amax(-1, keepdim=True).clamp_(min=FAR / 10)
+) -> _TileWeights:
+    scores, visible = tiled.scores(tile, keys, heads)
+    largest = scores.amax(-1, keepdim=True).clamp_(min=HIDDEN_SCORE / 10)
     scores.sub_(largest)
     powers = scores.exp()
     summed = powers @ columns
     total = summed[..., 0]
     rest = total.log()
-    if meeting.request.sink is not None:
-        share = meeting.share
-        sink = meeting.request.sink[heads.start * share : heads.stop * share].float()
+    if tiled.request.sink is not None:
+        share = tiled.group_size
+        sink = tiled.request.sink[heads.start * share : heads.stop * share].float()
         rest = torch.logaddexp(rest, sink[:, None] - largest.squeeze(-1))
     factor = torch.where(total > 0, (-rest).exp(), 0.0)
-    return _Weighed(scores, powers, factor, rest, visible, summed)
+    return _TileWeights(scores, powers, factor, rest, visible, summed)
 
 
-def _spread(meeting: Meeting, strip: Strip, weighed: _Weighed) -> dict[str, Float[Tensor, "h t"]]:
-    """How the weights of each row are spread: over how many keys, and how far away."""
-    factor, powers, spare = weighed.factor, weighed.powers, weighed.scores
-    total = weighed.columns[..., 0].clamp(min=1e-30)
+def _spread_sums(
+    tiled: TiledScores, tile: Tile, weights: _TileWeights
+) -> dict[str, Float[Tensor, "h t"]]:
+    """How the weights of each row are spread: over how many keys, and at what distance."""
+    factor, powers, spare = weights.factor, weights.powers, weights.scores
+    total = weights.columns[..., 0].clamp(min=1e-30)
     mass = factor * total
     surprise = spare.mul_(powers).sum(-1)
-    # Places are counted from a key close to the centre, so that far ones lose no digits.
-    near = (weighed.columns[..., 1] / total).round()
-    key = torch.arange(len(strip.keys), device=powers.device, dtype=torch.float32)
+    # Positions are relative to a key near the centre, which avoids cancellation far away.
+    near = (weights.columns[..., 1] / total).round()
+    key = torch.arange(len(tile.keys), device=powers.device, dtype=torch.float32)
     away = torch.sub(key, near[..., None], out=spare)
     moment = away * powers
     centre = moment.sum(-1) / total
     variance = moment.mul_(away).sum(-1) / total - centre.square()
-    row = torch.arange(strip.rows.start, strip.rows.stop, device=powers.device)
-    place = row + meeting.shift(strip.sequence)
-    back = (place - strip.keys.start - near) - centre
-    far = back + 2 * _ahead(meeting, strip, powers, place) / total
+    row = torch.arange(tile.rows.start, tile.rows.stop, device=powers.device)
+    position = row + tiled.query_offset(tile.sequence)
+    back = (position - tile.keys.start - near) - centre
+    far = back + 2 * _ahead(tiled, tile, powers, position) / total
     return {
         "mass": mass,
-        "entropy": torch.where(factor > 0, weighed.rest * mass, 0.0) - factor * surprise,
+        "entropy": torch.where(factor > 0, weights.rest * mass, 0.0) - factor * surprise,
         "squares": (factor * torch.linalg.vector_norm(powers, dim=-1)).square(),
         "largest": factor,
         "distance": mass * far,
@@ -175,80 +180,191 @@ def _spread(meeting: Meeting, strip: Strip, weighed: _Weighed) -> dict[str, Floa
 
 
 def _ahead(
-    meeting: Meeting, strip: Strip, powers: Float[Tensor, "h t w"], place: Int[Tensor, " t"]
+    tiled: TiledScores, tile: Tile, powers: Float[Tensor, "h t w"], position: Int[Tensor, " t"]
 ) -> Float[Tensor, "h t"]:
-    """The distances to later keys, weighed; a causal head has none."""
-    if meeting.request.mask.reach.after == 0:
+    """The weighted distances to later keys; zero for a causal head."""
+    if tiled.request.mask.reach.after == 0:
         return torch.zeros(powers.shape[:2], device=powers.device)
-    start = max(0, strip.rows.start + meeting.shift(strip.sequence) - strip.keys.start)
-    key = strip.keys.start + torch.arange(start, len(strip.keys), device=powers.device)
-    distance = (key - place[:, None]).clamp(min=0).float()
+    start = max(0, tile.rows.start + tiled.query_offset(tile.sequence) - tile.keys.start)
+    key = tile.keys.start + torch.arange(start, len(tile.keys), device=powers.device)
+    distance = (key - position[:, None]).clamp(min=0).float()
     return (powers[..., start:] * distance).sum(-1)
 
 
-def _gather(
-    meeting: Meeting,
+def _offset_sums(
+    tiled: TiledScores,
     offsets: tuple[int, ...],
-    strip: Strip,
-    weighed: _Weighed,
-    sums: Sums,
+    tile: Tile,
+    weights: _TileWeights,
+    sums: RowSums,
     at: tuple[slice, slice],
 ) -> None:
     """The weight on the first key, and on the key at each offset from the query."""
-    if strip.keys.start == 0:
-        sums.first[at] = (weighed.powers[..., 0] * weighed.factor).T
+    if tile.keys.start == 0:
+        sums.first[at] = (weights.powers[..., 0] * weights.factor).T
     if not offsets:
         return
-    device = weighed.powers.device
-    row = torch.arange(strip.rows.start, strip.rows.stop, device=device)
-    place = (row + meeting.shift(strip.sequence))[:, None] + torch.tensor(offsets, device=device)
-    inside = (place >= strip.keys.start) & (place < strip.keys.stop)
-    index = (
-        (place - strip.keys.start).clamp(0, len(strip.keys) - 1).expand(len(weighed.powers), -1, -1)
+    device = weights.powers.device
+    row = torch.arange(tile.rows.start, tile.rows.stop, device=device)
+    position = (row + tiled.query_offset(tile.sequence))[:, None] + torch.tensor(
+        offsets, device=device
     )
-    found = weighed.powers.gather(-1, index) * inside * weighed.factor[..., None]
-    sums.offsets[at] = rearrange(found, "h t offsets -> t h offsets")
+    inside = (position >= tile.keys.start) & (position < tile.keys.stop)
+    index = (
+        (position - tile.keys.start)
+        .clamp(0, len(tile.keys) - 1)
+        .expand(len(weights.powers), -1, -1)
+    )
+    gathered = weights.powers.gather(-1, index) * inside * weights.factor[..., None]
+    sums.offsets[at] = rearrange(gathered, "h t offsets -> t h offsets")
 
 
-def _columns(meeting: Meeting, wanted: Wanted, strip: Strip) -> Float[Tensor, "w columns"]:
-    """What the weights of all rows are multiplied with: ones, places, marks."""
-    start = meeting.request.keys.starts[strip.sequence]
-    marks = wanted.marks[start + strip.keys.start : start + strip.keys.stop]
-    place = torch.arange(len(strip.keys), device=marks.device, dtype=torch.float32)
-    return torch.cat((torch.ones_like(place)[:, None], place[:, None], marks), dim=1)
+def _columns(tiled: TiledScores, spec: RowSumSpec, tile: Tile) -> Float[Tensor, "w columns"]:
+    """The right-hand side that the weights are multiplied with: ones, positions, marks."""
+    start = tiled.request.keys.starts[tile.sequence]
+    marks = spec.marks[start + tile.keys.start : start + tile.keys.stop]
+    position = torch.arange(len(tile.keys), device=marks.device, dtype=torch.float32)
+    return torch.cat((torch.ones_like(position)[:, None], position[:, None], marks), dim=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Repeats:
-    """Pairs of a row and an earlier copy of its token, as a place of the strip; -1 before it."""
+class _RepeatPairs:
+    """Pairs of a row and an earlier copy of its token, as a column of the tile; -1 before it."""
 
     rows: Int[Tensor, " pairs"]
     copies: Int[Tensor, " pairs"]
 
 
-def _repeats(meeting: Meeting, ids: Int[Tensor, " n"], strip: Strip) -> _Repeats:
-    start = meeting.request.queries.starts[strip.sequence]
-    # The token after a copy may lie in the strip where the copy itself does not.
-    before = max(0, strip.keys.start - 1)
-    earlier = range(before, min(strip.keys.stop, strip.rows.stop))
-    own = ids[start + strip.rows.start : start + strip.rows.stop, None]
+def _find_repeats(tiled: TiledScores, ids: Int[Tensor, " n"], tile: Tile) -> _RepeatPairs:
+    start = tiled.request.queries.starts[tile.sequence]
+    # The token after a copy may be in the tile even if the copy itself is not.
+    before = max(0, tile.keys.start - 1)
+    earlier = range(before, min(tile.keys.stop, tile.rows.stop))
+    own = ids[start + tile.rows.start : start + tile.rows.stop, None]
     same: Bool[Tensor, "t s"] = own == ids[None, start + earlier.start : start + earlier.stop]
-    # Row t may look back at all keys before its own place.
-    same = same.tril(strip.rows.start - earlier.start - 1)
+    # Copies lie before the row itself.
+    same = same.tril(tile.rows.start - earlier.start - 1)
     rows, copies = same.nonzero(as_tuple=True)
-    return _Repeats(rows, copies + (earlier.start - strip.keys.start))
+    return _RepeatPairs(rows, copies + (earlier.start - tile.keys.start))
 
 
-def _on_repeats(
-    weighed: _Weighed, repeats: _Repeats
+def _repeat_sums(
+    weights: _TileWeights, repeats: _RepeatPairs
 ) -> tuple[Float[Tensor, "h t"], Float[Tensor, "h t"]]:
     """The weight on earlier copies of a query's token, and on the tokens after them."""
-    found = []
+    sums = []
     for further in (0, 1):
-        places = repeats.copies + further
-        inside = (places >= 0) & (places < weighed.powers.shape[-1])
-        rows, places = repeats.rows[inside], places[inside]
-        summed = torch.zeros_like(weighed.factor)
-        summed.index_add_(1, rows, weighed.powers[:, rows, places])
-        found.append(summed * weighed.factor)
-    return found[0], found[1]
+        columns = repeats.copies + further
+        inside = (columns >= 0) & (columns < weights.powers.shape[-1])
+        rows, columns = repeats.rows[inside], columns[inside]
+        summed = torch.zeros_like(weights.factor)
+        summed.index_add_(1, rows, weights.powers[:, rows, columns])
+        sums.append(summed * weights.factor)
+    return sums[0], sums[1]
+
+
+MAX_HEAD_SIZE = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
+# Marks take shared memory beside the products; by default texts have five classes.
+MAX_MARKS = 64
+# Larger than any distance between two tokens, and far from the limit of 32 bits.
+UNLIMITED = 2**29
+
+
+def row_sums(tiled: TiledScores, spec: RowSumSpec) -> RowSums:
+    """All sums of one attention: streamed by Triton where it can be, else tile by tile."""
+    if cannot(tiled, spec):
+        return sum_rows(tiled, spec)
+    # Triton runs on the current device, not on that of the tensors.
+    with torch.cuda.device_of(tiled.query):
+        return stream_rows(tiled, spec)
+
+
+def cannot(tiled: TiledScores, spec: RowSumSpec) -> str | None:
+    """Why this attention cannot be streamed; None if it can."""
+    request, size = tiled.request, tiled.query.shape[2]
+    if tiled.query.device.type != "cuda":
+        return f"streaming needs CUDA, got {tiled.query.device.type}"
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    if tiled.query.dtype not in MAX_HEAD_SIZE:
+        return f"tensor cores do not support {tiled.query.dtype}"
+    if exact_band(request.mask) is None:
+        return "the mask is not a band around the diagonal"
+    if request.bias is not None and not isinstance(request.bias, AlibiBias):
+        return f"{type(request.bias).__name__} has a value for each pair"
+    if size > (largest := MAX_HEAD_SIZE[tiled.query.dtype]):
+        return f"head size {size} is larger than {largest}"
+    if spec.marks.shape[1] > MAX_MARKS:
+        return f"there are {spec.marks.shape[1]} marks, at most {MAX_MARKS} are supported"
+    if request.scale <= 0:
+        return f"scale={request.scale} must be positive"
+    return None
+
+
+def stream_rows(tiled: TiledScores, spec: RowSumSpec) -> RowSums:
+    """All sums of one attention in one pass over its keys; needs CUDA and Triton."""
+    from manyheads.lens.measure.triton_row_sums import (
+        QueryPositions,
+        StreamInputs,
+        offset_weights,
+        repeat_weights,
+        stream,
+    )
+
+    request = tiled.request
+    queries, keys = request.queries, request.keys
+    if queries.longest == 0:
+        return RowSums.empty(tiled, spec)
+    before, after = _reach(tiled)
+    inputs = StreamInputs(
+        query=_channels_last(tiled.query),
+        key=_channels_last(tiled.key),
+        query_starts=queries.offsets,
+        key_starts=keys.offsets,
+        longest=queries.longest,
+        reach=(before, after),
+        scale=request.scale,
+        marks=spec.marks,
+        slopes=request.bias.slopes.float() if isinstance(request.bias, AlibiBias) else None,
+        sink=None if request.sink is None else request.sink.float(),
+    )
+    owner = queries.sequence_of_token
+    count = keys.offsets.diff()[owner]
+    position = (queries.positions + (count - queries.offsets.diff()[owner])).int()
+    at = QueryPositions(position, keys.offsets[owner], count)
+    fields, marks = stream(inputs)
+    level = fields.pop("level")
+    gathered = offset_weights(inputs, at, level, spec.offsets)
+    repeats = torch.zeros(2, *level.shape, device=level.device)
+    if spec.ids is not None:
+        repeats = repeat_weights(inputs, at, level, *_sort_by_token(spec.ids, owner))
+    low, high = (position - before).clamp(min=0), torch.minimum(position + after + 1, count)
+    return RowSums(
+        visible=(high - low).clamp(min=0).float(),
+        first=gathered[..., 0],
+        offsets=gathered[..., 1:],
+        duplicate=repeats[0],
+        induction=repeats[1],
+        marks=marks,
+        **fields,
+    )
+
+
+def _reach(tiled: TiledScores) -> tuple[int, int]:
+    band = exact_band(tiled.request.mask)
+    assert band is not None
+    return int(min(band.before, UNLIMITED)), int(min(band.after, UNLIMITED))
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _sort_by_token(
+    ids: Int[Tensor, " n"], owner: Int[Tensor, " n"]
+) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
+    """Token positions sorted by sequence and id, and for each the start of its run of equal ids."""
+    key, order = (owner.long() * 2**32 + ids).sort(stable=True)
+    rank = torch.arange(len(ids), device=ids.device)
+    new = F.pad(key.diff() != 0, (1, 0), value=True)[: len(ids)]
+    return order.int(), torch.where(new, rank, 0).cummax(0).values.int()

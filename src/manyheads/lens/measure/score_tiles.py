@@ -1,4 +1,4 @@
-"""One attention of one forward: which queries meet which keys, and the scores of some of them."""
+"""Attention scores of one layer, computed tile by tile: some queries and the keys they can see."""
 
 from dataclasses import dataclass, replace
 
@@ -13,16 +13,16 @@ from manyheads.models.layer import Layer
 from manyheads.models.stack import Stack
 from manyheads.parts.masks import exact_band
 from manyheads.parts.positions.relative import Bias, ShawTable
-from manyheads.parts.positions.rotary import Turn
+from manyheads.parts.positions.rotary import Rotation
 from manyheads.ragged import Ragged
 from manyheads.taps import Site, Sublayer
 
-# Below every score, and finite: nothing times minus infinity would not be nothing.
-FAR = -1e30
+# Below every score, and finite: zero times minus infinity is NaN.
+HIDDEN_SCORE = -1e30
 
 
 @dataclass(frozen=True, slots=True)
-class Strip:
+class Tile:
     """Some queries of a sequence and the keys they can see."""
 
     sequence: int
@@ -31,108 +31,108 @@ class Strip:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Meeting:
-    """Queries and keys as the kernel got them, and what it was asked."""
+class TiledScores:
+    """The queries, keys and request of a kernel call, whose scores are computed tile by tile."""
 
     query: Float[Tensor, "n h d"]
     key: Float[Tensor, "m g d"]
     request: Request
 
     @property
-    def share(self) -> int:
-        """How many heads of queries share one of keys."""
+    def group_size(self) -> int:
+        """The number of query heads per key head."""
         return self.query.shape[1] // self.key.shape[1]
 
-    def shift(self, sequence: int) -> int:
-        """Where the first query stands among the keys: the last stands at the last."""
+    def query_offset(self, sequence: int) -> int:
+        """The key position of the first query; the last query is at the last key."""
         return self.request.keys.each[sequence] - self.request.queries.each[sequence]
 
-    def strip(self, sequence: int, rows: range) -> Strip:
-        """The keys that rows of queries can reach."""
+    def tile(self, sequence: int, rows: range) -> Tile:
+        """Some rows of queries with the keys that they can reach."""
         reach, count = self.request.mask.reach, self.request.keys.each[sequence]
-        first, last = (row + self.shift(sequence) for row in (rows.start, rows.stop - 1))
+        first, last = (row + self.query_offset(sequence) for row in (rows.start, rows.stop - 1))
         start = int(max(0, min(first - reach.before, count)))
         stop = int(max(start, min(last + reach.after + 1, count)))
-        return Strip(sequence, rows, range(start, stop))
+        return Tile(sequence, rows, range(start, stop))
 
     def keys_of(self, sequence: int) -> Float[Tensor, "g s d"]:
-        """The keys of a sequence in float32, head after head."""
+        """The keys of a sequence by head, in float32."""
         start, count = self.request.keys.starts[sequence], self.request.keys.each[sequence]
         key = rearrange(self.key[start : start + count], "s g d -> g s d")
         return key.float().contiguous()
 
     def scores(
-        self, strip: Strip, keys: Float[Tensor, "g s d"], heads: range
+        self, tile: Tile, keys: Float[Tensor, "g s d"], heads: range
     ) -> tuple[Float[Tensor, "h t w"], Float[Tensor, " t"]]:
-        """Scaled products and bias of some heads of keys, and how many keys each query sees.
+        """Scores of some key heads, bias included, and how many keys each query sees.
 
-        A key that a query may not see scores `FAR`.
+        A key that the mask hides has `HIDDEN_SCORE`.
         """
-        first = self.request.queries.starts[strip.sequence]
-        served = slice(heads.start * self.share, heads.stop * self.share)
-        query = self.query[first + strip.rows.start : first + strip.rows.stop, served].float()
-        query = rearrange(query * self.request.scale, "t (g r) d -> g (r t) d", r=self.share)
-        met = keys[heads.start : heads.stop, strip.keys.start : strip.keys.stop]
-        product = query @ met.transpose(1, 2)
-        scored = rearrange(product, "g (r t) s -> (g r) t s", r=self.share)
+        first = self.request.queries.starts[tile.sequence]
+        query_heads = slice(heads.start * self.group_size, heads.stop * self.group_size)
+        query = self.query[first + tile.rows.start : first + tile.rows.stop, query_heads].float()
+        query = rearrange(query * self.request.scale, "t (g r) d -> g (r t) d", r=self.group_size)
+        visible = keys[heads.start : heads.stop, tile.keys.start : tile.keys.stop]
+        product = query @ visible.transpose(1, 2)
+        scored = rearrange(product, "g (r t) s -> (g r) t s", r=self.group_size)
         if self.request.bias is not None:
-            scored = scored + self._bias(self.request.bias, strip, served)
-        return scored, self._hide(scored, strip)
+            scored = scored + self._bias(self.request.bias, tile, query_heads)
+        return scored, self._hide(scored, tile)
 
-    def _bias(self, bias: Bias, strip: Strip, served: slice) -> Float[Tensor, "h t w"]:
+    def _bias(self, bias: Bias, tile: Tile, heads: slice) -> Float[Tensor, "h t w"]:
         device = self.query.device
-        row = torch.arange(strip.rows.start, strip.rows.stop, device=device)[:, None]
+        row = torch.arange(tile.rows.start, tile.rows.stop, device=device)[:, None]
         return bias.score(
-            torch.arange(served.start, served.stop, device=device)[:, None, None],
-            row + self.request.queries.starts[strip.sequence],
-            row + self.shift(strip.sequence),
-            torch.arange(strip.keys.start, strip.keys.stop, device=device),
+            torch.arange(heads.start, heads.stop, device=device)[:, None, None],
+            row + self.request.queries.starts[tile.sequence],
+            row + self.query_offset(tile.sequence),
+            torch.arange(tile.keys.start, tile.keys.stop, device=device),
         )
 
-    def _hide(self, scored: Float[Tensor, "h t w"], strip: Strip) -> Float[Tensor, " t"]:
-        """Write `FAR` over what the mask hides; of a band only the two edges need a look."""
-        clear = self._clear(strip)
-        count = scored.new_full((scored.shape[1],), float(len(clear)))
-        for edge in (range(clear.start), range(clear.stop, len(strip.keys))):
+    def _hide(self, scored: Float[Tensor, "h t w"], tile: Tile) -> Float[Tensor, " t"]:
+        """Overwrite the scores that the mask hides; of a band only the two edges need checking."""
+        inner = self._unmasked(tile)
+        count = scored.new_full((scored.shape[1],), float(len(inner)))
+        for edge in (range(inner.start), range(inner.stop, len(tile.keys))):
             if len(edge):
-                seen = self._seen(strip, edge)
-                count += seen.sum(-1)
-                scored[:, :, edge.start : edge.stop].masked_fill_(~seen, FAR)
+                allowed = self._allowed(tile, edge)
+                count += allowed.sum(-1)
+                scored[:, :, edge.start : edge.stop].masked_fill_(~allowed, HIDDEN_SCORE)
         return count
 
-    def _clear(self, strip: Strip) -> range:
-        """The places of a strip that all its queries see for certain."""
+    def _unmasked(self, tile: Tile) -> range:
+        """The keys of a tile that are known to be visible to all its queries."""
         band = exact_band(self.request.mask)
         if band is None:
             return range(0)
-        shift = self.shift(strip.sequence)
-        first, last = (row + shift for row in (strip.rows.start, strip.rows.stop - 1))
-        start = int(max(strip.keys.start, min(last - band.before, strip.keys.stop)))
-        stop = int(max(start, min(first + band.after + 1, strip.keys.stop)))
-        return range(start - strip.keys.start, stop - strip.keys.start)
+        shift = self.query_offset(tile.sequence)
+        first, last = (row + shift for row in (tile.rows.start, tile.rows.stop - 1))
+        start = int(max(tile.keys.start, min(last - band.before, tile.keys.stop)))
+        stop = int(max(start, min(first + band.after + 1, tile.keys.stop)))
+        return range(start - tile.keys.start, stop - tile.keys.start)
 
-    def _seen(self, strip: Strip, edge: range) -> Bool[Tensor, "t edge"]:
-        device, count = self.query.device, self.request.keys.each[strip.sequence]
-        row = torch.arange(strip.rows.start, strip.rows.stop, device=device)[:, None]
-        key = torch.arange(edge.start, edge.stop, device=device)[None] + strip.keys.start
+    def _allowed(self, tile: Tile, edge: range) -> Bool[Tensor, "t edge"]:
+        device, count = self.query.device, self.request.keys.each[tile.sequence]
+        row = torch.arange(tile.rows.start, tile.rows.stop, device=device)[:, None]
+        key = torch.arange(edge.start, edge.stop, device=device)[None] + tile.keys.start
         length = torch.full((1, 1), count, device=device)
-        return self.request.mask.allows(row + self.shift(strip.sequence), key, length)
+        return self.request.mask.allows(row + self.query_offset(tile.sequence), key, length)
 
 
-def meet(stack: Stack, site: Site, query: Ragged, key: Ragged) -> Meeting:
-    """The meeting at a site, from what the taps there showed."""
+def tiled_scores(stack: Stack, site: Site, query: Ragged, key: Ragged) -> TiledScores:
+    """The scores at a site, from its tapped queries and keys."""
     attention = attention_at(stack, site.layer, site.sublayer)
     config = attention.config
     bias: Bias | None = None
     if isinstance(attention.table, ShawTable):
-        # Shaw's value vectors change what is read, never the weights.
+        # Shaw's value vectors do not affect the weights.
         bias = replace(attention.table.bias(query.values, config.score_scale), values=None)
     elif site.sublayer is Sublayer.ATTENTION:
-        owner = stack.layers[stack.place_owner[site.layer]]
+        owner = stack.layers[stack.position_owner[site.layer]]
         assert isinstance(owner, Layer)
         assert owner.attention is not None
-        place = owner.attention.place(query.lengths.positions)
-        bias = None if isinstance(place, Turn) else place
+        encoding = owner.attention.encode_positions(query.lengths.positions)
+        bias = None if isinstance(encoding, Rotation) else encoding
     request = Request(
         queries=query.lengths,
         keys=key.lengths,
@@ -142,4 +142,4 @@ def meet(stack: Stack, site: Site, query: Ragged, key: Ragged) -> Meeting:
         sink=attention.sink,
     )
     shared = key.values if config.groups is None else key.values[:, list(config.owners)]
-    return Meeting(query.values, shared, request)
+    return TiledScores(query.values, shared, request)

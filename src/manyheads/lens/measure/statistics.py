@@ -1,4 +1,4 @@
-"""What every head of a model does, measured over texts in one pass each, at any length."""
+"""Statistics of every head of a model, in one streaming pass over texts of any length."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -7,14 +7,12 @@ from typing import Any
 import torch
 
 from manyheads.errors import InputError
-from manyheads.lens.inputs.batches import Passed, lead
-from manyheads.lens.inputs.texts import Given, climb
+from manyheads.lens.inputs.texts import ModelInputs, PassSummary, for_each_batch, forward_hidden
 from manyheads.lens.inputs.token_classes import TokenClasses, token_classes
-from manyheads.lens.measure.measure_table import in_order
-from manyheads.lens.measure.measures import NEIGHBOURS, SINK_ABOVE, Tally
-from manyheads.lens.measure.watcher import Activation, Observer, Plan
+from manyheads.lens.measure.measures import NEIGHBOURS, SINK_ABOVE, MeasureSums, sort_measures
+from manyheads.lens.measure.watcher import Activation, MeasurementPlan, StatisticsWatcher
 from manyheads.lens.results.addresses import blocks_of, stacks_of
-from manyheads.lens.results.by_head import ByHead
+from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
@@ -25,32 +23,32 @@ KIND = "statistics"
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Statistics(ByHead):
-    """Measures of every head by name, with standard errors; `facts` says over what.
+    """Measures of every head by name, with standard errors; `metadata` says on what.
 
     A mean is over all queries of all texts, except for "sink" and "induction_score", which have one
-    value per text. Errors are over texts, whose queries may depend on each other, or over the
-    queries of a single text (`facts["errors_over"]`).
+    value per text. Errors are over texts, whose queries may depend on each other, or over
+    the queries of a single text (`metadata["errors_over"]`).
     """
 
     @property
     def activations(self) -> tuple[Activation, ...]:
-        """The largest value of the residual stream after each layer, and where it stood."""
-        return tuple(Activation(**each) for each in self.facts["activations"])
+        """The largest value of the residual stream after each layer, and its position."""
+        return tuple(Activation(**each) for each in self.metadata["activations"])
 
     @property
-    def class_shares(self) -> dict[str, float]:
-        """What share of all tokens each class has: the mass a head without a taste would give."""
-        return dict(self.facts["class_shares"])
+    def class_fractions(self) -> dict[str, float]:
+        """The fraction of all tokens in each class: the weight that uniform attention gives it."""
+        return dict(self.metadata["class_fractions"])
 
     @property
     def complete(self) -> bool:
-        """False where the measuring was interrupted; the rest of the texts is then missing."""
-        return bool(self.facts["complete"])
+        """False if the measurement was interrupted before the last text."""
+        return bool(self.metadata["complete"])
 
     def __str__(self) -> str:
-        facts = self.facts
-        over = f"over {facts['texts']:,} texts, {facts['tokens']:,} tokens"
-        lines = [ByHead.__str__(self), f"  {over}, errors over {facts['errors_over']}"]
+        metadata = self.metadata
+        over = f"over {metadata['texts']:,} texts, {metadata['tokens']:,} tokens"
+        lines = [ByHead.__str__(self), f"  {over}, errors over {metadata['errors_over']}"]
         massive = [each for each in self.activations if each.massive]
         for each in massive:
             lines.append(
@@ -74,27 +72,27 @@ def statistics(
     batch_tokens: int | None = None,
     progress: bool = True,
 ) -> Statistics:
-    """Every measure of every head, streaming over texts; the n x n pattern is never formed.
+    """Measure every head on texts, in a streaming pass that never stores an n x n pattern.
 
     Texts are strings, lists of ids or a `Ragged`; (source, target) pairs for a `Seq2Seq`, images
-    for a `Vision`; also an iterator of them. Weights of a query sum to 1 over the keys it sees.
+    for a `Vision`; also an iterator of them. A is the attention weight of query i on key j.
 
     - entropy: -sum A ln A in nats; normalized_entropy: divided by ln of the number of visible keys
     - effective_keys: 1 / sum A^2; max_weight: max A, the confidence of arXiv 1905.09418
-    - distance: sum A |i - j|; spread: standard deviation of the place looked at
+    - distance: sum A |i - j|; spread: standard deviation of the attended position
     - first_token: A[i, 0]; sink: fraction of texts whose mean of it exceeds `sink_above`
-    - previous_token, self, next_token and any of `offsets`: A[i, i + offset] where there is such
-      a place; previous_token_all_queries divides by all queries (arXiv 1906.04341)
-    - on_<class>: mass on tokens of a class: punctuation, digits, newline, brackets, special, or
-      ids of your own by name
-    - duplicate_token, induction: mass on earlier copies of the token, and on the tokens after
+    - previous_token, self, next_token and any of `offsets`: A[i, i + offset] where that
+      key exists; previous_token_all_queries divides by all queries (arXiv 1906.04341)
+    - on_<class>: weight on tokens of a class: punctuation, digits, newline, brackets, special, or
+      your own {name: ids}
+    - duplicate_token, induction: weight on earlier copies of the token, and on the tokens after
       them, over queries that have one; induction_score: the detector's score of a text, with and
       without the first token
-    - output_norm: what a head writes to the residual stream; output_share: beside that stream
-    - gate_<place>: a gate's value; gate_<place>_closed: the share below 0.1
-    - on_no_key: what a learned sink takes
+    - output_norm: norm of the head's output; output_share: its ratio to the residual stream's
+    - gate_<gate>: a gate's value; gate_<gate>_closed: the fraction below 0.1
+    - on_no_key: weight of a learned sink
 
-    Ctrl-C ends the measuring and keeps what was measured.
+    Ctrl-C ends the measurement and keeps the finished batches.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=2, seed=0)
@@ -103,28 +101,28 @@ def statistics(
     ['entropy', 'induction', 'offset-2']
     """
     plan = make_plan(model, classes, offsets, sink_above)
-    sums = _Sums()
+    totals = _Totals()
 
-    def visit(given: Given, numbers: list[int]) -> None:
-        observer = Observer(plan, ids_by_stack(model, given), numbers)
+    def visit(inputs: ModelInputs, numbers: list[int]) -> None:
+        watcher = StatisticsWatcher(plan, ids_by_stack(model, inputs), numbers)
         with torch.inference_mode():
-            climb(model, given, observer)
-        sums.add(observer)
+            forward_hidden(model, inputs, watcher)
+        totals.add(watcher)
 
-    passed = lead(
+    summary = for_each_batch(
         model, texts, visit, label="measuring", batch_tokens=batch_tokens, progress=progress
     )
-    return sums.result(model, plan, passed)
+    return totals.result(model, plan, summary)
 
 
-def ids_by_stack(model: Model, given: Given) -> dict[str, Ragged]:
-    """The tokens of each stack."""
-    if given.ids is None:
+def ids_by_stack(model: Model, inputs: ModelInputs) -> dict[str, Ragged]:
+    """The token ids of each stack."""
+    if inputs.ids is None:
         return {}
     if not isinstance(model, Seq2Seq):
-        return {"main": given.ids}
-    assert given.source is not None
-    return {"encoder": given.source, "decoder": given.ids}
+        return {"main": inputs.ids}
+    assert inputs.source is not None
+    return {"encoder": inputs.source, "decoder": inputs.ids}
 
 
 def make_plan(
@@ -132,56 +130,58 @@ def make_plan(
     classes: TokenClasses = None,
     offsets: Sequence[int] = (),
     sink_above: float = SINK_ABOVE,
-) -> Plan:
-    """What every batch of a model is measured by."""
+) -> MeasurementPlan:
+    """The plan that all batches of a model share."""
     columns = {}
     if not isinstance(model, Vision):
         vocabulary = model.config.embedding.vocabulary
         columns = token_classes(model.tokenizer, vocabulary, classes)
     elif classes:
-        raise InputError("an image has no classes of tokens", "leave classes out")
+        raise InputError("images have no token classes", "omit classes")
     every = tuple(dict.fromkeys((*NEIGHBOURS, *offsets)))
-    return Plan(stacks_of(model), columns, every, sink_above)
+    return MeasurementPlan(stacks_of(model), columns, every, sink_above)
 
 
-class _Sums:
-    """What was measured so far, batch by batch."""
+class _Totals:
+    """The sums over all finished batches."""
 
     def __init__(self) -> None:
-        self.tally = Tally()
+        self.sums = MeasureSums()
         self.activations: dict[tuple[str, int], Activation] = {}
         self.tokens = 0
-        self.members: dict[str, float] = {}
+        self.class_counts: dict[str, float] = {}
 
-    def add(self, observer: Observer) -> None:
-        self.tally.merge(observer.tally)
-        for place, found in observer.activations.items():
-            known = self.activations.get(place)
-            if known is None or found.largest > known.largest:
-                self.activations[place] = found
-        self.tokens += observer.tokens
-        for name, count in observer.members.items():
-            self.members[name] = self.members.get(name, 0.0) + count
+    def add(self, watcher: StatisticsWatcher) -> None:
+        self.sums.merge(watcher.sums)
+        for layer, activation in watcher.activations.items():
+            largest = self.activations.get(layer)
+            if largest is None or activation.largest > largest.largest:
+                self.activations[layer] = activation
+        self.tokens += watcher.tokens
+        for name, count in watcher.class_counts.items():
+            self.class_counts[name] = self.class_counts.get(name, 0.0) + count
 
-    def result(self, model: Model, plan: Plan, passed: Passed) -> Statistics:
-        blocks, names = blocks_of(model), in_order(self.tally.names)
-        over_sequences = passed.texts > 1
-        facts = {
-            "texts": passed.texts,
+    def result(self, model: Model, plan: MeasurementPlan, summary: PassSummary) -> Statistics:
+        blocks, names = blocks_of(model), sort_measures(self.sums.names)
+        over_sequences = summary.texts > 1
+        metadata = {
+            "texts": summary.texts,
             "tokens": self.tokens,
             "errors_over": "texts" if over_sequences else "queries",
             "sink_above": plan.sink_above,
-            "class_shares": {name: self.members[name] / self.tokens for name in self.members},
+            "class_fractions": {
+                name: count / self.tokens for name, count in self.class_counts.items()
+            },
             "activations": [asdict(each) for _, each in sorted(self.activations.items())],
-            "complete": passed.complete,
+            "complete": summary.complete,
         }
         return Statistics(
             kind=KIND,
             blocks=blocks,
-            means={name: self.tally.means(blocks, name) for name in names},
+            means={name: self.sums.means(blocks, name) for name in names},
             errors={
-                name: self.tally.errors(blocks, name, over_sequences=over_sequences)
+                name: self.sums.errors(blocks, name, over_sequences=over_sequences)
                 for name in names
             },
-            facts=facts,
+            metadata=metadata,
         )

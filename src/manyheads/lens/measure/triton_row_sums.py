@@ -1,8 +1,9 @@
-"""Triton kernels that sum up the weights of all heads in one pass over the keys.
+"""Triton kernels that sum the attention weights of all heads in one pass over the keys.
 
-As in flash attention (arXiv 2205.14135) some queries of one head meet block after block of keys:
-products on the tensor cores, statistics in float32, nothing kept of a block but sums of its rows.
-Importing this file needs triton: import it where a CUDA device is at hand.
+As in flash attention (arXiv 2205.14135), each program takes a tile of queries of one head through
+all blocks of keys: products on the tensor cores, statistics in float32, only sums over rows stored.
+The weights of single pairs (offsets, repeated tokens) follow once the log-sum-exp is known.
+Importing this file needs Triton: import it only where there is a CUDA device.
 """
 
 from dataclasses import dataclass
@@ -13,23 +14,23 @@ import triton.language as tl
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-# Powers of 2 are taken 15 above each row's largest score: float16 then holds weights down to 2^-39.
+# Powers of 2 are raised by 15 above the row maximum: float16 then holds weights down to 2^-39.
 LIFT = tl.constexpr(15.0)
-# Below every score, and finite: nothing times minus infinity would not be nothing.
+# Below every score, and finite: zero times minus infinity is NaN.
 FAR = tl.constexpr(-1e30)
-# Where a row's largest score starts: above what is hidden, below what is seen.
+# The initial row maximum: above hidden scores, below visible ones.
 LOW = tl.constexpr(-1e29)
 TINY = tl.constexpr(1e-30)
 LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
-# What 128 queries and three times 128 keys of 128 channels take, with their marks.
-ROOM = 160_000
-# In the order in which the kernel writes them.
+# Shared memory of 128 queries and three stages of 128 keys of 128 channels, with their marks.
+LARGE_TILE_BYTES = 160_000
+# In the order in which the kernel stores them.
 FIELDS = ("mass", "entropy", "squares", "largest", "distance", "variance", "level")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Streamed:
-    """What is streamed: packed queries and keys, where sequences begin, what queries may see."""
+class StreamInputs:
+    """Packed queries and keys, the starts of sequences, and which keys a query may see."""
 
     query: Float[Tensor, "n h d"]
     key: Float[Tensor, "m g d"]
@@ -75,7 +76,7 @@ def _meet(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """Join one block of keys to the sums; only at an `EDGE` may a row not see all of them."""
+    """Add one block of keys to the sums; only at an `EDGE` are some keys hidden from a row."""
     step = tl.arange(0, KEYS)
     key = start + step
     channel = tl.arange(0, PADDED)
@@ -107,8 +108,8 @@ def _meet(
     here = tl.sum(powers, 1)
     surprise = fade * (surprise + (top - best) * total) + tl.sum(powers * below, 1)
     squares = squares * (fade * fade) + tl.sum(powers * powers, 1)
-    # Centre and spread of the block by themselves, then joined to those before (Chan's rule):
-    # squares of far places would leave no digits of a small difference.
+    # Mean and variance of the block, then merged with those before (Chan's rule): squares of
+    # distant positions would cancel.
     column = step.to(tl.float32)
     inside = tl.sum(powers * column[None, :], 1)
     middle = inside / tl.maximum(here, TINY)
@@ -171,8 +172,8 @@ def _stream(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """Some queries of one head and all keys they see."""
-    # Programs that run at the same time read the same keys; long ones start first.
+    """A tile of queries of one head and all keys that they see."""
+    # Programs that run at the same time read the same keys; the longest start first.
     tile = tiles - 1 - tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads
     sequence = tl.program_id(0) // tiles // heads
@@ -205,7 +206,7 @@ def _stream(
     ahead = tl.zeros((ROWS,), tl.float32)
     marked = tl.zeros((ROWS, MARKS if MARKS > 0 else 1), tl.float32)
 
-    # Some row sees keys from `low` to `high`; all see whole blocks from `clear` to `clear_end`.
+    # Some row sees keys `low` to `high`; every row sees the blocks from `clear` to `clear_end`.
     first = tile * ROWS + shift
     last = tl.minimum(first + ROWS, count) - 1
     low = tl.maximum(first - reach_before, 0)
@@ -234,7 +235,7 @@ def _stream(
         sink = tl.load(sink_at + head) * LOG2_E
         larger = tl.maximum(level, sink)
         level = larger + tl.log2(tl.exp2(level - larger) + tl.exp2(sink - larger))
-    # Times this, powers are weights; a row that sees nothing has none.
+    # Powers times this are weights; a row without visible keys has none.
     factor = tl.where(total > 0, tl.exp2(top - LIFT - level), 0.0)
     mass = factor * total
     entropy = tl.where(total > 0, (level - (top - LIFT)) * mass - factor * surprise, 0.0) * LN_2
@@ -254,28 +255,30 @@ def _stream(
         tl.store(at, marked * factor[:, None], mask=held[:, None])
 
 
-def stream(of: Streamed) -> tuple[dict[str, Float[Tensor, "n h"]], Float[Tensor, "n h marks"]]:
-    """Every sum by name, `level` the log-sum-exp to base 2, and the weight on marked keys."""
-    (queries, heads, size), device = of.query.shape, of.query.device
+def stream(
+    inputs: StreamInputs,
+) -> tuple[dict[str, Float[Tensor, "n h"]], Float[Tensor, "n h marks"]]:
+    """Every sum by name (`level` is the log-sum-exp to base 2), and the weight on marked keys."""
+    (queries, heads, size), device = inputs.query.shape, inputs.query.device
     out = torch.zeros(len(FIELDS), queries, heads, device=device)
-    wide = max(16, triton.next_power_of_2(of.marks.shape[1])) if of.marks.shape[1] else 0
-    marks = torch.zeros(len(of.marks), wide, device=device, dtype=torch.float16)
-    marks[:, : of.marks.shape[1]] = of.marks
+    wide = max(16, triton.next_power_of_2(inputs.marks.shape[1])) if inputs.marks.shape[1] else 0
+    marks = torch.zeros(len(inputs.marks), wide, device=device, dtype=torch.float16)
+    marks[:, : inputs.marks.shape[1]] = inputs.marks
     marked = torch.zeros(queries, heads, wide, device=device)
-    shape = shape_for(of.query, wide)
-    tiles = triton.cdiv(of.longest, shape.rows)
-    _stream[(tiles * heads * (len(of.query_starts) - 1),)](
-        *(of.query, of.key, of.query_starts, of.key_starts, marks),
-        *(of.query if each is None else each for each in (of.slopes, of.sink)),
-        *(out, marked, tiles, heads, heads // of.key.shape[1], queries),
-        *(of.scale * LOG2_E.value, *of.reach),
-        *(*of.query.stride()[:2], *of.key.stride()[:2]),
-        AHEAD=of.reach[1] > 0,
-        ALIBI=of.slopes is not None,
-        SINK=of.sink is not None,
+    shape = choose_tile_shape(inputs.query, wide)
+    tiles = triton.cdiv(inputs.longest, shape.rows)
+    _stream[(tiles * heads * (len(inputs.query_starts) - 1),)](
+        *(inputs.query, inputs.key, inputs.query_starts, inputs.key_starts, marks),
+        *(inputs.query if each is None else each for each in (inputs.slopes, inputs.sink)),
+        *(out, marked, tiles, heads, heads // inputs.key.shape[1], queries),
+        *(inputs.scale * LOG2_E.value, *inputs.reach),
+        *(*inputs.query.stride()[:2], *inputs.key.stride()[:2]),
+        AHEAD=inputs.reach[1] > 0,
+        ALIBI=inputs.slopes is not None,
+        SINK=inputs.sink is not None,
         MARKS=wide,
-        SPLIT=of.query.dtype == torch.float32,
-        PRECISION="tf32x3" if of.query.dtype == torch.float32 else "tf32",
+        SPLIT=inputs.query.dtype == torch.float32,
+        PRECISION="tf32x3" if inputs.query.dtype == torch.float32 else "tf32",
         ROWS=shape.rows,
         KEYS=shape.keys,
         SIZE=size,
@@ -283,12 +286,12 @@ def stream(of: Streamed) -> tuple[dict[str, Float[Tensor, "n h"]], Float[Tensor,
         num_warps=shape.warps,
         num_stages=shape.stages,
     )
-    return dict(zip(FIELDS, out, strict=True)), marked[..., : of.marks.shape[1]]
+    return dict(zip(FIELDS, out, strict=True)), marked[..., : inputs.marks.shape[1]]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """How many queries and keys meet at once, and by how many warps."""
+class TileShape:
+    """The queries and keys per tile, and the warps and stages of a program."""
 
     rows: int
     keys: int
@@ -296,23 +299,23 @@ class Shape:
     stages: int
 
 
-def shape_for(query: Float[Tensor, "n h d"], marks: int) -> Shape:
-    """Found by trying on an H200, where 128 by 128 is 7% faster than 64 by 128.
+def choose_tile_shape(query: Float[Tensor, "n h d"], marks: int) -> TileShape:
+    """Tuned on an H200, where 128 by 128 is 7% faster than 64 by 128.
 
-    Smaller chips have no room for it, and float32 takes three products for one.
+    Smaller GPUs lack the shared memory for it, and float32 takes three products instead of one.
     """
-    roomy = _room(query.device) > ROOM
+    large = _shared_memory(query.device) > LARGE_TILE_BYTES
     if query.dtype == torch.float32 or query.shape[2] > 128:
-        return Shape(64, 32, 4, 2 if roomy else 1)
-    return Shape(128, 128, 8, 3) if roomy and marks <= 16 else Shape(64, 64, 4, 2)
+        return TileShape(64, 32, 4, 2 if large else 1)
+    return TileShape(128, 128, 8, 3) if large and marks <= 16 else TileShape(64, 64, 4, 2)
 
 
-def _room(device: torch.device) -> int:
-    """Bytes of a multiprocessor that its warps can share."""
+def _shared_memory(device: torch.device) -> int:
+    """The shared memory of a multiprocessor in bytes."""
     if device.type != "cuda":
         return 0
-    known = triton.runtime.driver.active.utils.get_device_properties(device.index)
-    return int(known["max_shared_mem"])
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    return int(properties["max_shared_mem"])
 
 
 @triton.jit
@@ -340,14 +343,214 @@ def _below(
     tl.atomic_add(out_at, total.to(tl.int64))
 
 
-def below(
+def count_below(
     values: Float[Tensor, "n c"], rows: Bool[Tensor, " n"], limit: Float[Tensor, ""]
 ) -> Int[Tensor, ""]:
-    """How many values of the rows that count lie below a limit; the device need not wait."""
+    """The number of values below a limit in some rows, without synchronising the device."""
     values = values.contiguous()
-    found = torch.zeros((), dtype=torch.int64, device=values.device)
-    some = 4
-    _below[(triton.cdiv(len(values), some),)](
-        values, rows.to(torch.uint8), limit, found, *values.shape, ROWS=some, COLUMNS=1024
+    count = torch.zeros((), dtype=torch.int64, device=values.device)
+    tile = 4
+    _below[(triton.cdiv(len(values), tile),)](
+        values, rows.to(torch.uint8), limit, count, *values.shape, ROWS=tile, COLUMNS=1024
     )
-    return found
+    return count
+
+
+@triton.jit
+def _at_offsets(
+    query_at,
+    key_at,
+    place_at,
+    origin_at,
+    count_at,
+    offsets_at,
+    slopes_at,
+    level_at,
+    out_at,
+    queries,
+    heads,
+    share,
+    columns,
+    scale,
+    reach_before,
+    reach_after,
+    query_stride,
+    query_head,
+    key_stride,
+    key_head,
+    ALIBI: tl.constexpr,
+    ROWS: tl.constexpr,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    """The weight on the first key, then on the key at each offset."""
+    head = tl.program_id(0) % heads
+    row = tl.program_id(0) // heads * ROWS + tl.arange(0, ROWS)
+    held = row < queries
+    place = tl.load(place_at + row, mask=held, other=0)
+    origin = tl.load(origin_at + row, mask=held, other=0)
+    count = tl.load(count_at + row, mask=held, other=0)
+    cell = row.to(tl.int64) * heads + head
+    level = tl.load(level_at + cell, mask=held, other=0.0)
+    channel = tl.arange(0, PADDED)
+    inside = held[:, None] & (channel < SIZE)[None, :]
+    at = query_at + head * query_head + row.to(tl.int64)[:, None] * query_stride + channel[None, :]
+    q = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    key_at += head // share * key_head
+    for column in range(columns):
+        offset = tl.load(offsets_at + tl.maximum(column - 1, 0))
+        key = tl.where(column == 0, 0, place + offset)
+        away = key - place
+        seen = held & (key >= 0) & (key < count)
+        seen = seen & (away >= -reach_before) & (away <= reach_after)
+        at = key_at + (origin + key).to(tl.int64)[:, None] * key_stride + channel[None, :]
+        k = tl.load(at, mask=seen[:, None] & (channel < SIZE)[None, :], other=0.0).to(tl.float32)
+        score = tl.sum(q * k, 1) * scale
+        if ALIBI:
+            score -= tl.load(slopes_at + head) * LOG2_E * tl.abs(away).to(tl.float32)
+        weight = tl.exp2(tl.where(seen, score - level, float("-inf")))
+        tl.store(out_at + cell * columns + column, weight, mask=held)
+
+
+@triton.jit
+def _on_repeats(
+    query_at,
+    key_at,
+    place_at,
+    order_at,
+    group_at,
+    slopes_at,
+    level_at,
+    out_at,
+    tiles,
+    queries,
+    heads,
+    share,
+    scale,
+    reach_before,
+    query_stride,
+    query_head,
+    key_stride,
+    key_head,
+    ALIBI: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    """Rows sorted by token: the earlier copies of a row are those from its group's start on."""
+    tile = tl.program_id(0) % tiles
+    head = tl.program_id(0) // tiles
+    rank = tile * ROWS + tl.arange(0, ROWS)
+    held = rank < queries
+    row = tl.load(order_at + rank, mask=held, other=0)
+    group = tl.load(group_at + rank, mask=held, other=queries)
+    place = tl.load(place_at + row)
+    cell = row.to(tl.int64) * heads + head
+    level = tl.load(level_at + cell)
+    channel = tl.arange(0, PADDED)
+    at = query_at + head * query_head + row.to(tl.int64)[:, None] * query_stride + channel[None, :]
+    q = tl.load(at, mask=held[:, None] & (channel < SIZE)[None, :], other=0.0)
+    key_at += head // share * key_head
+    slope = scale
+    if ALIBI:
+        slope = tl.load(slopes_at + head) * LOG2_E
+    duplicate = tl.zeros((ROWS,), tl.float32)
+    induction = tl.zeros((ROWS,), tl.float32)
+    end = tl.minimum(tile * ROWS + ROWS, queries)
+    for start in range(tl.min(group, 0), end, KEYS):
+        other = start + tl.arange(0, KEYS)
+        there = other < end
+        token = tl.load(order_at + other, mask=there, other=0)
+        stands = tl.load(place_at + token)
+        earlier = (other[None, :] >= group[:, None]) & (other[None, :] < rank[:, None])
+        for further in tl.static_range(2):
+            # The last token has none after it, and no later row needs it.
+            real = there & (token + further < queries)
+            at = key_at + (token + further).to(tl.int64)[:, None] * key_stride + channel[None, :]
+            k = tl.load(at, mask=real[:, None] & (channel < SIZE)[None, :], other=0.0)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+            away = (stands + further)[None, :] - place[:, None]
+            if ALIBI:
+                scores -= slope * tl.abs(away).to(tl.float32)
+            seen = earlier & (away >= -reach_before)
+            weights = tl.exp2(tl.where(seen, scores - level[:, None], float("-inf")))
+            if further == 0:
+                duplicate += tl.sum(weights, 1)
+            else:
+                induction += tl.sum(weights, 1)
+    tl.store(out_at + cell, duplicate, mask=held)
+    tl.store(out_at + tl.cast(queries, tl.int64) * heads + cell, induction, mask=held)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueryPositions:
+    """Each query is at `place` among the `count` keys of its sequence, which start at `origin`."""
+
+    place: Int[Tensor, " n"]
+    origin: Int[Tensor, " n"]
+    count: Int[Tensor, " n"]
+
+
+def offset_weights(
+    inputs: StreamInputs,
+    positions: QueryPositions,
+    level: Float[Tensor, "n h"],
+    offsets: tuple[int, ...],
+) -> Float[Tensor, "n h columns"]:
+    """Weights on the first key and on the key at each offset."""
+    queries, heads, size = inputs.query.shape
+    columns, rows = 1 + len(offsets), 32
+    out = torch.empty(queries, heads, columns, device=inputs.query.device)
+    ahead = torch.tensor(offsets or (0,), dtype=torch.int32).to(
+        inputs.query.device, non_blocking=True
+    )
+    _at_offsets[(triton.cdiv(queries, rows) * heads,)](
+        *(inputs.query, inputs.key, positions.place, positions.origin, positions.count, ahead),
+        *(inputs.query if inputs.slopes is None else inputs.slopes, level, out),
+        *(queries, heads, heads // inputs.key.shape[1], columns),
+        *(inputs.scale * LOG2_E.value, *inputs.reach),
+        *(*inputs.query.stride()[:2], *inputs.key.stride()[:2]),
+        ALIBI=inputs.slopes is not None,
+        ROWS=rows,
+        SIZE=size,
+        PADDED=max(16, triton.next_power_of_2(size)),
+        num_warps=4,
+    )
+    return out
+
+
+def repeat_weights(
+    inputs: StreamInputs,
+    positions: QueryPositions,
+    level: Float[Tensor, "n h"],
+    order: Int[Tensor, " n"],
+    group: Int[Tensor, " n"],
+) -> Float[Tensor, "2 n h"]:
+    """Weights on earlier copies of a query's token, and on the tokens after them.
+
+    `order` holds the tokens sorted by sequence and id, `group` the start of each one's run of equal
+    ids. The cost grows with the number of repeated pairs.
+    """
+    queries, heads, size = inputs.query.shape
+    full = inputs.query.dtype == torch.float32
+    rows = keys = 32 if full or size > 128 else 64
+    out = torch.empty(2, queries, heads, device=inputs.query.device)
+    tiles = triton.cdiv(queries, rows)
+    _on_repeats[(tiles * heads,)](
+        *(inputs.query, inputs.key, positions.place, order, group),
+        *(inputs.query if inputs.slopes is None else inputs.slopes, level, out),
+        *(tiles, queries, heads, heads // inputs.key.shape[1]),
+        *(inputs.scale * LOG2_E.value, inputs.reach[0]),
+        *(*inputs.query.stride()[:2], *inputs.key.stride()[:2]),
+        ALIBI=inputs.slopes is not None,
+        PRECISION="tf32x3" if full else "tf32",
+        ROWS=rows,
+        KEYS=keys,
+        SIZE=size,
+        PADDED=max(16, triton.next_power_of_2(size)),
+        num_warps=4,
+        num_stages=2,
+    )
+    return out

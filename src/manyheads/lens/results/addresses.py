@@ -1,4 +1,4 @@
-"""Where the heads of a model are: its attentions in order, and the address of each head."""
+"""The addresses of heads, and the attentions of a model in order."""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from manyheads.taps import Head, Sublayer
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A head, and where it is not in the self-attention of an only stack, that too.
+    """A head with its stack and sublayer; the text omits the self-attention of the only stack.
 
     >>> str(Address(Head(5, 1))), str(Address(Head(2, 0), "decoder", Sublayer.CROSS))
     ('L5H1', 'decoder L2H0 cross')
@@ -32,13 +32,13 @@ class Address:
         match = re.fullmatch(r"(?:(\S+) )?(L\d+H\d+)(?: (attention|cross))?", text.strip())
         if match is None:
             raise InputError(
-                f"{text!r} is not the address of a head", "write it as L5H1 or decoder L2H0 cross"
+                f"{text!r} is not the address of a head", "write L5H1 or decoder L2H0 cross"
             )
         stack, head, sublayer = match.groups()
         return cls(Head.parse(head), stack or "main", Sublayer(sublayer or "attention"))
 
     def record(self) -> dict[str, Any]:
-        """The columns that name a head in a table."""
+        """The columns that identify a head in a table."""
         return {
             "stack": self.stack,
             "sublayer": self.sublayer.value,
@@ -54,7 +54,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One attention of a model and how many heads it has."""
+    """One attention of a model, with the number of its heads."""
 
     layer: int
     heads: int
@@ -73,7 +73,7 @@ def stacks_of(model: nn.Module) -> dict[str, Stack]:
 
 
 def blocks_of(model: nn.Module) -> tuple[Block, ...]:
-    """Every attention of a model, from the first layer to the last; layers may differ in heads."""
+    """Every attention of a model, from the first layer to the last."""
     return tuple(
         Block(index, config.heads, name, sublayer)
         for name, stack in stacks_of(model).items()
@@ -83,14 +83,14 @@ def blocks_of(model: nn.Module) -> tuple[Block, ...]:
 
 
 def attention_at(stack: Stack, layer: int, sublayer: Sublayer) -> Attention:
-    """The attention of a site; a layer without one is refused."""
+    """The attention module of a layer and sublayer."""
     if not 0 <= layer < len(stack.layers):
         raise InputError(f"there is no layer {layer}", f"use 0 to {len(stack.layers) - 1}")
-    found = stack.layers[layer]
-    assert isinstance(found, Layer)
-    attention = found.cross if sublayer is Sublayer.CROSS else found.attention
+    module = stack.layers[layer]
+    assert isinstance(module, Layer)
+    attention = module.cross if sublayer is Sublayer.CROSS else module.attention
     if attention is None:
-        raise InputError(f"layer {layer} has no {sublayer.value}", "choose a layer that has")
+        raise InputError(f"layer {layer} has no {sublayer.value}", "choose another layer")
     return attention
 
 

@@ -21,20 +21,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
-from manyheads.atomic_write import whole
+from manyheads.atomic_write import atomic_write
 from manyheads.errors import InputError, ManyheadsError
 from manyheads.ragged import Lengths, Ragged
 
 Arrays = dict[str, NDArray[Any]]
-Facts = dict[str, Any]
+Metadata = dict[str, Any]
 
 # The entry of a safetensors header that describes the result.
-ABOUT = "manyheads"
-FOREIGN = "pass a file written by the save() of a lens result"
+HEADER_KEY = "manyheads"
+REMEDY = "pass a file written by the save() of a lens result"
 
 
 class Result:
-    """What the lens returns: a frozen dataclass that can be saved; `lens.load` reads it back."""
+    """The base of all results: a frozen dataclass that can be saved; `lens.load` reads it back."""
 
     __slots__ = ()
 
@@ -50,11 +50,11 @@ class Result:
             about["arrays"] = {name: _encode_floats(each.tolist()) for name, each in arrays.items()}
             content = json.dumps(about, indent=1, allow_nan=False).encode()
         else:
-            content = save(arrays, metadata={ABOUT: json.dumps(about, allow_nan=False)})
-        with whole(path) as beside:
+            content = save(arrays, metadata={HEADER_KEY: json.dumps(about, allow_nan=False)})
+        with atomic_write(path) as beside:
             beside.write_bytes(content)
 
-    def _summary(self) -> Facts:
+    def _summary(self) -> Metadata:
         """Derived values that people look for in a JSON file; they are not read back."""
         return {}
 
@@ -64,12 +64,12 @@ def read_result(path: Path | str, kinds: Mapping[str, type[Result]]) -> Result:
     path = Path(path)
     suffix = _suffix(path)
     if not path.is_file():
-        raise InputError(f"there is no file {path}", FOREIGN)
+        raise InputError(f"there is no file {path}", REMEDY)
     about, arrays = _read_json(path) if suffix == ".json" else _read_safetensors(path)
     kind = about["kind"]
     if kind not in kinds:
         raise InputError(
-            f"{path} holds a result of the unknown kind {kind!r}", f"use {', '.join(kinds)}"
+            f"{path} holds a result of the unknown type {kind!r}", f"use {', '.join(kinds)}"
         )
     try:
         return _decode_fields(kinds[kind], about["fields"], "", arrays)
@@ -87,7 +87,7 @@ def _suffix(path: Path) -> str:
     return path.suffix
 
 
-def _read_json(path: Path) -> tuple[Facts, Arrays]:
+def _read_json(path: Path) -> tuple[Metadata, Arrays]:
     try:
         about = json.loads(path.read_text("utf-8"))
     except ValueError as error:
@@ -95,18 +95,18 @@ def _read_json(path: Path) -> tuple[Facts, Arrays]:
             f"{path} is damaged: not valid JSON ({error})", "save the result again"
         ) from None
     _check_about(path, about, "arrays")
-    # `None` becomes NaN here; the type of each array is among the fields.
+    # `None` becomes NaN later; the dtype of each array is among the fields.
     return about, {name: np.array(each, dtype=object) for name, each in about["arrays"].items()}
 
 
-def _read_safetensors(path: Path) -> tuple[Facts, Arrays]:
+def _read_safetensors(path: Path) -> tuple[Metadata, Arrays]:
     try:
         with safe_open(path, framework="np") as opened:
             metadata = opened.metadata() or {}
-            if ABOUT not in metadata:
-                raise InputError(f"{path} holds no lens result", FOREIGN)
+            if HEADER_KEY not in metadata:
+                raise InputError(f"{path} holds no lens result", REMEDY)
             arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        about = json.loads(metadata[ABOUT])
+        about = json.loads(metadata[HEADER_KEY])
     except (SafetensorError, ValueError) as error:
         if isinstance(error, ManyheadsError):
             raise
@@ -117,10 +117,10 @@ def _read_safetensors(path: Path) -> tuple[Facts, Arrays]:
 
 def _check_about(path: Path, about: Any, *more: str) -> None:
     if not isinstance(about, dict) or not all(key in about for key in ("kind", "fields", *more)):
-        raise InputError(f"{path} holds no lens result", FOREIGN)
+        raise InputError(f"{path} holds no lens result", REMEDY)
 
 
-def _encode_fields(value: Any, name: str, arrays: Arrays) -> Facts:
+def _encode_fields(value: Any, name: str, arrays: Arrays) -> Metadata:
     return {
         field.name: _encode(getattr(value, field.name), _join(name, field.name), arrays)
         for field in fields(value)
@@ -128,7 +128,7 @@ def _encode_fields(value: Any, name: str, arrays: Arrays) -> Facts:
 
 
 def _encode(value: Any, name: str, arrays: Arrays) -> Any:
-    """The JSON of a value; an array moves to `arrays`, and its type stays in its place."""
+    """The JSON of a value; arrays move to `arrays` and leave their dtype."""
     if isinstance(value, Tensor):
         # numpy has no bfloat16.
         plain = value.float() if value.dtype is torch.bfloat16 else value
@@ -151,74 +151,81 @@ def _encode(value: Any, name: str, arrays: Arrays) -> Any:
                 for key, each in value.items()
             }
         return [
-            [_encode(key, name, arrays), _encode(each, _join(name, str(place)), arrays)]
-            for place, (key, each) in enumerate(value.items())
+            [_encode(key, name, arrays), _encode(each, _join(name, str(index)), arrays)]
+            for index, (key, each) in enumerate(value.items())
         ]
     if isinstance(value, range):
         return [value.start, value.stop, value.step]
     if isinstance(value, list | tuple):
-        return [_encode(each, _join(name, str(place)), arrays) for place, each in enumerate(value)]
+        return [_encode(each, _join(name, str(index)), arrays) for index, each in enumerate(value)]
     return _encode_floats(value.item() if isinstance(value, np.generic) else value)
 
 
-def _decode_fields(kind: type[Any], told: Facts, name: str, arrays: Arrays) -> Any:
+def _decode_fields(kind: type[Any], encoded: Metadata, name: str, arrays: Arrays) -> Any:
     hints = get_type_hints(kind)
     return kind(
         **{
             field.name: _decode(
-                hints[field.name], told[field.name], _join(name, field.name), arrays
+                hints[field.name], encoded[field.name], _join(name, field.name), arrays
             )
             for field in fields(kind)
-            if field.name in told
+            if field.name in encoded
         }
     )
 
 
-def _decode(hint: Any, told: Any, name: str, arrays: Arrays) -> Any:
-    """The value that `_encode` made `told` of, by the type that its field declares."""
+def _decode(hint: Any, encoded: Any, name: str, arrays: Arrays) -> Any:
+    """Invert `_encode`, by the type that the field declares."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         kinds = [each for each in inner if each is not NoneType]
-        # Unions of several types hold numbers and words only, which JSON keeps as they are.
-        return told if told is None or len(kinds) > 1 else _decode(kinds[0], told, name, arrays)
+        # Unions of several types hold only numbers and strings, which JSON preserves.
+        return (
+            encoded
+            if encoded is None or len(kinds) > 1
+            else _decode(kinds[0], encoded, name, arrays)
+        )
     if hint is float:
-        return math.nan if told is None else float(told)
+        return math.nan if encoded is None else float(encoded)
     if hint is range:
-        return range(*told)
+        return range(*encoded)
     if hint is Ragged:
-        values = _decode(Tensor, told["values"], _join(name, "values"), arrays)
-        return Ragged(values, Lengths.of(told["lengths"]))
+        values = _decode(Tensor, encoded["values"], _join(name, "values"), arrays)
+        return Ragged(values, Lengths.of(encoded["lengths"]))
     if origin is tuple or origin is list:
-        each = inner[:1] * len(told) if origin is list or inner[1:] == (...,) else inner
-        pairs = zip(each, told, strict=True)
+        each = inner[:1] * len(encoded) if origin is list or inner[1:] == (...,) else inner
+        pairs = zip(each, encoded, strict=True)
         return origin(
-            _decode(kind, one, _join(name, str(place)), arrays)
-            for place, (kind, one) in enumerate(pairs)
+            _decode(kind, one, _join(name, str(index)), arrays)
+            for index, (kind, one) in enumerate(pairs)
         )
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _decode_mapping(inner, told, name, arrays)
+        return _decode_mapping(inner, encoded, name, arrays)
     if not isinstance(hint, type):
-        return told
+        return encoded
     if issubclass(hint, Tensor | np.ndarray | AbstractArray):
-        return _decode_array(getattr(hint, "array_type", hint), told, arrays[name])
+        return _decode_array(getattr(hint, "array_type", hint), encoded, arrays[name])
     if issubclass(hint, Enum):
-        return hint(told)
+        return hint(encoded)
     if is_dataclass(hint):
         parse = getattr(hint, "parse", None)
-        return parse(told) if parse else _decode_fields(hint, told, name, arrays)
-    return told
+        return parse(encoded) if parse else _decode_fields(hint, encoded, name, arrays)
+    return encoded
 
 
-def _decode_mapping(inner: tuple[Any, ...], told: Any, name: str, arrays: Arrays) -> dict[Any, Any]:
+def _decode_mapping(
+    inner: tuple[Any, ...], encoded: Any, name: str, arrays: Arrays
+) -> dict[Any, Any]:
     key_hint, hint = inner
-    if isinstance(told, dict):
+    if isinstance(encoded, dict):
         read = getattr(key_hint, "parse", int if key_hint is int else str)
         return {
-            read(key): _decode(hint, each, _join(name, key), arrays) for key, each in told.items()
+            read(key): _decode(hint, each, _join(name, key), arrays)
+            for key, each in encoded.items()
         }
     return {
-        _decode(key_hint, key, name, arrays): _decode(hint, each, _join(name, str(place)), arrays)
-        for place, (key, each) in enumerate(told)
+        _decode(key_hint, key, name, arrays): _decode(hint, each, _join(name, str(index)), arrays)
+        for index, (key, each) in enumerate(encoded)
     }
 
 
@@ -230,7 +237,7 @@ def _decode_array(kind: type, dtype: str, array: NDArray[Any]) -> Any:
 
 
 def _encode_floats(value: Any) -> Any:
-    """JSON has neither NaN, which becomes null, nor infinities, which become words."""
+    """JSON has no NaN, which becomes null, and no infinities, which become strings."""
     if isinstance(value, list):
         return [_encode_floats(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
@@ -239,7 +246,7 @@ def _encode_floats(value: Any) -> Any:
 
 
 def _parses(kind: type) -> bool:
-    """Whether a value is written as its own text: the address of a head, of a neuron."""
+    """Whether a value is saved as its text, such as the address of a head."""
     return hasattr(kind, "parse")
 
 

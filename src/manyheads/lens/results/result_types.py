@@ -3,29 +3,26 @@
 from pathlib import Path
 from typing import Any
 
-from manyheads.lens.attention_maps.patterns import Largest, Pattern, PatternSet
+from manyheads.lens.attention_maps.patterns import Pattern, PatternSet, TopKeys
 from manyheads.lens.attribution.attribute import Attribution
-from manyheads.lens.attribution.direct_logits import DirectLogits
-from manyheads.lens.attribution.gradients import ByToken, HeadGradients
-from manyheads.lens.attribution.logit_lens import LogitLens
-from manyheads.lens.causal.ablation import Ablation, Cumulative, Without
+from manyheads.lens.attribution.direct_logits import DirectLogits, LogitLens
+from manyheads.lens.attribution.gradients import HeadAttribution, TokenAttribution
+from manyheads.lens.causal.ablation import Ablation, CumulativeAblation, JointAblation
 from manyheads.lens.causal.gradient_importance import Importance
 from manyheads.lens.causal.patching import Patching
 from manyheads.lens.diff.comparison import Comparison
 from manyheads.lens.faithful.faithfulness_report import Faithfulness
-from manyheads.lens.head_kinds.ioi import NameHeads
-from manyheads.lens.head_kinds.labels import Kinds
+from manyheads.lens.head_kinds.ioi import IOIHeads
+from manyheads.lens.head_kinds.kinds import Kinds
 from manyheads.lens.inspection import Inspection
 from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.probing.syntax import SyntaxProbe
 from manyheads.lens.redundant.collapse import Collapse
-from manyheads.lens.redundant.dead_heads import Dead
+from manyheads.lens.redundant.dead_heads import DeadHeads
 from manyheads.lens.redundant.heads import Redundancy
-from manyheads.lens.results.by_head import ByHead
-from manyheads.lens.results.by_layer import ByLayer
-from manyheads.lens.results.by_pair import ByPair
 from manyheads.lens.results.files import Result, read_result
-from manyheads.lens.weights.ffn_key_values import Memories
+from manyheads.lens.results.tables import ByHead, ByLayer, ByPair
+from manyheads.lens.weights.ffn_key_values import KeyValueMemories
 from manyheads.lens.weights.neurons import Neurons
 
 RESULT_TYPES: dict[str, type[Result]] = {
@@ -34,21 +31,21 @@ RESULT_TYPES: dict[str, type[Result]] = {
     "ByHead": ByHead,
     "ByLayer": ByLayer,
     "ByPair": ByPair,
-    "ByToken": ByToken,
+    "TokenAttribution": TokenAttribution,
     "Collapse": Collapse,
     "Comparison": Comparison,
-    "Cumulative": Cumulative,
-    "Dead": Dead,
+    "CumulativeAblation": CumulativeAblation,
+    "DeadHeads": DeadHeads,
     "DirectLogits": DirectLogits,
     "Faithfulness": Faithfulness,
-    "HeadGradients": HeadGradients,
+    "HeadAttribution": HeadAttribution,
     "Importance": Importance,
     "Inspection": Inspection,
     "Kinds": Kinds,
-    "Largest": Largest,
+    "TopKeys": TopKeys,
     "LogitLens": LogitLens,
-    "Memories": Memories,
-    "NameHeads": NameHeads,
+    "KeyValueMemories": KeyValueMemories,
+    "IOIHeads": IOIHeads,
     "Neurons": Neurons,
     "Patching": Patching,
     "Pattern": Pattern,
@@ -56,7 +53,7 @@ RESULT_TYPES: dict[str, type[Result]] = {
     "Redundancy": Redundancy,
     "Statistics": Statistics,
     "SyntaxProbe": SyntaxProbe,
-    "Without": Without,
+    "JointAblation": JointAblation,
 }
 
 

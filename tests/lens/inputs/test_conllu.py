@@ -11,9 +11,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from manyheads.errors import InputError
 from manyheads.lens.attention_maps.patterns import Pattern, patterns
 from manyheads.lens.head_kinds.kinds import kinds
-from manyheads.lens.head_kinds.word_targets import point
-from manyheads.lens.inputs.annotated import MarkedText, Pair, Written, align, mark
-from manyheads.lens.inputs.conllu import Word, read_conllu, syntactic_texts
+from manyheads.lens.head_kinds.word_targets import measure_word_targets
+from manyheads.lens.inputs.annotated import (
+    AlignedText,
+    AnnotatedText,
+    WordPair,
+    align_texts,
+    align_words,
+)
+from manyheads.lens.inputs.conllu import ParsedWord, read_conllu, syntax_texts
 from manyheads.models.build import build
 from manyheads.taps import Head
 from tests.lens.planted import SHARP, Look, text_model
@@ -52,7 +58,7 @@ def test_sentences_are_read_with_the_letters_of_each_word(tmp_path: Path) -> Non
     first, second = read_conllu(path)
     assert first.text == "They don't go."
     assert [first.text[slice(*span)] for span in first.spans] == ["They", "do", "n't", "go", "."]
-    assert first.words[1] == Word("do", 4, "aux")
+    assert first.words[1] == ParsedWord("do", 4, "aux")
     assert second.text == "du pain"
     # Two words in letters that spell neither: the first has them.
     assert [second.text[slice(*span)] for span in second.spans] == ["du", "", "pain"]
@@ -67,39 +73,39 @@ def test_each_relation_is_asked_both_ways_and_marks_are_not(tmp_path: Path) -> N
         row(4, "bark", 0, "root"),
         row(5, ".", 4, "punct"),
     )
-    (text,) = syntactic_texts(list(read_conllu(path)))
+    (text,) = syntax_texts(list(read_conllu(path)))
     assert set(text.pairs) == {
-        Pair(task="amod, dependent to head", source=0, targets=(2,)),
-        Pair(task="amod, dependent to head", source=1, targets=(2,)),
-        Pair(task="amod, head to dependent", source=2, targets=(0, 1)),
-        Pair(task="nsubj, dependent to head", source=2, targets=(3,)),
-        Pair(task="nsubj, head to dependent", source=3, targets=(2,)),
+        WordPair(task="amod, dependent to head", source=0, targets=(2,)),
+        WordPair(task="amod, dependent to head", source=1, targets=(2,)),
+        WordPair(task="amod, head to dependent", source=2, targets=(0, 1)),
+        WordPair(task="nsubj, dependent to head", source=2, targets=(3,)),
+        WordPair(task="nsubj, head to dependent", source=3, targets=(2,)),
     }
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (["1 a 0"], ":1 has 1 columns: give 10, with tabs between them."),
-        ([row(1, "", 0, "root")], ":1 has an empty column: write _ for what is not known."),
+        (["1 a 0"], ":1 has 1 columns: write 10"),
+        ([row(1, "", 0, "root")], ":1 has an empty column: write _"),
         ([row("x", "a", 0, "root")], ":1 has id 'x': use 1, 2, ..., 3-4 or 5.1."),
         ([row("1-", "a", 0, "root")], ":1 has id '1-': use 1, 2, ..., 3-4 or 5.1."),
         (
             [row(1, "a", 0, "root"), row(3, "b", 1, "dep")],
-            ":2 has id 3 where 2 follows: number on.",
+            ":2 has id 3, expected 2",
         ),
         (
             [row(1, "a", 0, "root"), row(2, "b", 3, "dep")],
-            ":2 has head '3': use 0 to 2, words of its sentence.",
+            ":2 has head '3': use 0 to 2",
         ),
-        ([row(1, "a", "_", "root")], ":1 has head '_': use 0 to 1, words of its sentence."),
+        ([row(1, "a", "_", "root")], ":1 has head '_': use 0 to 1"),
         ([row(1, "a", 1, "root")], ":1 is its own head: use another word, or 0 for the root."),
-        ([row(1, "a", 0, "_")], ":1 has no relation: name one in the eighth column."),
+        ([row(1, "a", 0, "_")], ":1 has no relation: write one"),
         (
             [row("1-3", "ab", "_", "_"), row(1, "a", 0, "root"), row(2, "b", 1, "dep")],
-            ":1 joins words 1 to 3: join words of the sentence, which has 2, each once.",
+            ":1 joins words 1 to 3: join words 1 to 2",
         ),
-        (["# text = nothing"], ":1 begins a sentence without words: take it out."),
+        (["# text = nothing"], ":1 begins a sentence without words: remove it"),
     ],
 )
 def test_a_line_that_cannot_be_is_refused_by_its_number(
@@ -111,19 +117,17 @@ def test_a_line_that_cannot_be_is_refused_by_its_number(
 
 
 def test_a_file_that_is_no_treebank_is_refused(tmp_path: Path) -> None:
-    with refuses(InputError, f"there is no {tmp_path / 'none'}: name a CoNLL-U file."):
+    with refuses(InputError, str(tmp_path / "none"), "pass a CoNLL-U file"):
         list(read_conllu(tmp_path / "none"))
     empty = tmp_path / "empty"
     empty.write_text("\n\n")
-    with refuses(InputError, f"{empty} has no sentence: give one with ten columns a word."):
+    with refuses(InputError, str(empty), "ten columns per word"):
         list(read_conllu(empty))
     (tmp_path / "latin").write_bytes(row(1, "café", 0, "root").encode("latin-1"))
     with pytest.raises(InputError, match="is not UTF-8"):
         list(read_conllu(tmp_path / "latin"))
     bank = written(tmp_path, row(1, "a", 0, "root"))
-    with refuses(
-        InputError, f"{bank} is text and the model has no tokenizer: set model.tokenizer."
-    ):
+    with refuses(InputError, str(bank), "set model.tokenizer"):
         kinds(small(DECODERS["gpt2"]), syntax=bank)
 
 
@@ -144,24 +148,24 @@ def test_tokens_belong_to_the_word_their_first_letter_lies_in() -> None:
     made = in_pieces(["don", "'", "t", "un", "##kind", "go"], framed=True)
     text = "don't unkind go"
     spans = [(0, 2), (2, 5), (6, 12), (13, 15)]
-    assert align(made.encode(text), text, spans) == ((1,), (2, 3), (4, 5), (6,))
-    with refuses(InputError, "word 0 spans characters 3 to 99 of 15: give spans within the text."):
-        align(made.encode(text), text, [(3, 99)])
+    assert align_words(made.encode(text), text, spans) == ((1,), (2, 3), (4, 5), (6,))
+    with refuses(InputError, "word 0 spans characters 3 to 99 of 15", "within the text"):
+        align_words(made.encode(text), text, [(3, 99)])
 
 
 def test_what_no_token_stands_for_is_not_asked() -> None:
     made = in_pieces(["a", "b", "c"], framed=False)
-    pair = Pair(task="x", source=1, targets=(2,))
-    text = Written.spaced(["a", "b", "c"], [pair])
-    (marked,) = mark(made, [text])
+    pair = WordPair(task="x", source=1, targets=(2,))
+    text = AnnotatedText.from_words(["a", "b", "c"], [pair])
+    (marked,) = align_texts(made, [text])
     # The first token of a text without a frame takes what heads have left over.
-    assert marked == MarkedText((3, 4, 5), ((), (1,), (2,)), (pair,))
-    assert mark(made, [text], begin=(0,))[0].words == ((1,), (2,), (3,))
-    assert mark(made, [text], longest=2) == []
-    assert mark(made, [Written.spaced(["a", "b", "what"], [pair])]) == []
+    assert marked == AlignedText((3, 4, 5), ((), (1,), (2,)), (pair,))
+    assert align_texts(made, [text], begin=(0,))[0].words == ((1,), (2,), (3,))
+    assert align_texts(made, [text], longest=2) == []
+    assert align_texts(made, [AnnotatedText.from_words(["a", "b", "what"], [pair])]) == []
 
 
-def by_definition(found: Pattern, text: MarkedText, pair: Pair) -> bool | None:
+def by_definition(found: Pattern, text: AlignedText, pair: WordPair) -> bool | None:
     """Whether the right word gets most, from the pattern; None if no such choice can be seen."""
     best: dict[bool, float] = {}
     for word, places in enumerate(text.words):
@@ -185,11 +189,11 @@ def test_shares_are_those_of_the_definition_on_the_pattern(name: str) -> None:
         words = ((1,), (2, 3), (4,), (5, 6, 7), (8,), (9, 10), (11,))
         drawn = torch.randperm(7, generator=generator).tolist()
         pairs = tuple(
-            Pair(task="some", source=drawn[at], targets=tuple(drawn[at + 1 : at + 2 + at % 2]))
+            WordPair(task="some", source=drawn[at], targets=tuple(drawn[at + 1 : at + 2 + at % 2]))
             for at in range(5)
         )
-        texts.append(MarkedText(tuple(ids), words, pairs))
-    found, complete = point(model, texts, progress=False)
+        texts.append(AlignedText(tuple(ids), words, pairs))
+    found, complete = measure_word_targets(model, texts, progress=False)
     assert complete
     seen = patterns(model, [list(text.ids) for text in texts])
     for place, head in enumerate(Head(layer, head) for layer in (0, 1) for head in range(4)):
@@ -200,32 +204,39 @@ def test_shares_are_those_of_the_definition_on_the_pattern(name: str) -> None:
         ]
         known = [each for each in told if each is not None]
         assert found["some"].counts[place] == len(known) > 3
-        assert found["some"].share[place] == pytest.approx(sum(known) / len(known))
+        assert found["some"].accuracy[place] == pytest.approx(sum(known) / len(known))
 
 
 def test_the_weight_on_rivals_is_told_and_a_word_that_sees_none_is_not_asked() -> None:
     model = small(DECODERS["gpt2"])
     words = tuple((place,) for place in range(1, 7))
     asked = {"source": 5, "targets": (1,), "task": "some"}
-    late = Pair(**asked, rivals=(0, 3))
-    early = Pair(task="some", source=2, targets=(1,), rivals=(4,))
-    texts = [MarkedText((1, 2, 3, 4, 5, 6, 7), words, (late, early))]
-    found = point(model, texts, progress=False)[0]["some"]
+    late = WordPair(**asked, rivals=(0, 3))
+    early = WordPair(task="some", source=2, targets=(1,), rivals=(4,))
+    texts = [AlignedText((1, 2, 3, 4, 5, 6, 7), words, (late, early))]
+    found = measure_word_targets(model, texts, progress=False)[0]["some"]
     seen = patterns(model, [list(texts[0].ids)])
     for place, head in enumerate(Head(layer, head) for layer in (0, 1) for head in range(4)):
         row = seen.of(head, 0).weights[6]
         assert found.counts[place] == 1
         assert found.weight[place] == pytest.approx(float(row[2]), abs=1e-6)
         assert found.rivals[place] == pytest.approx(float(row[1] + row[4]), abs=1e-6)
-    plain = point(model, [MarkedText(texts[0].ids, words, (Pair(**asked),))], progress=False)[0]
+    plain = measure_word_targets(
+        model, [AlignedText(texts[0].ids, words, (WordPair(**asked),))], progress=False
+    )[0]
     assert plain["some"].rivals.tolist() == [0.0] * 8
 
 
 def test_both_stacks_of_an_encoder_decoder_are_asked_and_cross_attention_is_not() -> None:
     model = small(SEQ2SEQS["t5"])
     words = tuple((place,) for place in range(1, 7))
-    pairs = (Pair(task="some", source=4, targets=(1,)), Pair(task="some", source=2, targets=(0,)))
-    found, _ = point(model, [MarkedText((1, 2, 3, 4, 5, 6, 7, 8), words, pairs)], progress=False)
+    pairs = (
+        WordPair(task="some", source=4, targets=(1,)),
+        WordPair(task="some", source=2, targets=(0,)),
+    )
+    found, _ = measure_word_targets(
+        model, [AlignedText((1, 2, 3, 4, 5, 6, 7, 8), words, pairs)], progress=False
+    )
     counts = found["some"].counts.reshape(6, 4)
     assert (counts > 0).all(axis=1).tolist() == [True, True, True, False, True, False]
 
@@ -274,10 +285,10 @@ def test_a_head_for_a_relation_is_told_where_no_offset_does_as_well(
     told = [label for label in found.of(Head(0, 0)) if label.kind == "syntactic"]
     assert [label.detail for label in told] == ["det, dependent to head"]
     assert told[0].evidence == (
-        "looks at the right word most for 1.00 of 48 words (det, dependent to head) against 0.50 "
-        "by a fixed offset of +1, and gives it 100% of its weight"
+        "attends most to the right word for 100% of 48 words (det, dependent to head), 50% by a "
+        "fixed offset of +1, and gives it 100% of its weight"
     )
-    assert found.facts["syntactic_texts"] == 48
+    assert found.metadata["syntactic_texts"] == 48
     assert found.heads("syntactic") == found.heads("syntactic det, dependent to head")
     # Subjects stand before their verbs, always: an offset finds them as well.
     assert found.scores["syntactic nsubj, dependent to head"].of(Head(0, 0)) < 0.5
@@ -287,7 +298,7 @@ def test_rare_relations_are_left_out_and_named(reader: Any, tmp_path: Path) -> N
     bank = written(tmp_path, *(line for rows in TREEBANK for line in rows))
     found = kinds(reader, syntax=bank, sequences=2, progress=False)
     assert not found.heads("syntactic")
-    assert "det, dependent to head" in found.facts["rare_relations"]
+    assert "det, dependent to head" in found.metadata["rare_relations"]
 
 
 def test_a_model_that_reads_only_back_is_asked_for_what_it_can_see(tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ from rich.console import Console
 from safetensors.numpy import save_file
 
 from manyheads import lens
-from manyheads.errors import InputError, MissingExtraError, ShapeError
+from manyheads.errors import InputError, MissingPackageError, ShapeError
 from manyheads.lens.attention_maps.patterns import Pattern
-from manyheads.lens.attribution.gradients import ByToken
+from manyheads.lens.attribution.gradients import TokenAttribution
 from manyheads.lens.causal.patching import Patch, Patching
 from manyheads.lens.results.addresses import Address, Block, blocks_of
-from manyheads.lens.results.by_head import ByHead, Tabular
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.result_types import RESULT_TYPES
+from manyheads.lens.results.tables import ByHead, Tabular
 from manyheads.ragged import Ragged
 from manyheads.taps import Head, Sublayer
 from tests.messages import refuses
@@ -41,7 +41,7 @@ def result(**changes: object) -> ByHead:
             "sink": np.arange(6.0) / 8,
         },
         "errors": {"entropy": np.array([0.1, 0.2, np.nan, 0.4, 0.5, 0.6])},
-        "facts": {"texts": 7, "note": "Möwe"},
+        "metadata": {"texts": 7, "note": "Möwe"},
     }
     return ByHead(**(given | changes))  # type: ignore[arg-type]
 
@@ -124,7 +124,9 @@ def test_rows_for_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_frame_without_pandas_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with refuses(MissingExtraError, "a frame needs the package pandas: pip install pandas."):
+    with refuses(
+        MissingPackageError, "a DataFrame needs the package pandas: run pip install pandas."
+    ):
         result().frame()
 
 
@@ -135,7 +137,7 @@ def test_saved_and_loaded_is_the_same(ending: str, tmp_path: Path) -> None:
     loaded = lens.load(path)
     assert loaded.blocks == BLOCKS
     assert loaded.names == ("entropy", "sink")
-    assert loaded.facts == result().facts
+    assert loaded.metadata == result().metadata
     for name in loaded.names:
         np.testing.assert_array_equal(loaded.means[name], result().means[name])
     np.testing.assert_array_equal(loaded.errors["entropy"], result().errors["entropy"])
@@ -160,7 +162,7 @@ def test_a_save_that_fails_leaves_what_was_there(
 
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="full"):
-        result(facts={}).save(path)
+        result(metadata={}).save(path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
 
@@ -168,7 +170,7 @@ def test_a_save_that_fails_leaves_what_was_there(
 def test_refusals() -> None:
     with refuses(InputError, "'entrpy' was not measured: use entropy, sink."):
         result()["entrpy"]
-    with refuses(InputError, "there is no head L1H0: use one it has."):
+    with refuses(InputError, "there is no head L1H0", "use a head"):
         result().of(Head(1, 0))
     decoder = result(blocks=(Block(0, 6, "decoder"),))
     with refuses(
@@ -177,7 +179,7 @@ def test_refusals() -> None:
         "use a head of the stacks decoder, as in Address(Head(0, 0), stack=...).",
     ):
         decoder.of(Head(0, 0))
-    with refuses(ShapeError, "sink has shape (2,): give one value for each of 6 heads."):
+    with refuses(ShapeError, "sink has shape (2,)", "6 heads"):
         result(means={"sink": np.zeros(2)}, errors={})
 
 
@@ -247,9 +249,11 @@ def test_types_of_values_survive(ending: str, tmp_path: Path) -> None:
         torch.ones(2, 2, dtype=torch.bool),
     )
     patched = Patching(
-        clean=1.0, corrupted=math.nan, shares={Patch("head", 1, 0): 0.5, Patch("residual", 2): 1.0}
+        clean=1.0,
+        corrupted=math.nan,
+        recovered={Patch("head", 1, 0): 0.5, Patch("residual", 2): 1.0},
     )
-    tokens = ByToken(
+    tokens = TokenAttribution(
         tokens=Ragged.from_list([torch.zeros(3), torch.ones(1)]),
         expected=torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
         steps=4,
@@ -261,9 +265,9 @@ def test_types_of_values_survive(ending: str, tmp_path: Path) -> None:
     torch.testing.assert_close(again.weights, weights, equal_nan=True)
     assert again.visible.dtype is torch.bool
     again = lens.load(tmp_path / f"Patching.{ending}")
-    assert again.shares == patched.shares
+    assert again.recovered == patched.recovered
     assert math.isnan(again.corrupted)
-    again = lens.load(tmp_path / f"ByToken.{ending}")
+    again = lens.load(tmp_path / f"TokenAttribution.{ending}")
     assert again.of(0).tolist() == [0.0] * 3
     assert again.expected.dtype is torch.bfloat16
     assert again.expected.tolist() == [1.0, 2.0]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manyheads.lens.measure.watcher import _counted_median, median_of, peak_of
+from manyheads.lens.measure.watcher import _bisect_median, find_peak, masked_median
 from manyheads.ragged import Ragged
 
 
@@ -14,8 +14,8 @@ def test_counting_bit_by_bit_finds_the_median(shape: tuple[int, int], dtype: tor
     sizes = torch.randn(shape, generator=draw).mul(100).abs().to(dtype)
     sizes[:, ::3] = 0
     rows = torch.arange(len(sizes)) % 3 < 2
-    assert _counted_median(sizes, rows) == sizes[rows].median()
-    assert median_of(sizes, rows) == sizes[rows].median()
+    assert _bisect_median(sizes, rows) == sizes[rows].median()
+    assert masked_median(sizes, rows) == sizes[rows].median()
 
 
 def test_the_peak_is_where_it_was_put() -> None:
@@ -24,4 +24,4 @@ def test_the_peak_is_where_it_was_put() -> None:
     texts[1][2, 5] = -300.0
     ids = Ragged.from_list([torch.arange(len(text)) + 10 for text in texts])
     median = float(texts[1].abs().median())
-    assert peak_of(Ragged.from_list(texts), ids).tolist() == [300.0, median, 1, 2, 5, 12]
+    assert find_peak(Ragged.from_list(texts), ids).tolist() == [300.0, median, 1, 2, 5, 12]

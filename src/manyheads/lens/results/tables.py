@@ -1,0 +1,372 @@
+"""Results as tables: values by head, by layer and by pair of heads."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from manyheads.errors import InputError, MissingPackageError, ShapeError
+from manyheads.lens.measure.measures import describe_measure, format_value
+from manyheads.lens.results.addresses import Address, Block
+from manyheads.lens.results.files import Metadata, Result
+from manyheads.taps import Head, Sublayer
+
+FloatsByHead = Float[np.ndarray, " h"]
+
+# One page of a terminal; frame() and save() have all rows.
+MAX_ROWS = 40
+
+
+class Tabular(Result):
+    """A result that is also a list of records."""
+
+    __slots__ = ()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per measured item."""
+        raise NotImplementedError
+
+    def frame(self) -> Any:
+        """A pandas DataFrame of `rows`."""
+        return to_frame(self.rows())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """One measure of every head: means, and their standard errors (NaN where unknown)."""
+
+    name: str
+    blocks: tuple[Block, ...]
+    means: FloatsByHead
+    errors: FloatsByHead
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        return tuple(address for block in self.blocks for address in block.addresses)
+
+    def of(self, head: Head | Address) -> float:
+        """The mean of one head; a plain `Head` is in the self-attention of the only stack."""
+        return float(self.means[_index_of(self.blocks, head)])
+
+    def error_of(self, head: Head | Address) -> float:
+        return float(self.errors[_index_of(self.blocks, head)])
+
+    def layers(
+        self, stack: str = "main", sublayer: Sublayer = Sublayer.ATTENTION
+    ) -> dict[int, FloatsByHead]:
+        """The means of each layer, which may differ in heads."""
+        means, start = {}, 0
+        for block in self.blocks:
+            if (block.stack, block.sublayer) == (stack, sublayer):
+                means[block.layer] = self.means[start : start + block.heads]
+            start += block.heads
+        return means
+
+    def items(self) -> Iterator[tuple[Address, float]]:
+        yield from zip(self.addresses, self.means.tolist(), strict=True)
+
+    def ranked(self, *, smallest: bool = False) -> list[tuple[Address, float]]:
+        """Heads by their means, largest first; NaN values are left out."""
+        known = [(address, mean) for address, mean in self.items() if not np.isnan(mean)]
+        return sorted(known, key=lambda item: item[1], reverse=not smallest)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ByHead(Tabular):
+    """Measures by name, each with one mean per head and optionally its standard error.
+
+    `kind` names the result, and `metadata` has the rest: texts, tokens, thresholds. Heads are in
+    the order of `blocks`, layer by layer.
+
+    >>> result = ByHead(kind="example", blocks=(Block(0, 2), Block(1, 1)),
+    ...                 means={"entropy": np.array([1.0, 2.0, 0.5])})
+    >>> result["entropy"].of(Head(0, 1)), [str(a) for a, _ in result["entropy"].ranked()]
+    (2.0, ['L0H1', 'L0H0', 'L1H0'])
+    """
+
+    kind: str
+    blocks: tuple[Block, ...]
+    means: Mapping[str, FloatsByHead]
+    errors: Mapping[str, FloatsByHead] = field(default_factory=dict)
+    metadata: Metadata = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        heads = sum(block.heads for block in self.blocks)
+        for name, values in (*self.means.items(), *self.errors.items()):
+            if values.shape != (heads,):
+                raise ShapeError(
+                    f"{name} has shape {values.shape}", f"pass one value for each of {heads} heads"
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.means)
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        return tuple(address for block in self.blocks for address in block.addresses)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.means
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self.means:
+            raise InputError(f"{name!r} was not measured", f"use {', '.join(self.means)}")
+        unknown = np.full_like(self.means[name], np.nan)
+        return Column(name, self.blocks, self.means[name], self.errors.get(name, unknown))
+
+    def of(self, head: Head | Address) -> dict[str, float]:
+        """All measures of one head."""
+        index = _index_of(self.blocks, head)
+        return {name: float(values[index]) for name, values in self.means.items()}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per head: its address, its means, and their errors as `<name>_error`."""
+        return [
+            address.record() | _record_at(self.means, self.errors, index)
+            for index, address in enumerate(self.addresses)
+        ]
+
+    def table(
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        by: str | None = None,
+        max_rows: int | None = MAX_ROWS,
+    ) -> Any:
+        """A rich table of some measures or all; heads in order, or sorted by one measure."""
+        from rich.table import Table
+
+        names = self.names if names is None else names
+        columns = [self[name] for name in names]
+        indices = list(range(len(self.addresses)))
+        if by is not None:
+            order = {address: index for index, address in enumerate(self.addresses)}
+            indices = [order[address] for address, _ in self[by].ranked()]
+        table = Table("Head", box=None, pad_edge=False, title=self.kind, title_justify="left")
+        about = [describe_measure(name) for name in names]
+        for each in about:
+            table.add_column(each.title, justify="right")
+        for index in indices[:max_rows]:
+            values = [
+                format_value(float(column.means[index]), each.unit, float(column.errors[index]))
+                for column, each in zip(columns, about, strict=True)
+            ]
+            table.add_row(str(self.addresses[index]), *values)
+        if max_rows is not None and len(indices) > max_rows:
+            table.caption = (
+                f"{len(indices) - max_rows} more heads: table(max_rows=None), frame() or save()"
+            )
+            table.caption_justify = "left"
+        return table
+
+    def __str__(self) -> str:
+        heads, attentions = len(self.addresses), len(self.blocks)
+        lines = [f"{self.kind} of {heads} heads in {attentions} attentions"]
+        width = max((len(name) for name in self.names), default=0)
+        for name in self.names:
+            ranked = self[name].ranked()
+            if not ranked:
+                continue
+            (high, largest), (low, smallest) = ranked[0], ranked[-1]
+            mean = np.nanmean(self.means[name])
+            line = f"  {name:<{width}}  mean {mean:.3g}, from {smallest:.3g} ({low})"
+            lines.append(f"{line} to {largest:.3g} ({high})")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _record_at(means: Mapping[str, Any], errors: Mapping[str, Any], index: int) -> dict[str, float]:
+    """The means at an index, each followed by its error, if known, as `<name>_error`."""
+    record = {}
+    for name, values in means.items():
+        record[name] = float(values[index])
+        if name in errors:
+            record[f"{name}_error"] = float(errors[name][index])
+    return record
+
+
+def to_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """A pandas DataFrame of records; needs pandas."""
+    try:
+        pandas = import_module("pandas")
+    except ImportError:
+        raise MissingPackageError("a DataFrame", "pandas") from None
+    return pandas.DataFrame(list(rows))
+
+
+def _index_of(blocks: tuple[Block, ...], head: Head | Address) -> int:
+    address = Address(head) if isinstance(head, Head) else head
+    start = 0
+    for block in blocks:
+        same = (block.layer, block.stack, block.sublayer) == (
+            address.head.layer,
+            address.stack,
+            address.sublayer,
+        )
+        if same and 0 <= address.head.head < block.heads:
+            return start + address.head.head
+        start += block.heads
+    stacks = sorted({block.stack for block in blocks})
+    remedy = f"use a head of the stacks {', '.join(stacks)}, as in Address(Head(0, 0), stack=...)"
+    raise InputError(
+        f"there is no head {address}", "use a head of the result" if "main" in stacks else remedy
+    )
+
+
+def format_change(change: float, error: float) -> str:
+    """Format a change, with its standard error unless that is NaN.
+
+    >>> format_change(0.01234, 0.0021), format_change(-0.5, np.nan)
+    ('+0.0123 ±0.0021', '-0.5000')
+    """
+    return f"{change:+.4f}" + ("" if np.isnan(error) else f" ±{error:.2g}")
+
+
+FloatsByLayer = Float[np.ndarray, " l"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
+class ByLayer(Tabular):
+    """Measures by name, one mean per layer and optionally its error; layer -1 is the embeddings.
+
+    >>> result = ByLayer(kind="example", layers=(-1, 0), means={"accuracy": np.array([0.5, 0.75])})
+    >>> print(result)
+    example of 2 layers
+      accuracy  embeddings 0.5, L0 0.75
+    """
+
+    kind: str
+    layers: tuple[int, ...]
+    means: Mapping[str, FloatsByLayer]
+    errors: Mapping[str, FloatsByLayer] = field(default_factory=dict)
+    metadata: Metadata = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, values in (*self.means.items(), *self.errors.items()):
+            if values.shape != (len(self.layers),):
+                raise ShapeError(
+                    f"{name} has shape {values.shape}",
+                    f"pass one value for each of {len(self.layers)} layers",
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.means)
+
+    def of(self, layer: int) -> dict[str, float]:
+        """All measures of one layer."""
+        if layer not in self.layers:
+            raise InputError(
+                f"layer {layer} was not measured", f"use one of {', '.join(map(str, self.layers))}"
+            )
+        index = self.layers.index(layer)
+        return {name: float(values[index]) for name, values in self.means.items()}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per layer: its means, and their errors as `<name>_error`."""
+        return [
+            {"layer": layer} | _record_at(self.means, self.errors, index)
+            for index, layer in enumerate(self.layers)
+        ]
+
+    def table(self) -> Any:
+        """A rich table."""
+        from rich.table import Table
+
+        table = Table("layer", box=None, pad_edge=False, title=self.kind, title_justify="left")
+        for name in self.names:
+            table.add_column(describe_measure(name).title, justify="right")
+        for record in self.rows():
+            values = [
+                format_value(record[name], error=record.get(f"{name}_error", np.nan))
+                for name in self.names
+            ]
+            table.add_row(_layer_name(record["layer"]), *values)
+        return table
+
+    def __str__(self) -> str:
+        lines = [f"{self.kind} of {len(self.layers)} layers"]
+        width = max((len(name) for name in self.names), default=0)
+        for name, values in self.means.items():
+            pairs = zip(self.layers, values, strict=True)
+            text = ", ".join(f"{_layer_name(layer)} {value:.3g}" for layer, value in pairs)
+            lines.append(f"  {name:<{width}}  {text}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _layer_name(layer: int) -> str:
+    return "embeddings" if layer < 0 else f"L{layer}"
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
+class ByPair(Tabular):
+    """One value for each ordered pair of heads; NaN where there is none.
+
+    >>> pairs = ByPair(kind="example", blocks=(Block(0, 2),), values=np.array([[0, 1], [2, 0.0]]))
+    >>> pairs.of(Head(0, 1), Head(0, 0))
+    2.0
+    """
+
+    kind: str
+    blocks: tuple[Block, ...]
+    values: Float[np.ndarray, "h h"]
+    metadata: Metadata = field(default_factory=dict)
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        return tuple(address for block in self.blocks for address in block.addresses)
+
+    def of(self, one: Head | Address, other: Head | Address) -> float:
+        return float(self.values[self._index_of(one), self._index_of(other)])
+
+    def ranked(self, top_k: int = 20) -> list[tuple[Address, Address, float]]:
+        """Pairs of different heads by value, largest first."""
+        values = self.values.copy()
+        np.fill_diagonal(values, np.nan)
+        order = np.argsort(-values, axis=None, kind="stable")[:top_k]
+        indices = [np.unravel_index(index, values.shape) for index in order]
+        known = [(one, other) for one, other in indices if not np.isnan(values[one, other])]
+        names = self.addresses
+        return [(names[one], names[other], float(values[one, other])) for one, other in known]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per pair that has a value."""
+        names = [str(address) for address in self.addresses]
+        return [
+            {"from": names[one], "to": names[other], "value": float(self.values[one, other])}
+            for one, other in np.argwhere(~np.isnan(self.values))
+        ]
+
+    def table(self, max_rows: int = 20) -> Any:
+        """A rich table of the largest values."""
+        from rich.table import Table
+
+        table = Table("from", "to", box=None, pad_edge=False, title=self.kind, title_justify="left")
+        table.add_column("value", justify="right")
+        for one, other, value in self.ranked(max_rows):
+            table.add_row(str(one), str(other), f"{value:.3g}")
+        return table
+
+    def __str__(self) -> str:
+        lines = [f"{self.kind} of {len(self.addresses)} heads; the largest:"]
+        lines += [f"  {one} to {other}  {value:.3g}" for one, other, value in self.ranked(5)]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _index_of(self, head: Head | Address) -> int:
+        names = self.addresses
+        address = head
+        if isinstance(head, Head):
+            first = self.blocks[0]
+            address = Address(head, first.stack, first.sublayer)
+        if address not in names:
+            raise InputError(f"there is no head {address}", f"use {names[0]} to {names[-1]}")
+        return names.index(address)

@@ -3,7 +3,7 @@
 import pytest
 
 from manyheads.errors import InputError
-from manyheads.lens.attribution.attribute import Attribution, Share, attribute, find_token
+from manyheads.lens.attribution.attribute import Attribution, Contribution, attribute, find_token
 from tests.messages import refuses
 from tests.studio import models
 
@@ -21,25 +21,29 @@ def test_a_word_of_many_tokens_is_refused_with_its_pieces() -> None:
 
 
 def test_an_empty_word_is_refused() -> None:
-    message = "a word to trace is empty: give one that is one token of this model."
     for words in (("",), ("mat", "")):
-        with refuses(InputError, message):
+        with refuses(InputError, "empty", "one token"):
             attribute(models.decoder(layers=1), "The cat", *words)
 
 
 def rolled(values: list[float]) -> Attribution:
-    shares = tuple(Share(f"t{place}", value) for place, value in enumerate(values))
+    contributions = tuple(Contribution(f"t{place}", value) for place, value in enumerate(values))
     return Attribution(
-        method="rollout", target=None, against=None, value=1.0, completeness=0.0, shares=shares
+        method="rollout",
+        target=None,
+        against=None,
+        value=1.0,
+        completeness=0.0,
+        contributions=contributions,
     )
 
 
 def test_the_largest_tokens_and_the_last_are_shown_in_their_order() -> None:
     found = rolled([0.0, 0.0, -5.0, 0.0, 7.0, 1.0, 0.0, 0.0])
-    assert found.places(4) == [2, 4, 5, 7]
-    assert found.places(2) == [2, 4]
-    assert found.places() == list(range(8))
-    assert len(rolled([0.1] * 100).places(40)) == 40
+    assert found.indices(4) == [2, 4, 5, 7]
+    assert found.indices(2) == [2, 4]
+    assert found.indices() == list(range(8))
+    assert len(rolled([0.1] * 100).indices(40)) == 40
     assert [share.part for share in found.ranked()] == [f"t{place}" for place in range(8)]
     assert "t4" in str(rolled([0.0] * 4 + [7.0] + [0.0] * 40))
 
@@ -52,10 +56,10 @@ def test_so_many_steps_are_taken_and_what_they_miss_is_told() -> None:
     )
     assert (few.path_steps, many.path_steps) == (1, 96)
     assert few.completeness > 10 * many.completeness
-    missed = abs(sum(share.value for share in few.shares) - few.value)
+    missed = abs(sum(each.value for each in few.contributions) - few.value)
     assert few.completeness == pytest.approx(missed, rel=1e-3)
-    assert f"in 1 steps; the parts are off by {missed:.1e}" in few.told
-    with pytest.raises(InputError, match="steps=3 is given and direct integrates nothing"):
+    assert f"in 1 steps; the parts are off by {missed:.1e}" in few.summary
+    with refuses(InputError, "direct", "steps=3", "leave it out"):
         attribute(model, text, steps=3)
 
 
@@ -68,5 +72,5 @@ def test_a_difference_of_two_words_is_the_difference_of_their_traces() -> None:
 
 
 def test_an_image_has_no_next_word() -> None:
-    with pytest.raises(InputError, match="reads no texts"):
+    with pytest.raises(InputError, match="does not read texts"):
         attribute(models.vision(), "The cat")

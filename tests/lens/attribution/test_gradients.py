@@ -25,7 +25,7 @@ from manyheads.lens.inputs.metrics import LogitDifference
 from manyheads.models.build import build
 from manyheads.models.recipes import gpt2
 from manyheads.parts.masks import Causal
-from manyheads.parts.norms import NoNorm, Pre
+from manyheads.parts.norms import NoNorm, PreNorm
 from manyheads.ragged import Ragged
 from manyheads.taps import Head, Patterns, Record, Site, Sublayer, Tap
 from tests.messages import refuses
@@ -71,7 +71,7 @@ def test_heads_add_up_to_what_all_of_them_bring() -> None:
     assert found.completeness < 1e-3
     weights = torch.tensor([length - 1.0 for length in LENGTHS])
     whole = float((found.expected * weights).sum() / weights.sum())
-    without = ablate_together(model, batch, "all", shown=False)
+    without = ablate_together(model, batch, "all", progress=False)
     assert whole == pytest.approx(-without.change, abs=1e-5)
     assert float(found.heads["attribution"].means.sum()) == pytest.approx(whole, abs=1e-3)
 
@@ -80,15 +80,15 @@ def test_heads_of_one_layer_add_up_to_that_layer() -> None:
     model, batch = small(DECODERS["llama"]), ids(LENGTHS)
     found = integrate_heads(model, batch, layers=[1], progress=False)
     assert found.completeness < 1e-3
-    without = ablate_together(model, batch, [Head(1, head) for head in range(4)], shown=False)
+    without = ablate_together(model, batch, [Head(1, head) for head in range(4)], progress=False)
     mean = float(found.heads["attribution"].means.sum())
     assert mean == pytest.approx(-without.change, abs=1e-3)
-    with refuses(InputError, "layers (7,) do not all have heads: use some of (0, 1)."):
+    with refuses(InputError, "(7,)", "(0, 1)"):
         integrate_heads(model, batch, layers=[7])
 
 
 def test_in_a_linear_layer_heads_get_their_direct_logits() -> None:
-    bare = layer(own(mask=Causal()), None, norm=Pre(NoNorm()))
+    bare = layer(own(mask=Causal()), None, norm=PreNorm(NoNorm()))
     config = decoder(bare)
     model = build(replace(config, stack=replace(config.stack, final_norm=NoNorm())), seed=0)
     batch = ids((5, 7))
@@ -127,18 +127,18 @@ def test_routers_that_jump_leave_a_rest_that_is_told() -> None:
 
 def test_steps_that_are_no_path_are_refused() -> None:
     model, batch = small(DECODERS["gpt2"]), ids((5, 4))
-    with refuses(InputError, "steps=0 is no path: use a whole number, 1 or more."):
+    with refuses(InputError, "steps", "got 0", "1 or more"):
         integrate_inputs(model, batch, steps=0)
-    with refuses(InputError, "steps=-2 is no path: use a whole number, 1 or more."):
+    with refuses(InputError, "steps", "got -2", "1 or more"):
         integrate_heads(model, batch, steps=-2)
-    with refuses(InputError, "steps=5000 are more than help: use 4096 or fewer."):
+    with refuses(InputError, "steps", "got 5000", "1 to 4096"):
         integrate_heads(model, batch, steps=5000)
 
 
 def test_progress_has_a_total_and_says_why_it_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(gradients, "FEW_TO_MANY", (2, 4))
     found = integrate_inputs(small(DECODERS["experts"]), ids((5, 4)))
     assert found.steps == 4
@@ -151,7 +151,7 @@ def test_progress_has_a_total_and_says_why_it_goes_on(
 def test_a_baseline_of_other_lengths_is_refused() -> None:
     model = small(DECODERS["llama"])
     start = Ragged.from_list([torch.zeros(3, 32)])
-    with refuses(ShapeError, "the baseline has lengths (3,): give (5,), as the texts."):
+    with refuses(ShapeError, "(3,)", "(5,)", "lengths of the texts"):
         integrate_inputs(model, ids((5,)), baseline=start)
 
 
@@ -205,7 +205,7 @@ def test_gradient_times_attention_needs_no_learning_weights() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_importance_is_that_of_its_formula(name: str) -> None:
     model, batch = build(DECODERS[name], seed=0), ids((5, 7, 6))
-    found = importance(model, batch, room=6, shown=False)
+    found = importance(model, batch, batch_tokens=6, progress=False)
     sites = [
         Site(index, Tap.HEAD_OUTPUT)
         for index, each in enumerate(model.config.stack.layers)
@@ -234,8 +234,10 @@ def test_importance_is_that_of_its_formula(name: str) -> None:
 
 def test_weights_that_do_not_learn_give_the_same_importance() -> None:
     batch = ids(LENGTHS)
-    learning = importance(small(DECODERS["gpt2"]), batch, shown=False)
-    frozen = importance(build(DECODERS["gpt2"], seed=0).requires_grad_(False), batch, shown=False)
+    learning = importance(small(DECODERS["gpt2"]), batch, progress=False)
+    frozen = importance(
+        build(DECODERS["gpt2"], seed=0).requires_grad_(False), batch, progress=False
+    )
     np.testing.assert_allclose(
         frozen["importance"].means, learning["importance"].means, rtol=1e-4, atol=1e-7
     )
@@ -248,8 +250,8 @@ def test_small_heads_are_predicted_well() -> None:
         for each in model.stack.layers:
             each.attention.output.weight.mul_(0.005)
     batch = ids((12, 9, 14))
-    exact = ablate(model, batch, shown=False)
-    found = importance(model, batch, shown=False)
+    exact = ablate(model, batch, progress=False)
+    found = importance(model, batch, progress=False)
     np.testing.assert_allclose(
         found["predicted"].means,
         exact["change"].means,
@@ -260,7 +262,9 @@ def test_small_heads_are_predicted_well() -> None:
 
 
 def test_encoders_have_importance_where_words_are_masked() -> None:
-    found = importance(small(ENCODERS["bert"]), ids((5, 3)), targets=[{1: 2}, {0: 3}], shown=False)
+    found = importance(
+        small(ENCODERS["bert"]), ids((5, 3)), targets=[{1: 2}, {0: 3}], progress=False
+    )
     assert (found["importance"].means > 0).all()
 
 

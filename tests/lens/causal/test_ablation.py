@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from manyheads import lens
-from manyheads.errors import CutWarning, InputError
+from manyheads.errors import InputError, TruncationWarning
 from manyheads.lens.causal import evaluate
 from manyheads.lens.causal.ablation import (
     Ablation,
@@ -20,7 +20,7 @@ from manyheads.lens.causal.ablation import (
     ablate_in_order,
     ablate_together,
 )
-from manyheads.lens.inputs.metrics import LogitDifference, Measure
+from manyheads.lens.inputs.metrics import CustomMetric, LogitDifference
 from manyheads.lens.results.addresses import Address
 from manyheads.models.build import build
 from manyheads.models.recipes import gpt2
@@ -146,7 +146,7 @@ def slice_means(theirs: Any, rows: list[Tensor]) -> list[Tensor]:
 def test_losses_are_those_of_transformers_with_a_hook(pair: tuple[Any, Any], how: Any) -> None:
     theirs, ours = pair
     rows = texts((9, 23, 12, 2))
-    result = ablate(ours, rows, replace_with=how, room=50, shown=False)
+    result = ablate(ours, rows, replace_with=how, batch_tokens=50, progress=False)
     means = slice_means(theirs, rows)
     for layer in range(3):
         for head in range(4):
@@ -160,7 +160,7 @@ def test_losses_are_those_of_transformers_with_a_hook(pair: tuple[Any, Any], how
 @pytest.mark.parametrize("name", DECODERS)
 def test_every_head_alone_equals_one_full_run_a_head(name: str) -> None:
     model, batch = small(DECODERS[name]), ids(LENGTHS)
-    result = ablate(model, batch, room=60, shown=False)
+    result = ablate(model, batch, batch_tokens=60, progress=False)
     with torch.no_grad():
         whole = mean_loss(model(batch).logits, batch)
         for head in heads_of(model):
@@ -176,7 +176,8 @@ def test_every_head_alone_equals_one_full_run_a_head(name: str) -> None:
 def test_how_much_runs_side_by_side_changes_nothing(how: Any) -> None:
     model, batch = small(DECODERS["gates"]), ids(LENGTHS)
     few, many = (
-        ablate(model, batch, replace_with=how, room=room, shown=False) for room in (1, 10_000)
+        ablate(model, batch, replace_with=how, batch_tokens=room, progress=False)
+        for room in (1, 10_000)
     )
     for name in ("metric", "change"):
         np.testing.assert_allclose(few[name].means, many[name].means, atol=1e-5)
@@ -189,7 +190,7 @@ def test_texts_may_be_ids_a_ragged_or_strings() -> None:
     strings = ["the cat sat on the mat", "document"]
     rows = [model.tokenizer.encode(each).ids for each in strings]
     found = [
-        ablate(model, given, shown=False)["metric"].means
+        ablate(model, given, progress=False)["metric"].means
         for given in (strings, rows, Ragged.from_list([torch.tensor(row) for row in rows]))
     ]
     np.testing.assert_array_equal(found[0], found[1])
@@ -199,13 +200,15 @@ def test_texts_may_be_ids_a_ragged_or_strings() -> None:
 def test_texts_that_are_cut_are_told_of() -> None:
     model = build(gpt2(width=32, heads=2, layers=1, vocabulary=300, positions=4), seed=0)
     model.tokenizer = tiny.tokenizer()
-    with pytest.warns(CutWarning, match="1 of 2 texts were longer than 4 tokens, and were cut"):
-        ablate(model, ["the cat sat on the mat, and sat, and sat", "cat"], shown=False)
+    with pytest.warns(
+        TruncationWarning, match="1 of 2 texts were longer than 4 tokens, and were cut"
+    ):
+        ablate(model, ["the cat sat on the mat, and sat, and sat", "cat"], progress=False)
 
 
 def test_errors_are_those_of_paired_differences_over_texts() -> None:
     model, batch = small(DECODERS["llama"]), ids((6, 6, 6, 6, 6))
-    result = ablate(model, batch, ["L0H2"], shown=False)
+    result = ablate(model, batch, ["L0H2"], progress=False)
     with torch.no_grad():
         before, counts = next_losses(model(batch).logits, batch)
         watch = Take({Site(0, Tap.HEAD_OUTPUT): [2]})
@@ -214,11 +217,11 @@ def test_errors_are_those_of_paired_differences_over_texts() -> None:
     expected = float(change.std() / math.sqrt(5))
     assert result["change"].error_of(Head(0, 2)) == pytest.approx(expected, abs=1e-6)
     assert np.isnan(result["change"].of(Head(1, 0)))
-    assert np.isnan(ablate(model, ids((6,)), ["L0H2"], shown=False)["change"].errors[2])
+    assert np.isnan(ablate(model, ids((6,)), ["L0H2"], progress=False)["change"].errors[2])
 
 
 def test_taking_nothing_away_changes_nothing() -> None:
-    found = ablate_together(small(DECODERS["gpt2"]), ids(LENGTHS), [], shown=False)
+    found = ablate_together(small(DECODERS["gpt2"]), ids(LENGTHS), [], progress=False)
     assert (found.change, found.value) == (0.0, found.baseline)
 
 
@@ -226,7 +229,7 @@ def test_a_head_that_writes_nothing_is_not_missed() -> None:
     model = build(DECODERS["llama"], seed=0)
     with torch.no_grad():
         model.stack.layers[0].attention.output.weight[:, 8:16] = 0
-    result = ablate(model, ids(LENGTHS), shown=False)
+    result = ablate(model, ids(LENGTHS), progress=False)
     assert result["change"].of(Head(0, 1)) == 0.0
     assert (np.delete(np.abs(result["change"].means), 1) > 0).all()
 
@@ -235,7 +238,7 @@ def test_a_set_together_equals_one_run_without_it() -> None:
     model, batch = small(DECODERS["windows and whole"]), ids(LENGTHS)
     gone = {0: [1], 1: [0, 3], 2: [2]}
     heads = [Head(layer, head) for layer, each in gone.items() for head in each]
-    found = ablate_together(model, batch, heads, shown=False)
+    found = ablate_together(model, batch, heads, progress=False)
     watch = Take({Site(layer, Tap.HEAD_OUTPUT): each for layer, each in gone.items()})
     with torch.no_grad():
         expected = mean_loss(model(batch, watch=watch).logits, batch)
@@ -253,16 +256,16 @@ def test_resampling_takes_the_same_position_of_another_text() -> None:
         site = Site(1, Tap.HEAD_OUTPUT)
         watch = Take({site: [3]}, {site: instead})
         expected = mean_loss(model(batch, watch=watch).logits, batch)
-    result = ablate(model, batch, ["L1H3"], "resample", shown=False)
+    result = ablate(model, batch, ["L1H3"], "resample", progress=False)
     assert result["metric"].of(Head(1, 3)) == pytest.approx(expected, abs=1e-5)
 
 
 def test_heads_in_order_are_taken_one_after_another() -> None:
     model, batch = small(DECODERS["llama"]), ids(LENGTHS)
     order = ["L1H3", "L0H0", "L1H0"]
-    found = ablate_in_order(model, batch, order, shown=False)
+    found = ablate_in_order(model, batch, order, progress=False)
     for count, step in enumerate(found.steps, start=1):
-        expected = ablate_together(model, batch, order[:count], shown=False)
+        expected = ablate_together(model, batch, order[:count], progress=False)
         assert step.value == pytest.approx(expected.value, abs=1e-6)
     assert [str(head) for head in found.order] == order
     assert [row["taken"] for row in found.rows()] == [1, 2, 3]
@@ -270,13 +273,13 @@ def test_heads_in_order_are_taken_one_after_another() -> None:
 
 def test_greed_takes_the_least_missed_head_at_each_step() -> None:
     model, batch = small(DECODERS["gates"]), ids(LENGTHS)
-    found = ablate_greedily(model, batch, 3, replace_with="mean", shown=False)
+    found = ablate_greedily(model, batch, 3, replace_with="mean", progress=False)
     taken: list[Head] = []
     for step in found.steps:
         left = [head for head in heads_of(model) if head not in taken]
         losses = {
             head: ablate_together(
-                model, batch, [*taken, head], replace_with="mean", shown=False
+                model, batch, [*taken, head], replace_with="mean", progress=False
             ).value
             for head in left
         }
@@ -298,22 +301,22 @@ def test_a_head_that_spoils_answers_is_harmful() -> None:
         spoils, attention = slice(8, 16), model.stack.layers[1].attention
         attention.projections()["value"][spoils] = torch.eye(8, 32) * 9
         attention.output.weight[:8, spoils] = -torch.eye(8) * 9
-    result = ablate(model, batch, shown=False)
+    result = ablate(model, batch, progress=False)
     assert [address for address, _ in result.harmful()] == [Address(Head(1, 1))]
-    assert not ablate(model, batch, ["L0H0"], shown=False).harmful()
+    assert not ablate(model, batch, ["L0H0"], progress=False).harmful()
 
 
 def test_a_logit_difference_is_read_at_the_named_positions() -> None:
     model, batch = small(DECODERS["llama"]), ids((5, 3))
     metric = LogitDifference(answer=(1, 2), distractor=(3, 4), at=(2, 1))
-    result = ablate(model, batch, ["L0H1"], metric=metric, shown=False)
+    result = ablate(model, batch, ["L0H1"], metric=metric, progress=False)
     with torch.no_grad():
         one, other = model(batch).logits.to_list()
     expected = float((one[2, 1] - one[2, 3] + other[1, 2] - other[1, 4]) / 2)
     assert result.baseline == pytest.approx(expected, abs=1e-5)
     last = LogitDifference(answer=(1, 2), distractor=(3, 4), at=(4, 2))
     default = LogitDifference(answer=(1, 2), distractor=(3, 4))
-    found = [ablate(model, batch, metric=each, shown=False) for each in (last, default)]
+    found = [ablate(model, batch, metric=each, progress=False) for each in (last, default)]
     np.testing.assert_array_equal(found[0]["metric"].means, found[1]["metric"].means)
 
 
@@ -325,21 +328,21 @@ def test_a_metric_of_ones_own_sees_logits_and_numbers_of_texts() -> None:
         seen.extend(numbers)
         return torch.stack([each[0, 7] for each in logits.to_list()])
 
-    result = ablate(model, batch, ["L1H1"], metric=first_logit, room=12, shown=False)
+    result = ablate(model, batch, ["L1H1"], metric=first_logit, batch_tokens=12, progress=False)
     with torch.no_grad():
         expected = torch.stack([each[0, 7] for each in model(batch).logits.to_list()]).mean()
     assert result.baseline == pytest.approx(float(expected), abs=1e-5)
     assert set(seen) == {0, 1, 2, 3}
-    assert result.facts["metric"] == "first_logit"
-    assert result.facts["better"] == "higher"
-    with refuses(InputError, "the metric answers (1,) to 4 texts: give one value a text."):
-        ablate(model, batch, metric=Measure(lambda *_: torch.zeros(1)), shown=False)
+    assert result.metadata["metric"] == "first_logit"
+    assert result.metadata["better"] == "higher"
+    with refuses(InputError, "(1,) for 4 texts", "one value per text"):
+        ablate(model, batch, metric=CustomMetric(lambda *_: torch.zeros(1)), progress=False)
 
 
 def test_masked_words_are_asked_where_they_are() -> None:
     model, batch = small(ENCODERS["bert"]), ids((5, 7))
     targets = [{1: 4, 3: 8}, {6: 2}]
-    result = ablate(model, batch, targets=targets, shown=False)
+    result = ablate(model, batch, targets=targets, progress=False)
     watch = Take({Site(0, Tap.HEAD_OUTPUT): [2]})
     with torch.no_grad():
         one, other = model(batch, watch=watch).logits.to_list()
@@ -351,7 +354,7 @@ def test_masked_words_are_asked_where_they_are() -> None:
 @pytest.mark.parametrize("name", VISIONS)
 def test_images_are_asked_for_their_classes(name: str) -> None:
     model = small(VISIONS[name])
-    result = ablate(model, images(), targets=[0, 4, 2, 2], room=20, shown=False)
+    result = ablate(model, images(), targets=[0, 4, 2, 2], batch_tokens=20, progress=False)
     watch = Take({Site(1, Tap.HEAD_OUTPUT): [1]})
     with torch.no_grad():
         logits = values(model(images(), watch=watch).logits)
@@ -367,7 +370,7 @@ def test_pairs_are_ablated_on_either_side(name: str, where: str) -> None:
     sublayer = Sublayer.CROSS if where == "cross" else Sublayer.ATTENTION
     stack: Any = "encoder" if where == "encoder" else "decoder"
     result = ablate(
-        model, (source, target), stack=stack, sublayer=sublayer, replace_with="mean", shown=False
+        model, (source, target), stack=stack, sublayer=sublayer, replace_with="mean", progress=False
     )
     for address in result.addresses:
         site = Site(address.head.layer, Tap.HEAD_OUTPUT, sublayer, stack)
@@ -384,7 +387,7 @@ def test_pairs_are_ablated_on_either_side(name: str, where: str) -> None:
 
 def test_ctrl_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = small(DECODERS["llama"]), ids(LENGTHS)
-    whole = ablate(model, batch, room=1, shown=False)
+    whole = ablate(model, batch, batch_tokens=1, progress=False)
     runs = 0
     speak = evaluate.Trunk.speak
 
@@ -398,7 +401,7 @@ def test_ctrl_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(evaluate.Trunk, "speak", tired)
     # One text after another, each head alone: the first text is finished, and a second of one token
     # brings no loss.
-    result = ablate(model, batch, room=1, shown=False)
+    result = ablate(model, batch, batch_tokens=1, progress=False)
     assert not result.complete
     assert not np.isnan(result["metric"].means).any()
     alone = ablate_one(model, batch)
@@ -406,7 +409,7 @@ def test_ctrl_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None
     assert not np.allclose(result["metric"].means, whole["metric"].means, atol=1e-4)
     runs = 100
     with pytest.raises(KeyboardInterrupt):
-        ablate(model, batch, room=1, shown=False)
+        ablate(model, batch, batch_tokens=1, progress=False)
 
 
 def ablate_one(model: Any, batch: Ragged) -> Any:
@@ -422,14 +425,14 @@ def ablate_one(model: Any, batch: Ragged) -> Any:
 def test_a_model_in_training_is_measured_at_rest_and_put_back() -> None:
     config = gpt2(width=32, heads=2, layers=1, vocabulary=50, positions=16, dropout=0.5)
     model = build(config, seed=0)
-    expected = ablate(model.eval(), [[1, 2, 3, 4]], shown=False)
-    found = ablate(model.train(), [[1, 2, 3, 4]], shown=False)
+    expected = ablate(model.eval(), [[1, 2, 3, 4]], progress=False)
+    found = ablate(model.train(), [[1, 2, 3, 4]], progress=False)
     np.testing.assert_array_equal(found["metric"].means, expected["metric"].means)
     assert all(module.training for module in model.modules())
 
 
 def test_a_result_is_saved_and_opened_again(tmp_path: Any) -> None:
-    result = ablate(small(DECODERS["llama"]), ids(LENGTHS), shown=False)
+    result = ablate(small(DECODERS["llama"]), ids(LENGTHS), progress=False)
     result.save(tmp_path / "ablation.json")
     again = lens.load(tmp_path / "ablation.json")
     assert isinstance(again, Ablation)
@@ -439,17 +442,17 @@ def test_a_result_is_saved_and_opened_again(tmp_path: Any) -> None:
 
 def test_heads_of_a_result_are_taken_as_they_are() -> None:
     model, given = small(DECODERS["llama"]), ids(LENGTHS)
-    ranked = [head for head, _ in ablate(model, given, shown=False)["change"].ranked()[:2]]
+    ranked = [head for head, _ in ablate(model, given, progress=False)["change"].ranked()[:2]]
     assert all(isinstance(head, Address) for head in ranked)
-    by_name = ablate_together(model, given, list(map(str, ranked)), shown=False)
-    assert ablate_together(model, given, ranked, shown=False) == by_name
-    assert len(ablate_in_order(model, given, ranked, shown=False).steps) == 2
+    by_name = ablate_together(model, given, list(map(str, ranked)), progress=False)
+    assert ablate_together(model, given, ranked, progress=False) == by_name
+    assert len(ablate_in_order(model, given, ranked, progress=False).steps) == 2
     with refuses(
         InputError,
         "encoder L0H0 is none of the attention heads of the main stack: "
         "name that one: stack='encoder', sublayer=Sublayer.ATTENTION.",
     ):
-        ablate(model, given, [Address(Head(0, 0), "encoder")], shown=False)
+        ablate(model, given, [Address(Head(0, 0), "encoder")], progress=False)
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
@@ -458,24 +461,24 @@ def test_what_cannot_be_measured_is_refused() -> None:
         ablate(decoder, ids((5,)), ["L7H0"])
     with refuses(
         InputError,
-        "this Encoder writes no next token: give targets, for each text the right id by position.",
+        "this Encoder does not predict the next token", "pass targets",
     ):
-        ablate(encoder, ids((5,)), shown=False)
+        ablate(encoder, ids((5,)), progress=False)
     with refuses(InputError, "text 1 has no position 9: use 0 to 2."):
-        ablate(encoder, ids((5, 3)), targets=[{0: 1}, {9: 1}], shown=False)
+        ablate(encoder, ids((5, 3)), targets=[{0: 1}, {9: 1}], progress=False)
     with refuses(InputError, "text 1 is empty: leave it out."):
-        ablate(decoder, ids((5, 0)), shown=False)
+        ablate(decoder, ids((5, 0)), progress=False)
     with refuses(InputError, "no text has a second token to be asked for: give longer texts."):
-        ablate(decoder, ids((1, 1)), shown=False)
+        ablate(decoder, ids((1, 1)), progress=False)
     with refuses(InputError, "no text is asked anything: give {position: right id} for some."):
-        ablate(encoder, ids((5, 3)), targets=[{}, {}], shown=False)
+        ablate(encoder, ids((5, 3)), targets=[{}, {}], progress=False)
     with refuses(InputError, "there are 1 targets for 2 texts: give one each."):
-        ablate(encoder, ids((5, 3)), targets=[{0: 1}], shown=False)
-    with refuses(InputError, "one text has no other to resample from: give two or more."):
-        ablate(decoder, ids((5,)), replace_with="resample", shown=False)
-    with refuses(InputError, "the right classes are not known: give targets, one class a text."):
-        ablate(small(VISIONS["vit"]), images(), shown=False)
+        ablate(encoder, ids((5, 3)), targets=[{0: 1}], progress=False)
+    with refuses(InputError, "resampl", "1", "two or more"):
+        ablate(decoder, ids((5,)), replace_with="resample", progress=False)
+    with refuses(InputError, "needs targets", "one class per text"):
+        ablate(small(VISIONS["vit"]), images(), progress=False)
     with refuses(InputError, "this Decoder has no stack 'encoder': use \"main\"."):
         ablate(decoder, ids((5,)), stack="encoder")
-    with refuses(InputError, "the main stack has no cross heads: look elsewhere."):
+    with refuses(InputError, "the main stack has no cross heads", "choose another"):
         ablate(decoder, ids((5,)), sublayer=Sublayer.CROSS)

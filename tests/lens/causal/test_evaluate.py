@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.lens.causal.evaluate import HeadAblation
+from manyheads.lens.causal.ablation import HeadAblation
 from manyheads.models.build import build
 from manyheads.taps import Sublayer
 
@@ -26,8 +26,8 @@ def gpt2() -> Any:
 @pytest.mark.parametrize("how", ["zero", "mean", "resample"])
 @pytest.mark.parametrize("room", [5, 1024])
 def test_a_walk_is_as_the_sets_alone(how: Any, room: int) -> None:
-    ablation = HeadAblation.of(gpt2(), TEXTS, replace_with=how, room=room, shown=False)
-    order = random.Random(0).sample(ablation.part.heads, 12)
+    ablation = HeadAblation.of(gpt2(), TEXTS, replace_with=how, batch_tokens=room, progress=False)
+    order = random.Random(0).sample(ablation.scope.heads, 12)
     found = ablation.measure_in_order(order)
     alone = ablation.measure([tuple(order[: count + 1]) for count in range(12)])
     assert found.sets == alone.sets
@@ -45,32 +45,32 @@ def test_a_walk_is_as_the_sets_alone(how: Any, room: int) -> None:
     ],
 )
 def test_a_walk_through_either_stack(stack: Any, sublayer: Sublayer) -> None:
-    ablation = HeadAblation.of(translator(), PAIRS, stack=stack, sublayer=sublayer, shown=False)
-    order = random.Random(1).sample(ablation.part.heads, len(ablation.part.heads))
+    ablation = HeadAblation.of(translator(), PAIRS, stack=stack, sublayer=sublayer, progress=False)
+    order = random.Random(1).sample(ablation.scope.heads, len(ablation.scope.heads))
     found = ablation.measure_in_order(order)
     alone = ablation.measure([tuple(order[: count + 1]) for count in range(len(order))])
     torch.testing.assert_close(found.values, alone.values, atol=1e-5, rtol=0)
 
 
 def test_nothing_taken_is_the_whole_model() -> None:
-    ablation = HeadAblation.of(gpt2(), TEXTS, shown=False)
+    ablation = HeadAblation.of(gpt2(), TEXTS, progress=False)
     found = ablation.measure_in_order([])
     assert found.values.shape == (4, 0)
     torch.testing.assert_close(found.baseline, ablation.measure([]).baseline)
 
 
 def test_stopped_early_it_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyheads.lens.inputs.cached_run import Trunk
+    from manyheads.lens.inputs.cached_run import CachedRun
 
-    go_on, runs = Trunk.go_on, iter(range(99))
+    continue_from, runs = CachedRun.continue_from, iter(range(99))
 
-    def interrupted(self: Trunk, *given: Any) -> Any:
+    def interrupted(self: CachedRun, *given: Any) -> Any:
         if next(runs) == 5:
             raise KeyboardInterrupt
-        return go_on(self, *given)
+        return continue_from(self, *given)
 
-    monkeypatch.setattr(Trunk, "go_on", interrupted)
-    ablation = HeadAblation.of(gpt2(), TEXTS, room=6, shown=False)
-    found = ablation.measure_in_order(ablation.part.heads[:4])
+    monkeypatch.setattr(CachedRun, "continue_from", interrupted)
+    ablation = HeadAblation.of(gpt2(), TEXTS, batch_tokens=6, progress=False)
+    found = ablation.measure_in_order(ablation.scope.heads[:4])
     assert not found.complete
     assert int((~found.values.isnan()).sum()) == 5

@@ -14,7 +14,7 @@ from manyheads import lens
 from manyheads.attention import AttentionConfig
 from manyheads.errors import InputError
 from manyheads.lens.faithful.adversarial import (
-    FARTHEST,
+    MAX_DIVERGENCE,
     find_adversary,
     jensen_shannon,
     total_variation,
@@ -28,8 +28,8 @@ from manyheads.lens.faithful.erasure import (
     renormalise,
 )
 from manyheads.lens.faithful.faithfulness_report import faithfulness, kendall
-from manyheads.lens.inputs.cached_run import part_of
-from manyheads.lens.inputs.texts import read
+from manyheads.lens.inputs.cached_run import head_scope
+from manyheads.lens.inputs.texts import read_inputs
 from manyheads.models.build import build
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import Encoder, EncoderConfig
@@ -83,8 +83,10 @@ def handmade(sharpness: float = 8.0, *, equal_values: bool = False) -> Encoder:
 
 
 def decision_of(model: Any, texts: Any, **more: Any) -> Decision:
-    part = part_of(model, more.pop("stack", None), more.pop("sublayer", Sublayer.ATTENTION))
-    return decisions_of(part, part.layers, read(model, texts), more.pop("at", "last"))[0].open()
+    part = head_scope(model, more.pop("stack", None), more.pop("sublayer", Sublayer.ATTENTION))
+    return decisions_of(part, part.layers, read_inputs(model, texts), more.pop("at", "last"))[
+        0
+    ].run()
 
 
 def test_attention_that_is_all_there_is_explains() -> None:
@@ -92,9 +94,9 @@ def test_attention_that_is_all_there_is_explains() -> None:
         handmade(), {"marks": [LONG, OTHER] * 2}, steps=10, iterations=10, progress=False
     )
     task = report["marks"]
-    np.testing.assert_allclose(task.shares["attention"], 0.1)
-    np.testing.assert_allclose(task.shares["gradient_times_attention"], 0.1)
-    assert task.shares["random"].mean() > 0.3
+    np.testing.assert_allclose(task.erased["attention"], 0.1)
+    np.testing.assert_allclose(task.erased["gradient_times_attention"], 0.1)
+    assert task.erased["random"].mean() > 0.3
     assert task.flipped["attention"].all()
     assert task.unique
     assert (task.moved <= 0.01).all()
@@ -109,15 +111,15 @@ def test_attention_that_is_all_there_is_explains() -> None:
 def test_equal_values_can_be_read_from_anywhere() -> None:
     model = handmade(equal_values=True)
     adversary = find_adversary(decision_of(model, [LONG]), iterations=1)
-    assert adversary.divergence > 0.9 * FARTHEST
+    assert adversary.divergence > 0.9 * MAX_DIVERGENCE
     assert adversary.moved < 1e-6
     report = faithfulness(model, [LONG, OTHER], steps=5, iterations=5, progress=False)
     task = report.tasks[0]
     assert not task.unique
     # Only with nothing left to read are both classes alike.
-    assert task.shares["attention"].min() == 1.0
+    assert task.erased["attention"].min() == 1.0
     assert task.verdict.startswith("Attention does not explain the classes of these texts: ")
-    assert "far patterns give the same answer" in task.verdict
+    assert "distant patterns give the same answer" in task.verdict
     assert task.agreement["gradient"].shape == (2,)
 
 
@@ -126,16 +128,16 @@ def test_an_answer_that_nothing_changes_is_told_so() -> None:
     with torch.no_grad():
         model.readout.bias[1] = 1.0
     task = faithfulness(model, [LONG], iterations=1, progress=False).tasks[0]
-    assert "the answer stays whatever is erased" in task.verdict
+    assert "the answer never changes, whatever is erased" in task.verdict
     assert not task.flipped["random"].any()
-    assert task.shares["random"].tolist() == [1.0]
+    assert task.erased["random"].tolist() == [1.0]
 
 
 def test_no_adversary_may_move_the_answer() -> None:
     for seed in range(2):
         decision = decision_of(small(DECODERS["gpt2"]), ids((9,), seed=seed))
         found = find_adversary(decision, iterations=8, seed=seed)
-        assert 0 <= found.divergence <= FARTHEST
+        assert 0 <= found.divergence <= MAX_DIVERGENCE
         assert found.moved <= 0.01
 
 
@@ -165,9 +167,9 @@ def test_weights_are_those_of_the_pattern(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "sinks"])
-def test_slopes_are_those_of_small_changes(name: str) -> None:
+def test_gradients_are_those_of_small_changes(name: str) -> None:
     decision = decision_of(small(DECODERS[name]), ids((6,)))
-    slopes = decision.slopes()
+    gradients = decision.gradients()
     for layer, key in ((0, 2), (1, 4)):
 
         def more(here: int, copy: int, weights: Tensor, layer: int = layer, key: int = key) -> Any:
@@ -179,7 +181,7 @@ def test_slopes_are_those_of_small_changes(name: str) -> None:
         with torch.no_grad():
             low, high = decision.under(more, 2)[:, decision.answer].tolist()
         expected = (high - low) / (2 * CHANGE)
-        assert float(slopes[layer][1, 0, key]) == pytest.approx(expected, abs=2e-3)
+        assert float(gradients[layer][1, 0, key]) == pytest.approx(expected, abs=2e-3)
 
 
 @pytest.mark.parametrize("name", ["llama", "sinks"])
@@ -219,8 +221,8 @@ def test_steps_round_the_share_up() -> None:
     decision = decision_of(handmade(), [LONG])
     order = rank_keys(decision)["attention"].argsort(descending=True)
     assert int(order[0]) == 4
-    assert erase(decision, order, steps=10).share == pytest.approx(0.1)
-    assert erase(decision, order, steps=2).share == pytest.approx(0.5)
+    assert erase(decision, order, steps=10).fraction == pytest.approx(0.1)
+    assert erase(decision, order, steps=2).fraction == pytest.approx(0.5)
     assert len(erase(decision, order, steps=40).curve) == 41
 
 
@@ -250,7 +252,7 @@ def test_every_kind_of_model_is_judged(name: str, model: Any, texts: Any, more: 
     assert task.texts == 2
     assert name in task.verdict
     for order in ("attention", "gradient", "gradient_times_attention", "random"):
-        assert ((task.shares[order] > 0) & (task.shares[order] <= 1)).all()
+        assert ((task.erased[order] > 0) & (task.erased[order] <= 1)).all()
         assert task.curves[order].shape == (4,)
     assert (task.moved <= 0.01).all()
 
@@ -262,10 +264,10 @@ def test_a_report_reads_well_and_comes_back_from_disk(tmp_path: Any) -> None:
         report.save(tmp_path / f"report.{ending}")
         again = lens.load(tmp_path / f"report.{ending}")
         assert str(again) == str(report)
-        assert again.facts == report.facts
+        assert again.metadata == report.metadata
         assert str(again.rows()) == str(report.rows())
     assert str(report).count("\n") == 1
-    assert report.facts["thresholds"]["far"] == 0.5
+    assert report.metadata["thresholds"]["far"] == 0.5
     assert report.table().row_count == len(report["marks"].measures())
     assert len(report.frame()) == 2 * len(report["one"].measures())
     with refuses(InputError, "there is no task 'two': use marks, one."):
@@ -294,23 +296,25 @@ def test_what_decides_nothing_is_refused() -> None:
     gpt2, bert = small(DECODERS["gpt2"]), small(ENCODERS["bert"])
     with refuses(
         InputError,
-        "this Encoder answers at every token: give at, the position of each text to look at.",
+        "Encoder",
+        "at to one position per text",
     ):
         faithfulness(bert, ids((5,)))
     with refuses(InputError, "text 0 has no position 5: use 0 to 4."):
         faithfulness(gpt2, ids((5,)), at=[5])
-    with refuses(InputError, "at has 1 positions for 2 texts: give one each."):
+    with refuses(InputError, "1 positions for 2 texts", "one per text"):
         faithfulness(gpt2, ids((5, 3)), at=[1])
-    with refuses(InputError, "steps=0 erases nothing: use 1 or more."):
+    with refuses(InputError, "steps", "got 0", "1 or more"):
         faithfulness(gpt2, ids((5,)), steps=0)
-    with refuses(InputError, "layers (9,) do not all have heads: use some of (0, 1)."):
+    with refuses(InputError, "(9,)", "(0, 1)"):
         faithfulness(gpt2, ids((5,)), layers=[9])
     with refuses(
         InputError,
-        'no answer is read off a token of the encoder: use stack="decoder", or Sublayer.CROSS.',
+        "encoder",
+        'stack="decoder"',
     ):
         faithfulness(small(SEQ2SEQS["t5"]), (ids((5,)), ids((4,))), stack="encoder")
-    with refuses(InputError, "within=0.0 is no change of a probability: use 0 < within < 1."):
+    with refuses(InputError, "within", "got 0.0", "0 < within < 1"):
         find_adversary(decision_of(gpt2, ids((5,))), within=0.0)
 
 

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from manyheads import lens
-from manyheads.errors import InputError, MissingExtraError
-from manyheads.lens.inputs.cached_run import part_of
-from manyheads.lens.probing.items import find_items, split_words
-from manyheads.lens.probing.linear import OFFSETS, gather_features, probe
+from manyheads.errors import InputError, MissingPackageError
+from manyheads.lens.inputs.cached_run import head_scope
+from manyheads.lens.probing.linear import OFFSETS, find_items, gather_features, probe, split_words
 from manyheads.lens.probing.syntax import probe_syntax
-from manyheads.lens.results.by_head import ByHead
-from manyheads.lens.results.by_layer import ByLayer
+from manyheads.lens.results.tables import ByHead, ByLayer
 from manyheads.models.build import build
 from manyheads.ragged import Ragged
 from manyheads.taps import Head, Record, Site, Sublayer, Tap
@@ -67,8 +65,8 @@ def test_what_one_head_says_is_found_in_that_head() -> None:
     for head in (Head(0, 0), Head(1, 2)):
         one = found.of(head)
         assert one["selectivity"] == pytest.approx(one["accuracy"] - one["control"])
-    assert found.facts["level"] == "token"
-    assert found.facts["classes"] == ["0", "1"]
+    assert found.metadata["level"] == "token"
+    assert found.metadata["classes"] == ["0", "1"]
 
 
 def test_types_learned_by_heart_are_not_selective() -> None:
@@ -91,12 +89,12 @@ def test_what_a_pattern_shows_is_found_in_it() -> None:
     found = probe(model, batch, labels, "patterns", strength=100.0, progress=False)
     assert isinstance(found, ByHead)
     assert found["accuracy"].of(Head(0, 1)) > 0.95
-    assert found.facts["items"] == len(before)
+    assert found.metadata["items"] == len(before)
 
 
 def test_features_of_patterns_are_those_of_the_pattern() -> None:
     model, batch = small(DECODERS["sinks"]), ids((12, 5))
-    part = part_of(model)
+    part = head_scope(model)
     items = find_items(part, batch, [[1] * 12, [0] * 5])
     features = gather_features(part, items, "patterns", "mean", progress=False)
     pattern = seen(model, batch, Site(1, Tap.PATTERN)).of(0)
@@ -118,7 +116,7 @@ def test_words_are_pooled_from_their_tokens(reader: Any) -> None:
     given, places = split_words(reader, texts)
     assert [len(each) for each in places] == [3, 3]
     assert len(places[0][2]) > 1
-    part = part_of(reader)
+    part = head_scope(reader)
     items = find_items(part, texts, [["a", None, "b"], ["a", "b", "a"]])
     assert items.level == "word"
     assert [item.type for item in items.each] == ["cat", "xylophone", "the", "mat,", "sat"]
@@ -134,11 +132,11 @@ def test_words_texts_and_images_can_have_labels(reader: Any) -> None:
     labels = [["noun" if word in ("cat", "mat") else "other" for word in each] for each in texts]
     found = probe(reader, texts, labels, "residuals", progress=False)
     assert isinstance(found, ByLayer)
-    assert found.facts["level"] == "word"
+    assert found.metadata["level"] == "word"
     assert found.of(-1)["accuracy"] > 0.9
     lines = [" ".join(each) for each in texts]
     whole = probe(reader, lines, [len(each) % 2 for each in texts], progress=False)
-    assert whole.facts["level"] == "text"
+    assert whole.metadata["level"] == "text"
     vit = small(VISIONS["vit"])
     pictures = images(((8, 8),) * 12)
     bright = [int(image.mean() > 0) for image in pictures]
@@ -180,7 +178,7 @@ def test_results_by_layer_come_back_from_disk(tmp_path: Any) -> None:
         again = lens.load(tmp_path / f"probe.{ending}")
         assert str(again) == str(found)
         assert str(again.rows()) == str(found.rows())
-        assert again.facts == found.facts
+        assert again.metadata == found.metadata
     assert found.table().row_count == 3
     assert len(found.frame()) == 3
     assert "embeddings" in str(found)
@@ -190,40 +188,32 @@ def test_results_by_layer_come_back_from_disk(tmp_path: Any) -> None:
 
 def test_labels_that_cannot_be_are_refused(reader: Any) -> None:
     model = small(DECODERS["gpt2"])
-    with refuses(InputError, "there are 1 labels for 2 texts: give one each."):
+    with refuses(InputError, "1 labels for 2 texts", "one per text"):
         probe(model, ids((5, 4)), [1])
-    with refuses(
-        InputError, "text 1 has 4 tokens and 3 labels: give one each, None where there is none."
-    ):
+    with refuses(InputError, "text 1 has 4 tokens and 3 labels", "None"):
         probe(model, ids((5, 4)), [[1, 0, 1, 0, 1], [1, 0, 1]])
-    with refuses(
-        InputError, "the texts to learn from have one label alone: give texts with two or more."
-    ):
+    with refuses(InputError, "one label", "two or more"):
         probe(model, ids((5, 4, 6)), [1, 1, 1])
-    with refuses(
-        InputError, "1 texts have labels: give two or more: one to learn from, one to test."
-    ):
+    with refuses(InputError, "2 texts", "got 1", "train"):
         probe(model, ids((5, 4)), [1, None])
-    with refuses(InputError, "test=1.0 is no share of the texts: use 0 < test < 1."):
+    with refuses(InputError, "test", "got 1.0", "0 < test < 1"):
         probe(model, ids((5, 4)), [1, 0], test=1.0)
-    with refuses(InputError, "strength=0 learns nothing: use a positive number."):
+    with refuses(InputError, "strength", "got 0", "more than 0"):
         probe(model, ids((5, 4)), [1, 0], strength=0)
     with refuses(
         InputError,
         "this model has no tokenizer to read words with: set model.tokenizer, or give ids.",
     ):
         probe(model, [["a", "b"]], [[1, 0]])
-    with refuses(
-        InputError, "text 0 has 2 words and 1 labels: give one each, None where there is none."
-    ):
+    with refuses(InputError, "text 0 has 2 words and 1 labels", "None"):
         probe(reader, [["the", "cat"]], [[1]])
 
 
 def test_without_scikit_learn_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     with refuses(
-        MissingExtraError,
-        "probes need the package scikit-learn: pip install 'manyheads[probes]'.",
+        MissingPackageError,
+        "a probe needs the package scikit-learn: run pip install scikit-learn.",
     ):
         probe(small(DECODERS["gpt2"]), ids((5, 4)), [1, 0])
 
@@ -254,27 +244,27 @@ def trees(reader: Any) -> list[tuple[list[str], list[int]]]:
 
 def test_trees_that_one_head_draws_are_told_from_attention(reader: Any, trees: Any) -> None:
     found = probe_syntax(reader, trees, progress=False)
-    assert found.facts["head"] == "L0H1 to the head"
+    assert found.metadata["head"] == "L0H1 to the head"
     assert found.scores["head"][0] == pytest.approx(1.0)
     assert found.scores["probe"][0] > 0.9
     assert found.scores["offset"][0] < 0.7
     assert str(found.ranked(1)[0][0]) == "L0H1"
-    assert found.facts["sentences"] == [24, 8]
+    assert found.metadata["sentences"] == [24, 8]
     turned = [(words, [0] * len(words)) for words, _ in trees]
-    with refuses(InputError, "0 sentences have a word with a head: give two or more of them."):
+    with refuses(InputError, "got 0", "two or more"):
         probe_syntax(reader, turned, progress=False)
 
 
 def test_a_fixed_offset_is_found_as_such(reader: Any) -> None:
     chains = [(words, [*range(2, len(words) + 1), 0]) for words in sentences(10)]
     found = probe_syntax(reader, chains, progress=False)
-    assert found.facts["offset"] == 1
+    assert found.metadata["offset"] == 1
     assert found.scores["offset"][0] == pytest.approx(1.0)
 
 
 def test_words_help_the_probe_to_fit(reader: Any, trees: Any, tmp_path: Any) -> None:
     found = probe_syntax(reader, trees, with_words=True, decay=1e-4, progress=False)
-    assert found.facts["with_words"]
+    assert found.metadata["with_words"]
     assert found.scores["probe"][0] > 0.8
     for ending in ("json", "safetensors"):
         found.save(tmp_path / f"syntax.{ending}")
@@ -286,9 +276,9 @@ def test_words_help_the_probe_to_fit(reader: Any, trees: Any, tmp_path: Any) -> 
 
 
 def test_trees_that_cannot_be_are_refused(reader: Any) -> None:
-    with refuses(InputError, "sentence 0 has 2 words and 1 heads: give one each."):
+    with refuses(InputError, "sentence 0", "2 words and 1 heads", "one head per word"):
         probe_syntax(reader, [(["the", "cat"], [0])])
     with refuses(InputError, "sentence 0 has a head 3: use 0 for the root, 1 to 2."):
         probe_syntax(reader, [(["the", "cat"], [0, 3])])
-    with refuses(InputError, "a Vision reads no single sentence: use an Encoder or a Decoder."):
+    with refuses(InputError, "Vision", "an Encoder or a Decoder"):
         probe_syntax(small(VISIONS["vit"]), [(["the", "cat"], [0, 1])])

@@ -34,8 +34,8 @@ def planted() -> Any:
 
 def test_each_layer_is_told_for_its_own_reason() -> None:
     found = collapse(planted(), TEXTS, progress=False)
-    assert found.alike == (0,)
-    assert found.flat == (1,)
+    assert found.head_collapse == (0,)
+    assert found.token_collapse == (1,)
     assert found.layers[0].heads == pytest.approx(1, abs=1e-5)
     assert "2 of 2 layers have collapsed" in str(found)
     assert "layer 0: its heads look alike" in str(found)
@@ -82,5 +82,5 @@ def test_a_stack_of_two_is_read_by_name(tmp_path: Path) -> None:
 
 
 def test_a_threshold_that_is_none_is_refused() -> None:
-    with refuses(InputError, "heads_above=3.0 is no mean cosine: use one of -1 to 1."):
+    with refuses(InputError, "heads_above", "got 3.0", "-1 to 1"):
         collapse(small(DECODERS["gpt2"]), TEXTS, heads_above=3.0)

@@ -11,7 +11,7 @@ from manyheads import lens
 from manyheads.errors import InputError
 from manyheads.lens.causal.ablation import ablate
 from manyheads.lens.measure.statistics import statistics
-from manyheads.lens.redundant.dead_heads import Dead, dead, dead_by_statistics
+from manyheads.lens.redundant.dead_heads import DeadHeads, dead_by_statistics, dead_heads
 from manyheads.models.build import build
 from manyheads.parts.masks import Causal
 from manyheads.parts.positions import Rotary
@@ -32,11 +32,11 @@ def planted() -> Any:
 
 
 @pytest.fixture(scope="module")
-def found() -> Dead:
-    return dead(planted(), TEXTS, progress=False)
+def found() -> DeadHeads:
+    return dead_heads(planted(), TEXTS, progress=False)
 
 
-def test_each_is_dead_of_what_it_was_given(found: Dead) -> None:
+def test_each_is_dead_of_what_it_was_given(found: DeadHeads) -> None:
     names = {str(head): why for head, why in found.reasons.items()}
     assert names == {"L0H1": ("ablation", "norm"), "L1H2": ("entropy",)}
     assert found.why(Head(0, 1)) == ("ablation", "norm")
@@ -44,26 +44,26 @@ def test_each_is_dead_of_what_it_was_given(found: Dead) -> None:
     assert [str(head) for head in found.heads] == ["L0H1", "L1H2"]
 
 
-def test_the_values_are_those_of_statistics_and_ablation(found: Dead) -> None:
+def test_the_values_are_those_of_statistics_and_ablation(found: DeadHeads) -> None:
     model = planted()
     seen = statistics(model, TEXTS, progress=False)
     np.testing.assert_allclose(found.means["normalized_entropy"], seen.means["normalized_entropy"])
     np.testing.assert_allclose(found.means["output_share"], seen.means["output_share"])
-    exact = ablate(model, TEXTS, shown=False)
+    exact = ablate(model, TEXTS, progress=False)
     np.testing.assert_allclose(found.means["loss_change"], exact.means["change"])
 
 
 def test_thresholds_decide() -> None:
-    every = dead(
+    every = dead_heads(
         planted(), iter(TEXTS), loss_below=1e9, entropy_above=1e-9, norm_below=1e9, progress=False
     )
     assert all(why == ("ablation", "entropy", "norm") for why in every.reasons.values())
     assert len(every.heads) == 8
-    strict = dead(planted(), TEXTS, loss_below=0.0, norm_below=0.0, progress=False)
+    strict = dead_heads(planted(), TEXTS, loss_below=0.0, norm_below=0.0, progress=False)
     assert set(strict.reasons.values()) == {("entropy",)}
 
 
-def test_it_reads_well_and_can_be_saved(found: Dead, tmp_path: Path) -> None:
+def test_it_reads_well_and_can_be_saved(found: DeadHeads, tmp_path: Path) -> None:
     assert "2 of 8 heads are dead" in str(found)
     assert "L0H1: without it the loss changes by +0 (below 0.001), it writes 0 of" in str(found)
     assert "L1H2: its entropy is 1.0000 of the maximum (above 0.99)" in str(found)
@@ -74,9 +74,9 @@ def test_it_reads_well_and_can_be_saved(found: Dead, tmp_path: Path) -> None:
 
 def test_an_encoder_without_targets_goes_without_ablation() -> None:
     model = small(ENCODERS["modernbert"])
-    assert "loss_change" not in dead(model, TEXTS, progress=False)
+    assert "loss_change" not in dead_heads(model, TEXTS, progress=False)
     targets = [{0: 3}, {1: 7}, {2: 2}]
-    assert "loss_change" in dead(model, TEXTS, targets=targets, progress=False)
+    assert "loss_change" in dead_heads(model, TEXTS, targets=targets, progress=False)
 
 
 def test_cross_attention_has_its_own_dead() -> None:
@@ -85,7 +85,7 @@ def test_cross_attention_has_its_own_dead() -> None:
     with torch.no_grad():
         model.decoder.layers[0].cross.output.weight[:, :8] = 0
     pairs = [([1, 2, 3], [4, 5, 6]), ([7, 8], [9, 1])]
-    found = dead(model, pairs, sublayer=Sublayer.CROSS, progress=False)
+    found = dead_heads(model, pairs, sublayer=Sublayer.CROSS, progress=False)
     assert {str(head) for head, why in found.reasons.items() if "norm" in why} == {
         "decoder L0H0 cross"
     }
@@ -99,10 +99,12 @@ def test_statistics_alone_tell_of_entropy_and_norm() -> None:
 
 def test_thresholds_that_are_none_are_refused() -> None:
     model = planted()
-    with refuses(InputError, "norm_below=-1.0 is below nothing: use 0 or more."):
-        dead(model, TEXTS, norm_below=-1.0)
+    with refuses(InputError, "norm_below", "got -1.0", "0 or more"):
+        dead_heads(model, TEXTS, norm_below=-1.0)
     with refuses(
         InputError,
-        "entropy_above=2.0 is no share of the maximum: use one above 0, up to 1.",
+        "entropy_above",
+        "got 2.0",
+        "at most 1",
     ):
-        dead(model, TEXTS, entropy_above=2.0)
+        dead_heads(model, TEXTS, entropy_above=2.0)

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
 
 from manyheads import lens
 from manyheads.errors import InputError
-from manyheads.lens.redundant.heads import Redundancy, redundancy
+from manyheads.lens.redundant.heads import Redundancy, average_linkage, cut, redundancy
 from manyheads.models.build import build
 from manyheads.parts.positions import Rotary
 from manyheads.taps import Head
@@ -37,7 +39,7 @@ def found() -> Redundancy:
 
 
 def test_the_copy_is_found_and_nothing_else(found: Redundancy) -> None:
-    (double,) = found.doubles
+    (double,) = found.duplicates
     assert (str(double.one), str(double.other)) == ("L0H1", "L0H3")
     assert (double.patterns, double.outputs, double.weights) == pytest.approx((1, 1, 1), abs=1e-5)
     assert [[str(head) for head in group] for group in found.clusters] == [["L0H1", "L0H3"]]
@@ -54,12 +56,12 @@ def test_a_copy_in_a_later_layer_is_found() -> None:
         # The first layer writes so little that the second reads what it read.
         model.stack.layers[0].attention.output.weight.mul_(1e-4)
     copied(model, (0, 2), (1, 0))
-    pairs = [(str(each.one), str(each.other)) for each in redundancy(model, TEXTS).doubles]
+    pairs = [(str(each.one), str(each.other)) for each in redundancy(model, TEXTS).duplicates]
     assert pairs == [("L0H2", "L1H0")]
 
 
 def test_it_reads_well(found: Redundancy, tmp_path: Path) -> None:
-    assert "1 doubled pairs, 1 clusters" in str(found)
+    assert "1 duplicate pairs, 1 clusters" in str(found)
     assert "cluster 0: L0H1, L0H3" in str(found)
     rows = {row["head"]: row for row in found.rows()}
     assert rows["L0H1"]["nearest"] == "L0H3"
@@ -71,9 +73,9 @@ def test_it_reads_well(found: Redundancy, tmp_path: Path) -> None:
     for ending in ("json", "safetensors"):
         found.save(tmp_path / f"found.{ending}")
         again = lens.load(tmp_path / f"found.{ending}")
-        assert again.doubles == found.doubles
-        assert again.facts == found.facts
-        np.testing.assert_allclose(again.likeness["outputs"], found.likeness["outputs"])
+        assert again.duplicates == found.duplicates
+        assert again.metadata == found.metadata
+        np.testing.assert_allclose(again.similarity["outputs"], found.similarity["outputs"])
 
 
 def test_a_head_that_writes_nothing_doubles_nobody() -> None:
@@ -81,12 +83,49 @@ def test_a_head_that_writes_nothing_doubles_nobody() -> None:
     with torch.no_grad():
         model.stack.layers[0].attention.output.weight[:, :16] = 0
     found = redundancy(model, TEXTS, by="patterns", progress=False)
-    assert found.doubles == ()
+    assert found.duplicates == ()
     assert np.isnan(found.of(Head(0, 0), Head(0, 1))["outputs"])
     assert "outputs" in found.rows()[0]
 
 
 def test_a_threshold_that_is_none_is_refused() -> None:
     model = build(decoder(writes()), seed=0)
-    with refuses(InputError, "double_above=1.5 is no likeness: use one above 0 and up to 1."):
-        redundancy(model, [[1, 2]], double_above=1.5)
+    with refuses(InputError, "duplicate_above", "got 1.5", "at most 1"):
+        redundancy(model, [[1, 2]], duplicate_above=1.5)
+
+
+def similarity(count: int, seed: int) -> np.ndarray:
+    values = np.random.default_rng(seed).random((count, count))
+    values = (values + values.T) / 2
+    np.fill_diagonal(values, 1.0)
+    return values
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_is_scipys_average_linkage(seed: int) -> None:
+    values = similarity(17, seed)
+    peer = linkage(squareform(1 - values, checks=False), method="average")
+    merges = average_linkage(values)
+    np.testing.assert_allclose([1 - merge.similarity for merge in merges], peer[:, 2])
+    for above in (0.4, 0.55, 0.7):
+        labels = fcluster(peer, 1 - above, criterion="distance")
+        expected = {tuple(np.flatnonzero(labels == label).tolist()) for label in set(labels)}
+        assert set(cut(merges, above, 17)) == expected
+
+
+def test_what_has_no_likeness_is_never_joined() -> None:
+    values = similarity(4, 0)
+    values[:2, 2:] = values[2:, :2] = np.nan
+    assert {merge.one + merge.other for merge in average_linkage(values)} == {(0, 1), (2, 3)}
+    assert cut(average_linkage(values), -1.0, 4) == ((0, 1), (2, 3))
+
+
+def test_one_or_none_has_nothing_to_join() -> None:
+    assert average_linkage(np.ones((1, 1))) == ()
+    assert average_linkage(np.ones((0, 0))) == ()
+    assert cut((), 0.5, 2) == ((0,), (1,))
+
+
+def test_values_that_are_of_no_pairs_are_refused() -> None:
+    with refuses(InputError, "(2, 3)", "h x h"):
+        average_linkage.__wrapped__(np.ones((2, 3)))  # type: ignore[attr-defined]

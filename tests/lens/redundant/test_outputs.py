@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from manyheads.lens.redundant import outputs
-from manyheads.lens.redundant.outputs import resemble_outputs
+from manyheads.lens.redundant.outputs import output_similarity
 from manyheads.lens.results.addresses import attention_at, stacks_of
 from manyheads.models.build import build
 from manyheads.models.recipes import ModelConfig
@@ -53,10 +53,10 @@ def test_cosines_are_means_over_tokens(
     rows = written(model, given)
     rows = rows / np.linalg.norm(rows, axis=-1, keepdims=True)
     expected = np.einsum("hnc,gnc->hg", rows, rows) / rows.shape[1]
-    found = resemble_outputs(model, given, progress=False)
+    found = output_similarity(model, given, progress=False)
     np.testing.assert_allclose(found.values, expected, atol=1e-5)
     monkeypatch.setattr(outputs, "LARGEST_CHUNK", {"cpu": 1})
-    pieces = resemble_outputs(model, given, batch_tokens=6, progress=False)
+    pieces = output_similarity(model, given, batch_tokens=6, progress=False)
     np.testing.assert_allclose(pieces.values, expected, atol=1e-5)
 
 
@@ -68,7 +68,7 @@ def test_alignment_is_linear_cka(config: ModelConfig) -> None:
     rows = rows - rows.mean(1, keepdims=True)
     squares = np.square(np.einsum("hna,gnb->hgab", rows, rows)).sum((-1, -2))
     own = np.sqrt(np.diagonal(squares))
-    found = resemble_outputs(model, given, "cka", batch_tokens=6, progress=False)
+    found = output_similarity(model, given, "cka", batch_tokens=6, progress=False)
     np.testing.assert_allclose(found.values, squares / np.outer(own, own), atol=1e-4)
 
 
@@ -83,9 +83,9 @@ def test_a_head_that_takes_back_what_another_writes() -> None:
         weight[:, 8:16] = -2 * weight[:, :8]
         weight[:, 16:24] = 0
     texts = [[1, 2, 3, 4], [5, 6, 7]]
-    found = resemble_outputs(model, texts, progress=False)
+    found = output_similarity(model, texts, progress=False)
     assert found.of(Head(1, 0), Head(1, 1)) == pytest.approx(-1, abs=1e-5)
     assert np.isnan(found.of(Head(1, 0), Head(1, 2)))
-    aligned = resemble_outputs(model, texts, "cka", progress=False)
+    aligned = output_similarity(model, texts, "cka", progress=False)
     assert aligned.of(Head(1, 0), Head(1, 1)) == pytest.approx(1, abs=1e-4)
     assert np.isnan(aligned.of(Head(1, 2), Head(1, 2)))

@@ -11,15 +11,15 @@ from torch import Tensor
 from manyheads import lens
 from manyheads.errors import InputError
 from manyheads.lens.weights.circuits import (
-    Factors,
-    Words,
+    FactoredMatrix,
+    TokenVectors,
     circuits,
     copying_score,
     eigenvalue_score,
     score_circuits,
     score_copying,
 )
-from manyheads.lens.weights.composition import compose, resemble
+from manyheads.lens.weights.composition import composition_scores, weight_similarity
 from manyheads.models.build import build
 from manyheads.models.readout import LanguageHead
 from manyheads.parts.masks import Causal
@@ -96,10 +96,10 @@ def test_a_planted_copying_head_copies_and_its_opposite_does_not() -> None:
 
 
 def test_a_head_as_wide_as_the_words_copies_every_one() -> None:
-    ov = Factors(torch.eye(WIDTH).double(), torch.eye(WIDTH).double())
-    words = Words(torch.eye(VOCABULARY, WIDTH), torch.eye(VOCABULARY, WIDTH))
+    ov = FactoredMatrix(torch.eye(WIDTH).double(), torch.eye(WIDTH).double())
+    words = TokenVectors(torch.eye(VOCABULARY, WIDTH), torch.eye(VOCABULARY, WIDTH))
     assert copying_score(ov, words, range(VOCABULARY), top_k=1) == 1.0
-    shifted = Words(words.enter, words.leave.roll(1, 0))
+    shifted = TokenVectors(words.embed, words.unembed.roll(1, 0))
     assert copying_score(ov, shifted, range(VOCABULARY), top_k=1) == 0.0
 
 
@@ -114,18 +114,26 @@ def test_copying_is_the_same_however_many_words_are_met_at_once(
     both = torch.randn(WIDTH, 8, generator=draw).double(), torch.randn(8, WIDTH, generator=draw)
     drawn = torch.randperm(301, generator=draw)[:90]
     for right in (both[0].T, both[1].double()):
-        ov = Factors(both[0], right)
+        ov = FactoredMatrix(both[0], right)
         whole = table.double()[drawn] @ ov.matrix.T @ table.double().T
         own = whole.gather(1, drawn[:, None])
         expected = ((whole > own).sum(1) < top).double().mean()
-        assert copying_score(ov, Words(table, table), drawn, top) == pytest.approx(float(expected))
+        assert copying_score(ov, TokenVectors(table, table), drawn, top) == pytest.approx(
+            float(expected)
+        )
 
 
 def test_words_that_are_level_copy_none() -> None:
     table = torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(0)).expand(50, WIDTH)
     both = torch.eye(WIDTH).double()
-    assert copying_score(Factors(both, both), Words(table, table), range(50), top_k=5) == 0.0
-    assert copying_score(Factors(both, both), Words(table, table), range(50), top_k=50) == 1.0
+    assert (
+        copying_score(FactoredMatrix(both, both), TokenVectors(table, table), range(50), top_k=5)
+        == 0.0
+    )
+    assert (
+        copying_score(FactoredMatrix(both, both), TokenVectors(table, table), range(50), top_k=50)
+        == 1.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,8 +142,8 @@ def test_words_that_are_level_copy_none() -> None:
 def test_scores_are_those_of_the_whole_matrices(name: str) -> None:
     model = small(DECODERS[name])
     found = score_circuits(model, top_k=3, sample=None, progress=False)
-    words = Words.of(model)
-    enter, leave = words.enter.double(), words.leave.double()
+    words = TokenVectors.of(model)
+    enter, leave = words.embed.double(), words.unembed.double()
     for head in (Head(0, 1), Head(1, 3)):
         ov = circuits(model).ov(head).matrix
         whole = leave @ ov @ enter.T
@@ -178,7 +186,7 @@ def test_a_sample_of_words_is_drawn_once_for_all_heads() -> None:
     model = small(DECODERS["llama"])
     one, two = (score_circuits(model, sample=10, seed=1, progress=False) for _ in range(2))
     np.testing.assert_array_equal(one["copying"].means, two["copying"].means)
-    assert one.facts["words"] == 10
+    assert one.metadata["tokens"] == 10
     tenths = one["copying"].means * 10
     np.testing.assert_allclose(tenths, tenths.round(), atol=1e-9)
 
@@ -187,7 +195,7 @@ def test_copying_alone_is_that_of_all_scores() -> None:
     model = small(DECODERS["llama"])
     every, alone = (score(model, progress=False) for score in (score_circuits, score_copying))
     assert set(alone.names) == {"copying", "copying_eigenvalues"}
-    assert alone.facts == every.facts
+    assert alone.metadata == every.metadata
     for name in alone.names:
         np.testing.assert_array_equal(alone[name].means, every[name].means)
 
@@ -202,23 +210,24 @@ def test_models_without_words_have_the_rest() -> None:
     assert str(cross.addresses[0]) == "decoder L0H0 cross"
     with refuses(
         InputError,
-        "this Vision has no language head to copy words to: use a model that scores words.",
+        "Vision",
+        "language head",
     ):
-        Words.of(small(VISIONS["vit"]))
+        TokenVectors.of(small(VISIONS["vit"]))
 
 
 def test_an_untied_readout_scores_with_its_own_vectors() -> None:
     model = build(replace(DECODERS["llama"], readout=LanguageHead(tied=False)), seed=0)
-    assert not torch.allclose(Words.of(model).leave, Words.of(model).enter)
+    assert not torch.allclose(TokenVectors.of(model).unembed, TokenVectors.of(model).embed)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "uneven", "windows and whole"])
 @pytest.mark.parametrize("through", ["query", "key", "value"])
 def test_composition_is_the_ratio_of_whole_matrices(name: str, through: Any) -> None:
     model = small(DECODERS[name])
-    found, every = compose(model, through), circuits(model)
-    for early in every.part.heads:
-        for late in every.part.heads:
+    found, every = composition_scores(model, through), circuits(model)
+    for early in every.scope.heads:
+        for late in every.scope.heads:
             value = found.of(early, late)
             if late.layer <= early.layer:
                 assert np.isnan(value)
@@ -237,7 +246,7 @@ def test_a_head_that_reads_what_another_writes_composes_with_it_alone() -> None:
         Head(0, 1): (other, other.T),
         Head(1, 0): (one, one.T),
     }
-    found = compose(plant(plain(), heads), "value")
+    found = composition_scores(plant(plain(), heads), "value")
     assert found.of(Head(0, 0), Head(1, 0)) == pytest.approx(8**-0.5)
     assert found.of(Head(0, 1), Head(1, 0)) == pytest.approx(0, abs=1e-6)
     assert found.ranked(1)[0][:2] == (found.addresses[0], found.addresses[4])
@@ -255,25 +264,25 @@ def test_a_planted_pair_of_doubles_is_the_most_alike() -> None:
     }
     model = plant(plain(), heads)
     for trait in ("writes", "value", "ov"):
-        found = resemble(model, trait)
+        found = weight_similarity(model, trait)
         assert found.of(Head(0, 0), Head(1, 2)) == pytest.approx(1.0, abs=1e-6)
         assert found.of(Head(0, 0), Head(0, 3)) == pytest.approx(0.0, abs=1e-6)
         assert found.of(Head(1, 1), Head(1, 1)) == pytest.approx(1.0, abs=1e-6)
         np.testing.assert_allclose(found.values, found.values.T, atol=1e-9)
-    assert resemble(model, "writes").of(Head(0, 0), Head(0, 1)) == pytest.approx(1.0)
-    assert resemble(model, "ov").of(Head(0, 0), Head(0, 1)) == pytest.approx(-1.0)
+    assert weight_similarity(model, "writes").of(Head(0, 0), Head(0, 1)) == pytest.approx(1.0)
+    assert weight_similarity(model, "ov").of(Head(0, 0), Head(0, 1)) == pytest.approx(-1.0)
 
 
 def test_circuit_cosines_are_those_of_whole_matrices() -> None:
     model = small(DECODERS["uneven"])
-    found, every = resemble(model, "qk"), circuits(model)
+    found, every = weight_similarity(model, "qk"), circuits(model)
     one, other = every.qk(Head(0, 3)).matrix, every.qk(Head(2, 1)).matrix
     expected = float((one * other).sum() / (one.norm() * other.norm()))
     assert found.of(Head(0, 3), Head(2, 1)) == pytest.approx(expected, abs=1e-9)
 
 
 def test_pairs_are_saved_and_opened_again(tmp_path: Any) -> None:
-    found = compose(small(DECODERS["llama"]), "key")
+    found = composition_scores(small(DECODERS["llama"]), "key")
     found.save(tmp_path / "pairs.json")
     again = lens.load(tmp_path / "pairs.json")
     np.testing.assert_allclose(again.values, found.values)

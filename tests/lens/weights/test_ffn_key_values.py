@@ -1,26 +1,39 @@
 """Keys, values and coefficients of neurons add up to what a feed-forward writes."""
 
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from manyheads import lens
 from manyheads.errors import InputError
-from manyheads.lens.weights.ffn_key_values import Feeds, Neuron, feeds_of
+from manyheads.lens.weights.ffn_key_values import (
+    FeedForwards,
+    Neuron,
+    feed_forwards_of,
+    key_value_memories,
+)
 from manyheads.models.build import build
+from manyheads.models.readout import LanguageHead, ReadoutTransform
 from manyheads.models.recipes import ModelConfig
 from manyheads.parts.masks import Causal
 from manyheads.parts.norms import LayerNorm, RMSNorm, SandwichNorm
 from manyheads.ragged import Ragged
 from manyheads.taps import Record, Site, Sublayer, Tap
+from tests.lens.weights.test_neurons import planted
 from tests.messages import refuses
 from tests.models.zoo import (
     DECODERS,
     ENCODERS,
     EXPERTS,
     SEQ2SEQS,
+    VISIONS,
     decoder,
+    encoder,
     ids,
     layer,
     own,
@@ -41,7 +54,7 @@ CASES: dict[str, ModelConfig] = {
 @pytest.mark.parametrize("case", CASES)
 def test_coefficients_times_values_are_what_is_written(case: str) -> None:
     model: Any = small(CASES[case])
-    feeds = feeds_of(model)
+    feeds = feed_forwards_of(model)
     taps = (Tap.BEFORE, Tap.OUTPUT)
     sites = [Site(at, tap, Sublayer.FEEDFORWARD) for at in feeds.layers for tap in taps]
     record = Record(sites)
@@ -66,11 +79,11 @@ def test_coefficients_times_values_are_what_is_written(case: str) -> None:
 def test_keys_read_the_stream_as_the_feedforward_does(case: str) -> None:
     """Up to the norm's divisor, and what bias it adds."""
     model: Any = small(CASES[case])
-    feeds = feeds_of(model)
+    feeds = feed_forwards_of(model)
     x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
     residual = feeds.residual(0)
     with torch.no_grad():
-        entered, nothing = residual.enter(x), residual.enter(torch.zeros(1, 32))
+        entered, nothing = residual.read(x), residual.read(torch.zeros(1, 32))
         expert = feeds.experts(0)[0]
         module: Any = feeds.module(0)
         rows = module.expand.weight if expert is None else module.expand[expert].T
@@ -83,7 +96,7 @@ def test_keys_read_the_stream_as_the_feedforward_does(case: str) -> None:
 @pytest.mark.parametrize("norm", [RMSNorm(), LayerNorm()])
 def test_a_norm_behind_is_passed_through(norm: Any) -> None:
     model: Any = build(decoder(layer(own(mask=Causal()), norm=SandwichNorm(norm))), seed=0)
-    feeds, second = feeds_of(model), model.stack.layers[0].feedforward_residual.second_norm
+    feeds, second = feed_forwards_of(model), model.stack.layers[0].feedforward_residual.second_norm
     with torch.no_grad():
         second.weight.normal_()
         alone = second(model.stack.layers[0].feedforward.contract.weight.T)
@@ -97,36 +110,116 @@ def test_neurons_have_addresses() -> None:
         assert str(Neuron.parse(text)) == text
     with refuses(
         InputError,
-        "'5' is not the address of a neuron: write it as L5N10, of expert 2 L5E2N10.",
+        "'5'",
+        "L5N10",
     ):
         Neuron.parse("5")
 
 
 def test_neurons_that_are_not_there_are_refused() -> None:
-    feeds = feeds_of(small(DECODERS["uneven"]))
+    feeds = feed_forwards_of(small(DECODERS["uneven"]))
     assert feeds.find([(0, 3), "L1N2", Neuron(3, 39)])[0] == Neuron(0, 3)
-    with refuses(
-        InputError, "L2N0 is in a layer without a feed-forward: use one of the layers 0, 1, 3."
-    ):
+    with refuses(InputError, "L2N0", "0, 1, 3"):
         feeds.find(["L2N0"])
     with refuses(InputError, "there is no neuron L0N40: use 0 to 39."):
         feeds.find(["L0N40"])
-    with refuses(InputError, "layer 0 has no expert 1: leave the expert out."):
+    with refuses(InputError, "layer 0", "expert 1", "leave out"):
         feeds.find(["L0E1N0"])
-    with refuses(InputError, "layer 0 has no expert None: name one, as 0."):
-        feeds_of(small(DECODERS["experts"])).find([(0, 1)])
-    with refuses(InputError, "no neuron is named: give some, as L0N5 or (0, 5)."):
+    with refuses(InputError, "layer 0", "expert None", "use one of"):
+        feed_forwards_of(small(DECODERS["experts"])).find([(0, 1)])
+    with refuses(InputError, "no neurons", "L0N5"):
         feeds.find([])
 
 
 def test_stacks_are_named() -> None:
     both = small(SEQ2SEQS["t5"])
-    assert feeds_of(both).stack.name == "decoder"
-    assert feeds_of(both, "encoder").stack.name == "encoder"
+    assert feed_forwards_of(both).stack.name == "decoder"
+    assert feed_forwards_of(both, "encoder").stack.name == "encoder"
     with refuses(InputError, 'this Seq2Seq has no stack \'main\': use "encoder" or "decoder".'):
-        feeds_of(both, "main")
+        feed_forwards_of(both, "main")
     with refuses(InputError, "this Decoder has no stack 'encoder': use \"main\"."):
-        feeds_of(small(DECODERS["gpt2"]), "encoder")
-    with refuses(InputError, "the main stack has no feed-forward: look elsewhere."):
-        feeds_of(build(decoder(layer(own(mask=Causal()), None)), seed=0))
-    assert isinstance(feeds_of(both), Feeds)
+        feed_forwards_of(small(DECODERS["gpt2"]), "encoder")
+    with refuses(InputError, "main stack has no feed-forward"):
+        feed_forwards_of(build(decoder(layer(own(mask=Causal()), None)), seed=0))
+    assert isinstance(feed_forwards_of(both), FeedForwards)
+
+
+# In the package the name means the function.
+module = import_module("manyheads.lens.weights.ffn_key_values")
+
+
+def test_a_planted_word_is_clear() -> None:
+    found = key_value_memories(planted(), clear_above=3.5, progress=False)
+    mine = found.of(0)
+    assert mine.written[5] == 11
+    assert mine.read[5] == 7
+    neuron, word, score = found.clear(1)[0]
+    assert (neuron, word) == (Neuron(0, 5), 11)
+    assert score == pytest.approx(mine.written_z[5])
+
+
+def test_scores_are_those_of_the_readout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value alone in the stream, through norm and head; the norm's bias is none of its own."""
+    monkeypatch.setattr(module, "LARGEST_CHUNK", 100)
+    model: Any = small(DECODERS["llama"])
+    found = key_value_memories(model, progress=False).of(1)
+    values = model.stack.layers[1].feedforward.contract.weight.T
+    with torch.no_grad():
+        scores = model.stack.final_norm(values) @ model.table.T
+    np.testing.assert_array_equal(found.written, scores.argmax(1).numpy())
+    z = (scores.max(1).values - scores.mean(1)) / scores.std(1, correction=0)
+    np.testing.assert_allclose(found.written_z, z.numpy(), atol=1e-3)
+    np.testing.assert_allclose(found.value_norm, values.detach().norm(dim=1).numpy(), rtol=1e-5)
+
+
+def test_a_head_with_a_layer_of_its_own_is_gone_through() -> None:
+    config = encoder(layer(), readout=LanguageHead(transform=ReadoutTransform()))
+    model: Any = build(config, seed=0)
+    found = key_value_memories(model, progress=False)
+    assert found.metadata["through"] == "transform and unembedding"
+    values = model.stack.layers[0].feedforward.contract.weight.T
+    with torch.no_grad():
+        scores = model.readout.features(model.stack.final_norm(values)) @ model.table.T
+    np.testing.assert_array_equal(found.of(0).written, scores.argmax(1).numpy())
+
+
+def test_every_expert_is_a_memory(tmp_path: Path) -> None:
+    found = key_value_memories(small(DECODERS["experts"]), progress=False)
+    assert [(each.layer, each.expert, len(each)) for each in found.layers][:5] == [
+        (0, 0, 24),
+        (0, 1, 24),
+        (0, 2, 24),
+        (0, 3, 24),
+        (1, 0, 24),
+    ]
+    assert len(found.rows()) == found.table().row_count == len(found.frame()) == 8
+    assert "layer 0 expert 0" in str(found)
+    for ending in ("json", "safetensors"):
+        found.save(tmp_path / f"found.{ending}")
+        again = lens.load(tmp_path / f"found.{ending}")
+        assert str(again) == str(found)
+        np.testing.assert_array_equal(again.of(1, 2).written, found.of(1, 2).written)
+
+
+def test_models_without_words() -> None:
+    assert (
+        key_value_memories(small(ENCODERS["tags"]), progress=False).metadata["through"]
+        == "embedding"
+    )
+    both = small(SEQ2SEQS["2017"])
+    assert (
+        key_value_memories(both, stack="encoder", progress=False).metadata["through"] == "embedding"
+    )
+    with refuses(InputError, "Vision", "reads text"):
+        key_value_memories(small(VISIONS["vit"]))
+    with refuses(InputError, "clear_above", "got 0.0", "more than 0"):
+        key_value_memories(both, clear_above=0.0)
+    with refuses(InputError, "layer 7 has no feed-forward: use one of 0, 1."):
+        key_value_memories(both, progress=False).of(7)
+
+
+def test_a_value_of_nothing_says_nothing() -> None:
+    model: Any = build(DECODERS["gpt2"], seed=0)
+    with torch.no_grad():
+        model.stack.layers[0].feedforward.contract.weight.zero_()
+    assert (key_value_memories(model, progress=False).of(0).written_z == 0).all()

@@ -32,8 +32,8 @@ def planted() -> Any:
 
 
 def test_a_planted_memory_is_read_out() -> None:
-    memory = neurons(planted(), TEXTS, ["L0N5"], top_k=2, words=3, progress=False).of("L0N5")
-    best = memory.moments[0]
+    memory = neurons(planted(), TEXTS, ["L0N5"], top_k=2, top_tokens=3, progress=False).of("L0N5")
+    best = memory.top_activations[0]
     assert (best.number, best.position, best.token) == (1, 1, 7)
     assert best.before == (2,)
     assert best.after == (1, 8, 2, 8)
@@ -60,8 +60,8 @@ def test_moments_are_the_extremes_of_the_hidden_layer(config: ModelConfig, by: A
     rank = {"largest": lambda v: -v, "smallest": lambda v: v, "absolute": lambda v: -abs(v)}[by]
     expected = sorted(flat, key=lambda each: rank(each[0]))[:6]
     found = neurons(model, TEXTS, [(1, 7)], top_k=6, by=by, batch_tokens=7, progress=False)
-    moments = found.of("L1N7").moments
-    for moment, (value, text, position) in zip(moments, expected, strict=True):
+    top_activations = found.of("L1N7").top_activations
+    for moment, (value, text, position) in zip(top_activations, expected, strict=True):
         assert moment.value == pytest.approx(value, abs=1e-5)
         assert (moment.number, moment.position) == (text, position)
         assert moment.token == TEXTS[text][position]
@@ -76,7 +76,7 @@ def test_experts_are_moved_only_by_tokens_that_visit_them() -> None:
     model = small(DECODERS["experts"])
     found = neurons(model, TEXTS, ["L0E1N3", "L0E2N3"], top_k=25, by="absolute", progress=False)
     for memory in found.each:
-        values = [moment.value for moment in memory.moments]
+        values = [moment.value for moment in memory.top_activations]
         assert 0 in values
         assert values != [0.0] * len(values)
 
@@ -85,17 +85,17 @@ def test_every_kind_of_model() -> None:
     pairs = [([1, 2, 3], [4, 5, 6]), ([7, 8], [9, 1])]
     both = small(SEQ2SEQS["window"])
     reads = neurons(both, pairs, ["L0N1"], stack="encoder", progress=False)
-    assert reads.facts["through"] == "embedding"
-    assert {moment.token for moment in reads.each[0].moments} == {1, 2, 3, 7, 8}
+    assert reads.metadata["through"] == "embedding"
+    assert {moment.token for moment in reads.each[0].top_activations} == {1, 2, 3, 7, 8}
     writing = neurons(both, pairs, ["L0N1"], progress=False)
-    assert writing.facts["through"] == "unembedding"
-    assert {moment.token for moment in writing.each[0].moments} == {4, 5, 6, 9, 1}
+    assert writing.metadata["through"] == "unembedding"
+    assert {moment.token for moment in writing.each[0].top_activations} == {4, 5, 6, 9, 1}
     seen = neurons(small(VISIONS["vit"]), images(), ["L0N1"], progress=False)
     assert seen.each[0].raised == ()
-    assert seen.each[0].moments[0].token is None
+    assert seen.each[0].top_activations[0].token is None
     assert "of text" in str(seen)
     classes = neurons(small(ENCODERS["classes"]), TEXTS, ["L0N1"], progress=False)
-    assert classes.facts["through"] == "embedding"
+    assert classes.metadata["through"] == "embedding"
 
 
 class Letters:
@@ -113,7 +113,7 @@ def test_it_reads_well_and_can_be_saved(tmp_path: Path) -> None:
     found = neurons(model, Ragged.from_list(given), ["L0N5", "L0N6"], top_k=3, progress=False)
     told = str(found)
     assert "L0N5: coefficient" in told
-    assert "writes: 'l'" in told
+    assert "raises: 'l'" in told
     assert "at 1 of text 1: c[h]bici" in told
     assert found.table().row_count == len(found.frame()) == 2
     assert found.rows()[0]["neuron"] == "L0N5"
@@ -121,23 +121,23 @@ def test_it_reads_well_and_can_be_saved(tmp_path: Path) -> None:
         found.save(tmp_path / f"found.{ending}")
         again = lens.load(tmp_path / f"found.{ending}")
         assert again.each == found.each
-        assert again.facts == found.facts
-    with refuses(InputError, "L0N7 was not asked for: name it in neurons(...)."):
+        assert again.metadata == found.metadata
+    with refuses(InputError, "L0N7 is not in this result: name it in neurons(...)."):
         found.of("L0N7")
 
 
 def test_agreement_counts_next_words_that_were_written() -> None:
     model = planted()
     texts = [[7, 11], [3, 7, 11, 2], [4, 7]]
-    memory = neurons(model, texts, ["L0N5"], top_k=3, words=1, progress=False).each[0]
-    assert {moment.token for moment in memory.moments} == {7}
+    memory = neurons(model, texts, ["L0N5"], top_k=3, top_tokens=1, progress=False).each[0]
+    assert {moment.token for moment in memory.top_activations} == {7}
     assert memory.agreement == 1.0
-    assert neurons(model, [[7, 3]], ["L0N5"], top_k=1, words=1).each[0].agreement == 0.0
-    assert neurons(model, [[3, 7]], ["L0N5"], top_k=1, words=1).each[0].agreement is None
+    assert neurons(model, [[7, 3]], ["L0N5"], top_k=1, top_tokens=1).each[0].agreement == 0.0
+    assert neurons(model, [[3, 7]], ["L0N5"], top_k=1, top_tokens=1).each[0].agreement is None
 
 
 def test_what_keeps_nothing_is_refused() -> None:
     with pytest.raises(InputError, match=r"top_k.*0.*1 or more"):
         neurons(small(DECODERS["gpt2"]), TEXTS, ["L0N5"], top_k=0)
-    with refuses(InputError, "context=-1 is before the token itself: use 0 or more."):
+    with refuses(InputError, "context", "got -1", "0 or more"):
         neurons(small(DECODERS["gpt2"]), TEXTS, ["L0N5"], context=-1)

@@ -10,20 +10,24 @@ from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.errors import InputError
-from manyheads.lens.inputs.cached_run import Edits, Part, part_of
-from manyheads.lens.inputs.metrics import weighed
-from manyheads.lens.inputs.texts import read, run
+from manyheads.lens.inputs.cached_run import (
+    ActivationEditor,
+    HeadScope,
+    head_scope,
+    layer_input_site,
+)
+from manyheads.lens.inputs.metrics import weighted_mean
+from manyheads.lens.inputs.texts import forward, read_inputs
 from manyheads.lens.results.addresses import Block
-from manyheads.lens.results.by_head import ByHead
 from manyheads.lens.results.files import Result
-from manyheads.models.build import Model
-from manyheads.models.eval_mode import resting
+from manyheads.lens.results.tables import ByHead
+from manyheads.models.build import Model, eval_mode
 from manyheads.models.layer import Layer, Residual
 from manyheads.models.readout import ClassHead, LanguageHead, ReadoutLayer
 from manyheads.models.vision import Vision
-from manyheads.parts.constant import ConstantLayer
-from manyheads.parts.norms import LayerNorm, Normalise, Post
-from manyheads.ragged import Ragged
+from manyheads.parts.feedforward import ConstantLayer
+from manyheads.parts.norms import LayerNorm, Normalise, PostNorm
+from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Site, Sublayer, Tap
 
 SUBLAYERS = (Sublayer.ATTENTION, Sublayer.CROSS, Sublayer.FEEDFORWARD)
@@ -31,10 +35,10 @@ SUBLAYERS = (Sublayer.ATTENTION, Sublayer.CROSS, Sublayer.FEEDFORWARD)
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class DirectLogits(Result):
-    """What each part of a model adds to a logit, text by text.
+    """What each part of a model adds to a logit, per text.
 
-    `layers` holds for each sublayer and layer what it adds, its heads and its bias together;
-    `bias` is what all biases add. Everything but `layers` sums to `logits`.
+    `layers` has the contribution of each sublayer, heads and bias together; `bias` that of all
+    biases. The logit is the sum of `by_head`, the feed-forwards in `layers`, `embedding`, `bias`.
     """
 
     heads: ByHead
@@ -47,19 +51,21 @@ class DirectLogits(Result):
     @property
     def total(self) -> Float[Tensor, " b"]:
         """The sum of all parts."""
-        fed = [each for (sublayer, _), each in self.layers.items() if _feeds(sublayer)]
-        return self.by_head.sum(1) + self.embedding + self.bias + sum(fed, torch.zeros(()))
+        feedforwards = [
+            each for (sublayer, _), each in self.layers.items() if sublayer is Sublayer.FEEDFORWARD
+        ]
+        return self.by_head.sum(1) + self.embedding + self.bias + sum(feedforwards, torch.zeros(()))
 
     @property
     def completeness(self) -> float:
-        """How far the parts are from adding up to the logit, at worst."""
+        """The largest difference between the sum of the parts and the logit."""
         return float((self.total - self.logits).abs().max())
 
     def __str__(self) -> str:
         lines = [
             f"logit {float(self.logits.mean()):.4f} over {len(self.logits)} texts: "
             f"embedding {float(self.embedding.mean()):.4f}, biases {float(self.bias.mean()):.4f}, "
-            f"off by {self.completeness:.1e} at worst"
+            f"off by at most {self.completeness:.1e}"
         ]
         for address, mean in self.heads["logit"].ranked()[:5]:
             lines.append(f"  {address}  {mean:+.4f}")
@@ -76,9 +82,9 @@ def attribute_logits(
 ) -> DirectLogits:
     """Direct logit attribution (arXiv 2211.00593): each head's write, norms frozen, on the logit.
 
-    The logit is that of `answer`, one token or class per text (None: the one the model finds
-    likeliest), minus that of `distractor` if there is one, at the last position or at one per text.
-    Norms keep the divisors they had, so that what is left is linear and sums to the logit.
+    The logit is that of `answer`, one token or class per text (None: the most likely one), minus
+    that of `distractor` if there is one, at the last position or at one per text. Norms keep the
+    divisors they had, so that everything is linear and sums to the logit.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
@@ -86,24 +92,24 @@ def attribute_logits(
     >>> found.completeness < 1e-5
     True
     """
-    part = part_of(model)
+    scope = head_scope(model)
     readout = _linear_readout(model)
-    given = read(model, texts)
-    with resting(model), torch.no_grad():
-        seen = Edits({}, _sites(part))
-        run(model, given, seen)
-        final = seen[Site(-1, Tap.FINAL, stack=part.stack_name)]
+    inputs = read_inputs(model, texts)
+    with eval_mode(model), torch.no_grad():
+        seen = ActivationEditor({}, _sites(scope))
+        forward(model, inputs, seen)
+        final = seen[Site(-1, Tap.FINAL, stack=scope.stack_name)]
         rows = _rows(readout, final, at)
         table = None if isinstance(model, Vision) else model.table
         towards, bias, logits = _direction(readout, table, final, rows, answer, distractor)
-        back = _Back(part, seen, rows, towards)
+        back = _BackwardWalk(scope, seen, rows, towards)
         back.walk()
     return back.result(bias, logits)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """The tokens that are read for each text, with their weights in what is read."""
+    """The tokens that the readout reads in each text, with their weights."""
 
     places: Int[Tensor, " m"]
     owners: Int[Tensor, " m"]
@@ -115,18 +121,20 @@ class _Rows:
         return summed.index_add(0, self.owners, values)
 
 
-class _Back:
-    """Carries a direction from the logit down to the embeddings; what meets it on the way adds."""
+class _BackwardWalk:
+    """Carries the logit's direction down to the embeddings, summing what each part adds."""
 
-    def __init__(self, part: Part, seen: Edits, rows: _Rows, towards: Float[Tensor, "b c"]) -> None:
-        self.part, self.seen, self.rows = part, seen, rows
+    def __init__(
+        self, scope: HeadScope, seen: ActivationEditor, rows: _Rows, towards: Float[Tensor, "b c"]
+    ) -> None:
+        self.scope, self.seen, self.rows = scope, seen, rows
         self.towards = towards[rows.owners] * rows.weights[:, None]
         self.bias = towards.new_zeros(rows.texts)
         self.heads: dict[Block, Tensor] = {}
         self.layers: dict[tuple[Sublayer, int], Tensor] = {}
 
     def walk(self) -> None:
-        stack = self.part.stack
+        stack = self.scope.stack
         last = len(stack.layers) - 1
         if last >= 0:
             self._pull(stack.final_norm, self._value(*self._end(last)))
@@ -142,14 +150,14 @@ class _Back:
         blocks = tuple(sorted(self.heads, key=lambda each: (each.layer, each.sublayer.value)))
         by_head = torch.cat([self.heads[block] for block in blocks], dim=1).cpu()
         entered = self._value(-1, Tap.EMBEDDINGS, Sublayer.ATTENTION)
-        means, errors = weighed(by_head, torch.ones(len(by_head)))
+        means, errors = weighted_mean(by_head, torch.ones(len(by_head)))
         return DirectLogits(
             heads=ByHead(
                 kind="direct logit attribution",
                 blocks=blocks,
                 means={"logit": means.numpy()},
                 errors={"logit": errors.numpy()},
-                facts={"texts": len(by_head), "logit": float(logits.mean())},
+                metadata={"texts": len(by_head), "logit": float(logits.mean())},
             ),
             by_head=by_head,
             layers={key: each.cpu() for key, each in self.layers.items()},
@@ -159,12 +167,12 @@ class _Back:
         )
 
     def _end(self, layer: int) -> tuple[int, Tap, Sublayer]:
-        module = self.part.stack.layers[layer]
+        module = self.scope.stack.layers[layer]
         there = [each for each in SUBLAYERS if _inner(module, each) is not None]
         return layer, Tap.AFTER, there[-1]
 
     def _value(self, layer: int, tap: Tap, sublayer: Sublayer) -> Tensor:
-        site = Site(layer, tap, sublayer, self.part.stack_name)
+        site = Site(layer, tap, sublayer, self.scope.stack_name)
         return self.seen[site].values[self.rows.places].double()
 
     def _along(self, values: Float[Tensor, "m c"], towards: Float[Tensor, "m c"]) -> Tensor:
@@ -174,7 +182,7 @@ class _Back:
         self, layer: int, sublayer: Sublayer, inner: nn.Module, residual: Residual
     ) -> None:
         written = self._value(layer, Tap.OUTPUT, sublayer)
-        if isinstance(residual.placement, Post):
+        if isinstance(residual.placement, PostNorm):
             self._pull(residual.norm, self._value(layer, Tap.BEFORE, sublayer) + written)
         self.layers[sublayer, layer] = self._along(written, self.towards)
         if isinstance(inner, Attention):
@@ -185,15 +193,15 @@ class _Back:
     def _attention(
         self, layer: int, sublayer: Sublayer, attention: Attention, residual: Residual
     ) -> None:
-        """Splits what an attention adds among its heads and its bias."""
-        spoken = self._value(layer, Tap.HEAD_OUTPUT, sublayer)
+        """Split what an attention adds among its heads and its bias."""
+        outputs = self._value(layer, Tap.HEAD_OUTPUT, sublayer)
         weight = attention.output.weight.double()
         bias = attention.output.bias
         towards, stream = self.towards, self.towards
         gates = [gate for gate in attention.config.gates if gate.at == "final"]
         opened = self._value(layer, Tap.GATE_FINAL, sublayer) if gates else None
         if residual.second_norm is not None:
-            raw = spoken.flatten(1) @ weight.T + (0 if bias is None else bias.double())
+            raw = outputs.flatten(1) @ weight.T + (0 if bias is None else bias.double())
             if opened is not None:
                 cut = raw.unflatten(-1, attention.config.gate_shape("final"))
                 raw = gates[0].apply(cut, opened).flatten(1)
@@ -201,18 +209,18 @@ class _Back:
             towards, self.towards = self.towards, stream
         if opened is not None:
             spread = opened.expand(*_sliced(towards, attention).shape).flatten(1)
-            if gates[0].how == "times":
+            if gates[0].operation == "multiply":
                 towards = towards * spread
             else:
                 self.bias = self.bias + self._along(spread, towards)
         if bias is not None:
             self.bias = self.bias + self._along(bias.double().expand_as(towards), towards)
-        met = (towards @ weight).unflatten(-1, spoken.shape[1:]) * spoken
-        block = Block(layer, spoken.shape[1], self.part.stack_name, sublayer)
-        self.heads[block] = self.rows.by_text(met.sum(-1))
+        along = (towards @ weight).unflatten(-1, outputs.shape[1:]) * outputs
+        block = Block(layer, outputs.shape[1], self.scope.stack_name, sublayer)
+        self.heads[block] = self.rows.by_text(along.sum(-1))
 
     def _pull(self, norm: nn.Module, at: Float[Tensor, "m c"]) -> None:
-        """The direction before a norm whose divisor stays as it was; its bias is set aside."""
+        """Move the direction in front of a norm with a frozen divisor, and set its bias aside."""
         if not isinstance(norm, Normalise):
             return
         if norm.bias is not None:
@@ -227,7 +235,7 @@ class _Back:
 
 
 def _inner(layer: Any, sublayer: Sublayer) -> Any:
-    """What stands at a sublayer of a layer, or of its config: itself, or what is left of it."""
+    """The sublayer of a layer or of its config, or the constant that pruning left of it."""
     inner = getattr(layer, sublayer.value)
     return getattr(layer, f"{sublayer.value}_rest", None) if inner is None else inner
 
@@ -236,14 +244,10 @@ def _sliced(towards: Float[Tensor, "m c"], attention: Attention) -> Float[Tensor
     return towards.unflatten(-1, attention.config.gate_shape("final"))
 
 
-def _feeds(sublayer: Sublayer) -> bool:
-    return sublayer is Sublayer.FEEDFORWARD
-
-
-def _sites(part: Part) -> list[Site]:
-    name = part.stack_name
+def _sites(scope: HeadScope) -> list[Site]:
+    name = scope.stack_name
     found = [Site(-1, tap, stack=name) for tap in (Tap.EMBEDDINGS, Tap.FINAL)]
-    for layer, config in enumerate(part.stack.config.layers):
+    for layer, config in enumerate(scope.stack.config.layers):
         for sublayer in SUBLAYERS:
             branch = _inner(config, sublayer)
             if branch is None:
@@ -260,11 +264,12 @@ def _linear_readout(model: Model) -> ReadoutLayer:
     readout = model.readout
     if readout is None:
         raise InputError(
-            f"this {type(model).__name__} has no readout and no logits", "use one that has"
+            f"this {type(model).__name__} has no readout and thus no logits",
+            "use a model with a language or class head",
         )
     if readout.config.transform is not None:
         raise InputError(
-            "this readout bends what it reads before it scores, so that no logit is a sum",
+            "the readout of this model is not linear, so that its logits are no sums",
             "use ablation, patching or integrated gradients",
         )
     return readout
@@ -281,14 +286,7 @@ def _rows(readout: ReadoutLayer, final: Ragged, at: Literal["last"] | Sequence[i
             every = torch.arange(lengths.total, device=final.device)
             return _Rows(every, owners, 1 / (ends - starts + 1)[owners].double(), len(final))
         return _Rows(starts if readout.config.pool == "first" else ends, texts, ones, len(final))
-    if isinstance(at, str):
-        return _Rows(ends, texts, ones, len(final))
-    if len(at) != len(final):
-        raise InputError(f"{len(at)} positions were given for {len(final)} texts", "give one each")
-    for text, (position, length) in enumerate(zip(at, lengths.each, strict=True)):
-        if not 0 <= position < length:
-            raise InputError(f"text {text} has no position {position}", f"use 0 to {length - 1}")
-    return _Rows(starts + torch.tensor(list(at), device=final.device), texts, ones, len(final))
+    return _Rows(_token_indices(lengths, at), texts, ones, len(final))
 
 
 def _direction(
@@ -299,7 +297,7 @@ def _direction(
     answer: Sequence[int] | None,
     distractor: Sequence[int] | None,
 ) -> tuple[Float[Tensor, "b c"], Float[Tensor, " b"], Float[Tensor, " b"]]:
-    """What the last hidden state is multiplied by, the readout's bias, and the logit itself."""
+    """The vector that the last hidden state is multiplied by, the readout's bias, and the logit."""
     hidden = rows.by_text(final.values[rows.places].double() * rows.weights[:, None])
     vectors = readout.vectors(table).double()
     scale = readout.config.scale if isinstance(readout.config, LanguageHead) else 1.0
@@ -312,9 +310,102 @@ def _direction(
             continue
         if len(answers) != rows.texts:
             raise InputError(
-                f"{len(answers)} answers were given for {rows.texts} texts", "give one each"
+                f"got {len(answers)} answers for {rows.texts} texts", "give one per text"
             )
         chosen = torch.tensor(list(answers), device=vectors.device)
         towards = towards + sign * scale * vectors[chosen]
         bias = bias + sign * biases[chosen]
     return towards, bias, (hidden * towards).sum(-1) + bias
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LogitLens(Result):
+    """The most likely tokens of each text before the first layer and after each layer.
+
+    `answer_log_probabilities` and `answer_ranks` are those of the `answer` tokens, if there are
+    any; rank 0 is the most likely token.
+    """
+
+    answers: Int[Tensor, "steps b k"]
+    log_probabilities: Float[Tensor, "steps b k"]
+    answer_log_probabilities: Float[Tensor, "steps b"] | None = None
+    answer_ranks: Int[Tensor, "steps b"] | None = None
+
+    def settled(self) -> Int[Tensor, " b"]:
+        """The first step from which the most likely token stays the final one."""
+        first = self.answers[..., 0]
+        agrees = (first == first[-1]).flip(0).long().cumprod(0)
+        return first.shape[0] - agrees.sum(0)
+
+    def __str__(self) -> str:
+        settled = self.settled().float().mean()
+        steps = self.answers.shape[0] - 1
+        return (
+            f"logit lens of {self.answers.shape[1]} texts: the answer is final after "
+            f"{float(settled):.1f} of {steps} layers"
+        )
+
+
+def logit_lens(
+    model: Model,
+    texts: Any,
+    answer: Sequence[int] | None = None,
+    *,
+    at: Literal["last"] | Sequence[int] = "last",
+    top_k: int = 5,
+) -> LogitLens:
+    """Apply the final norm and the readout to the residual stream after every layer.
+
+    The method is from nostalgebraist, "interpreting GPT: the logit lens" (2020).
+
+    >>> from manyheads.models.build import build
+    >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
+    >>> logit_lens(model, [[1, 2, 3], [4, 5]], top_k=3).answers.shape
+    torch.Size([3, 2, 3])
+    """
+    scope = head_scope(model)
+    if model.readout is None or isinstance(model.readout.config, ClassHead):
+        raise InputError(
+            f"this {type(model).__name__} has no language head", "use a model that has one"
+        )
+    assert not isinstance(model, Vision), "a Vision has a class head or none"
+    inputs, stack = read_inputs(model, texts), scope.stack
+    with eval_mode(model), torch.no_grad():
+        sites = [layer_input_site(stack, layer) for layer in range(len(stack.layers))]
+        final = Site(-1, Tap.FINAL, stack=scope.stack_name)
+        seen = ActivationEditor({}, [*sites, final])
+        forward(model, inputs, seen)
+        places = _token_indices(seen[final].lengths, at)
+        rows = [stack.final_norm(seen[site].values[places]) for site in sites]
+        rows.append(seen[final].values[places])
+        features = model.readout.features(torch.cat(rows))
+        logits = torch.nn.functional.linear(
+            features, model.readout.vectors(model.table), model.readout.bias
+        ).float()
+        scores = logits.log_softmax(-1).unflatten(0, (len(rows), -1))
+    found = scores.topk(min(top_k, scores.shape[-1]), dim=-1)
+    if answer is None:
+        return LogitLens(answers=found.indices, log_probabilities=found.values)
+    if len(answer) != scores.shape[1]:
+        raise InputError(
+            f"got {len(answer)} answers for {scores.shape[1]} texts", "give one per text"
+        )
+    wanted = torch.tensor(list(answer), device=scores.device).expand(len(rows), -1).unsqueeze(-1)
+    own = scores.gather(-1, wanted)
+    return LogitLens(
+        answers=found.indices,
+        log_probabilities=found.values,
+        answer_log_probabilities=own.squeeze(-1),
+        answer_ranks=(scores > own).sum(-1),
+    )
+
+
+def _token_indices(lengths: Lengths, at: Literal["last"] | Sequence[int]) -> Int[Tensor, " b"]:
+    if isinstance(at, str):
+        return lengths.offsets[1:].long() - 1
+    if len(at) != len(lengths):
+        raise InputError(f"got {len(at)} positions for {len(lengths)} texts", "give one per text")
+    for text, (position, length) in enumerate(zip(at, lengths.each, strict=True)):
+        if not 0 <= position < length:
+            raise InputError(f"text {text} has no position {position}", f"use 0 to {length - 1}")
+    return lengths.offsets[:-1].long() + torch.tensor(list(at), device=lengths.offsets.device)

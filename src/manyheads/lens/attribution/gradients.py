@@ -1,4 +1,4 @@
-"""Attribution by gradients: integrated along a path to tokens or heads, and times attention."""
+"""Attribution by gradients: integrated gradients of tokens and heads, gradient times attention."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,27 +10,33 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.errors import InputError, ShapeError
-from manyheads.lens.inputs.cached_run import Change, Edits, Part, StackName, Trunk, part_of
-from manyheads.lens.inputs.metrics import Judge, Metric, judge, weighed
-from manyheads.lens.inputs.texts import Targets, read, run
-from manyheads.lens.results.by_head import ByHead
+from manyheads.lens.inputs.cached_run import (
+    ActivationEditor,
+    CachedRun,
+    EditFunction,
+    HeadScope,
+    StackName,
+    head_scope,
+)
+from manyheads.lens.inputs.metrics import BoundMetric, Metric, bind_metric, weighted_mean
+from manyheads.lens.inputs.texts import Targets, forward, read_inputs
 from manyheads.lens.results.files import Result
-from manyheads.models.build import Model
-from manyheads.models.eval_mode import resting
+from manyheads.lens.results.tables import ByHead
+from manyheads.models.build import Model, eval_mode
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Record, Site, Sublayer, Tap
 
 POWER = 4
-FEW_TO_MANY = (32, 64, 128, 256, 512)
-ENOUGH = 1e-3
-# The points of a path are found in a matrix of so many rows.
-MOST_STEPS = 4096
+STEP_COUNTS = (32, 64, 128, 256, 512)
+TOLERANCE = 1e-3
+# Quadrature points are eigenvalues of a matrix of this size.
+MAX_STEPS = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ByToken(Result):
-    """What each token adds to the metric of its text, and what all should add up to."""
+class TokenAttribution(Result):
+    """What each token adds to the metric of its text, and the expected sum over tokens."""
 
     tokens: Ragged
     expected: Float[Tensor, " b"]
@@ -41,7 +47,7 @@ class ByToken(Result):
 
     @property
     def completeness(self) -> float:
-        """How far the tokens are from adding up to the difference of the metric, at worst."""
+        """The largest difference between the sum over tokens and the expected one."""
         lengths = self.tokens.lengths
         summed = self.expected.new_zeros(len(lengths))
         summed = summed.index_add(0, lengths.sequence_of_token, self.tokens.values)
@@ -49,7 +55,7 @@ class ByToken(Result):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class HeadGradients(Result):
+class HeadAttribution(Result):
     """What each head adds to the metric of each text; `heads` has the means over texts."""
 
     heads: ByHead
@@ -59,11 +65,11 @@ class HeadGradients(Result):
 
     @property
     def completeness(self) -> float:
-        """How far the heads are from adding up to the difference of the metric, at worst."""
+        """The largest difference between the sum over heads and the expected one."""
         return float((self.by_head.sum(1) - self.expected).abs().max())
 
 
-Found = TypeVar("Found", ByToken, HeadGradients)
+PathAttribution = TypeVar("PathAttribution", TokenAttribution, HeadAttribution)
 
 
 def integrate_inputs(
@@ -76,33 +82,33 @@ def integrate_inputs(
     targets: Targets | None = None,
     stack: StackName | None = None,
     progress: bool = True,
-) -> ByToken:
+) -> TokenAttribution:
     """Integrated gradients (arXiv 1703.01365) from a baseline to what enters the first layer.
 
-    The baseline is a stream of zeros, or one of your own, laid out as the texts. Without `steps`
-    they are doubled until tokens add up to the difference within a thousandth, or to 512. Norms
-    turn sharply near nothing, and routers of experts jump: `completeness` tells what that costs.
+    The baseline is zero, or a Ragged with the lengths of the texts. By default the number of steps
+    doubles until the tokens sum to the difference of the metric within 0.001, up to 512 steps.
+    Norms change sharply near zero and expert routers jump: `completeness` has the error left.
     """
     _check_steps(steps)
-    part, given = part_of(model, stack), read(model, texts)
-    start = Site(-1, Tap.EMBEDDINGS, stack=part.stack_name)
-    judged = judge(model, given, range(len(given)), metric, targets)
-    with resting(model):
+    scope, inputs = head_scope(model, stack), read_inputs(model, texts)
+    start = Site(-1, Tap.EMBEDDINGS, stack=scope.stack_name)
+    bound_metric = bind_metric(model, inputs, range(len(inputs)), metric, targets)
+    with eval_mode(model):
         with torch.no_grad():
-            trunk = Trunk(part, given, layers=(), keep=[start])
-            end = trunk[start]
-            begin = _begin(baseline, end)
-            at_start = judged(trunk.go_on(end.with_values(begin), 0))[0]
-            expected = (judged(trunk.hidden)[0] - at_start).double()
-        far = end.values - begin
+            cached = CachedRun(scope, inputs, layers=(), record=[start])
+            end = cached[start]
+            start_values = _start_values(baseline, end)
+            at_start = bound_metric(cached.continue_from(end.with_values(start_values), 0))[0]
+            expected = (bound_metric(cached.hidden)[0] - at_start).double()
+        difference = end.values - start_values
 
-        def gradient(place: float) -> Tensor:
-            x = (begin + place * far).requires_grad_()
-            value = judged(trunk.go_on(end.with_values(x), 0)).sum()
-            return (torch.autograd.grad(value, x)[0].double() * far.double()).sum(-1)
+        def gradient(point: float) -> Tensor:
+            x = (start_values + point * difference).requires_grad_()
+            value = bound_metric(cached.continue_from(end.with_values(x), 0)).sum()
+            return (torch.autograd.grad(value, x)[0].double() * difference.double()).sum(-1)
 
-        def result(tokens: Tensor, taken: int) -> ByToken:
-            return ByToken(tokens=end.with_values(tokens), expected=expected, steps=taken)
+        def result(tokens: Tensor, taken: int) -> TokenAttribution:
+            return TokenAttribution(tokens=end.with_values(tokens), expected=expected, steps=taken)
 
         return _integrate(gradient, result, steps, progress)
 
@@ -118,26 +124,26 @@ def integrate_heads(
     stack: StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
     progress: bool = True,
-) -> HeadGradients:
-    """Integrated gradients on gates that open all heads of some layers from 0 to 1 together.
+) -> HeadAttribution:
+    """Integrated gradients of gates that open all heads of some layers from 0 to 1 together.
 
     The gates are the mask of arXiv 1905.10650 and the path that of arXiv 1703.01365. Attributions
-    add up to the metric of the model less that of one without any of these heads. Steps are as in
+    sum to the metric of the model minus that without any of these heads. For `steps` see
     `integrate_inputs`.
     """
     _check_steps(steps)
-    part, given = part_of(model, stack, sublayer), read(model, texts)
-    chosen = part.layers if layers is None else tuple(layers)
-    if not set(chosen) <= set(part.layers):
-        raise InputError(f"layers {chosen} do not all have heads", f"use some of {part.layers}")
-    judged = judge(model, given, range(len(given)), metric, targets)
-    with resting(model):
+    scope, inputs = head_scope(model, stack, sublayer), read_inputs(model, texts)
+    chosen = scope.layers if layers is None else tuple(layers)
+    if not set(chosen) <= set(scope.layers):
+        raise InputError(f"layers {chosen} do not all have heads", f"use layers of {scope.layers}")
+    bound_metric = bind_metric(model, inputs, range(len(inputs)), metric, targets)
+    with eval_mode(model):
         with torch.no_grad():
-            gates = _Gates(part, Trunk(part, given, layers=chosen), chosen, judged)
+            gates = _Gates(scope, CachedRun(scope, inputs, layers=chosen), chosen, bound_metric)
             expected = (gates.value(1.0) - gates.value(0.0)).double().cpu()
 
-        def result(found: Tensor, taken: int) -> HeadGradients:
-            return _by_head(part, chosen, found.cpu(), expected, taken, judged)
+        def result(found: Tensor, taken: int) -> HeadAttribution:
+            return _by_head(scope, chosen, found.cpu(), expected, taken, bound_metric)
 
         return _integrate(gates.gradient, result, steps, progress)
 
@@ -152,34 +158,34 @@ def gradient_times_attention(
     stack: StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
 ) -> dict[int, Patterns]:
-    """Each weight of attention times the gradient of its text's metric, by layer.
+    """Each attention weight times the gradient of its text's metric, by layer.
 
-    This is the first-order effect of taking a single weight away (arXiv 1902.10186 compares it with
-    attention). The patterns are formed, n x n a head.
+    This is the first-order effect of removing a single weight (arXiv 1902.10186 compares it with
+    attention). It forms the patterns, n x n per head.
     """
-    part, given = part_of(model, stack, sublayer), read(model, texts)
-    chosen = part.layers if layers is None else tuple(layers)
-    judged = judge(model, given, range(len(given)), metric, targets)
-    sites = {layer: part.site(layer, Tap.PATTERN) for layer in chosen}
-    final = "decoder" if part.stack_name == "encoder" else part.stack_name
+    scope, inputs = head_scope(model, stack, sublayer), read_inputs(model, texts)
+    chosen = scope.layers if layers is None else tuple(layers)
+    bound_metric = bind_metric(model, inputs, range(len(inputs)), metric, targets)
+    sites = {layer: scope.site(layer, Tap.PATTERN) for layer in chosen}
+    final = "decoder" if scope.stack_name == "encoder" else scope.stack_name
     watch = _Tracked([*sites.values(), Site(-1, Tap.FINAL, stack=final)])
-    with resting(model), torch.enable_grad():
-        run(model, given, watch)
+    with eval_mode(model), torch.enable_grad():
+        forward(model, inputs, watch)
         hidden = watch[Site(-1, Tap.FINAL, stack=final)]
         assert isinstance(hidden, Ragged)
         seen = {layer: watch[site] for layer, site in sites.items()}
         flat = [each for patterns in seen.values() for each in _patterns(patterns).each]
-        slopes = torch.autograd.grad(judged(hidden).sum(), flat)
-    products = iter(zip(flat, slopes, strict=True))
+        gradients = torch.autograd.grad(bound_metric(hidden).sum(), flat)
+    products = iter(zip(flat, gradients, strict=True))
     found = {}
     for layer, patterns in seen.items():
         mine = [next(products) for _ in _patterns(patterns).each]
-        found[layer] = Patterns(tuple((pattern * slope).detach() for pattern, slope in mine))
+        found[layer] = Patterns(tuple((pattern * gradient).detach() for pattern, gradient in mine))
     return found
 
 
 class _Tracked(Record):
-    """Keeps what it sees, as something that has a gradient."""
+    """Records values and tracks their gradients."""
 
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged | Patterns:  # type: ignore[override]
         if isinstance(value, Patterns):
@@ -193,50 +199,57 @@ class _Tracked(Record):
 class _Gates:
     """The metric as a function of one number per head and text, by which outputs are multiplied."""
 
-    def __init__(self, part: Part, trunk: Trunk, layers: Sequence[int], judged: Judge) -> None:
-        self.part, self.trunk, self.layers, self.judged = part, trunk, tuple(layers), judged
+    def __init__(
+        self, scope: HeadScope, cached: CachedRun, layers: Sequence[int], bound_metric: BoundMetric
+    ) -> None:
+        self.scope, self.cached, self.layers, self.bound_metric = (
+            scope,
+            cached,
+            tuple(layers),
+            bound_metric,
+        )
 
     def value(self, opened: float) -> Float[Tensor, " b"]:
         return self._run([self._gate(layer, opened) for layer in self.layers])
 
     def gradient(self, opened: float) -> Float[Tensor, "b heads"]:
         gates = [self._gate(layer, opened).requires_grad_() for layer in self.layers]
-        slopes = torch.autograd.grad(self._run(gates).sum(), gates)
-        return torch.cat(slopes, dim=1).double()
+        gradients = torch.autograd.grad(self._run(gates).sum(), gates)
+        return torch.cat(gradients, dim=1).double()
 
     def _gate(self, layer: int, opened: float) -> Float[Tensor, "b h"]:
-        spoken = self.trunk.head_outputs(layer)
-        return spoken.values.new_full((len(spoken), spoken.values.shape[1]), opened)
+        outputs = self.cached.head_outputs(layer)
+        return outputs.values.new_full((len(outputs), outputs.values.shape[1]), opened)
 
     def _run(self, gates: list[Tensor]) -> Float[Tensor, " b"]:
         changes = {
-            self.part.site(layer, Tap.HEAD_OUTPUT): self._times(layer, gate)
+            self.scope.site(layer, Tap.HEAD_OUTPUT): self._times(layer, gate)
             for layer, gate in zip(self.layers, gates, strict=True)
         }
-        return self.judged(self.trunk.resume(min(self.layers), Edits(changes)))[0]
+        return self.bound_metric(self.cached.resume(min(self.layers), ActivationEditor(changes)))[0]
 
-    def _times(self, layer: int, gate: Float[Tensor, "b h"]) -> Change:
-        owners = self.trunk.head_outputs(layer).lengths.sequence_of_token
+    def _times(self, layer: int, gate: Float[Tensor, "b h"]) -> EditFunction:
+        owners = self.cached.head_outputs(layer).lengths.sequence_of_token
         return lambda values: values * gate[owners].unsqueeze(-1)
 
 
 def _by_head(
-    part: Part,
+    scope: HeadScope,
     layers: Sequence[int],
     found: Float[Tensor, "b some"],
     expected: Float[Tensor, " b"],
     steps: int,
-    judged: Judge,
-) -> HeadGradients:
-    blocks = tuple(block for block in part.blocks if block.layer in layers)
-    means, errors = weighed(found, judged.weights.cpu())
-    return HeadGradients(
+    bound_metric: BoundMetric,
+) -> HeadAttribution:
+    blocks = tuple(block for block in scope.blocks if block.layer in layers)
+    means, errors = weighted_mean(found, bound_metric.weights.cpu())
+    return HeadAttribution(
         heads=ByHead(
             kind="integrated gradients",
             blocks=blocks,
             means={"attribution": means.numpy()},
             errors={"attribution": errors.numpy()},
-            facts={"texts": len(found)},
+            metadata={"texts": len(found)},
         ),
         by_head=found,
         expected=expected,
@@ -244,61 +257,61 @@ def _by_head(
     )
 
 
-def _begin(baseline: Literal["zero"] | Ragged, end: Ragged) -> Float[Tensor, "n c"]:
+def _start_values(baseline: Literal["zero"] | Ragged, end: Ragged) -> Float[Tensor, "n c"]:
     if isinstance(baseline, str):
         return torch.zeros_like(end.values)
     if baseline.lengths.each != end.lengths.each:
         raise ShapeError(
-            f"the baseline has lengths {baseline.lengths.each}",
-            f"give {end.lengths.each}, as the texts",
+            f"the baseline has lengths {baseline.lengths.each}, the texts {end.lengths.each}",
+            "give a baseline with the lengths of the texts",
         )
     return baseline.values.to(end.values)
 
 
 def _integrate(
     gradient: Callable[[float], Tensor],
-    result: Callable[[Tensor, int], Found],
+    result: Callable[[Tensor, int], PathAttribution],
     steps: int | None,
     progress: bool,
-) -> Found:
-    """The integral by points of Gauss and Legendre, more and more until they are enough."""
-    why = ""
-    for count in FEW_TO_MANY if steps is None else (steps,):
+) -> PathAttribution:
+    """Gauss-Legendre quadrature, with more points until the error is below the tolerance."""
+    reason = ""
+    for count in STEP_COUNTS if steps is None else (steps,):
         parts = []
-        label = f"integrating in {count} steps{why}"
+        label = f"integrating in {count} steps{reason}"
         with Progress(label, total=count, unit="steps", enabled=progress) as bar:
-            for place, weight in _points(count):
-                parts.append(weight * gradient(place))
+            for point, weight in _points(count):
+                parts.append(weight * gradient(point))
                 bar.advance()
         found = result(torch.stack(parts).sum(0), count)
-        if found.completeness <= ENOUGH:
+        if found.completeness <= TOLERANCE:
             break
-        why = f", as {count} are off by {found.completeness:.1e}"
+        reason = f", as {count} are off by {found.completeness:.1e}"
     return found
 
 
 def _check_steps(steps: int | None) -> None:
-    """Before the model is run in vain."""
+    """Refuse a wrong number of steps before the model runs."""
     if steps is None:
         return
     if not isinstance(steps, int) or steps < 1:
-        raise InputError(f"steps={steps} is no path", "use a whole number, 1 or more")
-    if steps > MOST_STEPS:
-        raise InputError(f"steps={steps} are more than help", f"use {MOST_STEPS} or fewer")
+        raise InputError(f"steps must be an integer of at least 1, got {steps}", "use 1 or more")
+    if steps > MAX_STEPS:
+        raise InputError(f"steps must be at most {MAX_STEPS}, got {steps}", f"use 1 to {MAX_STEPS}")
 
 
 def _points(steps: int) -> list[tuple[float, float]]:
-    """Places between 0 and 1 and their weights, which sum to 1.
+    """Points between 0 and 1 and their weights, which sum to 1.
 
-    Norms turn sharply where a stream begins at nothing, so most places are near 0.
+    Norms change sharply near zero activations, so most points are near 0.
 
     >>> round(sum(weight for _, weight in _points(8)), 6)
     1.0
     """
-    places, weights = np.polynomial.legendre.leggauss(steps)
-    places, weights = (places + 1) / 2, weights / 2
-    stretched = weights * POWER * places ** (POWER - 1)
-    return list(zip((places**POWER).tolist(), stretched.tolist(), strict=True))
+    points, weights = np.polynomial.legendre.leggauss(steps)
+    points, weights = (points + 1) / 2, weights / 2
+    stretched = weights * POWER * points ** (POWER - 1)
+    return list(zip((points**POWER).tolist(), stretched.tolist(), strict=True))
 
 
 def _patterns(value: Ragged | Patterns) -> Patterns:

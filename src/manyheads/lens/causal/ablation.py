@@ -1,22 +1,315 @@
-"""Ablation: what a model loses without a head, without a set of heads, and head after head."""
+"""Ablation: the metric of a model without one head, a set of heads, or one head after another."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Unpack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
 from manyheads.errors import InputError
-from manyheads.lens.causal.evaluate import AblationOptions, Effects, HeadAblation, is_harmful
-from manyheads.lens.causal.replacement import How
-from manyheads.lens.inputs.cached_run import Part, StackName, find_heads
-from manyheads.lens.inputs.metrics import Metric, better, named
-from manyheads.lens.inputs.texts import Targets
+from manyheads.lens.causal.evaluate import BatchValues, Effects, Evaluation, Heads, is_harmful
+from manyheads.lens.inputs.cached_run import (
+    ActivationEditor,
+    CachedRun,
+    EditFunction,
+    HeadScope,
+    StackName,
+    find_heads,
+    head_scope,
+    layer_input_site,
+)
+from manyheads.lens.inputs.metrics import Metric, better_direction, metric_name
+from manyheads.lens.inputs.texts import ModelInputs, Targets, batch_ranges, forward
 from manyheads.lens.results.addresses import Address
-from manyheads.lens.results.by_head import ByHead, Tabular, told_change
 from manyheads.lens.results.files import Result
-from manyheads.models.build import Model
-from manyheads.taps import Head, Sublayer
+from manyheads.lens.results.tables import ByHead, Tabular, format_change
+from manyheads.models.build import Model, eval_mode
+from manyheads.models.vision import Vision
+from manyheads.parts.linear_layout import column_major_weights
+from manyheads.ragged import Lengths
+from manyheads.taps import Head, Site, Sublayer, Tap
+
+Replacement = Literal["zero", "mean", "resample"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ReplacementValues:
+    """What replaces the outputs of ablated heads, computed for one batch of texts at a time."""
+
+    scope: HeadScope
+    inputs: ModelInputs
+    means: dict[int, Float[Tensor, "_ _"]] = field(default_factory=dict)
+    donors: tuple[int, ...] = ()
+
+    def of(self, texts: range, layers: Sequence[int]) -> dict[int, Float[Tensor, "_ _ _"]]:
+        """The replacement of each layer's head outputs; a single row holds for all tokens."""
+        if self.donors:
+            return self._resampled(texts, layers)
+        if self.means:
+            return {layer: self.means[layer].unsqueeze(0) for layer in layers}
+        weight = next(self.scope.model.parameters())
+        shapes = {layer: self.scope.attention(layer).config for layer in layers}
+        return {
+            layer: weight.new_zeros(1, shape.heads, shape.size) for layer, shape in shapes.items()
+        }
+
+    def _resampled(self, texts: range, layers: Sequence[int]) -> dict[int, Float[Tensor, "_ _ _"]]:
+        sites = {layer: self.scope.site(layer, Tap.HEAD_OUTPUT) for layer in layers}
+        seen = ActivationEditor({}, sites.values())
+        forward(self.scope.model, self.inputs.select([self.donors[text] for text in texts]), seen)
+        found = {}
+        for layer, site in sites.items():
+            output = seen[site]
+            tokens = _same_position(self._lengths(texts), output.lengths)
+            found[layer] = output.values[tokens]
+        return found
+
+    def _lengths(self, texts: range) -> Lengths:
+        """The lengths of the sequences that the heads write to."""
+        mine = self.inputs.select(texts)
+        if self.scope.stack_name == "encoder" and mine.source is not None:
+            return mine.source.lengths
+        return mine.lengths(self.scope.model)
+
+
+def replacement_values(
+    scope: HeadScope,
+    inputs: ModelInputs,
+    replace_with: Replacement,
+    *,
+    seed: int,
+    batch_tokens: int,
+) -> ReplacementValues:
+    """Zeros; each head's mean over all tokens of the texts; or its output in another text.
+
+    "resample" takes the output at the same position of another of the texts (resampling ablation
+    of causal scrubbing, Chan et al. 2022), wrapping around where that one is shorter.
+    """
+    if replace_with == "mean":
+        return ReplacementValues(
+            scope=scope, inputs=inputs, means=_means(scope, inputs, batch_tokens)
+        )
+    if replace_with == "resample":
+        return ReplacementValues(scope=scope, inputs=inputs, donors=_donors(len(inputs), seed))
+    if replace_with != "zero":
+        raise InputError(
+            f'replace_with must be "zero", "mean" or "resample", got {replace_with!r}',
+            "use one of them",
+        )
+    return ReplacementValues(scope=scope, inputs=inputs)
+
+
+def _means(
+    scope: HeadScope, inputs: ModelInputs, batch_tokens: int
+) -> dict[int, Float[Tensor, "_ _"]]:
+    sites = {layer: scope.site(layer, Tap.HEAD_OUTPUT) for layer in scope.layers}
+    sums: dict[int, Tensor] = {}
+    tokens = 0
+    for texts in batch_ranges(inputs.sizes(scope.model), batch_tokens):
+        seen = ActivationEditor({}, sites.values())
+        forward(scope.model, inputs.select(texts), seen)
+        for layer, site in sites.items():
+            summed = seen[site].values.double().sum(0)
+            sums[layer] = sums[layer] + summed if layer in sums else summed
+        tokens += seen[next(iter(sites.values()))].lengths.total
+    dtype = next(scope.model.parameters()).dtype
+    return {layer: (summed / tokens).to(dtype) for layer, summed in sums.items()}
+
+
+def _donors(texts: int, seed: int) -> tuple[int, ...]:
+    """For each text the index of another text, each used once.
+
+    >>> sorted(_donors(4, seed=0)), any(i == other for i, other in enumerate(_donors(4, 0)))
+    ([0, 1, 2, 3], False)
+    """
+    if texts < 2:
+        raise InputError(
+            "replace_with='resample' needs at least 2 texts, got 1", "give two or more"
+        )
+    order = torch.randperm(texts, generator=torch.Generator().manual_seed(seed))
+    found = torch.empty_like(order)
+    found[order] = order.roll(1)
+    return tuple(found.tolist())
+
+
+def _same_position(ours: Lengths, theirs: Lengths) -> Int[Tensor, " n"]:
+    """For each of our tokens the index of the token at the same position of the other text."""
+    owner = ours.sequence_of_token
+    starts, each = theirs.offsets[:-1].long(), theirs.offsets.diff().long()
+    return starts[owner] + ours.positions % each[owner]
+
+
+class AblationOptions(TypedDict, total=False):
+    """How heads are ablated and what is measured; see `ablate`."""
+
+    replace_with: Replacement
+    metric: Metric
+    targets: Targets | None
+    stack: StackName | None
+    sublayer: Sublayer
+    seed: int
+    batch_tokens: int | None
+    progress: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class HeadAblation:
+    """Runs of a model without some of its heads, which share the layers below those heads."""
+
+    evaluation: Evaluation
+    scope: HeadScope
+    replacement: ReplacementValues
+
+    @classmethod
+    def of(cls, model: Model, texts: Any, **options: Unpack[AblationOptions]) -> "HeadAblation":
+        scope = head_scope(model, options.get("stack"), options.get("sublayer", Sublayer.ATTENTION))
+        evaluation = Evaluation.of(
+            model,
+            texts,
+            options.get("metric", "loss"),
+            options.get("targets"),
+            batch_tokens=options.get("batch_tokens"),
+            progress=options.get("progress", True),
+        )
+        with eval_mode(model), torch.no_grad():
+            replacement = replacement_values(
+                scope,
+                evaluation.inputs,
+                options.get("replace_with", "zero"),
+                seed=options.get("seed", 0),
+                batch_tokens=evaluation.batch_tokens,
+            )
+        return cls(evaluation=evaluation, scope=scope, replacement=replacement)
+
+    def measure(self, sets: Sequence[Heads], fixed: Heads = ()) -> Effects:
+        """The metric without each set of heads, the `fixed` heads being ablated throughout.
+
+        Ctrl-C keeps the results so far.
+        """
+        runs = (
+            each for texts in self.evaluation.batches for each in self._run_sets(texts, sets, fixed)
+        )
+        return self._collect("ablating", sets, runs)
+
+    def measure_in_order(self, order: Sequence[Head]) -> Effects:
+        """The metric without the first head, the first two, and so on.
+
+        The same as `measure` of those sets, but each step resumes at the layer of the head that it
+        removes, since nothing changes below. Ctrl-C keeps the results so far.
+        """
+        sets = tuple(tuple(order[: count + 1]) for count in range(len(order)))
+        runs = (each for texts in self.evaluation.batches for each in self._run_order(texts, order))
+        return self._collect("ablating in order", sets, runs)
+
+    def changes(self, heads: Heads) -> dict[Site, EditFunction]:
+        """The edits that ablate these heads in any batch; "resample" has none, as it differs."""
+        assert not self.replacement.donors, "resampled values belong to one batch"
+        layers = sorted({head.layer for head in heads})
+        return self._changes([heads], layers, self.replacement.of(range(0), layers))
+
+    def _collect(self, label: str, sets: Sequence[Heads], runs: Iterable[BatchValues]) -> Effects:
+        evaluation = self.evaluation
+        tokens = sum(evaluation.sizes) * max(1, len(sets))
+        with (
+            eval_mode(self.scope.model),
+            column_major_weights(self.scope.model, tokens, *self._vocabulary()),
+        ):
+            return replace(evaluation.collect(label, len(sets), runs), sets=tuple(sets))
+
+    def _vocabulary(self) -> list[Tensor]:
+        """The unembedding matrix, where it is a parameter of its own."""
+        model = self.scope.model
+        if model.readout is None or isinstance(model, Vision):
+            return []
+        vectors = model.readout.vectors(model.table)
+        return [vectors] if isinstance(vectors, nn.Parameter) else []
+
+    def _run_sets(self, texts: range, sets: Sequence[Heads], fixed: Heads) -> Iterator[BatchValues]:
+        """Yield the baseline without the fixed heads, then one group of sets after another."""
+        evaluation = self.evaluation
+        layers = sorted({head.layer for each in (*sets, fixed) for head in each})
+        replacements = self.replacement.of(texts, layers)
+        bound_metric = evaluation.bind(texts)
+        changes = self._changes([fixed], layers, replacements)
+        cached = CachedRun(
+            self.scope, evaluation.inputs.select(texts), layers=layers, edits=changes
+        )
+        weights = bound_metric.weights.double().cpu()
+        yield BatchValues(texts, [], bound_metric(cached.hidden).double().cpu(), weights)
+        tokens = sum(evaluation.sizes[text] for text in texts)
+        copies = max(1, evaluation.batch_tokens // max(1, tokens))
+        for start, indices in _by_first_layer(sets, copies):
+            removed = [(*sets[index], *fixed) for index in indices]
+            above = [layer for layer in layers if layer >= start]
+            edits = ActivationEditor(self._changes(removed, above, replacements))
+            hidden = cached.resume_after_heads(start, edits, len(indices))
+            values = bound_metric(hidden, len(indices)).double().cpu()
+            yield BatchValues(texts, indices, values, weights)
+
+    def _run_order(self, texts: range, order: Sequence[Head]) -> Iterator[BatchValues]:
+        """Yield the baseline with all heads, then with one head fewer each time."""
+        scope, layers = self.scope, sorted({head.layer for head in order})
+        replacements = self.replacement.of(texts, layers)
+        bound_metric = self.evaluation.bind(texts)
+        weights = bound_metric.weights.double().cpu()
+        cached = CachedRun(scope, self.evaluation.inputs.select(texts), layers=layers)
+        entries = {layer: cached[layer_input_site(scope.stack, layer)] for layer in layers}
+        yield BatchValues(texts, [], bound_metric(cached.hidden).double().cpu(), weights)
+        for index, head in enumerate(order):
+            removed = tuple(order[: index + 1])
+            here = [layer for layer in layers if layer >= head.layer]
+            above = {
+                layer: layer_input_site(scope.stack, layer) for layer in here if layer > head.layer
+            }
+            edits = ActivationEditor(self._changes([removed], here, replacements), above.values())
+            hidden = cached.continue_from(entries[head.layer], head.layer, edits)
+            entries |= {layer: edits[site] for layer, site in above.items()}
+            yield BatchValues(texts, [index], bound_metric(hidden).double().cpu(), weights)
+
+    def _changes(
+        self, removed: Sequence[Heads], layers: Sequence[int], replacements: Mapping[int, Tensor]
+    ) -> dict[Site, EditFunction]:
+        """The edits that ablate heads of these layers, one set in each copy of the batch."""
+        found: dict[Site, EditFunction] = {}
+        for layer in layers:
+            ablated = [[head.head for head in heads if head.layer == layer] for heads in removed]
+            if any(ablated):
+                found[self.scope.site(layer, Tap.HEAD_OUTPUT)] = _replace_heads(
+                    ablated, replacements[layer]
+                )
+        return found
+
+
+def _replace_heads(
+    ablated: Sequence[Sequence[int]], replacements: Float[Tensor, "_ h d"]
+) -> EditFunction:
+    def change(values: Tensor) -> Tensor:
+        copies = values.unflatten(0, (len(ablated), -1)).clone()
+        for index, heads in enumerate(ablated):
+            if heads:
+                # Indexed, as autograd forbids in-index changes of unbound views.
+                copies[index][:, list(heads)] = replacements[:, list(heads)].to(copies.dtype)
+        return copies.flatten(0, 1)
+
+    return change
+
+
+def _by_first_layer(sets: Sequence[Heads], copies: int) -> Iterator[tuple[int, list[int]]]:
+    """Indices of sets that resume at the same layer, at most `copies` together."""
+
+    def first(index: int) -> int:
+        return min(head.layer for head in sets[index])
+
+    order = sorted((index for index in range(len(sets)) if sets[index]), key=first)
+    for layer, indices in groupby(order, key=first):
+        group = list(indices)
+        for start in range(0, len(group), copies):
+            yield layer, group[start : start + copies]
+
 
 HeadNames = Literal["all"] | Iterable[Head | Address | str]
 
@@ -25,22 +318,22 @@ HeadNames = Literal["all"] | Iterable[Head | Address | str]
 class Ablation(ByHead):
     """The metric without each head alone ("metric") and its change ("change"), with errors.
 
-    A head that was not asked for, or not reached before Ctrl-C, has NaN.
+    Heads that were not requested, or not measured before Ctrl-C, have NaN.
     """
 
     @property
     def baseline(self) -> float:
-        """The metric of the whole model."""
-        return float(self.facts["baseline"])
+        """The metric of the model with all heads."""
+        return float(self.metadata["baseline"])
 
     @property
     def complete(self) -> bool:
         """Whether every head was measured on every text."""
-        return bool(self.facts["complete"])
+        return bool(self.metadata["complete"])
 
     def harmful(self, errors: float = 1.0) -> list[tuple[Address, float]]:
-        """Heads without which the model does better by more than so many standard errors."""
-        sign = 1.0 if self.facts["better"] == "lower" else -1.0
+        """Heads whose removal improves the metric by more than `errors` standard errors."""
+        sign = 1.0 if self.metadata["better"] == "lower" else -1.0
         column = self["change"]
         found = is_harmful(sign, column.means, column.errors, errors)
         pairs = zip(self.addresses, column.means.tolist(), found, strict=True)
@@ -51,8 +344,8 @@ class Ablation(ByHead):
 
 
 @dataclass(frozen=True, slots=True)
-class Without(Result):
-    """The metric without a set of heads, how far it changed, and that change's standard error."""
+class JointAblation(Result):
+    """The metric without a set of heads, its change, and the standard error of the change."""
 
     heads: tuple[Head, ...]
     value: float
@@ -62,16 +355,16 @@ class Without(Result):
     complete: bool = True
 
     def __str__(self) -> str:
-        names = ", ".join(map(str, self.heads)) or "nothing"
-        changed = told_change(self.change, self.error)
+        names = ", ".join(map(str, self.heads)) or "no heads"
+        changed = format_change(self.change, self.error)
         return f"without {names}: {self.value:.4f}, a change of {changed}"
 
 
 @dataclass(frozen=True, slots=True)
-class Cumulative(Tabular):
-    """Heads taken away one after another: each step has all that went before it."""
+class CumulativeAblation(Tabular):
+    """Heads removed one after another: each step includes all previous removals."""
 
-    steps: tuple[Without, ...]
+    steps: tuple[JointAblation, ...]
     baseline: float
     complete: bool = True
 
@@ -82,19 +375,19 @@ class Cumulative(Tabular):
     def rows(self) -> list[dict[str, Any]]:
         return [
             {
-                "taken": place + 1,
+                "removed": index + 1,
                 "head": str(step.heads[-1]),
                 "value": step.value,
                 "change": step.change,
                 "change_error": step.error,
             }
-            for place, step in enumerate(self.steps)
+            for index, step in enumerate(self.steps)
         ]
 
     def __str__(self) -> str:
         lines = [f"with all heads: {self.baseline:.4f}"]
         for row in self.rows():
-            lines.append(f"  {row['taken']:>4}  {row['head']:<8} {row['value']:.4f}")
+            lines.append(f"  {row['removed']:>4}  {row['head']:<8} {row['value']:.4f}")
         return "\n".join(lines)
 
 
@@ -102,21 +395,21 @@ def ablate(
     model: Model,
     texts: Any,
     heads: HeadNames = "all",
-    replace_with: How = "zero",
+    replace_with: Replacement = "zero",
     metric: Metric = "loss",
     *,
     targets: Targets | None = None,
     stack: StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
     seed: int = 0,
-    room: int | None = None,
-    shown: bool = True,
+    batch_tokens: int | None = None,
+    progress: bool = True,
 ) -> Ablation:
-    """Every head alone (arXiv 1905.10650): exact, and only the layers from the head's own up run.
+    """Ablate one head at a time (arXiv 1905.10650): exact, and only its layer and those above run.
 
     `texts` are strings, token ids or a Ragged; pairs for a `Seq2Seq`, images for a `Vision`.
-    `targets` say what is right where the texts do not: for masked words {position: id} a text, for
-    classes one a text. `room` is how many tokens run side by side.
+    `targets` are the correct answers where the texts do not contain them: {position: id} per text
+    for masked words, one class per text. `batch_tokens` is how many tokens run side by side.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
@@ -133,12 +426,12 @@ def ablate(
         stack=stack,
         sublayer=sublayer,
         seed=seed,
-        room=room,
-        shown=shown,
+        batch_tokens=batch_tokens,
+        progress=progress,
     )
-    chosen = find_heads(ablation.part, heads)
+    chosen = find_heads(ablation.scope, heads)
     effects = ablation.measure([(head,) for head in chosen])
-    return _by_head(ablation.part, chosen, effects, replace_with, metric)
+    return _by_head(ablation.scope, chosen, effects, replace_with, metric)
 
 
 def ablate_together(
@@ -146,11 +439,11 @@ def ablate_together(
     texts: Any,
     heads: HeadNames,
     **options: Unpack[AblationOptions],
-) -> Without:
-    """A set of heads at once."""
+) -> JointAblation:
+    """Ablate a set of heads together."""
     ablation = HeadAblation.of(model, texts, **options)
-    chosen = find_heads(ablation.part, heads)
-    return _without(ablation.measure([chosen]), 0)
+    chosen = find_heads(ablation.scope, heads)
+    return _joint(ablation.measure([chosen]), 0)
 
 
 def ablate_in_order(
@@ -158,13 +451,13 @@ def ablate_in_order(
     texts: Any,
     order: Sequence[Head | Address | str],
     **options: Unpack[AblationOptions],
-) -> Cumulative:
-    """The first head, the first two, and so on: the pruning curve of arXiv 1905.10650."""
+) -> CumulativeAblation:
+    """Ablate the first head, the first two, and so on: the pruning curve of arXiv 1905.10650."""
     ablation = HeadAblation.of(model, texts, **options)
-    chosen = find_heads(ablation.part, order)
+    chosen = find_heads(ablation.scope, order)
     effects = ablation.measure_in_order(chosen)
-    steps = tuple(_without(effects, place) for place in range(len(chosen)))
-    return Cumulative(steps, effects.whole[0], effects.complete)
+    steps = tuple(_joint(effects, index) for index in range(len(chosen)))
+    return CumulativeAblation(steps, effects.baseline_mean[0], effects.complete)
 
 
 def ablate_greedily(
@@ -173,74 +466,78 @@ def ablate_greedily(
     steps: int,
     heads: HeadNames = "all",
     **options: Unpack[AblationOptions],
-) -> Cumulative:
-    """At each step the head whose loss hurts least, given those already taken away.
+) -> CumulativeAblation:
+    """Remove one head per step: the one whose removal hurts least, given those already removed.
 
-    Each step measures every head that is left, so `steps` of all heads cost as many `ablate`s.
+    Each step measures every remaining head, so it costs about as much as one `ablate`.
     """
     ablation = HeadAblation.of(model, texts, **options)
-    left = list(find_heads(ablation.part, heads))
+    left = list(find_heads(ablation.scope, heads))
     if not 1 <= steps <= len(left):
-        raise InputError(f"steps={steps} of {len(left)} heads", f"use 1 to {len(left)}")
-    return _greedy(ablation, left, steps, better(ablation.evaluation.metric) == "lower")
-
-
-def _greedy(ablation: HeadAblation, left: list[Head], steps: int, lower: bool) -> Cumulative:
-    taken: tuple[Head, ...] = ()
-    found: list[Without] = []
+        raise InputError(
+            f"steps must be between 1 and {len(left)} heads, got {steps}", f"use 1 to {len(left)}"
+        )
+    removed: Heads = ()
+    found: list[JointAblation] = []
     first: Effects | None = None
+    complete = True
     for _ in range(steps):
         try:
-            effects = ablation.measure([(head,) for head in left], fixed=taken)
+            effects = ablation.measure([(head,) for head in left], fixed=removed)
         except KeyboardInterrupt:
             if first is None:
                 raise
-            return Cumulative(tuple(found), first.whole[0], complete=False)
+            complete = False
+            break
         first = first or effects
-        values = [effects.of(place)[0] for place in range(len(left))]
         if not effects.complete:
-            # A step that compared only some heads would choose among those alone.
-            return Cumulative(tuple(found), first.whole[0], complete=False)
-        best = int(np.argmin(values) if lower else np.argmax(values))
-        taken = (*taken, left.pop(best))
-        # The change is from the whole model, not from the step before.
-        whole = Effects(
-            sets=(taken,),
+            # The best of the heads measured so far need not be the best of all.
+            complete = False
+            break
+        values = [ablation.evaluation.sign * effects.of(index)[0] for index in range(len(left))]
+        best = int(np.argmin(values))
+        removed = (*removed, left.pop(best))
+        # The change is relative to the full model, not to the previous step.
+        step = replace(
+            effects,
+            sets=(removed,),
             baseline=first.baseline,
             values=effects.values[:, best : best + 1],
-            weights=effects.weights,
-            complete=True,
         )
-        found.append(_without(whole, 0))
+        found.append(_joint(step, 0))
     assert first is not None
-    return Cumulative(tuple(found), first.whole[0])
+    return CumulativeAblation(tuple(found), first.baseline_mean[0], complete)
 
 
-def _without(effects: Effects, place: int) -> Without:
-    value, change, error = effects.of(place)
-    baseline = effects.whole[0]
-    if not effects.sets[place]:
+def _joint(effects: Effects, index: int) -> JointAblation:
+    value, change, error = effects.of(index)
+    baseline = effects.baseline_mean[0]
+    if not effects.sets[index]:
         value, change, error = baseline, 0.0, 0.0
-    return Without(effects.sets[place], value, change, error, baseline, effects.complete)
+    return JointAblation(effects.sets[index], value, change, error, baseline, effects.complete)
 
 
 def _by_head(
-    part: Part, heads: Sequence[Head], effects: Effects, replace_with: How, metric: Metric
+    scope: HeadScope,
+    heads: Sequence[Head],
+    effects: Effects,
+    replace_with: Replacement,
+    metric: Metric,
 ) -> Ablation:
-    places = {head: place for place, head in enumerate(part.heads)}
-    columns = np.full((3, len(places)), np.nan)
-    for place, head in enumerate(heads):
-        columns[:, places[head]] = effects.of(place)
-    baseline, error = effects.whole
+    indices = {head: index for index, head in enumerate(scope.heads)}
+    columns = np.full((3, len(indices)), np.nan)
+    for index, head in enumerate(heads):
+        columns[:, indices[head]] = effects.of(index)
+    baseline, error = effects.baseline_mean
     return Ablation(
         kind="ablation",
-        blocks=part.blocks,
+        blocks=scope.blocks,
         means={"metric": columns[0], "change": columns[1]},
         errors={"change": columns[2]},
-        facts={
+        metadata={
             "replace_with": replace_with,
-            "metric": named(metric),
-            "better": better(metric),
+            "metric": metric_name(metric),
+            "better": better_direction(metric),
             "baseline": baseline,
             "baseline_error": None if np.isnan(error) else error,
             "texts": int((~effects.baseline.isnan()).sum()),

@@ -1,4 +1,4 @@
-"""The importance of every head from one backward pass, beside what ablation finds exactly."""
+"""Gradient importance: an estimate of every head's ablation from one backward pass per batch."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from manyheads.lens.causal.ablation import Ablation
 from manyheads.lens.causal.evaluate import Evaluation, GradientScores
-from manyheads.lens.inputs.cached_run import Edits, Part, StackName, part_of
-from manyheads.lens.inputs.metrics import Metric, named
+from manyheads.lens.inputs.cached_run import ActivationEditor, HeadScope, StackName, head_scope
+from manyheads.lens.inputs.metrics import Metric, metric_name
 from manyheads.lens.inputs.texts import Targets
-from manyheads.lens.results.by_head import ByHead
+from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model
 from manyheads.taps import Site, Sublayer, Tap
 
@@ -25,12 +25,12 @@ class Importance(ByHead):
     """Estimates from gradients: "importance", "normalised" within each layer, and "predicted".
 
     "importance" is arXiv 1905.10650's E |output_h . dL/d output_h|, summed over the tokens of a
-    text; "normalised" divides it by the l2 norm of its layer. "predicted" keeps the sign: by how
-    much the metric would change without the head, were the model linear.
+    text; "normalised" divides it by the l2 norm of its layer. "predicted" keeps the sign: the
+    change of the metric without the head if the model were linear.
     """
 
     def agreement(self, exact: Ablation, estimate: Estimate = "importance") -> float:
-        """Spearman's rank correlation with the changes that ablation measured."""
+        """Spearman's rank correlation with the changes measured by ablation."""
         return rank_correlation(self[estimate].means, exact["change"].means)
 
 
@@ -42,25 +42,27 @@ def importance(
     targets: Targets | None = None,
     stack: StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
-    room: int | None = None,
-    shown: bool = True,
+    batch_tokens: int | None = None,
+    progress: bool = True,
 ) -> Importance:
-    """All heads from one forward and one backward a batch; means and errors over texts.
+    """All heads from one forward and backward pass per batch; means and errors over texts.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
     >>> importance(model, [[1, 2, 3, 4], [5, 6, 7]]).names
     ('importance', 'normalised', 'predicted')
     """
-    part = part_of(model, stack, sublayer)
-    evaluation = Evaluation.of(model, texts, metric, targets, batch_tokens=room, progress=shown)
-    sites = [part.site(layer, Tap.HEAD_OUTPUT) for layer in part.layers]
+    scope = head_scope(model, stack, sublayer)
+    evaluation = Evaluation.of(
+        model, texts, metric, targets, batch_tokens=batch_tokens, progress=progress
+    )
+    sites = [scope.site(layer, Tap.HEAD_OUTPUT) for layer in scope.layers]
     found = evaluation.gradient_scores(sites, product_by_head)
-    return _result(part, found, len(evaluation.given), named(metric))
+    return _result(scope, found, len(evaluation.inputs), metric_name(metric))
 
 
 def rank_correlation(one: Float[np.ndarray, " h"], other: Float[np.ndarray, " h"]) -> float:
-    """Spearman's: the correlation of ranks, equal values sharing theirs; NaNs are left out.
+    """Spearman's rank correlation; ties share their mean rank and NaNs are ignored.
 
     >>> round(rank_correlation(np.array([1.0, 2.0, 9.0]), np.array([0.1, 0.3, 0.2])), 3)
     0.5
@@ -72,12 +74,12 @@ def rank_correlation(one: Float[np.ndarray, " h"], other: Float[np.ndarray, " h"
     return float(np.corrcoef(first, second)[0, 1])
 
 
-def product_by_head(seen: Edits, site: Site, gradient: Tensor) -> Float[Tensor, "n h"]:
+def product_by_head(seen: ActivationEditor, site: Site, gradient: Tensor) -> Float[Tensor, "n h"]:
     """Output . gradient of every head of a layer, for every token."""
     return (seen[site].values.detach() * gradient).sum(-1)
 
 
-def _result(part: Part, found: list[GradientScores], texts: int, metric: str) -> Importance:
+def _result(scope: HeadScope, found: list[GradientScores], texts: int, metric: str) -> Importance:
     smallest = torch.finfo(torch.float64).tiny
     columns = {
         "importance": [each.importance for each in found],
@@ -92,10 +94,10 @@ def _result(part: Part, found: list[GradientScores], texts: int, metric: str) ->
     }
     return Importance(
         kind="importance",
-        blocks=part.blocks,
+        blocks=scope.blocks,
         means={name: torch.cat(each).numpy() for name, each in columns.items()},
         errors={name: torch.cat(each).numpy() for name, each in errors.items()},
-        facts={"metric": metric, "texts": texts},
+        metadata={"metric": metric, "texts": texts},
     )
 
 

@@ -1,4 +1,4 @@
-"""Path patching: what one head tells another directly, all other heads held still."""
+"""Path patching: the direct effect of one head on another, with all other heads frozen."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -10,14 +10,20 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.causal.ablation import HeadNames
-from manyheads.lens.causal.patching import Runs
-from manyheads.lens.inputs.cached_run import Change, Edits, Part, StackName, find_heads, part_of
+from manyheads.lens.causal.patching import RunPair
+from manyheads.lens.inputs.cached_run import (
+    ActivationEditor,
+    EditFunction,
+    HeadScope,
+    StackName,
+    find_heads,
+    head_scope,
+)
 from manyheads.lens.inputs.metrics import Metric
-from manyheads.lens.inputs.texts import Targets, read
+from manyheads.lens.inputs.texts import Targets, read_inputs
 from manyheads.lens.results.addresses import Address
-from manyheads.lens.results.by_head import ByHead
-from manyheads.models.build import Model
-from manyheads.models.eval_mode import resting
+from manyheads.lens.results.tables import ByHead
+from manyheads.models.build import Model, eval_mode
 from manyheads.progress import Progress
 from manyheads.taps import Head, Site, Sublayer, Tap
 
@@ -45,53 +51,54 @@ def patch_paths(
 ) -> ByHead:
     """Path patching of arXiv 2211.00593, from each sender to the receivers taken together.
 
-    In the base run the sender speaks as in the other run, every other head as before, and only what
-    reaches the receivers (their queries, keys or values; or the logits) is kept. A second run of
-    the base gets just that. "share" is how far the metric goes from the base to the other run.
-    Feed-forwards pass changes on, unless frozen. Heads that share keys or values get them together.
+    In the base run the sender's output is that of the other run, all other heads are frozen, and
+    the receivers' inputs (their queries, keys or values; or the logits) are recorded. A second base
+    run gets these inputs. "effect" is how far the metric moves from the base run to the other one.
+    Feed-forwards pass changes on unless frozen. Heads that share keys or values are patched
+    together.
     """
-    part = part_of(model, stack)
-    speaks = find_heads(part, senders)
-    hears = None if receivers == "logits" else find_heads(part, receivers)
+    scope = head_scope(model, stack)
+    sending = find_heads(scope, senders)
+    receiving = None if receivers == "logits" else find_heads(scope, receivers)
     if through not in TAPS:
-        raise InputError(f"through={through!r} is no way in", 'use "query", "key" or "value"')
-    with resting(model), torch.no_grad():
-        runs = Runs.of(
-            part,
-            read(model, clean),
-            read(model, corrupted),
+        raise InputError(f"through must be query, key or value, got {through!r}", "use one of them")
+    with eval_mode(model), torch.no_grad():
+        runs = RunPair.of(
+            scope,
+            read_inputs(model, clean),
+            read_inputs(model, corrupted),
             metric,
             targets,
-            keep=_frozen_sites(part),
+            keep=_frozen_sites(scope),
             batch_tokens=batch_tokens,
         )
-        paths = _Paths(runs, hears, through, base, feedforward == "frozen")
-        return paths.measure(speaks, progress)
+        paths = _Paths(runs, receiving, through, base, feedforward == "frozen")
+        return paths.measure(sending, progress)
 
 
 class _Paths:
     def __init__(
         self,
-        runs: Runs,
+        runs: RunPair,
         receivers: tuple[Head, ...] | None,
         through: Through,
         base: Base,
         frozen: bool,
     ) -> None:
         self.runs, self.receivers, self.through, self.base = runs, receivers, through, base
-        self.part, self.frozen = runs.part, frozen
+        self.scope, self.frozen = runs.scope, frozen
         ends = (runs.clean, runs.corrupted)
         self.here, self.other = ends if base == "clean" else ends[::-1]
 
     def measure(self, senders: Sequence[Head], progress: bool) -> ByHead:
-        places = {head: place for place, head in enumerate(self.part.heads)}
+        places = {head: place for place, head in enumerate(self.scope.heads)}
         columns = np.full((2, len(places)), np.nan)
         complete = True
         with Progress("patching paths", total=len(senders), unit="heads", enabled=progress) as bar:
             try:
                 for group in self._groups(senders):
                     for head, values in zip(group, self._run(group), strict=True):
-                        columns[:, places[head]] = self.runs.share(values, self.base)
+                        columns[:, places[head]] = self.runs.recovered(values, self.base)
                     bar.advance(len(group))
             except KeyboardInterrupt:
                 if np.isnan(columns).all():
@@ -99,10 +106,10 @@ class _Paths:
                 complete = False
         return ByHead(
             kind="path patching",
-            blocks=self.part.blocks,
-            means={"share": columns[0]},
-            errors={"share": columns[1]},
-            facts={
+            blocks=self.scope.blocks,
+            means={"effect": columns[0]},
+            errors={"effect": columns[1]},
+            metadata={
                 "receivers": "logits" if self.receivers is None else list(map(str, self.receivers)),
                 "through": self.through,
                 "base": self.base,
@@ -111,7 +118,7 @@ class _Paths:
         )
 
     def _groups(self, senders: Sequence[Head]) -> list[list[Head]]:
-        """Senders of one layer, so many side by side."""
+        """Senders of one layer, as many as run side by side."""
         groups = []
         for layer in sorted({head.layer for head in senders}):
             mine = [head for head in senders if head.layer == layer]
@@ -121,66 +128,68 @@ class _Paths:
 
     def _run(self, senders: list[Head]) -> Float[Tensor, "copies b"]:
         copies, layer = len(senders), senders[0].layer
-        hears = self._above(layer)
-        if self.receivers is not None and not hears:
-            # Nobody listens above: the base stays as it is.
-            return self.runs.judged(self.here.hidden).expand(copies, -1).double().cpu()
-        kept = [self.part.site(at, TAPS[self.through]) for at in {head.layer for head in hears}]
-        spoken = Edits(self._speaking(senders), kept)
-        hidden = self.here.resume(layer, spoken, copies)
+        receivers = self._above(layer)
+        if self.receivers is not None and not receivers:
+            # No receiver is above the senders: nothing changes.
+            return self.runs.bound_metric(self.here.hidden).expand(copies, -1).double().cpu()
+        kept = [
+            self.scope.site(at, TAPS[self.through]) for at in {head.layer for head in receivers}
+        ]
+        sent = ActivationEditor(self._send(senders), kept)
+        hidden = self.here.resume(layer, sent, copies)
         if self.receivers is not None:
-            heard = {site: self._hearing(site, hears, spoken[site].values) for site in kept}
-            lowest = min(head.layer for head in hears)
-            hidden = self.here.resume(lowest, Edits(heard), copies)
-        return self.runs.judged(hidden, copies).double().cpu()
+            received = {site: self._receive(site, receivers, sent[site].values) for site in kept}
+            lowest = min(head.layer for head in receivers)
+            hidden = self.here.resume(lowest, ActivationEditor(received), copies)
+        return self.runs.bound_metric(hidden, copies).double().cpu()
 
     def _above(self, layer: int) -> list[Head]:
         return [head for head in self.receivers or () if head.layer > layer]
 
-    def _speaking(self, senders: list[Head]) -> dict[Site, Change]:
-        """Every head from the senders' layer up as in the base, each sender as in the other run."""
+    def _send(self, senders: list[Head]) -> dict[Site, EditFunction]:
+        """Freeze all heads from the senders' layer up, and take each sender from the other run."""
         layer = senders[0].layer
-        changes: dict[Site, Change] = {}
-        for site in _frozen_sites(self.part):
+        changes: dict[Site, EditFunction] = {}
+        for site in _frozen_sites(self.scope):
             is_head = site.tap is Tap.HEAD_OUTPUT
             if site.layer < layer or not (is_head or self.frozen):
                 continue
             values = self.here[site].values
             copies = values.expand(len(senders), *values.shape)
-            if site == self.part.site(layer, Tap.HEAD_OUTPUT):
+            if site == self.scope.site(layer, Tap.HEAD_OUTPUT):
                 copies = copies.clone()
                 for copy, head in zip(copies, senders, strict=True):
                     copy[:, head.head] = self.other[site].values[:, head.head]
             changes[site] = _always(copies.flatten(0, 1))
         return changes
 
-    def _hearing(self, site: Site, receivers: list[Head], heard: Tensor) -> Change:
-        config = self.part.attention(site.layer).config
+    def _receive(self, site: Site, receivers: list[Head], received: Tensor) -> EditFunction:
+        config = self.scope.attention(site.layer).config
         places = range(config.heads) if self.through == "query" else config.owners
         mine = sorted({places[head.head] for head in receivers if head.layer == site.layer})
 
         def change(values: Tensor) -> Tensor:
             values = values.clone()
-            values[:, mine] = heard[:, mine]
+            values[:, mine] = received[:, mine]
             return values
 
         return change
 
 
-def _always(values: Tensor) -> Change:
+def _always(values: Tensor) -> EditFunction:
     return lambda _: values
 
 
-def _frozen_sites(part: Part) -> list[Site]:
-    """What every attention and feed-forward of the stack says."""
+def _frozen_sites(scope: HeadScope) -> list[Site]:
+    """The outputs of all heads and feed-forwards of the stack."""
     found = []
-    for layer, config in enumerate(part.stack.config.layers):
+    for layer, config in enumerate(scope.stack.config.layers):
         for sublayer, branch in (
             (Sublayer.ATTENTION, config.attention),
             (Sublayer.CROSS, config.cross),
         ):
             if branch is not None:
-                found.append(Site(layer, Tap.HEAD_OUTPUT, sublayer, part.stack_name))
+                found.append(Site(layer, Tap.HEAD_OUTPUT, sublayer, scope.stack_name))
         if config.feedforward is not None:
-            found.append(Site(layer, Tap.OUTPUT, Sublayer.FEEDFORWARD, part.stack_name))
+            found.append(Site(layer, Tap.OUTPUT, Sublayer.FEEDFORWARD, scope.stack_name))
     return found

@@ -1,26 +1,59 @@
-"""What two models have come to, head by head: a result to be read, printed and saved."""
+"""Two models side by side: which heads changed, by every statistic, and how."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
+from torch import Tensor
 
-from manyheads.lens.measure.measure_table import describe_measure, format_value
-from manyheads.lens.results.addresses import Address
-from manyheads.lens.results.by_head import ByHead, Tabular
-from manyheads.lens.results.files import Facts
+from manyheads.lens.causal.ablation import Replacement, ablate
+from manyheads.lens.causal.evaluate import Evaluation
+from manyheads.lens.diff.head_matching import HeadMatch, match_heads, weight_changes
+from manyheads.lens.head_kinds.kinds import Kinds, kinds
+from manyheads.lens.inputs.metrics import weighted_mean
+from manyheads.lens.inputs.texts import (
+    ModelInputs,
+    PassSummary,
+    Targets,
+    for_each_batch,
+    forward_hidden,
+    read_inputs,
+)
+from manyheads.lens.inputs.token_classes import TokenClasses
+from manyheads.lens.measure.measures import (
+    MeasureSums,
+    SequenceGroups,
+    describe_measure,
+    format_value,
+    sort_measures,
+    sum_by_sequence,
+)
+from manyheads.lens.measure.statistics import ids_by_stack, make_plan
+from manyheads.lens.measure.watcher import StatisticsWatcher
+from manyheads.lens.redundant.dead_heads import (
+    ENTROPY_ABOVE,
+    LOSS_BELOW,
+    NORM_BELOW,
+    dead_by_statistics,
+    predicts_next_token,
+)
+from manyheads.lens.results.addresses import Address, Block, blocks_of
+from manyheads.lens.results.files import Metadata
+from manyheads.lens.results.tables import ByHead, Tabular
+from manyheads.models.build import Model
 from manyheads.taps import Head
 
 KIND = "comparison"
-# So many measures of a head are told, those that changed most beyond their error.
-TOLD = 3
+# Measures listed per head, those with the largest z-scores.
+MAX_MEASURES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One measure of one head in both models; `z` is the change in its standard errors."""
+    """One measure of one head in both models; `z` is the change in standard errors."""
 
     before: float
     after: float
@@ -31,7 +64,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The loss of both models on the same answers, and the change with its standard error."""
+    """The loss of both models on the same texts, and its change with the standard error."""
 
     before: float
     after: float
@@ -45,23 +78,25 @@ class Losses:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
 class Comparison(Tabular):
-    """Every measure of every head before and after, by the addresses that heads had before.
+    """Every measure of every head before and after, by the addresses in the first model.
 
-    `change` has the standard errors of the changes, `weights` how far each head's weights moved.
-    `after_at` says where a head is now, None for one that is gone. `died` and `revived` give the
-    reasons, `roles` the kinds before and after of heads whose kinds changed.
+    `change` has the standard errors of the changes, `weights` how far each head's weights moved,
+    `addresses_after` the address of each head in the second model (None if it was removed). `died`
+    and `revived` have the reasons, `kind_changes` the kinds before and after if they differ.
     """
 
     before: ByHead
     after: ByHead
     change: ByHead
     weights: ByHead
-    after_at: Mapping[Address, Address | None]
+    addresses_after: Mapping[Address, Address | None]
     losses: Losses | None = None
     died: Mapping[Address, tuple[str, ...]] = field(default_factory=dict)
     revived: Mapping[Address, tuple[str, ...]] = field(default_factory=dict)
-    roles: Mapping[Address, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
-    facts: Facts = field(default_factory=dict)
+    kind_changes: Mapping[Address, tuple[tuple[str, ...], tuple[str, ...]]] = field(
+        default_factory=dict
+    )
+    metadata: Metadata = field(default_factory=dict)
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -69,26 +104,26 @@ class Comparison(Tabular):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Measures, those that only one of the models has too."""
+        """All measures that either model has."""
         return self.change.names
 
     @property
-    def gone(self) -> tuple[Address, ...]:
-        """Heads that the second model has no more."""
-        return tuple(head for head, other in self.after_at.items() if other is None)
+    def removed(self) -> tuple[Address, ...]:
+        """Heads that the second model does not have."""
+        return tuple(head for head, other in self.addresses_after.items() if other is None)
 
     def z(self, name: str) -> Float[np.ndarray, " h"]:
-        """The change of a measure in standard errors; 0 where nothing changed."""
+        """The change of a measure in standard errors; 0 if nothing changed."""
         column = self.change[name]
         known = np.where(column.errors > 0, column.errors, np.nan)
         return np.asarray(np.where(column.means == 0, 0.0, column.means / known))
 
     def shift(self) -> Float[np.ndarray, " h"]:
-        """How far each head moved over all measures, in units of how much heads differ.
+        """How far each head moved over all measures, relative to the spread of heads.
 
-        The root mean square over measures of the change divided by the standard deviation of the
-        measure over all heads of both models: with many texts every change is many errors large,
-        and this says which are large.
+        The root mean square over measures of the change divided by the measure's standard deviation
+        over all heads of both models. With many texts every change has a large z; the shift shows
+        which changes are large.
         """
         squares = []
         for name in self.names:
@@ -105,7 +140,7 @@ class Comparison(Tabular):
         return np.asarray(np.sqrt(np.where(count > 0, summed / np.maximum(count, 1), np.nan)))
 
     def ranked(self, name: str | None = None) -> list[tuple[Address, float]]:
-        """Heads by how far one measure changed, either way, or by `shift`; the gone left out."""
+        """Heads by the absolute change of one measure, or by `shift`, without removed heads."""
         values = self.shift() if name is None else self.change[name].means
         pairs = zip(self.addresses, values.tolist(), strict=True)
         known = [(head, value) for head, value in pairs if not np.isnan(value)]
@@ -120,7 +155,7 @@ class Comparison(Tabular):
                 two[name],
                 moved[name],
                 self.change[name].error_of(head),
-                float(self.z(name)[self._place(head)]),
+                float(self.z(name)[self._index(head)]),
             )
             for name in self.names
         }
@@ -132,13 +167,13 @@ class Comparison(Tabular):
             {
                 "head": str(address),
                 "measure": name,
-                "before": float(self.before.means[name][place]),
-                "after": float(self.after.means[name][place]),
-                "change": float(self.change.means[name][place]),
-                "error": float(self.change[name].errors[place]),
-                "z": float(values[name][place]),
+                "before": float(self.before.means[name][index]),
+                "after": float(self.after.means[name][index]),
+                "change": float(self.change.means[name][index]),
+                "error": float(self.change[name].errors[index]),
+                "z": float(values[name][index]),
             }
-            for place, address in enumerate(self.addresses)
+            for index, address in enumerate(self.addresses)
             for name in self.names
         ]
 
@@ -157,8 +192,8 @@ class Comparison(Tabular):
                 str(address),
                 f"{shift:.2g}",
                 f"{moved:.2g}",
-                self._told(address),
-                self._role(address),
+                self._largest_changes(address),
+                self._kind_change(address),
             )
         return table
 
@@ -173,36 +208,339 @@ class Comparison(Tabular):
             yield f"  {self.losses}"
         moved = [(address, shift) for address, shift in self.ranked() if shift > 0]
         for address, shift in moved[:5]:
-            yield f"  {address} moved by {shift:.2g}: {self._told(address)}"
+            yield f"  {address} moved by {shift:.2g}: {self._largest_changes(address)}"
         if not moved:
             yield "  no head moved"
-        for name, found in (("died", self.died), ("came to life", self.revived)):
+        for name, found in (("died", self.died), ("revived", self.revived)):
             for address, why in found.items():
                 yield f"  {address} {name} ({', '.join(why)})"
-        for address in self.roles:
-            yield f"  {address} {self._role(address)}"
-        if self.gone:
-            yield f"  gone: {', '.join(map(str, self.gone))}"
-        if not self.facts.get("complete", True):
+        for address in self.kind_changes:
+            yield f"  {address} {self._kind_change(address)}"
+        if self.removed:
+            yield f"  removed: {', '.join(map(str, self.removed))}"
+        if not self.metadata.get("complete", True):
             yield "  interrupted before all texts were read"
 
-    def _place(self, head: Head | Address) -> int:
+    def _index(self, head: Head | Address) -> int:
         address = Address(head) if isinstance(head, Head) else head
         return self.addresses.index(address)
 
-    def _told(self, address: Address) -> str:
-        """The measures of a head that changed most beyond their error."""
+    def _largest_changes(self, address: Address) -> str:
+        """The measures of a head with the largest z-scores."""
         known = [(name, each) for name, each in self.of(address).items() if not np.isnan(each.z)]
         known = [(name, each) for name, each in known if each.change]
         known.sort(key=lambda pair: -abs(pair[1].z))
         return ", ".join(
             f"{about.label} {format_value(each.before, about.unit)} to "
             f"{format_value(each.after, about.unit)} (z {each.z:+.1f})"
-            for about, each in ((describe_measure(name), each) for name, each in known[:TOLD])
+            for about, each in (
+                (describe_measure(name), each) for name, each in known[:MAX_MEASURES]
+            )
         )
 
-    def _role(self, address: Address) -> str:
-        if address not in self.roles:
+    def _kind_change(self, address: Address) -> str:
+        if address not in self.kind_changes:
             return ""
-        one, two = (", ".join(each) or "of no kind" for each in self.roles[address])
+        one, two = (", ".join(each) or "no kind" for each in self.kind_changes[address])
         return f"was {one}, is {two}"
+
+
+Sums = tuple[Float[Tensor, "b h"], Float[Tensor, "b h"]]
+
+
+@dataclass(slots=True, eq=False)
+class _TallyByText(MeasureSums):
+    """A tally that also keeps the sums and counts of each text."""
+
+    texts: dict[tuple[Block, str], Sums] = field(default_factory=dict)
+
+    def add(
+        self, block: Block, name: str, values: Float[Tensor, "n h"], counted: SequenceGroups
+    ) -> None:
+        MeasureSums.add(self, block, name, values, counted)
+        kept = torch.ones_like(values, dtype=torch.bool)
+        if counted.valid is not None:
+            kept = counted.valid if counted.valid.dim() == 2 else counted.valid[:, None]
+            kept = kept.expand_as(values)
+        x = torch.where(kept, values.double(), 0.0)
+        # Left on the device: fetching them one by one would synchronise each time.
+        self.texts[block, name] = (
+            sum_by_sequence(x, counted),
+            sum_by_sequence(kept.double(), counted),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class StatisticsByText:
+    """Sums and counts of every measure, text by text."""
+
+    blocks: tuple[Block, ...]
+    tally: MeasureSums = field(default_factory=MeasureSums)
+    batches: list[tuple[int, dict[tuple[Block, str], Sums]]] = field(default_factory=list)
+    passed: PassSummary = PassSummary(0, 0, complete=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return sort_measures(self.tally.names)
+
+    def means(self, name: str) -> Float[np.ndarray, " h"]:
+        return self.tally.means(self.blocks, name)
+
+    def errors(self, name: str) -> Float[np.ndarray, " h"]:
+        """Standard errors over texts, or over the queries of a single text."""
+        return self.tally.errors(self.blocks, name, over_sequences=self.passed.texts > 1)
+
+    def residuals(self, name: str) -> Float[np.ndarray, "b h"]:
+        """The residual of each text in the ratio estimator of the mean, (S_b - m N_b) / N.
+
+        The sum of their squares is the variance of the mean.
+        """
+        each = []
+        for texts, sums in self.batches:
+            device = next(iter(sums.values()))[0].device
+            none = torch.zeros(texts, 1, dtype=torch.float64, device=device)
+            parts = [
+                sums.get((block, name), (none.expand(-1, block.heads),) * 2)
+                for block in self.blocks
+            ]
+            joined = [torch.cat(side, dim=1) for side in zip(*parts, strict=True)]
+            each.append(torch.stack(joined).cpu())
+        sums, numbers = torch.cat(each, dim=1)
+        total = numbers.sum(0)
+        return np.asarray(((sums - sums.sum(0) / total * numbers) / total).numpy())
+
+
+def measure_by_text(
+    model: Model,
+    inputs: ModelInputs,
+    *,
+    classes: TokenClasses = None,
+    batch_tokens: int | None = None,
+    progress: bool = True,
+) -> StatisticsByText:
+    """All statistics, separately for each text."""
+    plan = make_plan(model, classes)
+    found = StatisticsByText(blocks_of(model))
+
+    def visit(some: ModelInputs, numbers: list[int]) -> None:
+        tally = _TallyByText()
+        observer: Any = StatisticsWatcher(plan, ids_by_stack(model, some), numbers)
+        observer.sums = tally
+        with torch.inference_mode():
+            forward_hidden(model, some, observer)
+        found.tally.merge(tally)
+        found.batches.append((len(some), tally.texts))
+
+    found.passed = for_each_batch(
+        model, inputs, visit, label="measuring", batch_tokens=batch_tokens, progress=progress
+    )
+    return found
+
+
+def compare(
+    before: Model,
+    after: Model,
+    texts: Any,
+    *,
+    origins: Mapping[Address, Address] | None = None,
+    targets: Targets | None = None,
+    classes: TokenClasses = None,
+    compare_kinds: bool = True,
+    replace_with: Replacement | None = None,
+    loss_below: float = LOSS_BELOW,
+    entropy_above: float = ENTROPY_ABOVE,
+    norm_below: float = NORM_BELOW,
+    batch_tokens: int | None = None,
+    progress: bool = True,
+) -> Comparison:
+    """Compare two models head by head, by every statistic.
+
+    Both read the same texts, tokenized by the first model's tokenizer. Changes are paired by text,
+    so that their errors are those of the change alone; for a single text the errors are over
+    queries and unpaired. Heads are matched by address; where the second model has fewer heads in a
+    layer, by their weights, or by `origins` (see `manyheads.surgery.origins`). Both models must
+    have the same shape otherwise.
+
+    A head died if it is dead in the second model only, by entropy and norm (see `dead_heads`) and,
+    with `replace_with="zero"`, by ablation of every head. `compare_kinds` also reports heads whose
+    kinds changed (see `kinds`). The loss is that of next tokens, or of `targets`.
+
+    >>> from manyheads.models.build import build
+    >>> one = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
+    >>> found = compare(one, one, [[1, 2, 3, 4], [5, 6, 7]], compare_kinds=False)
+    >>> found.losses.change, float(abs(found.change.means["entropy"]).max())
+    (0.0, 0.0)
+    """
+    match = match_heads(before, after, origins)
+    inputs = read_inputs(before, texts)
+    sides = [
+        _Side.of(
+            model,
+            inputs,
+            targets,
+            classes=classes,
+            replace_with=replace_with,
+            batch_tokens=batch_tokens,
+            progress=progress,
+        )
+        for model in (before, after)
+    ]
+    one, two, change = _side_by_side(sides[0], sides[1], match)
+    thresholds = {
+        "loss_below": loss_below,
+        "entropy_above": entropy_above,
+        "norm_below": norm_below,
+    }
+    dead_then, dead_now = (dead_by_statistics(each, **thresholds).reasons for each in (one, two))
+    complete = all(side.text.passed.complete for side in sides)
+    return Comparison(
+        before=one,
+        after=two,
+        change=change,
+        weights=weight_changes(before, after, match),
+        addresses_after=match.after,
+        losses=_losses(before, after, inputs, targets, progress),
+        died={head: why for head, why in dead_now.items() if head not in dead_then},
+        revived={
+            head: why
+            for head, why in dead_then.items()
+            if head not in dead_now and match.after[head] is not None
+        },
+        kind_changes=_kind_changes(before, after, inputs, match, progress) if compare_kinds else {},
+        metadata=one.metadata | thresholds | {"replace_with": replace_with, "complete": complete},
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Side:
+    """The statistics of one model, and the effect of ablation by head if requested."""
+
+    text: StatisticsByText
+    loss_change: tuple[Float[np.ndarray, " h"], Float[np.ndarray, " h"]] | None
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        inputs: ModelInputs,
+        targets: Targets | None,
+        *,
+        classes: TokenClasses,
+        replace_with: Replacement | None,
+        batch_tokens: int | None,
+        progress: bool,
+    ) -> "_Side":
+        text = measure_by_text(
+            model, inputs, classes=classes, batch_tokens=batch_tokens, progress=progress
+        )
+        if replace_with is None:
+            return cls(text, None)
+        values: dict[Address, tuple[float, float]] = {}
+        for name, sublayer in dict.fromkeys((each.stack, each.sublayer) for each in text.blocks):
+            found = ablate(
+                model,
+                inputs,
+                replace_with=replace_with,
+                targets=targets,
+                stack=name,  # type: ignore[arg-type]
+                sublayer=sublayer,
+                batch_tokens=batch_tokens,
+                progress=progress,
+            )
+            column = found["change"]
+            pairs = zip(column.means.tolist(), column.errors.tolist(), strict=True)
+            values |= dict(zip(found.addresses, pairs, strict=True))
+        order = [values[head] for block in text.blocks for head in block.addresses]
+        means, errors = np.array(order).T
+        return cls(text, (means, errors))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.text.names if self.loss_change is None else ("loss_change", *self.text.names)
+
+    def measured(self, name: str) -> tuple[Float[np.ndarray, " h"], Float[np.ndarray, " h"]]:
+        """Means and errors; NaN for a measure that this model lacks."""
+        if name == "loss_change" and self.loss_change is not None:
+            return self.loss_change
+        return self.text.means(name), self.text.errors(name)
+
+
+def _side_by_side(one: _Side, two: _Side, match: HeadMatch) -> tuple[ByHead, ByHead, ByHead]:
+    """Both models by the heads of the first, and the changes with their errors."""
+    both = {*one.names, *two.names}
+    names = [*(["loss_change"] if "loss_change" in both else [])]
+    names += sort_measures(both - {"loss_change"})
+    texts = min(one.text.passed.texts, two.text.passed.texts)
+    metadata = {"texts": texts, "tokens": one.text.passed.tokens, "complete": True}
+    results = []
+    for side, result in ((one, "before"), (two, "after")):
+        means, errors = {}, {}
+        for name in names:
+            found = side.measured(name)
+            if side is two:
+                mean, error = (match.rearranged(each, two.text.blocks) for each in found)
+            else:
+                mean, error = found
+            means[name], errors[name] = mean, error
+        results.append(
+            ByHead(kind=result, blocks=match.blocks, means=means, errors=errors, metadata=metadata)
+        )
+    first, second = results
+    changes = {name: second.means[name] - first.means[name] for name in names}
+    errors = {
+        name: _error(one, two, match, name, texts)
+        if texts > 1 and name != "loss_change"
+        else np.hypot(first.errors[name], second.errors[name])
+        for name in names
+    }
+    change = ByHead(
+        kind="change", blocks=match.blocks, means=changes, errors=errors, metadata=metadata
+    )
+    return first, second, change
+
+
+def _error(
+    one: _Side, two: _Side, match: HeadMatch, name: str, texts: int
+) -> Float[np.ndarray, " h"]:
+    """The standard error of a change, paired by text."""
+    missing = np.full(len(match.after), np.nan)
+    if name not in one.names or name not in two.names:
+        return missing
+    ours = one.text.residuals(name)[:texts]
+    theirs = np.array(
+        [match.rearranged(row, two.text.blocks) for row in two.text.residuals(name)[:texts]]
+    )
+    return np.asarray(np.sqrt(np.square(theirs - ours).sum(0) * texts / (texts - 1)))
+
+
+def _losses(
+    before: Model, after: Model, inputs: ModelInputs, targets: Targets | None, progress: bool
+) -> Losses | None:
+    if targets is None and not predicts_next_token(before):
+        return None
+    one, two = (
+        Evaluation.of(model, inputs, targets=targets, progress=progress).measure(())
+        for model in (before, after)
+    )
+    change, error = weighted_mean(two.baseline - one.baseline, one.weights)
+    known = None if bool(error.isnan()) else float(error)
+    return Losses(one.baseline_mean[0], two.baseline_mean[0], float(change), known)
+
+
+def _kind_changes(
+    before: Model, after: Model, inputs: ModelInputs, match: HeadMatch, progress: bool
+) -> dict[Address, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Heads whose kinds differ, with the kinds before and after."""
+    one, two = (kinds(model, inputs, progress=progress) for model in (before, after))
+    found = {}
+    for head, other in match.after.items():
+        if other is None:
+            continue
+        then, now = _kinds_of(one, head), _kinds_of(two, other)
+        if set(then) != set(now):
+            found[head] = (then, now)
+    return found
+
+
+def _kinds_of(found: Kinds, head: Address) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(label.kind for label in found.of(head)))

@@ -1,4 +1,4 @@
-"""Adversarial attention: weights as far from a model's own as can be, and the same answer."""
+"""Adversarial attention: weights far from the model's own that give the same answer."""
 
 from dataclasses import dataclass
 from math import log
@@ -8,14 +8,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.errors import InputError
-from manyheads.lens.faithful.reweighting import Decision
+from manyheads.lens.faithful.erasure import Decision
 
-# Of two patterns that have no key in common.
-FARTHEST = log(2)
-# Where the search may stop: this share of the farthest is far by any measure.
+# The divergence of two patterns without a common key.
+MAX_DIVERGENCE = log(2)
+# The search stops at this fraction of the largest divergence.
 FAR_ENOUGH = 0.99
 STARTS = 2
-# How much a pattern pays for each unit by which it changes the answer too much (arXiv 1902.10186).
+# Penalty per unit by which the answer changes too much (arXiv 1902.10186).
 PENALTY = 500.0
 RATE = 0.1
 HALVINGS = 10
@@ -23,7 +23,7 @@ HALVINGS = 10
 
 @dataclass(frozen=True, slots=True)
 class Adversary:
-    """How far the weights could be moved, and how far the answer moved with them.
+    """How far the weights could move, and how far the answer moved with them.
 
     `divergence` is the Jensen-Shannon divergence in nats, a mean over heads, layers and deciding
     queries, at most ln 2; `moved` is the total variation of the answer's probabilities.
@@ -60,15 +60,14 @@ def find_adversary(
 ) -> Adversary:
     """Maximise the divergence of all deciding weights while the answer moves by `within` at most.
 
-    The search of arXiv 1902.10186, by Adam on scores whose softmax are the weights, from two
-    starts: most weight where there was least, and at random. Each end is drawn back towards the
-    model's own weights until the answer is the same, so that what is found is always allowed. It
-    is a lower bound of what could be found.
+    The search of arXiv 1902.10186, by Adam on the softmax scores of the weights, from two starts:
+    inverted and random weights. The results are moved back towards the model's own weights until
+    the constraint holds. The divergence is a lower bound of the largest one.
     """
     if not 0 < within < 1:
-        raise InputError(f"within={within} is no change of a probability", "use 0 < within < 1")
+        raise InputError(f"within must be in (0, 1), got {within}", "use 0 < within < 1")
     if iterations < 1:
-        raise InputError(f"iterations={iterations} is no search", "use 1 or more")
+        raise InputError(f"iterations must be at least 1, got {iterations}", "use 1 or more")
     search = _Search(decision, within)
     if not search.can_move:
         return Adversary(0.0, 0.0)
@@ -80,24 +79,24 @@ def find_adversary(
             divergence, moved = search.measure(search.weights(scores))
             over = (moved - within).clamp(min=0)
             loss = (PENALTY * over - divergence).sum()
-            slopes = torch.autograd.grad(loss, scores)
+            gradients = torch.autograd.grad(loss, scores)
         best = search.better(best, divergence.detach(), moved.detach())
-        if best.divergence >= FAR_ENOUGH * FARTHEST:
+        if best.divergence >= FAR_ENOUGH * MAX_DIVERGENCE:
             return best
-        for each, slope in zip(scores, slopes, strict=True):
-            each.grad = slope
+        for each, gradient in zip(scores, gradients, strict=True):
+            each.grad = gradient
         optimiser.step()
     return search.draw_back(best, scores)
 
 
 class _Search:
-    """What is tried and how it is judged; weights are lists by layer, of `copies h r s`."""
+    """The candidates and their objective; weights are lists by layer, of `copies h r s`."""
 
     def __init__(self, decision: Decision, within: float) -> None:
         self.decision, self.within = decision, within
         self.own = [decision.weights[layer] for layer in decision.layers]
         self.seen = [decision.seen[layer] for layer in decision.layers]
-        # A query that sees one key alone has nothing else to look at.
+        # A query that sees a single key cannot attend elsewhere.
         self.free = [seen.sum(-1) > 1 for seen in self.seen]
         self.places = {layer: place for place, layer in enumerate(decision.layers)}
 
@@ -117,21 +116,21 @@ class _Search:
     def weights(self, scores: list[Tensor]) -> list[Tensor]:
         found = []
         for each, own, seen in zip(scores, self.own, self.seen, strict=True):
-            # A query that sees nothing stays as it is: with nothing.
+            # A query that sees no key keeps zero weights.
             softened = each.masked_fill(~seen & seen.any(-1, keepdim=True), -torch.inf).softmax(-1)
-            # What a learned sink takes is left to it.
+            # A learned sink keeps its weight.
             found.append(softened * own.sum(-1, keepdim=True))
         return found
 
     def measure(self, weights: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """The divergence and the change of the answer, of each copy."""
+        """The divergence and the change of the answer in each copy."""
         decision = self.decision
         answers = decision.under(
             lambda layer, copy, _: weights[self.places[layer]][copy], len(weights[0])
         )
         moved = total_variation(answers, decision.probabilities.expand_as(answers))
         rows = [
-            jensen_shannon(_whole(each), _whole(own).expand_as(each)).mean(1)[:, free]
+            jensen_shannon(_normalised(each), _normalised(own).expand_as(each)).mean(1)[:, free]
             for each, own, free in zip(weights, self.own, self.free, strict=True)
         ]
         return torch.cat(rows, dim=1).mean(1), moved
@@ -143,25 +142,25 @@ class _Search:
         return best
 
     def draw_back(self, best: Adversary, scores: list[Tensor]) -> Adversary:
-        """Halve the way between the model's own weights and the ends of the search."""
+        """Bisect between the model's own weights and the results of the search."""
         with torch.no_grad():
             ends = self.weights(scores)
             low, high = torch.zeros(STARTS), torch.ones(STARTS)
-            share = high
+            mix = high
             for _ in range(HALVINGS):
                 mixed = [
-                    torch.lerp(own.expand_as(end), end, share.to(end).view(-1, 1, 1, 1))
+                    torch.lerp(own.expand_as(end), end, mix.to(end).view(-1, 1, 1, 1))
                     for own, end in zip(self.own, ends, strict=True)
                 ]
                 divergence, moved = self.measure(mixed)
                 best = self.better(best, divergence, moved)
                 allowed = moved.cpu() <= self.within
-                low, high = torch.where(allowed, share, low), torch.where(allowed, high, share)
-                share = (low + high) / 2
+                low, high = torch.where(allowed, mix, low), torch.where(allowed, high, mix)
+                mix = (low + high) / 2
         return best
 
 
-def _whole(weights: Float[Tensor, "*rows s"]) -> Float[Tensor, "*rows s"]:
-    """A distribution over the keys, where a sink takes a part."""
+def _normalised(weights: Float[Tensor, "*rows s"]) -> Float[Tensor, "*rows s"]:
+    """The distribution over the keys without a sink."""
     total = weights.sum(-1, keepdim=True)
     return weights / total.clamp(min=torch.finfo(total.dtype).tiny)

@@ -1,41 +1,248 @@
-"""Erasure: weights are taken from the top of a ranking until the answer changes."""
+"""Erasure: one prediction of a model for one text, with some attention weights removed.
 
-from collections.abc import Sequence
+Only the queries that the prediction is read from decide: the rest of the text reaches them through
+their attention weights, which can be inspected, differentiated and replaced.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.lens.faithful.reweighting import Decision
+from manyheads.errors import InputError
+from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, HeadScope
+from manyheads.lens.inputs.texts import ModelInputs
+from manyheads.models.decoder import Decoder
+from manyheads.models.readout import ClassHead, ReadoutLayer, pooled
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.vision import Vision
+from manyheads.parts.masks import visible
+from manyheads.ragged import Ragged
+from manyheads.taps import Patterns, Site, Tap
+
+# The position of the prediction in each text; texts with one class need none.
+At = Literal["last"] | Sequence[int]
+# From a layer, the index of a copy and its weights to the new weights.
+Reshape = Callable[[int, int, Float[Tensor, "h r s"]], Float[Tensor, "h r s"]]
+
+# Weights of all copies of a text that are in memory at once: 256 MB.
+WEIGHTS_AT_ONCE = 2**26
+
+
+class _Reshaping(ActivationEditor):
+    """A watcher that replaces the weights of some queries in some layers."""
+
+    def __init__(
+        self, scope: HeadScope, layers: Sequence[int], rows: Tensor, reshape: Reshape
+    ) -> None:
+        super().__init__({})
+        self._layers = {scope.site(layer, Tap.PATTERN): layer for layer in layers}
+        self._rows, self._reshape = rows, reshape
+
+    def wants(self, site: Site) -> bool:
+        return site in self._layers
+
+    def see(self, site: Site, value: Ragged | Patterns) -> Patterns:
+        assert isinstance(value, Patterns)
+        layer, found = self._layers[site], []
+        for copy, pattern in enumerate(value.each):
+            rows = self._reshape(layer, copy, pattern[:, self._rows])
+            found.append(pattern.index_copy(1, self._rows, rows.to(pattern.dtype)))
+        return Patterns(tuple(found))
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """The prediction at one position of one text; `rows` are the queries it is read from."""
+
+    scope: HeadScope
+    layers: tuple[int, ...]
+    cached: CachedRun
+    rows: Int[Tensor, " r"]
+
+    @cached_property
+    def probabilities(self) -> Float[Tensor, " v"]:
+        """The probabilities of all answers, with the model's own weights."""
+        with torch.no_grad():
+            return self._read(self.cached.hidden, 1)[0]
+
+    @property
+    def answer(self) -> int:
+        return int(self.probabilities.argmax())
+
+    @cached_property
+    def weights(self) -> dict[int, Float[Tensor, "h r s"]]:
+        """The model's own weights of the deciding queries in each layer."""
+        found: dict[int, Tensor] = {}
+
+        def keep(layer: int, _: int, weights: Tensor) -> Tensor:
+            found[layer] = weights
+            return weights
+
+        with torch.no_grad():
+            self.under(keep)
+        return found
+
+    @cached_property
+    def seen(self) -> dict[int, Bool[Tensor, "r s"]]:
+        """Which keys are visible to the deciding queries in each layer."""
+        found = {}
+        for layer, weights in self.weights.items():
+            length = self._queries
+            mask = self.scope.attention(layer).config.mask
+            every = visible(mask, range(length), length, weights.shape[-1], weights.device)
+            found[layer] = every.expand(length, -1)[self.rows]
+        return found
+
+    @cached_property
+    def keys(self) -> Int[Tensor, " k"]:
+        """The keys that are visible to any deciding query in any of the layers."""
+        return torch.stack([each.any(0) for each in self.seen.values()]).any(0).nonzero().flatten()
+
+    def gradients(self) -> dict[int, Float[Tensor, "h r s"]]:
+        """The gradient of the answer's probability with respect to each weight."""
+        added = {layer: torch.zeros_like(each) for layer, each in self.weights.items()}
+        for each in added.values():
+            each.requires_grad_()
+        with torch.enable_grad():
+            found = self.under(lambda layer, _, weights: weights + added[layer])
+            gradients = torch.autograd.grad(found[0, self.answer], list(added.values()))
+        return dict(zip(added, gradients, strict=True))
+
+    def under(self, reshape: Reshape, copies: int = 1) -> Float[Tensor, "copies v"]:
+        """The probabilities of all answers in copies of the text whose weights are replaced."""
+        watch = _Reshaping(self.scope, self.layers, self.rows, reshape)
+        return self._read(self.cached.resume(min(self.layers), watch, copies), copies)
+
+    @property
+    def copies_at_once(self) -> int:
+        """How many copies run side by side."""
+        heads = max(len(each) for each in self.weights.values())
+        keys = max(each.shape[-1] for each in self.weights.values())
+        return max(1, WEIGHTS_AT_ONCE // (heads * self._queries * keys))
+
+    @property
+    def has_sink(self) -> dict[int, bool]:
+        """Whether each layer has a learned sink, which takes weight from the keys."""
+        return {layer: self.scope.attention(layer).sink is not None for layer in self.layers}
+
+    @property
+    def _queries(self) -> int:
+        return self.cached.head_outputs(self.layers[0]).lengths.total
+
+    def _read(self, hidden: Ragged, copies: int) -> Float[Tensor, "copies v"]:
+        model = self.scope.model
+        readout = _readout(self.scope)
+        if isinstance(readout.config, ClassHead):
+            x = pooled(hidden.values, hidden.lengths, readout.config.pool)
+        else:
+            x = hidden.values.unflatten(0, (copies, -1))[:, int(self.rows[0])]
+        vectors = readout.vectors(None if isinstance(model, Vision) else model.table)
+        return F.linear(readout.features(x), vectors, readout.bias).float().softmax(-1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingDecision:
+    """A decision whose text has not been run yet."""
+
+    scope: HeadScope
+    layers: tuple[int, ...]
+    inputs: ModelInputs
+    rows: range
+
+    def run(self) -> Decision:
+        """Run the text once; everything else resumes from the first of the layers."""
+        device = next(self.scope.model.parameters()).device
+        with torch.no_grad():
+            cached = CachedRun(self.scope, self.inputs, layers=self.layers)
+        rows = torch.arange(self.rows.start, self.rows.stop, device=device)
+        return Decision(self.scope, self.layers, cached, rows)
+
+
+def decisions_of(
+    scope: HeadScope, layers: Sequence[int], inputs: ModelInputs, at: At
+) -> list[PendingDecision]:
+    """The decision of each text, to be run one after another."""
+    _check(scope, at, inputs)
+    lengths = inputs.lengths(scope.model).each
+    found = []
+    for text, length in enumerate(lengths):
+        rows = _rows(scope, length, text, at)
+        found.append(PendingDecision(scope, tuple(layers), inputs.select([text]), rows))
+    return found
+
+
+def _readout(scope: HeadScope) -> ReadoutLayer:
+    assert scope.model.readout is not None, "checked in decisions_of()"
+    return scope.model.readout
+
+
+def _check(scope: HeadScope, at: At, inputs: ModelInputs) -> None:
+    model = scope.model
+    if model.readout is None:
+        raise InputError(
+            f"this {type(model).__name__} has no readout and thus no answer",
+            "use a model with a language or class head",
+        )
+    if scope.stack_name == "encoder":
+        raise InputError(
+            "the encoder's tokens have no readout", 'use stack="decoder", or Sublayer.CROSS'
+        )
+    by_text = isinstance(model.config.readout, ClassHead)
+    if by_text and at != "last":
+        raise InputError(f"a class belongs to the whole text, got at={at}", "leave out at")
+    if not by_text and at == "last" and not isinstance(model, Decoder | Seq2Seq):
+        raise InputError(
+            f"this {type(model).__name__} predicts at every token",
+            "set at to one position per text",
+        )
+    if at != "last" and len(at) != len(inputs):
+        raise InputError(f"at has {len(at)} positions for {len(inputs)} texts", "give one per text")
+
+
+def _rows(scope: HeadScope, length: int, text: int, at: At) -> range:
+    config = scope.model.config.readout
+    if isinstance(config, ClassHead):
+        pooled_rows = {"first": range(1), "last": range(length - 1, length), "mean": range(length)}
+        return pooled_rows[config.pool]
+    position = length - 1 if at == "last" else at[text]
+    if not 0 <= position < length:
+        raise InputError(f"text {text} has no position {position}", f"use 0 to {length - 1}")
+    return range(position, position + 1)
+
 
 ORDERS = ("attention", "gradient", "gradient_times_attention", "random")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Erased:
-    """What became of one answer as keys were taken away in one order.
+class Erasure:
+    """The effect on one answer of erasing keys in one order.
 
-    `share` is the share of keys gone when the answer first changed, 1 where it never did;
-    `curve` is the answer's probability at even steps from nothing erased to everything.
+    `fraction` is that of the keys erased when the answer first changed, 1 if it never did;
+    `curve` is the answer's probability at even steps from nothing to everything erased.
     """
 
-    share: float
+    fraction: float
     flipped: bool
     curve: Float[Tensor, " steps"]
 
 
 def rank_keys(decision: Decision) -> dict[str, Float[Tensor, " k"]]:
-    """How much each key matters to the answer: by attention, gradient, and their product.
+    """The importance of each key to the answer: by attention, gradient, and their product.
 
-    Each is summed over the deciding queries, the heads and the layers; gradients keep their sign,
-    so that what speaks for the answer comes first (arXiv 1906.03731).
+    Each is summed over the deciding queries, heads and layers; gradients keep their sign, so that
+    evidence for the answer comes first (arXiv 1906.03731).
     """
-    slopes = decision.slopes()
+    gradients = decision.gradients()
     sums = {name: torch.zeros_like(decision.keys, dtype=torch.float64) for name in ORDERS[:-1]}
     for layer, weights in decision.weights.items():
-        each = (weights, slopes[layer], weights * slopes[layer])
+        each = (weights, gradients[layer], weights * gradients[layer])
         for name, values in zip(ORDERS, each, strict=False):
             sums[name] += values.double().sum((0, 1))[decision.keys]
     return sums
@@ -44,25 +251,25 @@ def rank_keys(decision: Decision) -> dict[str, Float[Tensor, " k"]]:
 def renormalise(
     weights: Float[Tensor, "h r s"], kept: Bool[Tensor, " s"], *, sink: bool
 ) -> Float[Tensor, "h r s"]:
-    """Without some keys, the rest shares their weight in proportion; nothing left gives nothing.
+    """Remove some keys and rescale the others to the same sum; without any keys left, 0.
 
-    What a learned sink takes stays a part of the whole.
+    The weight of a learned sink counts in the sum.
 
     >>> kept = torch.tensor([False, True, True])
     >>> renormalise(torch.tensor([[[0.5, 0.3, 0.2]]]), kept, sink=False)
     tensor([[[0.0000, 0.6000, 0.4000]]])
     """
     left = weights * kept
-    whole = left.sum(-1, keepdim=True)
+    total = left.sum(-1, keepdim=True)
     if sink:
-        whole = whole + (1 - weights.sum(-1, keepdim=True)).clamp(min=0)
-    return left / whole.clamp(min=torch.finfo(whole.dtype).tiny)
+        total = total + (1 - weights.sum(-1, keepdim=True)).clamp(min=0)
+    return left / total.clamp(min=torch.finfo(total.dtype).tiny)
 
 
 def erase_key_weights(
     decision: Decision, kept: Bool[Tensor, "copies s"]
 ) -> Float[Tensor, "copies v"]:
-    """The probabilities of all answers, in each copy without the keys that are not kept in it."""
+    """The probabilities of all answers, each copy using only its kept keys."""
     sinks = decision.has_sink
     found = []
     for some in kept.split(decision.copies_at_once):
@@ -77,22 +284,24 @@ def erase_key_weights(
     return torch.cat(found)
 
 
-def erase(decision: Decision, order: Sequence[int] | Int[Tensor, " k"], steps: int) -> Erased:
-    """Take the keys away in this order, in so many even steps at most (arXiv 1906.03731).
+def erase(decision: Decision, order: Sequence[int] | Int[Tensor, " k"], steps: int) -> Erasure:
+    """Erase the keys in this order, in at most `steps` even steps (arXiv 1906.03731).
 
-    A text of more keys than `steps` is looked at after each step only, so that its share is known
-    to one step from above.
+    A text with more keys than `steps` is evaluated after each step only, so that its fraction is an
+    upper bound within one step.
     """
     order = torch.as_tensor(order, device=decision.keys.device)
     keys = len(order)
     counts = [ceil(keys * step / steps) for step in range(steps + 1)]
     size = next(iter(decision.weights.values())).shape[-1]
-    looked = sorted(set(counts))
-    kept = torch.ones(len(looked), size, dtype=torch.bool, device=order.device)
-    for row, count in zip(kept, looked, strict=True):
+    evaluated = sorted(set(counts))
+    kept = torch.ones(len(evaluated), size, dtype=torch.bool, device=order.device)
+    for row, count in zip(kept, evaluated, strict=True):
         row[order[:count]] = False
     found = erase_key_weights(decision, kept)
     changed = (found.argmax(-1) != decision.answer).nonzero().flatten()
-    share = looked[int(changed[0])] / keys if len(changed) else 1.0
-    by_count = dict(zip(looked, found[:, decision.answer].tolist(), strict=True))
-    return Erased(share, bool(len(changed)), torch.tensor([by_count[count] for count in counts]))
+    fraction = evaluated[int(changed[0])] / keys if len(changed) else 1.0
+    by_count = dict(zip(evaluated, found[:, decision.answer].tolist(), strict=True))
+    return Erasure(
+        fraction, bool(len(changed)), torch.tensor([by_count[count] for count in counts])
+    )

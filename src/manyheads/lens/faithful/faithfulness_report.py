@@ -1,4 +1,4 @@
-"""Does attention explain here? Erasure, adversarial weights and gradients, in one report."""
+"""Whether attention explains a model's answers: erasure, adversarial weights and gradients."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,46 +10,54 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.errors import InputError
-from manyheads.lens.faithful.adversarial import FARTHEST, find_adversary
-from manyheads.lens.faithful.erasure import ORDERS, Erased, erase, rank_keys
-from manyheads.lens.faithful.reweighting import At, Decision, decisions_of
-from manyheads.lens.inputs.cached_run import Part, StackName, part_of
-from manyheads.lens.inputs.texts import read
-from manyheads.lens.results.by_head import Tabular, told
-from manyheads.models.build import Model
-from manyheads.models.eval_mode import resting
+from manyheads.formatting import percent
+from manyheads.lens.faithful.adversarial import MAX_DIVERGENCE, find_adversary
+from manyheads.lens.faithful.erasure import (
+    ORDERS,
+    At,
+    Decision,
+    Erasure,
+    decisions_of,
+    erase,
+    rank_keys,
+)
+from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
+from manyheads.lens.inputs.texts import read_inputs
+from manyheads.lens.measure.measures import format_value
+from manyheads.lens.results.tables import Tabular
+from manyheads.models.build import Model, eval_mode
 from manyheads.models.readout import ClassHead
 from manyheads.progress import Progress
 from manyheads.taps import Sublayer
 
 KIND = "faithfulness"
 Values = Float[np.ndarray, " *texts"]
-GROUPS = ("shares", "flipped", "curves", "agreement")
+GROUPS = ("erased", "flipped", "curves", "agreement")
 
-# What the verdict rests on. A gain must also be twice its standard error.
+# The thresholds of the verdict. A gain must also exceed twice its standard error.
 THRESHOLDS = {
-    # Attention's order must change the answer this share of keys sooner than a random one.
+    # Erasure by attention must change the answer this fraction of keys earlier than at random.
     "sooner": 0.1,
-    # Other weights are far from the model's own at this share of the largest divergence, ln 2.
+    # Adversarial weights are far at this fraction of the largest divergence, ln 2.
     "far": 0.5,
-    # Rankings agree from this Kendall's tau on.
+    # Rankings agree at this Kendall's tau.
     "agrees": 0.5,
 }
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
 class TaskVerdict:
-    """What was found on one set of texts; arrays have one value per text.
+    """The results on one set of texts; arrays have one value per text.
 
-    `shares` are the shares of keys gone when the answer changed, by order of erasure, `flipped`
-    whether it ever did; `curves` the mean probability of the answer on the way. `divergence` is how
-    far other weights can be from the model's own with the same answer, in nats. `agreement` is
+    `erased` is the fraction of keys erased when the answer changed, by order of erasure, `flipped`
+    whether it changed at all; `curves` is the mean probability of the answer along the way.
+    `divergence` is how far adversarial weights are from the model's own, in nats. `agreement` is
     Kendall's tau of attention with the gradient's size, and with gradient times attention.
     """
 
     name: str
     decides: str
-    shares: Mapping[str, Values]
+    erased: Mapping[str, Values]
     flipped: Mapping[str, Values]
     curves: Mapping[str, Float[np.ndarray, " steps"]]
     divergence: Values
@@ -63,19 +71,19 @@ class TaskVerdict:
 
     @property
     def gain(self) -> tuple[float, float]:
-        """How much sooner attention's order changes the answer than a random one, and its error."""
-        return mean_of(self.shares["random"] - self.shares["attention"])
+        """How much earlier erasure by attention changes the answer than at random; its error."""
+        return mean_of(self.erased["random"] - self.erased["attention"])
 
     @property
     def sooner(self) -> bool:
-        """Whether attention's order beats a random one."""
+        """Whether erasure by attention beats random erasure."""
         gain, error = self.gain
         return gain >= THRESHOLDS["sooner"] and not gain <= 2 * error
 
     @property
     def unique(self) -> bool:
-        """Whether no far pattern gives the same answer."""
-        return mean_of(self.divergence)[0] < THRESHOLDS["far"] * FARTHEST
+        """Whether no distant pattern gives the same answer."""
+        return mean_of(self.divergence)[0] < THRESHOLDS["far"] * MAX_DIVERGENCE
 
     @property
     def verdict(self) -> str:
@@ -86,30 +94,34 @@ class TaskVerdict:
 
     def _erasure(self) -> str:
         if not any(each.any() for each in self.flipped.values()):
-            return "the answer stays whatever is erased"
-        means = {name: mean_of(each)[0] for name, each in self.shares.items()}
+            return "the answer never changes, whatever is erased"
+        means = {name: mean_of(each)[0] for name, each in self.erased.items()}
         rival = min(ORDERS[1:3], key=means.__getitem__)
         return (
-            f"the answer changes when {means['attention']:.0%} of the keys are erased by "
-            f"attention, {means['random']:.0%} at random, "
-            f"{means[rival]:.0%} by {rival.replace('_', ' ')}"
+            f"the answer changes when {percent(means['attention'])} of the keys are erased by "
+            f"attention, {percent(means['random'])} at random, "
+            f"{percent(means[rival])} by {rival.replace('_', ' ')}"
         )
 
     def _far(self) -> str:
-        share = mean_of(self.divergence)[0] / FARTHEST
-        found = "no far pattern was found" if self.unique else "far patterns give the same answer"
-        return f"{found} ({share:.0%} of the largest divergence)"
+        fraction = mean_of(self.divergence)[0] / MAX_DIVERGENCE
+        found = (
+            "no distant pattern was found"
+            if self.unique
+            else "distant patterns give the same answer"
+        )
+        return f"{found} ({percent(fraction)} of the largest divergence)"
 
     def _agrees(self) -> str:
         tau = mean_of(self.agreement["gradient"])[0]
         if np.isnan(tau):
-            return "its agreement with gradients is not known"
+            return "its agreement with gradients is undefined"
         word = "agrees" if tau >= THRESHOLDS["agrees"] else "does not agree"
         return f"it {word} with gradients (tau {tau:.2f})"
 
     def measures(self) -> dict[str, tuple[float, float]]:
         """Means over texts and their standard errors, by name."""
-        found = {f"erased_by_{name}": mean_of(each) for name, each in self.shares.items()}
+        found = {f"erased_by_{name}": mean_of(each) for name, each in self.erased.items()}
         found |= {f"flipped_by_{name}": mean_of(each) for name, each in self.flipped.items()}
         found |= {"gain": self.gain, "divergence": mean_of(self.divergence)}
         found["moved"] = mean_of(self.moved)
@@ -123,10 +135,10 @@ class TaskVerdict:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Faithfulness(Tabular):
-    """A report: what was found for each task, and the thresholds of the verdicts."""
+    """The results of each task, and the thresholds of the verdicts."""
 
     tasks: tuple[TaskVerdict, ...]
-    facts: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> TaskVerdict:
         for task in self.tasks:
@@ -151,7 +163,8 @@ class Faithfulness(Tabular):
         for task in self.tasks:
             table.add_column(task.name, justify="right")
         for name in self.tasks[0].measures():
-            values = [told(*task.measures()[name]) for task in self.tasks]
+            measured = [task.measures()[name] for task in self.tasks]
+            values = [format_value(mean, error=error) for mean, error in measured]
             table.add_row(name.replace("_", " "), *values)
         return table
 
@@ -162,7 +175,7 @@ class Faithfulness(Tabular):
 
 
 def mean_of(values: Values) -> tuple[float, float]:
-    """Over the texts that have a value, and its standard error."""
+    """The mean over the texts with a value, and its standard error."""
     known = values[~np.isnan(values)]
     if not len(known):
         return float("nan"), float("nan")
@@ -185,20 +198,20 @@ def faithfulness(
     seed: int = 0,
     progress: bool = True,
 ) -> Faithfulness:
-    """Whether what the deciding queries look at tells why the model answers as it does.
+    """Whether the attention of the deciding queries explains the model's answers.
 
-    The answer is the likeliest class of a text or image, or the likeliest token at the position
-    `at`. The queries it is read off decide, and what they look at in `layers`, or in all, is tried:
+    The answer is the most likely class of a text or image, or the most likely token at the position
+    `at`; the queries that it is read from decide. Their weights in `layers`, or in all, are tested:
 
-    - erasure (arXiv 1906.03731): keys lose their weights one after another, the rest shares them,
-      until the answer changes: by attention, gradient, gradient times attention, and at random
-      (`draws` times); `steps` is how often a text is looked at on the way
+    - erasure (arXiv 1906.03731): keys are removed one after another until the answer changes, by
+      attention, gradient, gradient times attention, and at random (`draws` times), with `steps`
+      evaluations per text
     - adversarial weights (arXiv 1902.10186): as far from the model's own as `iterations` of search
-      find, while no more than `within` of the answer's probability moves
+      find, while the answer's probabilities move by at most `within`
     - agreement (arXiv 1902.10186): Kendall's tau over keys of attention with gradients
 
-    `texts` are texts, pairs or images, or several tasks of them by name. The patterns are formed,
-    one text at a time. Ctrl-C keeps what was measured.
+    `texts` are texts, pairs or images, or a dict of several such tasks by name. Patterns are formed
+    for one text at a time. Ctrl-C keeps the results so far.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
@@ -208,26 +221,24 @@ def faithfulness(
     """
     for name, number in (("steps", steps), ("draws", draws)):
         if number < 1:
-            raise InputError(f"{name}={number} erases nothing", "use 1 or more")
-    part = part_of(model, stack, sublayer)
-    chosen = part.layers if layers is None else tuple(layers)
-    if not chosen or not set(chosen) <= set(part.layers):
-        raise InputError(f"layers {chosen} do not all have heads", f"use some of {part.layers}")
-    trial = _Trial(steps, draws, within, iterations, torch.Generator().manual_seed(seed))
+            raise InputError(f"{name} must be at least 1, got {number}", "use 1 or more")
+    scope = head_scope(model, stack, sublayer)
+    chosen = scope.layers if layers is None else tuple(layers)
+    if not chosen or not set(chosen) <= set(scope.layers):
+        raise InputError(f"layers {chosen} do not all have heads", f"use layers of {scope.layers}")
+    tests = _Tests(steps, draws, within, iterations, torch.Generator().manual_seed(seed))
     named = texts if isinstance(texts, Mapping) else {"these texts": texts}
     tasks = []
     for name, some in named.items():
         place = at[name] if isinstance(at, Mapping) else at
-        tasks.append(trial.run(name, part, chosen, some, place, progress))
+        tasks.append(tests.run(name, scope, chosen, some, place, progress))
     options = {"steps": steps, "draws": draws, "within": within, "iterations": iterations}
-    facts = {"layers": list(chosen), "thresholds": THRESHOLDS} | options
-    return Faithfulness(tuple(tasks), facts)
+    metadata = {"layers": list(chosen), "thresholds": THRESHOLDS} | options
+    return Faithfulness(tuple(tasks), metadata)
 
 
 def kendall(one: Float[np.ndarray, " k"], other: Float[np.ndarray, " k"]) -> float:
-    """Kendall's tau-b: the pairs in the same order less those in the other, ties accounted for.
-
-    NaN where one of both ranks nothing.
+    """Kendall's tau-b, which accounts for ties; NaN if either ranking is constant.
 
     >>> kendall(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0]))
     0.3333333333333333
@@ -243,8 +254,8 @@ def kendall(one: Float[np.ndarray, " k"], other: Float[np.ndarray, " k"]) -> flo
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Trial:
-    """How hard is tried."""
+class _Tests:
+    """The settings of all tests."""
 
     steps: int
     draws: int
@@ -253,54 +264,54 @@ class _Trial:
     generator: torch.Generator
 
     def run(
-        self, name: str, part: Part, layers: Sequence[int], texts: Any, at: At, progress: bool
+        self, name: str, scope: HeadScope, layers: Sequence[int], texts: Any, at: At, progress: bool
     ) -> TaskVerdict:
-        given = read(part.model, texts)
+        inputs = read_inputs(scope.model, texts)
         found: list[dict[str, Any]] = []
         complete = True
-        openings = decisions_of(part, layers, given, at)
+        decisions = decisions_of(scope, layers, inputs, at)
         with (
-            Progress("erasing", total=len(openings), unit="texts", enabled=progress) as bar,
-            resting(part.model),
+            Progress("erasing", total=len(decisions), unit="texts", enabled=progress) as bar,
+            eval_mode(scope.model),
         ):
             try:
-                for opening in openings:
-                    found.append(self._try(opening.open()))
+                for decision in decisions:
+                    found.append(self._test(decision.run()))
                     bar.advance()
             except KeyboardInterrupt:
                 if not found:
                     raise
                 complete = False
-        return _task(name, _decides(part), found, complete)
+        return _task(name, _decides(scope), found, complete)
 
-    def _try(self, decision: Decision) -> dict[str, Any]:
+    def _test(self, decision: Decision) -> dict[str, Any]:
         ranks = rank_keys(decision)
         values: dict[str, Any] = {}
         for name, scores in ranks.items():
             order = decision.keys[scores.argsort(descending=True, stable=True)]
-            values |= _erased(name, [erase(decision, order, self.steps)])
+            values |= _mean_erasure(name, [erase(decision, order, self.steps)])
         chances = []
         for _ in range(self.draws):
             order = torch.randperm(len(decision.keys), generator=self.generator)
             mixed = decision.keys[order.to(decision.keys.device)]
             chances.append(erase(decision, mixed, self.steps))
-        values |= _erased("random", chances)
+        values |= _mean_erasure("random", chances)
         adversary = find_adversary(
             decision,
             within=self.within,
             iterations=self.iterations,
             seed=int(torch.randint(2**31, (), generator=self.generator)),
         )
-        looked = _array(ranks["attention"])
+        weights = _array(ranks["attention"])
         values |= {"divergence": adversary.divergence, "moved": adversary.moved}
-        values["agreement/gradient"] = kendall(looked, abs(_array(ranks["gradient"])))
+        values["agreement/gradient"] = kendall(weights, abs(_array(ranks["gradient"])))
         product = _array(ranks["gradient_times_attention"])
-        return values | {"agreement/gradient_times_attention": kendall(looked, product)}
+        return values | {"agreement/gradient_times_attention": kendall(weights, product)}
 
 
-def _erased(name: str, each: Sequence[Erased]) -> dict[str, Any]:
+def _mean_erasure(name: str, each: Sequence[Erasure]) -> dict[str, Any]:
     return {
-        f"shares/{name}": np.mean([one.share for one in each]),
+        f"erased/{name}": np.mean([one.fraction for one in each]),
         f"flipped/{name}": np.mean([float(one.flipped) for one in each]),
         f"curves/{name}": np.mean([_array(one.curve) for one in each], axis=0),
     }
@@ -328,8 +339,8 @@ def _task(
     )
 
 
-def _decides(part: Part) -> str:
-    return "classes" if isinstance(part.model.config.readout, ClassHead) else "tokens"
+def _decides(scope: HeadScope) -> str:
+    return "classes" if isinstance(scope.model.config.readout, ClassHead) else "tokens"
 
 
 def _array(values: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Linear probes: what can be read off a head, a layer or a pattern, and what the probe learned."""
+"""Linear probes: which labels a linear classifier predicts from heads, layers or patterns."""
 
 import warnings
 from collections import Counter
@@ -12,35 +12,171 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.encoding.text_reader import fill
-from manyheads.errors import InputError, MissingExtraError
-from manyheads.lens.inputs.batches import streaming_batch_tokens
-from manyheads.lens.inputs.cached_run import Part, StackName, part_of
-from manyheads.lens.inputs.metrics import weighed
-from manyheads.lens.inputs.texts import climb
-from manyheads.lens.measure.row_sums import Wanted, sum_rows
-from manyheads.lens.measure.score_tiles import meet
-from manyheads.lens.probing.items import Item, Items, find_items
-from manyheads.lens.results.by_head import ByHead
-from manyheads.lens.results.by_layer import ByLayer
-from manyheads.models.build import Model
-from manyheads.models.eval_mode import resting
+from manyheads.encoding.text_reader import batch_by_length, require_text_model, resolve_max_length
+from manyheads.errors import InputError, MissingPackageError
+from manyheads.lens.inputs.annotated import AnnotatedText, align_words
+from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
+from manyheads.lens.inputs.metrics import weighted_mean
+from manyheads.lens.inputs.texts import (
+    ModelInputs,
+    default_batch_tokens,
+    forward_hidden,
+    read_inputs,
+)
+from manyheads.lens.measure.row_sums import RowSumSpec, sum_rows
+from manyheads.lens.measure.score_tiles import tiled_scores
+from manyheads.lens.results.tables import ByHead, ByLayer
+from manyheads.models.build import Model, eval_mode
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.progress import Progress
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
+from manyheads.tokenizers import plain_copy
+
+Level = Literal["token", "word", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A labelled token, word or text: its text, the positions of its tokens, and its type.
+
+    Tokens with the same id have one type, and so do words with the same letters.
+    """
+
+    text: int
+    positions: tuple[int, ...]
+    type: Hashable
+    label: Hashable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Items:
+    """All labelled items, and their texts."""
+
+    inputs: ModelInputs
+    level: Level
+    each: tuple[Item, ...]
+
+
+def find_items(scope: HeadScope, texts: Any, labels: Sequence[Any]) -> Items:
+    """Labels per text, per token, or per word if texts are lists of words; None skips an item."""
+    labels = [each.tolist() if hasattr(each, "tolist") else each for each in labels]
+    if _are_words(texts) and not isinstance(scope.model, Seq2Seq):
+        return _words(scope.model, texts, labels)
+    inputs = read_inputs(scope.model, texts)
+    if len(labels) != len(inputs):
+        raise InputError(f"got {len(labels)} labels for {len(inputs)} texts", "give one per text")
+    if all(each is None or isinstance(each, str | int) for each in labels):
+        return Items(inputs, "text", _texts(scope, inputs, labels))
+    return Items(inputs, "token", _tokens(scope, inputs, labels))
+
+
+def split_words(
+    model: Model, sentences: Sequence[Sequence[str]]
+) -> tuple[ModelInputs, list[tuple[tuple[int, ...], ...]]]:
+    """Sentences as token ids, and for each the token positions of its words.
+
+    Words are joined with spaces. A word without a token of its own has no positions.
+    """
+    reader = require_text_model(model)
+    if reader.tokenizer is None:
+        raise InputError(
+            "this model has no tokenizer to read words with", "set model.tokenizer, or give ids"
+        )
+    longest = resolve_max_length(reader, None)
+    tokenizer = plain_copy(reader.tokenizer)
+    rows, positions = [], []
+    for number, words in enumerate(sentences):
+        written = AnnotatedText.from_words(words, ())
+        encoded = tokenizer.encode(written.text)
+        if longest is not None and len(encoded.ids) > longest:
+            raise InputError(
+                f"sentence {number} has {len(encoded.ids)} tokens, more than {longest}",
+                "leave it out or split it",
+            )
+        rows.append(encoded.ids)
+        positions.append(align_words(encoded, written.text, written.words))
+    return read_inputs(model, rows), positions
+
+
+def _are_words(texts: Any) -> bool:
+    if (
+        isinstance(texts, str | Ragged | ModelInputs)
+        or not isinstance(texts, Sequence)
+        or not texts
+    ):
+        return False
+    first = texts[0]
+    return isinstance(first, list | tuple) and bool(first) and isinstance(first[0], str)
+
+
+def _words(model: Model, texts: Sequence[Sequence[str]], labels: Sequence[Any]) -> Items:
+    inputs, positions = split_words(model, texts)
+    found = []
+    if len(labels) != len(texts):
+        raise InputError(f"got {len(labels)} labels for {len(texts)} texts", "give one per text")
+    for text, (words, mine) in enumerate(zip(texts, labels, strict=True)):
+        _check_count(text, "words", len(words), mine)
+        for word, where, label in zip(words, positions[text], mine, strict=True):
+            if where and label is not None:
+                found.append(Item(text, where, word, label))
+    return Items(inputs, "word", tuple(found))
+
+
+def _tokens(scope: HeadScope, inputs: ModelInputs, labels: Sequence[Any]) -> tuple[Item, ...]:
+    found = []
+    for text, (length, mine) in enumerate(zip(_lengths(scope, inputs), labels, strict=True)):
+        _check_count(text, "tokens", length, mine)
+        ids = _ids(scope, inputs, text)
+        for place, label in enumerate(mine):
+            if label is not None:
+                kind = (text, place) if ids is None else ids[place]
+                found.append(Item(text, (place,), kind, label))
+    return tuple(found)
+
+
+def _texts(scope: HeadScope, inputs: ModelInputs, labels: Sequence[Any]) -> tuple[Item, ...]:
+    found = []
+    for text, (length, label) in enumerate(zip(_lengths(scope, inputs), labels, strict=True)):
+        if label is not None:
+            ids = _ids(scope, inputs, text)
+            kind = text if ids is None else tuple(ids)
+            found.append(Item(text, tuple(range(length)), kind, label))
+    return tuple(found)
+
+
+def _check_count(text: int, what: str, count: int, labels: Any) -> None:
+    if isinstance(labels, str | int) or labels is None or len(labels) != count:
+        got = 1 if isinstance(labels, str | int) or labels is None else len(labels)
+        raise InputError(
+            f"text {text} has {count} {what} and {got} labels",
+            "give one label each, None to skip",
+        )
+
+
+def _lengths(scope: HeadScope, inputs: ModelInputs) -> tuple[int, ...]:
+    if scope.stack_name == "encoder" and inputs.source is not None:
+        return inputs.source.lengths.each
+    return inputs.lengths(scope.model).each
+
+
+def _ids(scope: HeadScope, inputs: ModelInputs, text: int) -> list[int] | None:
+    ids = inputs.source if scope.stack_name == "encoder" else inputs.ids
+    return None if ids is None else ids.of(text).tolist()
+
 
 Source = Literal["heads", "residuals", "patterns"]
 Pool = Literal["mean", "first", "last"]
-# Of a layer, one row an item; heads stand side by side, each with as many channels.
+# Per layer, one row per item and head.
 Features = dict[int, Float[Tensor, "k h d"]]
 
-# What a linear probe sees of a pattern: the weights on keys around the query.
+# The offsets of the keys whose weights are features of a pattern.
 OFFSETS = tuple(range(-8, 9))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pooling:
-    """From the tokens of a batch to its items."""
+    """Pools the tokens of a batch into its items."""
 
     tokens: Int[Tensor, " m"]
     owners: Int[Tensor, " m"]
@@ -53,7 +189,11 @@ class _Pooling:
         start = dict(zip(texts, lengths.starts, strict=True))
         tokens, owners, counts = [], [], []
         for number, item in enumerate(items):
-            every = {"mean": item.places, "first": item.places[:1], "last": item.places[-1:]}
+            every = {
+                "mean": item.positions,
+                "first": item.positions[:1],
+                "last": item.positions[-1:],
+            }
             kept = every[pool]
             tokens += [start[item.text] + place for place in kept]
             owners += [number] * len(kept)
@@ -66,20 +206,22 @@ class _Pooling:
         return summed.index_add(0, self.owners, chosen) / self.counts[:, None, None]
 
 
-class _Keeping:
-    """A watcher that keeps the items' share of what it sees, and lets the rest go."""
+class _FeatureWatcher:
+    """A watcher that records the pooled features of the items only."""
 
-    def __init__(self, part: Part, source: Source, pool: Callable[[Lengths], _Pooling]) -> None:
+    def __init__(
+        self, scope: HeadScope, source: Source, pool: Callable[[Lengths], _Pooling]
+    ) -> None:
         self.found: Features = {}
-        self._part, self._source, self._pool = part, source, pool
+        self._part, self._source, self._pool = scope, source, pool
         self._query: Ragged | None = None
-        self._sites = _sites(part, source)
+        self._sites = _sites(scope, source)
 
     def wants(self, site: Site) -> bool:
         return site in self._sites
 
     def see(self, site: Site, value: Ragged | Patterns) -> None:
-        assert isinstance(value, Ragged), "no pattern is asked for"
+        assert isinstance(value, Ragged), "no pattern is requested"
         if site.tap is Tap.QUERY:
             self._query = value
             return
@@ -87,40 +229,42 @@ class _Keeping:
         lengths = value.lengths
         if site.tap is Tap.KEY:
             assert self._query is not None
-            values, lengths = self._looks(site, self._query, value), self._query.lengths
+            values, lengths = self._pattern_features(site, self._query, value), self._query.lengths
         elif values.dim() == 2:
             values = values.unsqueeze(1)
         self.found[self._sites[site]] = self._pool(lengths)(values)
 
-    def _looks(self, site: Site, query: Ragged, key: Ragged) -> Float[Tensor, "n h d"]:
-        """Weights around the query and on the first key, and the entropy of each row."""
+    def _pattern_features(self, site: Site, query: Ragged, key: Ragged) -> Float[Tensor, "n h d"]:
+        """Weights around the query and on the first key, and the entropy of the row."""
         nothing = torch.zeros(key.lengths.total, 0, device=key.device)
-        wanted = Wanted(offsets=OFFSETS, marks=nothing, ids=None)
-        sums = sum_rows(meet(self._part.stack, site, query, key), wanted)
+        wanted = RowSumSpec(offsets=OFFSETS, marks=nothing, ids=None)
+        sums = sum_rows(tiled_scores(self._part.stack, site, query, key), wanted)
         more = torch.stack((sums.first, sums.entropy), dim=-1)
         return torch.cat((sums.offsets, more), dim=-1)
 
 
 def gather_features(
-    part: Part, items: Items, source: Source, pool: Pool, progress: bool
+    scope: HeadScope, items: Items, source: Source, pool: Pool, progress: bool
 ) -> Features:
-    """One row an item in each layer; the embeddings stand at layer -1.
+    """One row per item in each layer; the embeddings are layer -1.
 
-    Memory grows with the items, and not with the square of their texts.
+    Memory grows with the number of items, not with the square of the text length.
     """
     by_text: dict[int, list[int]] = {}
     for number, item in enumerate(items.each):
         by_text.setdefault(item.text, []).append(number)
     order: list[int] = []
     parts: dict[int, list[Tensor]] = {}
-    asked = sorted(by_text)
-    sizes = items.given.sizes(part.model)
+    labelled = sorted(by_text)
+    sizes = items.inputs.sizes(scope.model)
     with (
-        Progress("reading", total=len(asked), unit="texts", enabled=progress) as bar,
-        resting(part.model),
+        Progress("reading", total=len(labelled), unit="texts", enabled=progress) as bar,
+        eval_mode(scope.model),
     ):
-        for some in fill([sizes[text] for text in asked], streaming_batch_tokens(part.model)):
-            texts = [asked[place] for place in some]
+        for some in batch_by_length(
+            [sizes[text] for text in labelled], default_batch_tokens(scope.model)
+        ):
+            texts = [labelled[index] for index in some]
             numbers = [number for text in texts for number in by_text[text]]
             mine = [items.each[number] for number in numbers]
 
@@ -129,10 +273,10 @@ def gather_features(
             ) -> _Pooling:
                 return _Pooling.of(lengths, texts, mine, pool)
 
-            keeping = _Keeping(part, source, pooling)
+            watcher = _FeatureWatcher(scope, source, pooling)
             with torch.inference_mode():
-                climb(part.model, items.given.select(texts), keeping)
-            for layer, values in keeping.found.items():
+                forward_hidden(scope.model, items.inputs.select(texts), watcher)
+            for layer, values in watcher.found.items():
                 parts.setdefault(layer, []).append(values)
             order += numbers
             bar.advance(len(texts))
@@ -140,27 +284,27 @@ def gather_features(
     return {layer: torch.cat(each)[back] for layer, each in parts.items()}
 
 
-def residual_sites(part: Part) -> dict[Site, int]:
-    """Where the residual stream is seen as it enters the first layer and as it leaves each."""
-    found = {Site(-1, Tap.EMBEDDINGS, stack=part.stack_name): -1}
-    for index, layer in enumerate(part.stack.config.layers):
+def residual_sites(scope: HeadScope) -> dict[Site, int]:
+    """The sites of the residual stream before the first layer and after each."""
+    found = {Site(-1, Tap.EMBEDDINGS, stack=scope.stack_name): -1}
+    for index, layer in enumerate(scope.stack.config.layers):
         last = Sublayer.FEEDFORWARD
         if layer.feedforward is None:
             last = Sublayer.ATTENTION if layer.cross is None else Sublayer.CROSS
-        found[Site(index, Tap.AFTER, last, part.stack_name)] = index
+        found[Site(index, Tap.AFTER, last, scope.stack_name)] = index
     return found
 
 
-def _sites(part: Part, source: Source) -> dict[Site, int]:
+def _sites(scope: HeadScope, source: Source) -> dict[Site, int]:
     if source == "residuals":
-        return residual_sites(part)
+        return residual_sites(scope)
     taps = (Tap.HEAD_OUTPUT,) if source == "heads" else (Tap.QUERY, Tap.KEY)
-    return {part.site(layer, tap): layer for layer in part.layers for tap in taps}
+    return {scope.site(layer, tap): layer for layer in scope.layers for tap in taps}
 
 
-# How freely a probe may follow its examples: the inverse of its regularisation.
+# Candidates for the inverse of the regularisation.
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
-MOST_STEPS = 1000
+MAX_STEPS = 1000
 FOLDS = 3
 
 
@@ -178,39 +322,38 @@ def probe(
     seed: int = 0,
     progress: bool = True,
 ) -> ByHead | ByLayer:
-    """How well a linear classifier tells labels from what is inside, on texts it has not seen.
+    """How well a linear classifier predicts labels from activations, on held-out texts.
 
-    `labels` are one a text, or a list a text with one a token; where texts are lists of words, one
-    a word. None labels nothing. What is probed `at`:
+    `labels` has one label per text, or a list per text with one label per token, or per word if
+    texts are lists of words; None skips an item. `at` is what is probed:
 
     - "heads": each head's output, before the output projection; a result by head
     - "patterns": each head's weights on the keys around the query and on the first, and their
       entropy; a result by head
     - "residuals": the residual stream as it leaves each layer; a result by layer
 
-    Words and texts of several tokens are pooled. Texts are split into those to learn from and the
-    share `test`; "chosen" strengths are cross-validated among the former. "accuracy" has a standard
-    error over texts; "majority" always says the commonest label. "control" is the accuracy on a
-    task of equal shape that has nothing to it (arXiv 1909.03368): each type of token or word, or
-    each text, has a label drawn at random. "selectivity" is accuracy less control: what the probe
-    found rather than learned by heart.
+    Words and texts of several tokens are pooled. A fraction `test` of the texts is held out;
+    strength="chosen" is cross-validated on the rest. "accuracy" has a standard error over texts;
+    "majority" is that of the most frequent label. "control" is the accuracy on a control task
+    (arXiv 1909.03368): each type of token or word, or each text, has a random label. "selectivity"
+    is accuracy minus control: what the probe finds rather than memorises.
 
-    Needs scikit-learn: pip install 'manyheads[probes]'.
+    Needs the package scikit-learn.
     """
     _sklearn("linear_model")
     if not 0 < test < 1:
-        raise InputError(f"test={test} is no share of the texts", "use 0 < test < 1")
+        raise InputError(f"test must be in (0, 1), got {test}", "use 0 < test < 1")
     if strength != "chosen" and strength <= 0:
-        raise InputError(f"strength={strength} learns nothing", "use a positive number")
+        raise InputError(f"strength must be positive, got {strength}", "use more than 0")
     if at not in ("heads", "residuals", "patterns"):
-        raise InputError(f"nothing is called {at!r}", 'use "heads", "residuals" or "patterns"')
-    part = part_of(model, stack, sublayer)
-    items = find_items(part, texts, labels)
+        raise InputError(f"at must be heads, residuals or patterns, got {at!r}", "use one of them")
+    scope = head_scope(model, stack, sublayer)
+    items = find_items(scope, texts, labels)
     split = _Split.of(items, test, seed)
     task = _Task.of(items, split, seed)
-    features = gather_features(part, items, at, pool, progress)
+    features = gather_features(scope, items, at, pool, progress)
     scores = _score_all(features, task, strength, progress)
-    facts = {
+    metadata = {
         "at": at,
         "level": items.level,
         "classes": [str(name) for name in task.names],
@@ -223,16 +366,18 @@ def probe(
         layers = tuple(sorted(features))
         means, errors = _columns([scores[layer] for layer in layers])
         return ByLayer(
-            kind=f"probe of {at}", layers=layers, means=means, errors=errors, facts=facts
+            kind=f"probe of {at}", layers=layers, means=means, errors=errors, metadata=metadata
         )
-    blocks = tuple(block for block in part.blocks if block.layer in features)
+    blocks = tuple(block for block in scope.blocks if block.layer in features)
     means, errors = _columns([scores[block.layer] for block in blocks])
-    return ByHead(kind=f"probe of {at}", blocks=blocks, means=means, errors=errors, facts=facts)
+    return ByHead(
+        kind=f"probe of {at}", blocks=blocks, means=means, errors=errors, metadata=metadata
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Split:
-    """Which items are tested, and the text of each as a number from 0 on."""
+    """Which items are held out, and the index of the text of each."""
 
     texts: tuple[int, ...]
     owners: Int[np.ndarray, " k"]
@@ -244,8 +389,8 @@ class _Split:
         texts = tuple(sorted({item.text for item in items.each}))
         if len(texts) < 2:
             raise InputError(
-                f"{len(texts)} texts have labels",
-                "give two or more: one to learn from, one to test",
+                f"a probe needs at least 2 texts with labels, got {len(texts)}",
+                "give one or more to train on and one or more to test on",
             )
         generator = np.random.default_rng(seed)
         order = generator.permutation(len(texts))
@@ -259,7 +404,7 @@ class _Split:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Task:
-    """Labels as numbers, those of the task and those of its control."""
+    """The labels of the task and of its control, as integers."""
 
     split: _Split
     names: tuple[Hashable, ...]
@@ -273,9 +418,9 @@ class _Task:
         labels = np.array([number[item.label] for item in items.each])
         if len(np.unique(labels[~split.tested])) < 2:
             raise InputError(
-                "the texts to learn from have one label alone", "give texts with two or more"
+                "the training texts have only one label", "give texts with two or more labels"
             )
-        # A type draws its label as often as the labels are met.
+        # Control labels have the distribution of the true ones.
         generator = np.random.default_rng([seed, 1])
         types: dict[Hashable, int] = {}
         for item in items.each:
@@ -285,17 +430,17 @@ class _Task:
 
     @property
     def majority(self) -> Float[Tensor, " k"]:
-        """Whether each tested item has the label that is commonest where one learns."""
+        """Whether each held-out item has the most frequent training label."""
         tested = self.split.tested
-        most = Counter(self.labels[~tested].tolist()).most_common(1)[0][0]
-        return torch.from_numpy((self.labels[tested] == most).astype(np.float64))
+        majority = Counter(self.labels[~tested].tolist()).most_common(1)[0][0]
+        return torch.from_numpy((self.labels[tested] == majority).astype(np.float64))
 
     def mean(self, hits: Float[Tensor, " k"]) -> tuple[float, float]:
-        """Over the tested items, with an error over their texts."""
+        """The mean over the held-out items, with a standard error over their texts."""
         owners = torch.from_numpy(self.split.owners[self.split.tested])
         counts = torch.bincount(owners).double()
         sums = torch.zeros_like(counts).index_add(0, owners, hits)
-        mean, error = weighed(sums / counts.clamp(min=1), counts)
+        mean, error = weighted_mean(sums / counts.clamp(min=1), counts)
         return float(mean), float(error)
 
 
@@ -323,14 +468,14 @@ def _score(
     strength: int | float | Literal["chosen"],
     majority: tuple[float, float],
 ) -> Score:
-    right, control = (
+    hits, control = (
         _hits(values, each, task.split, strength) for each in (task.labels, task.control)
     )
     return {
-        "accuracy": task.mean(right),
+        "accuracy": task.mean(hits),
         "majority": majority,
         "control": task.mean(control),
-        "selectivity": task.mean(right - control),
+        "selectivity": task.mean(hits - control),
     }
 
 
@@ -340,45 +485,45 @@ def _hits(
     split: _Split,
     strength: int | float | Literal["chosen"],
 ) -> Float[Tensor, " tested"]:
-    learned, tested = ~split.tested, split.tested
+    trained, tested = ~split.tested, split.tested
     if strength == "chosen":
-        strength = _choose(values[learned], labels[learned], split.folds[learned])
-    said = _learn(values[learned], labels[learned], values[tested], strength)
-    return torch.from_numpy((said == labels[tested]).astype(np.float64))
+        strength = _choose(values[trained], labels[trained], split.folds[trained])
+    predicted = _fit_predict(values[trained], labels[trained], values[tested], strength)
+    return torch.from_numpy((predicted == labels[tested]).astype(np.float64))
 
 
 def _choose(
     values: Float[np.ndarray, "k d"], labels: Int[np.ndarray, " k"], folds: Int[np.ndarray, " k"]
 ) -> float:
-    """The strength that does best on texts left out in turn; of equals the weakest."""
+    """The strength with the best cross-validated accuracy; the smallest of equals."""
     hits = dict.fromkeys(STRENGTHS, 0)
     for fold in np.unique(folds):
         out = folds == fold
         if out.all():
             return 1.0
         for strength in STRENGTHS:
-            said = _learn(values[~out], labels[~out], values[out], strength)
-            hits[strength] += int((said == labels[out]).sum())
+            predicted = _fit_predict(values[~out], labels[~out], values[out], strength)
+            hits[strength] += int((predicted == labels[out]).sum())
     return max(STRENGTHS, key=lambda each: (hits[each], -each))
 
 
-def _learn(
+def _fit_predict(
     values: Float[np.ndarray, "k d"],
     labels: Int[np.ndarray, " k"],
-    asked: Float[np.ndarray, "m d"],
+    held_out: Float[np.ndarray, "m d"],
     strength: float,
 ) -> Int[np.ndarray, " m"]:
-    """What a logistic regression says that learned from examples, channels of equal spread."""
+    """The predictions of a logistic regression on standardised features."""
     if len(np.unique(labels)) < 2:
-        return np.full(len(asked), labels[0])
+        return np.full(len(labelled), labels[0])
     scale = _sklearn("preprocessing").StandardScaler().fit(values)
-    learner = _sklearn("linear_model").LogisticRegression(C=strength, max_iter=MOST_STEPS)
+    learner = _sklearn("linear_model").LogisticRegression(C=strength, max_iter=MAX_STEPS)
     with warnings.catch_warnings():
-        # A probe that follows its examples without end is stopped, and judged by what it says.
+        # A probe that does not converge is judged by what it predicts.
         warnings.simplefilter("ignore", _sklearn("exceptions").ConvergenceWarning)
         learner.fit(scale.transform(values), labels)
-    said: Any = learner.predict(scale.transform(asked))
-    return said
+    predicted: Any = learner.predict(scale.transform(held_out))
+    return predicted
 
 
 def _columns(
@@ -394,6 +539,4 @@ def _sklearn(name: str) -> Any:
     try:
         return import_module(f"sklearn.{name}")
     except ImportError:
-        raise MissingExtraError(
-            "probes need the package scikit-learn", "pip install 'manyheads[probes]'"
-        ) from None
+        raise MissingPackageError("a probe", "scikit-learn") from None

@@ -1,4 +1,4 @@
-"""Layers that have collapsed: heads that all do the same, or tokens that all point one way."""
+"""Collapsed layers: heads that all do the same, or tokens that all have the same direction."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -10,12 +10,10 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.attention_maps.overlap import overlap
-from manyheads.lens.inputs.batches import gather, lead
-from manyheads.lens.inputs.cached_run import StackName, part_of
-from manyheads.lens.inputs.texts import Given, climb
+from manyheads.lens.inputs.cached_run import StackName, head_scope
+from manyheads.lens.inputs.texts import ModelInputs, for_each_batch, forward_hidden, read_inputs
 from manyheads.lens.results.addresses import stacks_of
-from manyheads.lens.results.by_head import Tabular
-from manyheads.lens.results.by_pair import ByPair
+from manyheads.lens.results.tables import ByPair, Tabular
 from manyheads.models.build import Model
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
@@ -26,9 +24,9 @@ KIND = "collapse"
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """How alike the heads of a layer look, and how alike the tokens after it are; None: unknown.
+    """The mean similarity of a layer's heads, and of the tokens after it; None if undefined.
 
-    `heads` is the mean overlap of each two heads' patterns, `tokens` the mean cosine of the
+    `heads` is the mean overlap of the patterns of each two heads, `tokens` the mean cosine of the
     residual streams of each two tokens of a text.
     """
 
@@ -39,7 +37,7 @@ class LayerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Collapse(Tabular):
-    """The state of every layer, and which have collapsed by the two thresholds."""
+    """The state of every layer, and which layers exceed the two thresholds."""
 
     layers: tuple[LayerState, ...]
     heads_above: float
@@ -49,8 +47,8 @@ class Collapse(Tabular):
     complete: bool = True
 
     @property
-    def alike(self) -> tuple[int, ...]:
-        """Layers whose heads all look at the same."""
+    def head_collapse(self) -> tuple[int, ...]:
+        """Layers whose heads all attend alike."""
         return tuple(
             each.layer
             for each in self.layers
@@ -58,8 +56,8 @@ class Collapse(Tabular):
         )
 
     @property
-    def flat(self) -> tuple[int, ...]:
-        """Layers after which all tokens of a text point in one direction."""
+    def token_collapse(self) -> tuple[int, ...]:
+        """Layers after which all tokens of a text have similar directions."""
         return tuple(
             each.layer
             for each in self.layers
@@ -69,7 +67,11 @@ class Collapse(Tabular):
     def rows(self) -> list[dict[str, Any]]:
         """One record per layer."""
         return [
-            asdict(each) | {"alike": each.layer in self.alike, "flat": each.layer in self.flat}
+            asdict(each)
+            | {
+                "head_collapse": each.layer in self.head_collapse,
+                "token_collapse": each.layer in self.token_collapse,
+            }
             for each in self.layers
         ]
 
@@ -82,7 +84,7 @@ class Collapse(Tabular):
             table.add_column(name, justify="right")
         for each in self.layers:
             numbers = ["-" if x is None else f"{x:.3f}" for x in (each.heads, each.tokens)]
-            table.add_row(str(each.layer), *numbers, self._said(each.layer) or "-")
+            table.add_row(str(each.layer), *numbers, self._reasons(each.layer) or "-")
         return table
 
     def __str__(self) -> str:
@@ -91,14 +93,15 @@ class Collapse(Tabular):
     __repr__ = __str__
 
     def _lines(self) -> Iterator[str]:
-        fallen = sorted({*self.alike, *self.flat})
-        yield f"{len(fallen)} of {len(self.layers)} layers have collapsed"
-        for layer in fallen:
-            yield f"  layer {layer}: {self._said(layer)}"
+        collapsed = sorted({*self.head_collapse, *self.token_collapse})
+        yield f"{len(collapsed)} of {len(self.layers)} layers have collapsed"
+        for layer in collapsed:
+            yield f"  layer {layer}: {self._reasons(layer)}"
 
-    def _said(self, layer: int) -> str:
-        said = ["its heads look alike"] if layer in self.alike else []
-        return ", ".join([*said, *(["its tokens point one way"] if layer in self.flat else [])])
+    def _reasons(self, layer: int) -> str:
+        heads = ["its heads attend alike"] if layer in self.head_collapse else []
+        tokens = ["its tokens are alike"] if layer in self.token_collapse else []
+        return ", ".join(heads + tokens)
 
 
 def collapse(
@@ -111,14 +114,12 @@ def collapse(
     batch_tokens: int | None = None,
     progress: bool = True,
 ) -> Collapse:
-    """Both ways in which a layer may collapse, by layer.
+    """Which layers have collapsed, in their heads or in their tokens.
 
-    - heads: the mean over pairs of heads of the layer's pattern overlap (see `overlap`) is above
-      `heads_above`: they all do the same
-    - tokens: the mean over pairs of tokens of a text of the cosine of their residual streams after
-      the layer is above `tokens_above`: they all point one way (rank collapse: Dong et al., arXiv
-      2103.03404; the mean cosine is Ethayarajh's anisotropy, arXiv 1909.00512). A text weighs as
-      much as it has pairs.
+    - heads: the mean pattern overlap of the layer's heads (see `overlap`) is above `heads_above`
+    - tokens: the mean cosine of the residual streams of each two tokens of a text after the layer
+      is above `tokens_above` (rank collapse: Dong et al., arXiv 2103.03404; the mean cosine is
+      Ethayarajh's anisotropy, arXiv 1909.00512). Texts are weighted by their number of pairs.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
@@ -127,27 +128,27 @@ def collapse(
     """
     for name, value in (("heads_above", heads_above), ("tokens_above", tokens_above)):
         if not -1 <= value <= 1:
-            raise InputError(f"{name}={value} is no mean cosine", "use one of -1 to 1")
-    part = part_of(model, stack)
-    given = gather(model, texts)
+            raise InputError(f"{name} must be in [-1, 1], got {value}", "use -1 to 1")
+    scope = head_scope(model, stack)
+    inputs = read_inputs(model, texts)
     pairs = overlap(
         model,
-        given,
+        inputs,
         partners="same layer",
         stack=stack,
         batch_tokens=batch_tokens,
         progress=progress,
     )
-    found = _Directions(stacks_of(model)[part.stack_name])
+    found = _Directions(stacks_of(model)[scope.stack_name])
 
-    def visit(some: Given, _: list[int]) -> None:
+    def visit(some: ModelInputs, _: list[int]) -> None:
         watcher = _Directions(found.stack)
         with torch.inference_mode():
-            climb(model, some, watcher)
+            forward_hidden(model, some, watcher)
         found.merge(watcher)
 
-    passed = lead(
-        model, given, visit, label="reading tokens", batch_tokens=batch_tokens, progress=progress
+    passed = for_each_batch(
+        model, inputs, visit, label="reading tokens", batch_tokens=batch_tokens, progress=progress
     )
     heads, tokens = _by_layer(pairs), found.means()
     return Collapse(
@@ -159,12 +160,12 @@ def collapse(
         tokens_above=tokens_above,
         texts=passed.texts,
         tokens=passed.tokens,
-        complete=passed.complete and pairs.facts["complete"],
+        complete=passed.complete and pairs.metadata["complete"],
     )
 
 
 def _by_layer(pairs: ByPair) -> dict[int, float]:
-    """The mean over pairs of different heads of a layer; a layer of one head has none."""
+    """The mean over pairs of different heads of each layer with two or more heads."""
     found, start = {}, 0
     for block in pairs.blocks:
         mine = pairs.values[start : start + block.heads, start : start + block.heads]
@@ -175,9 +176,9 @@ def _by_layer(pairs: ByPair) -> dict[int, float]:
 
 
 class _Directions:
-    """A watcher that adds up the cosines of each two tokens: |sum of unit vectors|^2 has them all.
+    """A watcher that sums the cosines of each two tokens, at the cost of one pass over the tokens.
 
-    So pairs cost no more than tokens.
+    |sum of unit vectors|^2 is the sum over all pairs.
     """
 
     def __init__(self, stack: Stack) -> None:
@@ -190,13 +191,13 @@ class _Directions:
         return mine and site.sublayer is self._last(site.layer)
 
     def see(self, site: Site, value: Ragged | Patterns) -> None:
-        assert isinstance(value, Ragged), "no pattern is asked for"
+        assert isinstance(value, Ragged), "no pattern is requested"
         each = value.values.float()
         norms = torch.linalg.vector_norm(each, dim=-1, keepdim=True)
         unit = each / norms.clamp(min=torch.finfo(torch.float32).tiny)
         owner, texts = value.lengths.sequence_of_token, len(value)
         summed = _summed(unit.double(), owner, texts)
-        # A token that is nothing has no direction and makes no pair.
+        # A zero vector has no direction and forms no pair.
         count = _summed((norms > 0).double(), owner, texts).squeeze(-1)
         cosines = summed.square().sum(-1) - count
         self.cosines[site.layer] = float(cosines[count > 1].sum())
@@ -211,7 +212,7 @@ class _Directions:
         return {layer: self.cosines[layer] / pairs for layer, pairs in self.pairs.items() if pairs}
 
     def _last(self, layer: int) -> Sublayer | None:
-        """The last sublayer that a layer has, or what is left of one."""
+        """The last sublayer of a layer, or the constant that pruning left of it."""
         config = self.stack.config.layers[layer]
         order: Sequence[Sublayer] = (Sublayer.FEEDFORWARD, Sublayer.CROSS, Sublayer.ATTENTION)
         for sublayer in order:

@@ -1,4 +1,4 @@
-"""How alike two heads write: the vectors that they add to the residual stream, token by token."""
+"""Similarity of what two heads write to the residual stream, token by token."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,20 +10,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.errors import InputError
-from manyheads.lens.inputs.batches import lead
-from manyheads.lens.inputs.cached_run import Part, StackName, part_of
-from manyheads.lens.inputs.texts import Given, climb
-from manyheads.lens.results.by_pair import ByPair
+from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
+from manyheads.lens.inputs.texts import ModelInputs, for_each_batch, forward_hidden
+from manyheads.lens.results.tables import ByPair
 from manyheads.models.build import Model
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
 
-KIND = "likeness of outputs"
-# Numbers of heads' writes, each as wide as the residual stream, that live at once.
+KIND = "output similarity"
+# Elements of head outputs, each as wide as the residual stream, that are in memory at once.
 LARGEST_CHUNK = {"cpu": 2**23, "cuda": 2**27}
 
 
-def resemble_outputs(
+def output_similarity(
     model: Model,
     texts: Any,
     measure: Literal["cosine", "cka"] = "cosine",
@@ -33,72 +32,74 @@ def resemble_outputs(
     batch_tokens: int | None = None,
     progress: bool = True,
 ) -> ByPair:
-    """How alike what two heads write to the residual stream is.
+    """Similarity of what each two heads write to the residual stream.
 
-    - "cosine": of the two vectors written at a token, mean over tokens; -1 where one takes back
-      what the other writes. A token at which either writes nothing does not count.
+    - "cosine": of the two vectors written at a token, mean over tokens; -1 if one head cancels the
+      other. Tokens at which either writes nothing do not count.
     - "cka": linear centred kernel alignment (Kornblith et al., arXiv 1905.00414) over all tokens,
-      |Y'X|^2 / (|X'X| |Y'Y|): 1 also where one is the other turned. What heads put out is kept for
-      all tokens meanwhile, as much as one residual stream a layer.
+      |Y'X|^2 / (|X'X| |Y'Y|), which ignores rotations. It keeps the outputs of all tokens, as much
+      as one residual stream per layer.
 
     >>> from manyheads.models.build import build
     >>> from manyheads.taps import Head
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
-    >>> found = resemble_outputs(model, [[5, 6, 7, 8]])
+    >>> found = output_similarity(model, [[5, 6, 7, 8]])
     >>> round(found.of(Head(1, 0), Head(1, 0)), 4)
     1.0
     """
     if measure not in ("cosine", "cka"):
-        raise InputError(f"measure={measure!r} is not known", 'use "cosine" or "cka"')
-    part = part_of(model, stack, sublayer)
-    found: _Cosines | _Aligned = _Cosines(part) if measure == "cosine" else _Aligned(part)
+        raise InputError(f"measure must be cosine or cka, got {measure!r}", "use one of them")
+    scope = head_scope(model, stack, sublayer)
+    found: _Cosines | _KernelAlignment = (
+        _Cosines(scope) if measure == "cosine" else _KernelAlignment(scope)
+    )
 
-    def visit(given: Given, _: list[int]) -> None:
-        watcher = _Outputs(part)
+    def visit(inputs: ModelInputs, _: list[int]) -> None:
+        watcher = _Outputs(scope)
         with torch.inference_mode():
-            climb(model, given, watcher)
+            forward_hidden(model, inputs, watcher)
         with torch.inference_mode():
-            found.take([watcher.seen[layer] for layer in part.layers])
+            found.update([watcher.seen[layer] for layer in scope.layers])
 
-    passed = lead(
+    passed = for_each_batch(
         model, texts, visit, label="reading outputs", batch_tokens=batch_tokens, progress=progress
     )
-    facts = passed.facts | {"measure": measure}
-    return ByPair(kind=KIND, blocks=part.blocks, values=found.values(), facts=facts)
+    metadata = passed.metadata | {"measure": measure}
+    return ByPair(kind=KIND, blocks=scope.blocks, values=found.values(), metadata=metadata)
 
 
 class _Outputs:
-    """A watcher that keeps what the output projections of a part get."""
+    """A watcher that records the inputs of the output projections."""
 
-    def __init__(self, part: Part) -> None:
-        self._part = part
+    def __init__(self, scope: HeadScope) -> None:
+        self._part = scope
         self.seen: dict[int, Float[Tensor, "n h d"]] = {}
 
     def wants(self, site: Site) -> bool:
         return site == self._part.site(site.layer, Tap.HEAD_OUTPUT) if site.layer >= 0 else False
 
     def see(self, site: Site, value: Ragged | Patterns) -> None:
-        assert isinstance(value, Ragged), "no pattern is asked for"
+        assert isinstance(value, Ragged), "no pattern is requested"
         self.seen[site.layer] = value.values
 
 
 @dataclass(slots=True, eq=False)
 class _Cosines:
-    """Cosines added up over tokens, and the tokens at which both heads write."""
+    """Sums of cosines over tokens, and the number of tokens at which both heads write."""
 
-    part: Part
+    scope: HeadScope
     writers: list[Float[Tensor, "h d c"]] = field(init=False)
     cosines: Float[Tensor, "h h"] = field(init=False)
     tokens: Float[Tensor, "h h"] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.writers = _writers(self.part)
-        heads, device = len(self.part.heads), self.writers[0].device
+        self.writers = _writers(self.scope)
+        heads, device = len(self.scope.heads), self.writers[0].device
         self.cosines = torch.zeros(heads, heads, dtype=torch.float64, device=device)
         self.tokens = torch.zeros_like(self.cosines)
 
-    def take(self, outputs: list[Float[Tensor, "n _ _"]]) -> None:
-        heads, width = len(self.part.heads), self.writers[0].shape[-1]
+    def update(self, outputs: list[Float[Tensor, "n _ _"]]) -> None:
+        heads, width = len(self.scope.heads), self.writers[0].shape[-1]
         home = "cpu" if self.cosines.device.type == "cpu" else "cuda"
         step = max(1, LARGEST_CHUNK[home] // (heads * width))
         cosines, tokens = torch.zeros_like(self.cosines), torch.zeros_like(self.tokens)
@@ -122,19 +123,19 @@ class _Cosines:
 
 
 @dataclass(slots=True, eq=False)
-class _Aligned:
-    """What heads put out, kept by layer in as many numbers as the head has."""
+class _KernelAlignment:
+    """The outputs of all tokens by layer, reduced to the size of a head."""
 
-    part: Part
+    scope: HeadScope
     factors: list[Float[Tensor, "h d k"]] = field(init=False)
     kept: list[list[Float[Tensor, "n h k"]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        # R of W = QR has all the lengths and angles of what one head writes, in its own size.
-        self.factors = [torch.linalg.qr(writer.mT).R.mT for writer in _writers(self.part)]
+        # R of W = QR preserves all norms and angles of what a head writes, in the head's own size.
+        self.factors = [torch.linalg.qr(writer.mT).R.mT for writer in _writers(self.scope)]
         self.kept = [[] for _ in self.factors]
 
-    def take(self, outputs: list[Float[Tensor, "n _ _"]]) -> None:
+    def update(self, outputs: list[Float[Tensor, "n _ _"]]) -> None:
         written = [
             torch.einsum("nhd,hdk->nhk", each.float(), factor).cpu()
             for each, factor in zip(outputs, self.factors, strict=True)
@@ -152,23 +153,23 @@ class _Aligned:
             row = []
             for other in layers:
                 right = rearrange(other.to(device), "n h k -> n (h k)")
-                met = (left.T @ right).double().square()
+                products = (left.T @ right).double().square()
                 row.append(
-                    reduce(met, "(h k) (g j) -> h g", "sum", h=one.shape[1], g=other.shape[1])
+                    reduce(products, "(h k) (g j) -> h g", "sum", h=one.shape[1], g=other.shape[1])
                 )
             blocks.append(torch.cat(row, dim=1))
         squares = torch.cat(blocks)
         own = squares.diagonal().sqrt()
-        # A head that always writes the same varies with nothing.
+        # A head that always writes the same has no variance to align.
         product = own[:, None] * own
         return np.asarray(torch.where(product > 0, squares / product, torch.nan).cpu().numpy())
 
 
-def _writers(part: Part) -> list[Float[Tensor, "h d c"]]:
-    """Each layer's slices of the output projection."""
+def _writers(scope: HeadScope) -> list[Float[Tensor, "h d c"]]:
+    """The output projection of each layer, split by head."""
     found = []
-    for layer in part.layers:
-        attention = part.attention(layer)
+    for layer in scope.layers:
+        attention = scope.attention(layer)
         weight = attention.output.weight.detach().float()
         found.append(rearrange(weight, "c (h d) -> h d c", h=attention.config.heads).contiguous())
     return found

@@ -1,8 +1,8 @@
-"""Heads from their weights alone: what each writes for what it reads, and how well it copies.
+"""OV and QK circuits: what each head writes for what it reads, from the weights alone.
 
 The circuits of "A mathematical framework for transformer circuits" (Elhage et al. 2021). Matrices
-act on columns: OV = W_O W_V turns what is read into what is written, and a query x scores a key y
-by x' QK y with QK = W_Q' W_K. All are kept in factors of the head's size.
+act on columns: OV = W_O W_V maps what is read to what is written, and a query x scores a key y by
+x' QK y with QK = W_Q' W_K. All are stored as factors of the head's size.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import InputError
-from manyheads.lens.inputs.cached_run import Part, StackName, part_of
-from manyheads.lens.results.by_head import ByHead
+from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
+from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model
 from manyheads.models.layer import Layer
 from manyheads.models.readout import LanguageHead, ReadoutLayer
@@ -28,15 +28,15 @@ from manyheads.parts.norms import LayerNorm, Normalise, PostNorm
 from manyheads.progress import Progress
 from manyheads.taps import Head, Sublayer
 
-# Words that are met at once: most heads leave after the first of them.
-WORDS_AT_ONCE = 2048
-# Below this share of two vectors' lengths their products differ by rounding alone.
+# Tokens that are scored at once: most heads are done after the first chunk.
+TOKENS_AT_ONCE = 2048
+# Products of two vectors that differ by less than this, relative to their norms, count as equal.
 ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Factors:
-    """A matrix as left @ right, the inner size being small."""
+class FactoredMatrix:
+    """A matrix left @ right of low rank."""
 
     left: Float[Tensor, "a d"]
     right: Float[Tensor, "d b"]
@@ -46,70 +46,70 @@ class Factors:
         return self.left @ self.right
 
     def singular_values(self) -> Float[Tensor, " d"]:
-        """Those that can differ from zero, largest first."""
+        """The singular values that can differ from zero, largest first."""
         core = torch.linalg.qr(self.left).R @ torch.linalg.qr(self.right.T).R.T
         return torch.linalg.svdvals(core)
 
     def eigenvalues(self) -> Tensor:
-        """Those that can differ from zero: of left @ right they are those of right @ left."""
+        """The eigenvalues that can differ from zero, which are those of right @ left."""
         return torch.linalg.eigvals(self.right @ self.left)
 
     def rank(self) -> int:
-        """How many singular values stand out of float32's rounding."""
+        """How many singular values exceed the rounding error of float32."""
         values = self.singular_values()
         largest = max(self.left.shape[0], self.right.shape[1])
         return int((values > values.max() * largest * torch.finfo(torch.float32).eps).sum())
 
     def stable_rank(self) -> float:
-        """The squared Frobenius norm over the squared largest singular value; 0 of nothing."""
+        """The squared Frobenius norm over the squared largest singular value; 0 for zeros."""
         squares = self.singular_values().square()
         return float(squares.sum() / squares[0]) if squares[0] > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Words:
-    """The vectors by which tokens enter the model, and those that score them at its end."""
+class TokenVectors:
+    """The embedding and the unembedding vector of each token."""
 
-    enter: Float[Tensor, "v c"]
-    leave: Float[Tensor, "v c"]
+    embed: Float[Tensor, "v c"]
+    unembed: Float[Tensor, "v c"]
 
     @classmethod
-    def of(cls, model: Model) -> "Words":
-        """In float32; norms that every token meets on its own are folded in."""
+    def of(cls, model: Model) -> "TokenVectors":
+        """Both in float32, with the embedding norm and the final norm folded in."""
         readout = model.readout
         if isinstance(model, Vision) or not isinstance(model.config.readout, LanguageHead):
             raise InputError(
-                f"this {type(model).__name__} has no language head to copy words to",
-                "use a model that scores words",
+                f"this {type(model).__name__} has no language head",
+                "use a model that has one",
             )
         assert readout is not None
-        stack = part_of(model).stack
+        stack = head_scope(model).stack
         table = model.embedding.tokens.weight.detach().float()
-        entering = model.embedding.norm(table * model.config.embedding.scale).detach()
-        leaving = readout.vectors(model.table).detach().float()
-        return cls(entering, folded(leaving, stack.final_norm))
+        embed = model.embedding.norm(table * model.config.embedding.scale).detach()
+        unembed = readout.vectors(model.table).detach().float()
+        return cls(embed, folded(unembed, stack.final_norm))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Circuits:
-    """The factors of every head of one attention, in float64.
+    """The factored circuits of every head, in float64.
 
-    A norm in front of the attention is folded into what it reads, and a learned scale of a head
-    into what it writes. Gates count as open, and positions as equal.
+    A norm in front of the attention is folded into what a head reads, a learned scale of the head
+    into what it writes. Gates count as open, and positions are ignored.
     """
 
-    part: Part
+    scope: HeadScope
 
-    def ov(self, head: Head) -> Factors:
-        """W_O W_V: what is written where this is read."""
-        return Factors(self.writes(head), self.reads(head, "value"))
+    def ov(self, head: Head) -> FactoredMatrix:
+        """W_O W_V: what the head writes for what it reads."""
+        return FactoredMatrix(self.writes(head), self.reads(head, "value"))
 
-    def qk(self, head: Head) -> Factors:
-        """W_Q' W_K: how strongly one token looks at another, before the scale and the softmax."""
-        return Factors(self.reads(head, "query").T, self.reads(head, "key"))
+    def qk(self, head: Head) -> FactoredMatrix:
+        """W_Q' W_K: the attention score of two tokens, before scaling and softmax."""
+        return FactoredMatrix(self.reads(head, "query").T, self.reads(head, "key"))
 
     def writes(self, head: Head) -> Float[Tensor, "c d"]:
-        attention = self.part.attention(head.layer)
+        attention = self.scope.attention(head.layer)
         size = attention.config.size
         columns = attention.output.weight.detach()[:, head.head * size : (head.head + 1) * size]
         if attention.head_scale is not None:
@@ -117,22 +117,20 @@ class Circuits:
         return columns.double()
 
     def reads(self, head: Head, what: str) -> Float[Tensor, "d c"]:
-        """The rows of "query", "key" or "value"; heads that share keys have the same."""
-        attention = self.part.attention(head.layer)
+        """The rows of "query", "key" or "value"; heads that share keys share these rows."""
+        attention = self.scope.attention(head.layer)
         config = attention.config
-        place = head.head
-        if what != "query":
-            place = config.owners[head.head]
+        index = head.head if what == "query" else config.owners[head.head]
         rows = attention.projections()[what].detach()
-        mine = rearrange(rows, "(h d) c -> h d c", d=config.size)[place].double()
-        if self.part.sublayer is Sublayer.CROSS and what != "query":
+        mine = rearrange(rows, "(h d) c -> h d c", d=config.size)[index].double()
+        if self.scope.sublayer is Sublayer.CROSS and what != "query":
             return mine
         return folded(mine, self._norm(head.layer))
 
     def _norm(self, layer: int) -> torch.nn.Module:
-        module = self.part.stack.layers[layer]
+        module = self.scope.stack.layers[layer]
         assert isinstance(module, Layer)
-        crosses = self.part.sublayer is Sublayer.CROSS
+        crosses = self.scope.sublayer is Sublayer.CROSS
         residual = module.cross_residual if crosses else module.attention_residual
         return torch.nn.Identity() if isinstance(residual.placement, PostNorm) else residual.norm
 
@@ -140,14 +138,14 @@ class Circuits:
 def circuits(
     model: Model, *, stack: StackName | None = None, sublayer: Sublayer = Sublayer.ATTENTION
 ) -> Circuits:
-    """The weights of a model's heads, ready to be multiplied.
+    """The OV and QK circuits of a model's heads.
 
     >>> from manyheads.models.build import build
     >>> found = circuits(build("gpt2", layers=1, width=32, heads=4, vocabulary=50, seed=0))
     >>> found.ov(Head(0, 3)).matrix.shape, found.ov(Head(0, 3)).rank()
     (torch.Size([32, 32]), 8)
     """
-    return Circuits(part_of(model, stack, sublayer))
+    return Circuits(head_scope(model, stack, sublayer))
 
 
 def score_circuits(
@@ -164,17 +162,17 @@ def score_circuits(
 
     "ov_rank" and "ov_stable_rank" are of W_O W_V. "ov_eigenvalues" and "qk_eigenvalues" are
     sum(Re λ) / sum|λ| of the residual circuits; "copying_eigenvalues" is that of W_U W_O W_V W_E, 1
-    where every word raises itself, and "matching_eigenvalues" that of W_E' W_Q' W_K W_E. "copying"
-    is the share of words whose own logit is among the `top_k` of W_U W_O W_V W_E, over a `sample`
-    of words drawn evenly (None: all). What goes by words is left out for models without any.
+    if every token raises its own logit, and "matching_eigenvalues" that of W_E' W_Q' W_K W_E.
+    "copying" is the fraction of a random `sample` of tokens (None: all) whose own logit is among
+    the `top_k` of W_U W_O W_V W_E. Models without a language head have no token scores.
     """
-    part = part_of(model, stack, sublayer)
-    found = Circuits(part)
+    scope = head_scope(model, stack, sublayer)
+    found = Circuits(scope)
     copying = matching = None
     if isinstance(model.config.readout, LanguageHead):
-        words = Words.of(model)
-        copying = _Copying(words, _draw(words, sample, seed), top_k)
-        matching = _met(words.enter, words.enter)
+        tokens = TokenVectors.of(model)
+        copying = _Copying(tokens, _draw(tokens, sample, seed), top_k)
+        matching = _product(tokens.embed, tokens.embed)
 
     def score(head: Head) -> dict[str, float]:
         alone = _alone(found, head)
@@ -184,7 +182,7 @@ def score_circuits(
         values = torch.linalg.eigvals(qk.right @ matching @ qk.left)
         return alone | {"matching_eigenvalues": eigenvalue_score(values)} | copying(found.ov(head))
 
-    return _each_head(part, score, top_k, 0 if copying is None else len(copying.drawn), progress)
+    return _each_head(scope, score, top_k, 0 if copying is None else len(copying.drawn), progress)
 
 
 def score_copying(
@@ -197,70 +195,74 @@ def score_copying(
     sublayer: Sublayer = Sublayer.ATTENTION,
     progress: bool = True,
 ) -> ByHead:
-    """Of `score_circuits` "copying" and "copying_eigenvalues" alone, at a part of the cost."""
-    part = part_of(model, stack, sublayer)
-    found, words = Circuits(part), Words.of(model)
-    copying = _Copying(words, _draw(words, sample, seed), top_k)
+    """Only "copying" and "copying_eigenvalues" of `score_circuits`, at a fraction of the cost."""
+    scope = head_scope(model, stack, sublayer)
+    found, tokens = Circuits(scope), TokenVectors.of(model)
+    copying = _Copying(tokens, _draw(tokens, sample, seed), top_k)
 
     def score(head: Head) -> dict[str, float]:
         return copying(found.ov(head))
 
-    return _each_head(part, score, top_k, len(copying.drawn), progress)
+    return _each_head(scope, score, top_k, len(copying.drawn), progress)
 
 
 def _each_head(
-    part: Part, score: Callable[[Head], dict[str, float]], top_k: int, words: int, progress: bool
+    scope: HeadScope,
+    score: Callable[[Head], dict[str, float]],
+    top_k: int,
+    tokens: int,
+    progress: bool,
 ) -> ByHead:
     rows = []
-    with Progress("reading weights", total=len(part.heads), unit="heads", enabled=progress) as bar:
-        for head in part.heads:
+    with Progress("reading weights", total=len(scope.heads), unit="heads", enabled=progress) as bar:
+        for head in scope.heads:
             rows.append(score(head))
             bar.advance()
     means = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    facts: dict[str, Any] = {"top_k": top_k, "words": words}
-    return ByHead(kind="circuits", blocks=part.blocks, means=means, facts=facts)
+    metadata: dict[str, Any] = {"top_k": top_k, "tokens": tokens}
+    return ByHead(kind="circuits", blocks=scope.blocks, means=means, metadata=metadata)
 
 
 def eigenvalue_score(values: Tensor) -> float:
-    """sum(Re λ) / sum|λ|: 1 where all are positive, 0 where they cancel or there are none."""
+    """sum(Re λ) / sum|λ|: 1 if all are positive, 0 if they cancel or are all zero."""
     total = values.abs().sum()
     return float(values.real.sum() / total) if total > 0 else 0.0
 
 
 def copying_score(
-    ov: Factors, words: Words, drawn: Sequence[int] | Tensor, top_k: int = 5
+    ov: FactoredMatrix, tokens: TokenVectors, drawn: Sequence[int] | Tensor, top_k: int = 5
 ) -> float:
-    """The share of words among whose `top_k` logits, when the head reads them, is their own.
+    """The fraction of tokens whose own logit is among the `top_k` when the head reads them.
 
-    A word that `top_k` others have beaten is not asked again, so that a head which copies little
-    meets a small part of the vocabulary; level words count as beaten.
+    A token that `top_k` others have beaten is dropped, so that a head that copies little is
+    compared with a small part of the vocabulary; ties count as beaten.
     """
-    drawn = torch.as_tensor(drawn, device=words.enter.device)
+    drawn = torch.as_tensor(drawn, device=tokens.embed.device)
     left = ov.left.float()
-    read, mine = words.enter[drawn] @ ov.right.T.float(), words.leave[drawn] @ left
-    # A head that writes nothing puts all words level: none of them is copied.
+    read, mine = tokens.embed[drawn] @ ov.right.T.float(), tokens.unembed[drawn] @ left
+    # A head that writes nothing ties all tokens: none is copied.
     least = (read * mine).sum(1) - ROUNDING * read.norm(dim=1) * mine.norm(dim=1)
     beaten_by = torch.zeros_like(drawn)
-    asked = torch.arange(len(drawn), device=drawn.device)
-    # Each portion is from the whole of the vocabulary, whose beginning is often unlike the rest.
-    portions = -(-len(words.leave) // WORDS_AT_ONCE)
-    for first in range(portions):
-        scored = _scored(read[asked], left, words.leave[first::portions])
-        itself = (drawn[asked] % portions == first).nonzero().squeeze(1)
-        scored[itself, drawn[asked[itself]] // portions] = -torch.inf
-        beaten_by[asked] += (scored >= least[asked, None]).sum(1)
-        asked = asked[beaten_by[asked] < top_k]
-        if not len(asked):
+    remaining = torch.arange(len(drawn), device=drawn.device)
+    # Chunks are strided, as the first tokens of a vocabulary are often unlike the rest.
+    chunks = -(-len(tokens.unembed) // TOKENS_AT_ONCE)
+    for first in range(chunks):
+        scored = _scored(read[remaining], left, tokens.unembed[first::chunks])
+        itself = (drawn[remaining] % chunks == first).nonzero().squeeze(1)
+        scored[itself, drawn[remaining[itself]] // chunks] = -torch.inf
+        beaten_by[remaining] += (scored >= least[remaining, None]).sum(1)
+        remaining = remaining[beaten_by[remaining] < top_k]
+        if not len(remaining):
             break
-    return len(asked) / len(drawn)
+    return len(remaining) / len(drawn)
 
 
 def _scored(
-    read: Float[Tensor, "k d"], left: Float[Tensor, "c d"], leave: Float[Tensor, "w c"]
+    read: Float[Tensor, "k d"], left: Float[Tensor, "c d"], unembed: Float[Tensor, "w c"]
 ) -> Float[Tensor, "k w"]:
-    """read left' leave', the cheaper product first."""
-    few = len(read) < left.shape[1]
-    return (read @ left.T) @ leave.T if few else read @ (leave @ left).T
+    """read left' unembed', the cheaper product first."""
+    cheaper = len(read) < left.shape[1]
+    return (read @ left.T) @ unembed.T if cheaper else read @ (unembed @ left).T
 
 
 def _alone(found: Circuits, head: Head) -> dict[str, float]:
@@ -274,38 +276,38 @@ def _alone(found: Circuits, head: Head) -> dict[str, float]:
 
 
 class _Copying:
-    """How well the words that a head reads come out as themselves."""
+    """The copying scores of a head."""
 
-    def __init__(self, words: Words, drawn: Tensor, top_k: int) -> None:
-        self.words, self.drawn, self.top_k = words, drawn, top_k
-        self._met = _met(words.enter, words.leave)
+    def __init__(self, tokens: TokenVectors, drawn: Tensor, top_k: int) -> None:
+        self.tokens, self.drawn, self.top_k = tokens, drawn, top_k
+        self._product = _product(tokens.embed, tokens.unembed)
 
-    def __call__(self, ov: Factors) -> dict[str, float]:
-        values = torch.linalg.eigvals(ov.right @ self._met @ ov.left)
+    def __call__(self, ov: FactoredMatrix) -> dict[str, float]:
+        values = torch.linalg.eigvals(ov.right @ self._product @ ov.left)
         return {
             "copying_eigenvalues": eigenvalue_score(values),
-            "copying": copying_score(ov, self.words, self.drawn, self.top_k),
+            "copying": copying_score(ov, self.tokens, self.drawn, self.top_k),
         }
 
 
-def _met(one: Float[Tensor, "v c"], other: Float[Tensor, "v c"]) -> Float[Tensor, "c c"]:
-    """one' other, through which all heads' words meet; c x c, not v x v."""
+def _product(one: Float[Tensor, "v c"], other: Float[Tensor, "v c"]) -> Float[Tensor, "c c"]:
+    """one' other, shared by all heads: c x c instead of v x v."""
     found = one.new_zeros(one.shape[1], other.shape[1], dtype=torch.float64)
     for some, others in zip(one.split(8192), other.split(8192), strict=True):
         found += some.double().T @ others.double()
     return found
 
 
-def _draw(words: Words, sample: int | None, seed: int) -> Tensor:
-    count = len(words.enter)
+def _draw(tokens: TokenVectors, sample: int | None, seed: int) -> Tensor:
+    count = len(tokens.embed)
     if sample is None or sample >= count:
-        return torch.arange(count, device=words.enter.device)
+        return torch.arange(count, device=tokens.embed.device)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    return order[:sample].sort().values.to(words.enter.device)
+    return order[:sample].sort().values.to(tokens.embed.device)
 
 
 def folded(rows: Float[Tensor, "d c"], norm: torch.nn.Module) -> Float[Tensor, "d c"]:
-    """Rows that read the stream before the norm as they read it after, up to the norm's divisor."""
+    """Rows with the norm folded in, so that they read the stream before it, up to its divisor."""
     if not isinstance(norm, Normalise):
         return rows
     weight = norm.weight.detach().to(rows.dtype)
@@ -319,40 +321,39 @@ Through = Literal["unembedding", "transform and unembedding", "embedding"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Vocabulary:
-    """The vectors of the words at both ends of a stack, and what leads to the last.
+class VocabularyProjection:
+    """The projection of directions in the residual stream onto the vocabulary.
 
-    `through` is "unembedding" where a language head scores the words, with the final norm folded
-    in; "transform and unembedding" where the head has a layer of its own (BERT), which a direction
-    is led through as if it were alone; "embedding" where there is no language head, and the words
-    that enter the model stand for those that leave it.
+    `through` is "unembedding" with a language head, the final norm folded in; "transform and
+    unembedding" if that head has a layer of its own (BERT), which is applied to the direction
+    alone; "embedding" without a language head, the embedding serving as unembedding.
     """
 
-    enter: Float[Tensor, "v c"]
-    leave: Float[Tensor, "v c"]
+    embed: Float[Tensor, "v c"]
+    unembed: Float[Tensor, "v c"]
     through: Through
     final_norm: nn.Module
     readout: ReadoutLayer | None
 
-    def said(self, directions: Float[Tensor, "m c"]) -> Float[Tensor, "m v"]:
-        """The score that each direction, written to the stream, gives every word."""
+    def write_scores(self, directions: Float[Tensor, "m c"]) -> Float[Tensor, "m v"]:
+        """The logit of every token when a direction is written to the stream."""
         if self.through == "transform and unembedding":
             assert self.readout is not None
             with torch.no_grad():
                 weight = next(self.readout.parameters())
                 normed = self.final_norm(directions.to(weight.dtype))
                 directions = self.readout.features(normed).float()
-        return directions @ self.leave.T
+        return directions @ self.unembed.T
 
-    def read(self, directions: Float[Tensor, "m c"]) -> Float[Tensor, "m v"]:
-        """The cosine of each direction with the vector by which every word enters."""
-        return F.normalize(directions, dim=-1) @ F.normalize(self.enter, dim=-1).T
+    def read_scores(self, directions: Float[Tensor, "m c"]) -> Float[Tensor, "m v"]:
+        """The cosine of each direction with the embedding of every token."""
+        return F.normalize(directions, dim=-1) @ F.normalize(self.embed, dim=-1).T
 
 
-def vocabulary_of(model: Model, stack: StackName | None = None) -> Vocabulary:
-    """The words of a model's stack; a `Vision` has none, and is refused."""
+def vocabulary_projection(model: Model, stack: StackName | None = None) -> VocabularyProjection:
+    """The projection onto the vocabulary of a model's stack."""
     if isinstance(model, Vision):
-        raise InputError("a Vision has no words to read or write", "use a model of texts")
+        raise InputError("a Vision model has no vocabulary", "use a model that reads text")
     embedding, end = model.embedding, model.stack if not isinstance(model, Seq2Seq) else None
     if isinstance(model, Seq2Seq):
         end = model.encoder if stack == "encoder" else model.decoder
@@ -362,14 +363,16 @@ def vocabulary_of(model: Model, stack: StackName | None = None) -> Vocabulary:
     table = embedding.tokens.weight.detach().float()
     with torch.no_grad():
         scaled = embedding.tokens.weight * embedding.config.scale
-        enter = embedding.norm(scaled).detach().float()
+        embed = embedding.norm(scaled).detach().float()
     head = model.config.readout
     if stack == "encoder" or not isinstance(head, LanguageHead):
-        return Vocabulary(enter, table, "embedding", end.final_norm, None)
+        return VocabularyProjection(embed, table, "embedding", end.final_norm, None)
     readout = model.readout
     assert readout is not None
-    words = readout.vectors(model.table).detach().float()
+    vectors = readout.vectors(model.table).detach().float()
     if head.transform is not None:
-        return Vocabulary(enter, words, "transform and unembedding", end.final_norm, readout)
-    leave = folded(words, end.final_norm) * head.scale
-    return Vocabulary(enter, leave, "unembedding", end.final_norm, readout)
+        return VocabularyProjection(
+            embed, vectors, "transform and unembedding", end.final_norm, readout
+        )
+    unembed = folded(vectors, end.final_norm) * head.scale
+    return VocabularyProjection(embed, unembed, "unembedding", end.final_norm, readout)

@@ -1,4 +1,4 @@
-"""Feed-forward layers as memories: each neuron has a key that it reads and a value it writes."""
+"""Feed-forward layers as key-value memories: each neuron reads by a key and writes a value."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -12,20 +12,21 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.errors import InputError
+from manyheads.formatting import percent
 from manyheads.lens.inputs.cached_run import StackName
-from manyheads.lens.results.by_head import Tabular
-from manyheads.lens.results.files import Facts
-from manyheads.lens.weights.circuits import Vocabulary, folded, vocabulary_of
+from manyheads.lens.results.files import Metadata
+from manyheads.lens.results.tables import Tabular
+from manyheads.lens.weights.circuits import VocabularyProjection, folded, vocabulary_projection
 from manyheads.models.build import Model
 from manyheads.models.layer import Layer, Residual
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import Stack
 from manyheads.parts.experts import MixtureOfExperts
 from manyheads.parts.feedforward import ACTIVATIONS, FeedForward
-from manyheads.parts.norms import LayerNorm, Normalise, Post
+from manyheads.parts.norms import LayerNorm, Normalise, PostNorm
 from manyheads.progress import Progress
 
-# Of a mixture which expert; None where the layer has one feed-forward for all tokens.
+# An expert of a mixture; None for a plain feed-forward.
 Expert = int | Literal["shared"] | None
 
 
@@ -50,7 +51,7 @@ class Neuron:
         match = re.fullmatch(r"L(\d+)(E\d+|S)?N(\d+)", text.strip(), flags=re.IGNORECASE)
         if match is None:
             raise InputError(
-                f"{text!r} is not the address of a neuron", "write it as L5N10, of expert 2 L5E2N10"
+                f"{text!r} is not the address of a neuron", "write L5N10, or L5E2N10 for expert 2"
             )
         expert: Expert = None
         if match[2]:
@@ -59,19 +60,19 @@ class Neuron:
 
 
 @dataclass(frozen=True, slots=True)
-class Feeds:
+class FeedForwards:
     """The feed-forwards of one stack."""
 
     stack: Stack
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Those that have one."""
+        """The layers with a feed-forward."""
         every = range(len(self.stack.layers))
         return tuple(layer for layer in every if self._layer(layer).feedforward is not None)
 
     def experts(self, layer: int) -> tuple[Expert, ...]:
-        """The experts of a layer, or None alone for its only feed-forward."""
+        """The experts of a layer; (None,) for a plain feed-forward."""
         module = self.module(layer)
         if isinstance(module, FeedForward):
             return (None,)
@@ -79,7 +80,7 @@ class Feeds:
         return (*range(module.config.count), *shared)
 
     def size(self, layer: int, expert: Expert = None) -> int:
-        """How many neurons there are."""
+        """The number of neurons."""
         module = self.module(layer)
         if isinstance(module, FeedForward):
             return module.config.hidden
@@ -88,14 +89,14 @@ class Feeds:
     def keys(self, layer: int, expert: Expert = None) -> Float[Tensor, "f c"]:
         """What each neuron reads from the residual stream, the norm in front folded in.
 
-        Of a gated one the key is that of the gate, which decides whether it speaks.
+        The key of a gated neuron is that of its gate, which decides whether it is active.
         """
         residual = self.residual(layer)
         rows = self._expanding(layer, expert)[: self.size(layer, expert)].float()
-        return rows if isinstance(residual.placement, Post) else folded(rows, residual.norm)
+        return rows if isinstance(residual.placement, PostNorm) else folded(rows, residual.norm)
 
     def values(self, layer: int, expert: Expert = None) -> Float[Tensor, "f c"]:
-        """What each neuron writes, through a norm that follows the feed-forward, if one does."""
+        """What each neuron writes, including the weights of a norm after the feed-forward."""
         module = self.module(layer)
         if isinstance(module, FeedForward):
             rows = module.contract.weight.detach().T
@@ -110,41 +111,41 @@ class Feeds:
     def coefficients(
         self, layer: int, expert: Expert, indices: Sequence[int], before: Float[Tensor, "n c"]
     ) -> Float[Tensor, "n k"]:
-        """What multiplies the values of some neurons, from the residual stream that enters.
+        """The factors of some neurons' values, from the residual stream before the layer.
 
-        Of an expert it is 0 for tokens that do not visit it, and includes the router's weight or
-        the shared expert's gate.
+        They include the router's weight or the shared expert's gate, and are 0 for tokens that are
+        not routed to the expert.
         """
-        entered = self.residual(layer).enter(before)
+        entered = self.residual(layer).read(before)
         module = self.module(layer)
         if isinstance(module, FeedForward):
-            return _spoken(module, entered, indices)
+            return _activations(module, entered, indices)
         if expert == "shared":
             assert module.shared is not None
-            spoken = _spoken(module.shared, entered, indices)
+            activations = _activations(module.shared, entered, indices)
             gate = module.shared_gate
-            return spoken if gate is None else spoken * gate(entered).sigmoid()
+            return activations if gate is None else activations * gate(entered).sigmoid()
         assert isinstance(expert, int)
-        weight = _visits(module, entered, expert)
+        weight = _routing_weight(module, entered, expert)
         here = weight.nonzero().squeeze(1)
         rows = module.expand[expert].T.to(entered.dtype)
         places = torch.tensor(list(indices), device=rows.device)
-        spoken = F.silu(entered[here] @ rows[places].T)
-        spoken = spoken * (entered[here] @ rows[places + module.config.hidden].T)
-        found = spoken.new_zeros(len(entered), len(places))
-        found[here] = spoken * weight[here, None].to(spoken.dtype)
+        activations = F.silu(entered[here] @ rows[places].T)
+        activations = activations * (entered[here] @ rows[places + module.config.hidden].T)
+        found = activations.new_zeros(len(entered), len(places))
+        found[here] = activations * weight[here, None].to(activations.dtype)
         return found
 
     def find(self, neurons: Sequence[Neuron | str | tuple[int, int]]) -> tuple[Neuron, ...]:
-        """The named neurons, each of which the stack has."""
+        """The named neurons, checked to exist in the stack."""
         found = tuple(self._found(each) for each in neurons)
         if not found:
-            raise InputError("no neuron is named", "give some, as L0N5 or (0, 5)")
+            raise InputError("no neurons were inputs", "name some, as L0N5 or (0, 5)")
         return found
 
     def module(self, layer: int) -> FeedForward | MixtureOfExperts:
         module = self._layer(layer).feedforward
-        assert module is not None, "whoever asks has seen that there is one"
+        assert module is not None, "callers use only layers with a feed-forward"
         return module
 
     def residual(self, layer: int) -> Residual:
@@ -160,11 +161,11 @@ class Feeds:
         if neuron.layer not in self.layers:
             there = ", ".join(map(str, self.layers))
             raise InputError(
-                f"{neuron} is in a layer without a feed-forward", f"use one of the layers {there}"
+                f"{neuron} is in a layer without a feed-forward", f"use a layer of {there}"
             )
         experts = self.experts(neuron.layer)
         if neuron.expert not in experts:
-            there = "leave the expert out" if experts == (None,) else f"name one, as {experts[0]}"
+            there = "leave out the expert" if experts == (None,) else f"use one of {experts}"
             raise InputError(f"layer {neuron.layer} has no expert {neuron.expert}", there)
         size = self.size(neuron.layer, neuron.expert)
         if not 0 <= neuron.index < size:
@@ -193,25 +194,28 @@ class Feeds:
                 yield layer, expert
 
 
-def feeds_of(model: Model, stack: StackName | None = None) -> Feeds:
-    """The feed-forwards of the named stack; a `Seq2Seq` is looked at in its decoder."""
+def feed_forwards_of(model: Model, stack: StackName | None = None) -> FeedForwards:
+    """The feed-forwards of the named stack, by default the decoder of a `Seq2Seq`."""
     if not isinstance(model, Seq2Seq):
         if stack not in (None, "main"):
             raise InputError(f"this {type(model).__name__} has no stack {stack!r}", 'use "main"')
-        return _with_some(Feeds(model.stack))
+        return _checked(FeedForwards(model.stack))
     if stack == "main":
         raise InputError("this Seq2Seq has no stack 'main'", 'use "encoder" or "decoder"')
-    return _with_some(Feeds(model.encoder if stack == "encoder" else model.decoder))
+    return _checked(FeedForwards(model.encoder if stack == "encoder" else model.decoder))
 
 
-def _with_some(feeds: Feeds) -> Feeds:
-    if not feeds.layers:
-        raise InputError(f"the {feeds.stack.name} stack has no feed-forward", "look elsewhere")
-    return feeds
+def _checked(feed_forwards: FeedForwards) -> FeedForwards:
+    if not feed_forwards.layers:
+        raise InputError(
+            f"the {feed_forwards.stack.name} stack has no feed-forward",
+            "use another stack or model",
+        )
+    return feed_forwards
 
 
 def _through(rows: Float[Tensor, "f c"], norm: torch.nn.Module | None) -> Float[Tensor, "f c"]:
-    """Rows as a norm after them passes them on, up to its divisor."""
+    """Rows after a norm, up to its divisor."""
     if not isinstance(norm, Normalise):
         return rows
     if isinstance(norm.config, LayerNorm):
@@ -220,7 +224,7 @@ def _through(rows: Float[Tensor, "f c"], norm: torch.nn.Module | None) -> Float[
     return rows * (weight + 1 if norm.config.centred else weight)
 
 
-def _spoken(
+def _activations(
     module: FeedForward, entered: Float[Tensor, "n c"], indices: Sequence[int]
 ) -> Float[Tensor, "n k"]:
     activate = ACTIVATIONS[module.config.activation]
@@ -235,38 +239,38 @@ def _spoken(
     return activate(read(places)) * read(places + module.config.hidden)
 
 
-def _visits(
+def _routing_weight(
     module: MixtureOfExperts, entered: Float[Tensor, "n c"], expert: int
 ) -> Float[Tensor, " n"]:
-    """The router's weight of an expert for each token, 0 where it is not chosen."""
+    """The router's weight of an expert for each token, 0 where it is not selected."""
     probabilities = module.router(entered).float().softmax(-1)
-    weights, experts = probabilities.topk(module.config.chosen, dim=-1)
+    weights, experts = probabilities.topk(module.config.top_k, dim=-1)
     if module.config.renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
     return torch.where(experts == expert, weights, 0.0).sum(-1)
 
 
-KIND = "memories"
-# Scores of all words that live at once.
-ROOM = 2**25
+KIND = "key-value memories"
+# Scores that are in memory at once.
+LARGEST_CHUNK = 2**25
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LayerMemory:
-    """One feed-forward, neuron by neuron.
+class LayerKeyValues:
+    """The neurons of one feed-forward.
 
-    `written` is the word that the value raises most, and `written_clearly` how many standard
-    deviations of all words' scores it stands above their mean; `read` and `read_clearly` the same
-    of the word nearest to the key. `likeness` is the cosine of key and value.
+    `written` is the token whose logit the value raises most, and `written_z` its z-score among all
+    tokens; `read` and `read_z` are the same for the token whose embedding is nearest to the key.
+    `similarity` is the cosine of key and value.
     """
 
     layer: int
     expert: Expert
     written: Int[np.ndarray, " f"]
-    written_clearly: Float[np.ndarray, " f"]
+    written_z: Float[np.ndarray, " f"]
     read: Int[np.ndarray, " f"]
-    read_clearly: Float[np.ndarray, " f"]
-    likeness: Float[np.ndarray, " f"]
+    read_z: Float[np.ndarray, " f"]
+    similarity: Float[np.ndarray, " f"]
     key_norm: Float[np.ndarray, " f"]
     value_norm: Float[np.ndarray, " f"]
 
@@ -274,31 +278,31 @@ class LayerMemory:
         return len(self.written)
 
     def summary(self, clear_above: float) -> dict[str, Any]:
-        """What share of neurons writes a clear word, reads one, and writes the word it reads."""
-        writes, reads = self.written_clearly > clear_above, self.read_clearly > clear_above
+        """Fractions of neurons that write a clear token, read one, and write the one they read."""
+        writes, reads = self.written_z > clear_above, self.read_z > clear_above
         same = self.written == self.read
         return {
             "layer": self.layer,
             "expert": self.expert,
             "neurons": len(self),
-            "write_clearly": float(writes.mean()),
-            "read_clearly": float(reads.mean()),
-            "write_what_they_read": float((same & writes & reads).mean()),
-            "likeness": float(self.likeness.mean()),
+            "write_clear": float(writes.mean()),
+            "read_clear": float(reads.mean()),
+            "write_what_is_read": float((same & writes & reads).mean()),
+            "similarity": float(self.similarity.mean()),
             "key_norm": float(self.key_norm.mean()),
             "value_norm": float(self.value_norm.mean()),
         }
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class Memories(Tabular):
-    """The feed-forwards of a model; `facts["through"]` says how values were put into words."""
+class KeyValueMemories(Tabular):
+    """The feed-forwards of a model; `metadata["through"]` names the projection of the values."""
 
-    layers: tuple[LayerMemory, ...]
+    layers: tuple[LayerKeyValues, ...]
     clear_above: float
-    facts: Facts = field(default_factory=dict)
+    metadata: Metadata = field(default_factory=dict)
 
-    def of(self, layer: int, expert: Expert = None) -> LayerMemory:
+    def of(self, layer: int, expert: Expert = None) -> LayerKeyValues:
         for each in self.layers:
             if (each.layer, each.expert) == (layer, expert):
                 return each
@@ -309,11 +313,11 @@ class Memories(Tabular):
         )
 
     def clear(self, top_k: int = 20) -> list[tuple[Neuron, int, float]]:
-        """The neurons that write a word most clearly, each with the word and how clearly."""
+        """The neurons that write a token most clearly, with the token and its z-score."""
         found = [
             (Neuron(each.layer, int(index), each.expert), int(each.written[index]), float(score))
             for each in self.layers
-            for index, score in enumerate(each.written_clearly)
+            for index, score in enumerate(each.written_z)
             if score > self.clear_above
         ]
         return sorted(found, key=lambda each: -each[2])[:top_k]
@@ -327,15 +331,15 @@ class Memories(Tabular):
         from rich.table import Table
 
         table = Table("layer", box=None, pad_edge=False, title=KIND, title_justify="left")
-        names = ("neurons", "write_clearly", "read_clearly", "write_what_they_read", "likeness")
+        names = ("neurons", "write_clear", "read_clear", "write_what_is_read", "similarity")
         for name in names:
             table.add_column(name.replace("_", " "), justify="right")
         for row in self.rows():
             where = str(row["layer"]) + (
                 "" if row["expert"] is None else f" expert {row['expert']}"
             )
-            told = [f"{row[name]:.3f}" for name in names[1:]]
-            table.add_row(where, str(row["neurons"]), *told)
+            cells = [f"{row[name]:.3f}" for name in names[1:]]
+            table.add_row(where, str(row["neurons"]), *cells)
         return table
 
     def __str__(self) -> str:
@@ -345,81 +349,85 @@ class Memories(Tabular):
 
     def _lines(self) -> Iterator[str]:
         neurons = sum(map(len, self.layers))
-        yield f"{neurons:,} neurons, their values through the {self.facts['through']}"
+        yield f"{neurons:,} neurons, values projected through the {self.metadata['through']}"
         for row in self.rows():
             where = f"layer {row['layer']}"
             where += "" if row["expert"] is None else f" expert {row['expert']}"
             yield (
-                f"  {where}: {row['write_clearly']:.1%} write a clear word, "
-                f"{row['read_clearly']:.1%} read one, {row['write_what_they_read']:.1%} the same"
+                f"  {where}: {percent(row['write_clear'])} write a clear token, "
+                f"{percent(row['read_clear'])} read one, "
+                f"{percent(row['write_what_is_read'])} write the one they read"
             )
 
 
-def memories(
+def key_value_memories(
     model: Model,
     *,
     clear_above: float = 6.0,
     stack: StackName | None = None,
     progress: bool = True,
-) -> Memories:
-    """The keys and values of every feed-forward in words, from the weights alone.
+) -> KeyValueMemories:
+    """The keys and values of every feed-forward as tokens, from the weights alone.
 
-    Each value vector is led through the final norm and the unembedding (Geva et al., arXiv
-    2012.14913 and 2203.14680; without a language head through the embedding's own table), each key
-    is held against the vectors by which words enter. A word is clear that stands more than
-    `clear_above` standard deviations above the mean of all words: of 50,000 words that scored at
-    random, one would by chance in 20,000 neurons.
+    Each value is projected through the final norm and the unembedding (Geva et al., arXiv
+    2012.14913 and 2203.14680; without a language head through the embedding), each key is compared
+    with the token embeddings. A token is clear if its score is more than `clear_above` standard
+    deviations above the mean; with random scores of 50,000 tokens, 1 neuron in 20,000 has one.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
-    >>> found = memories(model)
-    >>> [len(layer) for layer in found.layers], found.facts["through"]
+    >>> found = key_value_memories(model)
+    >>> [len(layer) for layer in found.layers], found.metadata["through"]
     ([128, 128], 'unembedding')
     """
     if clear_above <= 0:
-        raise InputError(f"clear_above={clear_above} calls every word clear", "use more than 0")
-    feeds, vocabulary = feeds_of(model, stack), vocabulary_of(model, stack)
-    groups = list(feeds.groups())
+        raise InputError(f"clear_above must be positive, got {clear_above}", "use more than 0")
+    feed_forwards, vocabulary = feed_forwards_of(model, stack), vocabulary_projection(model, stack)
+    groups = list(feed_forwards.groups())
     found = []
     with (
-        Progress("reading weights", total=len(groups), unit="feed-forwards", enabled=progress) as bar,
+        Progress(
+            "reading weights", total=len(groups), unit="feed-forwards", enabled=progress
+        ) as bar,
         torch.inference_mode(),
     ):
         for layer, expert in groups:
-            found.append(_layer(feeds, vocabulary, layer, expert))
+            found.append(_layer(feed_forwards, vocabulary, layer, expert))
             bar.advance()
-    facts = {"through": vocabulary.through, "words": len(vocabulary.leave)}
-    return Memories(layers=tuple(found), clear_above=clear_above, facts=facts)
+    metadata = {"through": vocabulary.through, "tokens": len(vocabulary.unembed)}
+    return KeyValueMemories(layers=tuple(found), clear_above=clear_above, metadata=metadata)
 
 
-def _layer(feeds: Feeds, vocabulary: Vocabulary, layer: int, expert: Expert) -> LayerMemory:
-    keys, values = feeds.keys(layer, expert), feeds.values(layer, expert)
-    step = max(1, ROOM // len(vocabulary.leave))
+def _layer(
+    feed_forwards: FeedForwards, vocabulary: VocabularyProjection, layer: int, expert: Expert
+) -> LayerKeyValues:
+    keys, values = feed_forwards.keys(layer, expert), feed_forwards.values(layer, expert)
+    step = max(1, LARGEST_CHUNK // len(vocabulary.unembed))
     written, read = [], []
     for key, value in zip(keys.split(step), values.split(step), strict=True):
-        written.append(_clearest(vocabulary.said(value)))
-        read.append(_clearest(vocabulary.read(key)))
+        written.append(_clearest(vocabulary.write_scores(value)))
+        read.append(_clearest(vocabulary.read_scores(key)))
     columns = [
         torch.cat(side).cpu().numpy()
         for pairs in (written, read)
         for side in zip(*pairs, strict=True)
     ]
-    return LayerMemory(
+    return LayerKeyValues(
         layer=layer,
         expert=expert,
         written=columns[0],
-        written_clearly=columns[1],
+        written_z=columns[1],
         read=columns[2],
-        read_clearly=columns[3],
-        likeness=F.cosine_similarity(keys, values, dim=-1).cpu().numpy(),
+        read_z=columns[3],
+        similarity=F.cosine_similarity(keys, values, dim=-1).cpu().numpy(),
         key_norm=keys.norm(dim=-1).cpu().numpy(),
         value_norm=values.norm(dim=-1).cpu().numpy(),
     )
 
 
 def _clearest(scores: Float[Tensor, "m v"]) -> tuple[Int[Tensor, " m"], Float[Tensor, " m"]]:
-    """The best word of each row, and how far it stands out; 0 where all words are level."""
-    best, word = scores.max(-1)
+    """The best token of each row and its z-score, 0 where all scores are equal."""
+    best, token = scores.max(-1)
     deviation, mean = torch.std_mean(scores, dim=-1, correction=0)
-    clearly = (best - mean) / deviation.clamp(min=torch.finfo(scores.dtype).tiny)
-    return word, torch.where(deviation > 0, clearly, 0.0)
+    z = (best - mean) / deviation.clamp(min=torch.finfo(scores.dtype).tiny)
+    return token, torch.where(deviation > 0, z, 0.0)

@@ -1,4 +1,4 @@
-"""A neuron of a feed-forward: the texts that move it, and the words it writes."""
+"""Neurons of a feed-forward: the tokens that activate them, and the tokens they write."""
 
 import math
 from collections import defaultdict
@@ -11,14 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.errors import InputError
-from manyheads.lens.inputs.batches import lead
+from manyheads.formatting import percent
 from manyheads.lens.inputs.cached_run import StackName
-from manyheads.lens.inputs.texts import Given, climb
+from manyheads.lens.inputs.texts import ModelInputs, for_each_batch, forward_hidden
 from manyheads.lens.measure.statistics import ids_by_stack
-from manyheads.lens.results.by_head import Tabular
-from manyheads.lens.results.files import Facts
-from manyheads.lens.weights.circuits import Vocabulary, vocabulary_of
-from manyheads.lens.weights.ffn_key_values import Expert, Feeds, Neuron, feeds_of
+from manyheads.lens.results.files import Metadata
+from manyheads.lens.results.tables import Tabular
+from manyheads.lens.weights.circuits import VocabularyProjection, vocabulary_projection
+from manyheads.lens.weights.ffn_key_values import Expert, FeedForwards, Neuron, feed_forwards_of
 from manyheads.models.build import Model
 from manyheads.models.vision import Vision
 from manyheads.parts.feedforward import FeedForward
@@ -29,10 +29,10 @@ Order = Literal["largest", "smallest", "absolute"]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """A token of a text, the value there, and the tokens around it; `text` reads them out.
+class TopActivation:
+    """A neuron's value at one token of a text, with the tokens around it; `text` is decoded.
 
-    Of an image there is a position and no token.
+    An image has a position and no token.
     """
 
     number: int
@@ -43,7 +43,7 @@ class Moment:
     after: tuple[int, ...] = ()
     text: tuple[str, str, str] | None = None
 
-    def told(self, before: str, token: str, after: str) -> "Moment":
+    def with_text(self, before: str, token: str, after: str) -> "TopActivation":
         return replace(self, text=(before, token, after))
 
     def __str__(self) -> str:
@@ -57,18 +57,18 @@ class Moment:
         return f"{where}: {before} [{self.token}] {after}"
 
 
-class Moved:
-    """The `top_k` moments of one number per token, its mean, deviation and share above 0."""
+class ActivationTracker:
+    """The `top_k` activations of one neuron, its mean, deviation and fraction above 0."""
 
     def __init__(self, top_k: int, order: Order, context: int) -> None:
         if context < 0:
-            raise InputError(f"context={context} is before the token itself", "use 0 or more")
-        self.moments: list[Moment] = []
+            raise InputError(f"context must be at least 0, got {context}", "use 0 or more")
+        self.top_activations: list[TopActivation] = []
         self._top_k, self._order, self._context = top_k, order, context
         self._count, self._sum, self._squares, self._above = 0, 0.0, 0.0, 0
 
-    def take(self, values: Ragged, ids: Ragged | None, numbers: Sequence[int]) -> None:
-        """The values of a batch of texts, with the numbers the texts have."""
+    def update(self, values: Ragged, ids: Ragged | None, numbers: Sequence[int]) -> None:
+        """Add the values of a batch of texts with these numbers."""
         column: Float[Tensor, " n"] = values.values
         if not len(column):
             return
@@ -80,18 +80,18 @@ class Moved:
         best = self._rank(column).topk(min(self._top_k, len(column))).indices
         owner, position = values.lengths.sequence_of_token, values.lengths.positions
         found = [
-            self._moment(
-                int(owner[place]), int(position[place]), float(column[place]), ids, numbers
+            self._activation(
+                int(owner[index]), int(position[index]), float(column[index]), ids, numbers
             )
-            for place in best.tolist()
+            for index in best.tolist()
         ]
-        joined = [*self.moments, *found]
+        joined = [*self.top_activations, *found]
         order = self._rank(torch.tensor([each.value for each in joined], dtype=torch.float64))
         kept = order.argsort(descending=True, stable=True)[: self._top_k]
-        self.moments = [joined[place] for place in kept.tolist()]
+        self.top_activations = [joined[index] for index in kept.tolist()]
 
     def spread(self) -> tuple[float, float, float]:
-        """Mean, standard deviation and share above 0 over all tokens."""
+        """Mean, standard deviation and fraction above 0 over all tokens."""
         count = max(1, self._count)
         mean = self._sum / count
         return mean, math.sqrt(max(0.0, self._squares / count - mean**2)), self._above / count
@@ -105,20 +105,20 @@ class Moved:
             case "absolute":
                 return column.abs()
 
-    def _moment(
+    def _activation(
         self,
         sequence: int,
         position: int,
         value: float,
         ids: Ragged | None,
         numbers: Sequence[int],
-    ) -> Moment:
+    ) -> TopActivation:
         if ids is None:
-            return Moment(numbers[sequence], position, value)
+            return TopActivation(numbers[sequence], position, value)
         text = ids.of(sequence)
         before = text[max(0, position - self._context) : position].tolist()
         after = text[position + 1 : position + 1 + self._context].tolist()
-        return Moment(
+        return TopActivation(
             numbers[sequence], position, value, int(text[position]), tuple(before), tuple(after)
         )
 
@@ -127,8 +127,8 @@ KIND = "neurons"
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredWord:
-    """A word with its score; `text` where the model has a tokenizer."""
+class ScoredToken:
+    """A token with its score; `text` if the model has a tokenizer."""
 
     token: int
     score: float
@@ -139,62 +139,62 @@ class ScoredWord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NeuronMemory:
-    """One neuron: when it speaks, what it says, and what it listens to.
+class NeuronSummary:
+    """When a neuron is active, what it writes, and what it reads.
 
-    `moments` are the tokens that move it most, in their contexts. `raised` and `lowered` are the
-    words whose scores its value vector raises and lowers most; `reads` those whose vectors lie
-    nearest to its key. Its coefficient, which multiplies the value, has a `mean` and a `deviation`
-    over all tokens, and is above 0 for a share `active` of them.
+    `top_activations` are the tokens that activate it most, with their contexts. `raised` and
+    `lowered` are the tokens whose logits its value raises and lowers most; `reads` those whose
+    embeddings are nearest to its key. Its coefficient, which multiplies the value, has a `mean` and
+    a `deviation` over all tokens, and is above 0 for a fraction `active` of them.
     """
 
     neuron: Neuron
-    moments: tuple[Moment, ...]
-    raised: tuple[ScoredWord, ...]
-    lowered: tuple[ScoredWord, ...]
-    reads: tuple[ScoredWord, ...]
+    top_activations: tuple[TopActivation, ...]
+    raised: tuple[ScoredToken, ...]
+    lowered: tuple[ScoredToken, ...]
+    reads: tuple[ScoredToken, ...]
     mean: float
     deviation: float
     active: float
 
     @property
     def agreement(self) -> float | None:
-        """The share of moments whose next token is among the raised words; None without any.
+        """The fraction of top activations whose next token is among the raised ones.
 
-        What Geva et al. (arXiv 2012.14913) find above chance in upper layers of language models.
+        Geva et al. (arXiv 2012.14913) find it above chance in upper layers of language models.
         """
-        after = [each.after[0] for each in self.moments if each.after]
+        after = [each.after[0] for each in self.top_activations if each.after]
         raised = {word.token for word in self.raised}
         return sum(token in raised for token in after) / len(after) if after and raised else None
 
     def __str__(self) -> str:
         lines = [
             f"{self.neuron}: coefficient {self.mean:.3g} ±{self.deviation:.2g}, above 0 for "
-            f"{self.active:.0%} of tokens"
+            f"{percent(self.active)} of tokens"
         ]
         for name, words in (
-            ("writes", self.raised),
-            ("against", self.lowered),
+            ("raises", self.raised),
+            ("lowers", self.lowered),
             ("reads", self.reads),
         ):
             if words:
                 lines.append(f"  {name}: {', '.join(map(str, words))}")
-        return "\n".join([*lines, *(f"  {each}" for each in self.moments)])
+        return "\n".join([*lines, *(f"  {each}" for each in self.top_activations)])
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Neurons(Tabular):
-    """Neurons that were looked at; `facts["through"]` says how values were put into words."""
+    """Several neurons; `metadata["through"]` names the projection of their values."""
 
-    each: tuple[NeuronMemory, ...]
-    facts: Facts = field(default_factory=dict)
+    each: tuple[NeuronSummary, ...]
+    metadata: Metadata = field(default_factory=dict)
 
-    def of(self, neuron: Neuron | str) -> NeuronMemory:
+    def of(self, neuron: Neuron | str) -> NeuronSummary:
         wanted = Neuron.parse(neuron) if isinstance(neuron, str) else neuron
         for memory in self.each:
             if memory.neuron == wanted:
                 return memory
-        raise InputError(f"{wanted} was not asked for", "name it in neurons(...)")
+        raise InputError(f"{wanted} is not in this result", "name it in neurons(...)")
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per neuron."""
@@ -204,7 +204,7 @@ class Neurons(Tabular):
                 "mean": each.mean,
                 "deviation": each.deviation,
                 "active": each.active,
-                "largest": each.moments[0].value if each.moments else None,
+                "largest": each.top_activations[0].value if each.top_activations else None,
                 "agreement": each.agreement,
                 "writes": " ".join(map(str, each.raised)),
                 "reads": " ".join(map(str, each.reads)),
@@ -213,15 +213,15 @@ class Neurons(Tabular):
         ]
 
     def table(self) -> Any:
-        """A rich table: each neuron, what moves it most, what it writes and reads."""
+        """A rich table: the top activation of each neuron, what it writes and reads."""
         from rich.table import Table
 
-        names = ("neuron", "moved by", "writes", "reads")
+        names = ("neuron", "top activation", "writes", "reads")
         table = Table(*names, box=None, pad_edge=False, title=KIND, title_justify="left")
         for each in self.each:
-            moved = str(each.moments[0]) if each.moments else "-"
+            best = str(each.top_activations[0]) if each.top_activations else "-"
             words = (" ".join(map(str, side[:5])) or "-" for side in (each.raised, each.reads))
-            table.add_row(str(each.neuron), moved, *words)
+            table.add_row(str(each.neuron), best, *words)
         return table
 
     def __str__(self) -> str:
@@ -238,113 +238,124 @@ def neurons(
     top_k: int = 10,
     by: Order = "largest",
     context: int = 8,
-    words: int = 10,
+    top_tokens: int = 10,
     stack: StackName | None = None,
     batch_tokens: int | None = None,
     progress: bool = True,
 ) -> Neurons:
-    """For each named neuron the tokens that move it most, the words it writes, those it reads.
+    """The tokens that activate each named neuron most, the tokens it writes, and those it reads.
 
-    A feed-forward is a memory of keys and values (Geva et al., arXiv 2012.14913): the coefficient
-    of a neuron is act(key . x), for a gated one act(gate . x) times (passed . x), and it adds the
-    coefficient times its value vector to the residual stream. The value's words are those it raises
-    through the final norm and the unembedding (Geva et al., arXiv 2203.14680); without a language
-    head through the embedding's own table. Neurons are named as "L3N120", (3, 120) or `Neuron`; of
-    experts as "L3E2N5", of a shared one "L3SN5", whose coefficients count the router's weight.
+    A feed-forward is a key-value memory (Geva et al., arXiv 2012.14913): the coefficient of a
+    neuron is act(key . x), for a gated one act(gate . x) times (up . x), and it adds the
+    coefficient times its value vector to the residual stream. It writes the `top_tokens` that the
+    value raises through the final norm and the unembedding (Geva et al., arXiv 2203.14680; without
+    a language head through the embedding). Neurons are named as "L3N120", (3, 120) or `Neuron`,
+    those of experts as "L3E2N5", of a shared expert as "L3SN5"; coefficients of experts include the
+    router's weight.
 
-    `by` says which coefficients are kept: the `top_k` "largest", "smallest" or largest "absolute".
-    Images have moments and no words. Texts stream by; only what is kept stays.
+    `by` selects the `top_k` "largest", "smallest" or largest "absolute" coefficients. Images have
+    activations and no tokens. Texts are streamed; only the top activations stay in memory.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
-    >>> found = neurons(model, [[5, 6, 7], [8, 9]], ["L0N3"], top_k=2, words=3)
-    >>> len(found.of("L0N3").moments), len(found.of("L0N3").raised)
+    >>> found = neurons(model, [[5, 6, 7], [8, 9]], ["L0N3"], top_k=2, top_tokens=3)
+    >>> len(found.of("L0N3").top_activations), len(found.of("L0N3").raised)
     (2, 3)
     """
-    for name, value in (("top_k", top_k), ("words", words)):
+    for name, value in (("top_k", top_k), ("top_tokens", top_tokens)):
         if value < 1:
             raise InputError(f"{name} must be at least 1, got {value}", "use 1 or more")
-    feeds = feeds_of(model, stack)
-    chosen = feeds.find(which)
-    found = {neuron: Moved(top_k, by, context) for neuron in chosen}
+    feed_forwards = feed_forwards_of(model, stack)
+    chosen = feed_forwards.find(which)
+    found = {neuron: ActivationTracker(top_k, by, context) for neuron in chosen}
 
-    def visit(given: Given, numbers: list[int]) -> None:
-        ids = ids_by_stack(model, given).get(feeds.stack.name)
-        watcher = _Coefficients(feeds, chosen)
+    def visit(inputs: ModelInputs, numbers: list[int]) -> None:
+        ids = ids_by_stack(model, inputs).get(feed_forwards.stack.name)
+        watcher = _Coefficients(feed_forwards, chosen)
         with torch.inference_mode():
-            climb(model, given, watcher)
+            forward_hidden(model, inputs, watcher)
         for neuron, values in watcher.seen.items():
-            found[neuron].take(values, ids, numbers)
+            found[neuron].update(values, ids, numbers)
 
-    passed = lead(
+    passed = for_each_batch(
         model, texts, visit, label="reading", batch_tokens=batch_tokens, progress=progress
     )
-    vocabulary = None if isinstance(model, Vision) else vocabulary_of(model, stack)
+    vocabulary = None if isinstance(model, Vision) else vocabulary_projection(model, stack)
     through = None if vocabulary is None else vocabulary.through
-    said = _Words(vocabulary, None if isinstance(model, Vision) else model.tokenizer, words)
+    reader = _TokenReader(
+        vocabulary, None if isinstance(model, Vision) else model.tokenizer, top_tokens
+    )
     return Neurons(
-        tuple(_told(feeds, neuron, moved, said) for neuron, moved in found.items()),
-        passed.facts | {"through": through, "by": by},
+        tuple(
+            _summarise(feed_forwards, neuron, tracker, reader) for neuron, tracker in found.items()
+        ),
+        passed.metadata | {"through": through, "by": by},
     )
 
 
 class _Coefficients:
-    """A watcher that keeps the coefficients of some neurons for one batch."""
+    """A watcher that records the coefficients of some neurons for one batch."""
 
-    def __init__(self, feeds: Feeds, chosen: Sequence[Neuron]) -> None:
+    def __init__(self, feed_forwards: FeedForwards, chosen: Sequence[Neuron]) -> None:
         self.seen: dict[Neuron, Ragged] = {}
-        self._feeds = feeds
+        self._feed_forwards = feed_forwards
         self._wanted: dict[int, dict[Expert, list[Neuron]]] = defaultdict(lambda: defaultdict(list))
         for neuron in chosen:
             self._wanted[neuron.layer][neuron.expert].append(neuron)
 
     def wants(self, site: Site) -> bool:
-        mine = site.stack == self._feeds.stack.name and site.sublayer is Sublayer.FEEDFORWARD
+        mine = (
+            site.stack == self._feed_forwards.stack.name and site.sublayer is Sublayer.FEEDFORWARD
+        )
         return mine and site.layer in self._wanted and site.tap is self._tap(site.layer)
 
     def see(self, site: Site, value: Ragged | Patterns) -> None:
-        assert isinstance(value, Ragged), "no pattern is asked for"
+        assert isinstance(value, Ragged), "no pattern is requested"
         for expert, mine in self._wanted[site.layer].items():
             indices = [neuron.index for neuron in mine]
             if site.tap is Tap.INSIDE:
                 columns = value.values[:, indices]
             else:
-                columns = self._feeds.coefficients(site.layer, expert, indices, value.values)
+                columns = self._feed_forwards.coefficients(
+                    site.layer, expert, indices, value.values
+                )
             for neuron, column in zip(mine, columns.float().unbind(1), strict=True):
                 self.seen[neuron] = value.with_values(column)
 
     def _tap(self, layer: int) -> Literal[Tap.INSIDE, Tap.BEFORE]:
-        """Experts show nothing of what they compute: it is computed again from what they read."""
-        plain = isinstance(self._feeds.module(layer), FeedForward)
+        """Experts have no inner tap: their coefficients are recomputed from their inputs."""
+        plain = isinstance(self._feed_forwards.module(layer), FeedForward)
         return Tap.INSIDE if plain else Tap.BEFORE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Words:
-    """How directions are put into words; there are none for images."""
+class _TokenReader:
+    """The tokens that a neuron writes and reads; none for images."""
 
-    vocabulary: Vocabulary | None
+    vocabulary: VocabularyProjection | None
     tokenizer: Any
-    most: int
+    top_k: int
 
     def written(
         self, value: Float[Tensor, " c"]
-    ) -> tuple[tuple[ScoredWord, ...], tuple[ScoredWord, ...]]:
-        """The words that a value raises most, and lowers most."""
+    ) -> tuple[tuple[ScoredToken, ...], tuple[ScoredToken, ...]]:
+        """The tokens whose logits a value raises most, and lowers most."""
         if self.vocabulary is None or not bool(value.any()):
             return (), ()
-        scores = self.vocabulary.said(value[None])[0]
+        scores = self.vocabulary.write_scores(value[None])[0]
         return self._best(scores), self._best(scores, largest=False)
 
-    def read(self, key: Float[Tensor, " c"]) -> tuple[ScoredWord, ...]:
+    def read(self, key: Float[Tensor, " c"]) -> tuple[ScoredToken, ...]:
         if self.vocabulary is None or not bool(key.any()):
             return ()
-        return self._best(self.vocabulary.read(key[None])[0])
+        return self._best(self.vocabulary.read_scores(key[None])[0])
 
-    def _best(self, scores: Float[Tensor, " v"], *, largest: bool = True) -> tuple[ScoredWord, ...]:
-        found = scores.topk(min(self.most, len(scores)), largest=largest)
+    def _best(
+        self, scores: Float[Tensor, " v"], *, largest: bool = True
+    ) -> tuple[ScoredToken, ...]:
+        found = scores.topk(min(self.top_k, len(scores)), largest=largest)
         return tuple(
-            ScoredWord(token, score, self._text(token))
+            ScoredToken(token, score, self._text(token))
             for token, score in zip(found.indices.tolist(), found.values.tolist(), strict=True)
         )
 
@@ -354,16 +365,18 @@ class _Words:
         return str(self.tokenizer.decode([token], skip_special_tokens=False))
 
 
-def _told(feeds: Feeds, neuron: Neuron, moved: Moved, words: _Words) -> NeuronMemory:
+def _summarise(
+    feed_forwards: FeedForwards, neuron: Neuron, tracker: ActivationTracker, reader: _TokenReader
+) -> NeuronSummary:
     with torch.no_grad():
-        key = feeds.keys(neuron.layer, neuron.expert)[neuron.index]
-        value = feeds.values(neuron.layer, neuron.expert)[neuron.index]
-        raised, lowered = words.written(value)
-        reads = words.read(key)
-    mean, deviation, active = moved.spread()
-    return NeuronMemory(
+        key = feed_forwards.keys(neuron.layer, neuron.expert)[neuron.index]
+        value = feed_forwards.values(neuron.layer, neuron.expert)[neuron.index]
+        raised, lowered = reader.written(value)
+        reads = reader.read(key)
+    mean, deviation, active = tracker.spread()
+    return NeuronSummary(
         neuron=neuron,
-        moments=tuple(_read_out(moved.moments, words.tokenizer)),
+        top_activations=tuple(_decoded(tracker.top_activations, reader.tokenizer)),
         raised=raised,
         lowered=lowered,
         reads=reads,
@@ -373,9 +386,9 @@ def _told(feeds: Feeds, neuron: Neuron, moved: Moved, words: _Words) -> NeuronMe
     )
 
 
-def _read_out(moments: Sequence[Moment], tokenizer: Any) -> Iterator[Moment]:
-    """Moments with their tokens as text, where the model has a tokenizer."""
-    for each in moments:
+def _decoded(top_activations: Sequence[TopActivation], tokenizer: Any) -> Iterator[TopActivation]:
+    """Activations with their tokens as text, if the model has a tokenizer."""
+    for each in top_activations:
         if tokenizer is None or each.token is None:
             yield each
             continue
@@ -383,4 +396,4 @@ def _read_out(moments: Sequence[Moment], tokenizer: Any) -> Iterator[Moment]:
             tokenizer.decode(list(ids), skip_special_tokens=False) if ids else ""
             for ids in (each.before, (each.token,), each.after)
         )
-        yield each.told(*parts)
+        yield each.with_text(*parts)

@@ -12,19 +12,21 @@ import torch
 
 from manyheads import lens
 from manyheads.lens.causal.ablation import ablate
-from manyheads.lens.diff.compare import compare
-from manyheads.lens.diff.comparison import Comparison
+from manyheads.lens.diff.comparison import Comparison, compare, measure_by_text
 from manyheads.lens.diff.head_matching import match_heads, weight_changes
 from manyheads.lens.head_kinds.kinds import kinds
+from manyheads.lens.inputs.texts import ModelInputs, read_inputs
 from manyheads.lens.measure.statistics import statistics
 from manyheads.lens.results.addresses import Address
 from manyheads.models.build import build
+from manyheads.models.recipes import ModelConfig
 from manyheads.parts.gates import Gate
 from manyheads.parts.positions import Rotary
 from manyheads.surgery import origins, prune, prune_layers
 from manyheads.taps import Head
 from tests.lens.diff.test_head_matching import pruned, whole
-from tests.models.zoo import ENCODERS, SEQ2SEQS, VISIONS, decoder, images, small, writes
+from tests.lens.measure.test_statistics import texts_for
+from tests.models.zoo import DECODERS, ENCODERS, SEQ2SEQS, VISIONS, decoder, images, small, writes
 
 TEXTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2, 8], [1, 1, 2, 3], [9, 9, 8, 9, 9, 8]]
 
@@ -41,7 +43,9 @@ def changed() -> Any:
 
 @pytest.fixture(scope="module")
 def found() -> Comparison:
-    return compare(whole(), changed(), TEXTS, roles="not", how="zero", progress=False)
+    return compare(
+        whole(), changed(), TEXTS, compare_kinds=False, replace_with="zero", progress=False
+    )
 
 
 def test_both_sides_are_what_statistics_measures(found: Comparison) -> None:
@@ -49,7 +53,7 @@ def test_both_sides_are_what_statistics_measures(found: Comparison) -> None:
         expected = statistics(model, TEXTS, progress=False)
         for name in expected.names:
             np.testing.assert_allclose(side.means[name], expected.means[name], atol=1e-6)
-        exact = ablate(model, TEXTS, shown=False)
+        exact = ablate(model, TEXTS, progress=False)
         np.testing.assert_allclose(side.means["loss_change"], exact.means["change"])
     np.testing.assert_allclose(
         found.change.means["entropy"], found.after.means["entropy"] - found.before.means["entropy"]
@@ -92,10 +96,10 @@ def test_the_dead_and_the_losses(found: Comparison) -> None:
     }
     assert found.revived == {}
     assert found.losses is not None
-    assert found.losses.before == pytest.approx(ablate(whole(), TEXTS, shown=False).baseline)
-    assert found.losses.after == pytest.approx(ablate(changed(), TEXTS, shown=False).baseline)
+    assert found.losses.before == pytest.approx(ablate(whole(), TEXTS, progress=False).baseline)
+    assert found.losses.after == pytest.approx(ablate(changed(), TEXTS, progress=False).baseline)
     assert found.losses.change == pytest.approx(found.losses.after - found.losses.before)
-    back = compare(changed(), whole(), TEXTS, roles="not", progress=False)
+    back = compare(changed(), whole(), TEXTS, compare_kinds=False, progress=False)
     assert {str(head) for head in back.revived} == {"L1H1", "L1H2"}
     assert back.died == {}
 
@@ -119,65 +123,93 @@ def test_it_reads_well_and_can_be_saved(found: Comparison, tmp_path: Path) -> No
         assert str(again) == told
         assert again.losses == found.losses
         assert again.died == found.died
-        assert again.after_at == found.after_at
+        assert again.addresses_after == found.addresses_after
 
 
 def test_a_pruned_model_is_compared_by_the_heads_it_has() -> None:
-    found = compare(whole(), pruned((0, 2, 3)), TEXTS, roles="not", progress=False)
-    assert [str(head) for head in found.gone] == ["L1H1"]
+    found = compare(whole(), pruned((0, 2, 3)), TEXTS, compare_kinds=False, progress=False)
+    assert [str(head) for head in found.removed] == ["L1H1"]
     # Heads of one layer do not hear each other: what is left does what it did.
     np.testing.assert_allclose(found.change["entropy"].means[[0, 1, 2, 3, 4, 6, 7]], 0, atol=1e-5)
     assert np.isnan(found.of(Head(1, 1))["entropy"].after)
-    assert "gone: L1H1" in str(found)
-    assert found.after_at[Address(Head(1, 2))] == Address(Head(1, 1))
+    assert "removed: L1H1" in str(found)
+    assert found.addresses_after[Address(Head(1, 2))] == Address(Head(1, 1))
 
 
 def test_what_surgery_took_is_gone() -> None:
     without = prune(whole(), ["L0H1", "L1H0", "L1H3"])
     for known in (origins(without), None):
         match = match_heads(whole(), without, known)
-        assert [str(head) for head in match.gone] == ["L0H1", "L1H0", "L1H3"]
+        assert [str(head) for head in match.removed] == ["L0H1", "L1H0", "L1H3"]
         assert np.nanmax(weight_changes(whole(), without, match).means["all"]) == 0
     shorter = prune_layers(whole(), [0])
-    found = compare(whole(), shorter, TEXTS, origins=origins(shorter), roles="not", progress=False)
-    assert found.after_at[Address(Head(1, 2))] == Address(Head(0, 2))
-    assert [str(head) for head in found.gone] == [f"L0H{head}" for head in range(4)]
+    found = compare(
+        whole(), shorter, TEXTS, origins=origins(shorter), compare_kinds=False, progress=False
+    )
+    assert found.addresses_after[Address(Head(1, 2))] == Address(Head(0, 2))
+    assert [str(head) for head in found.removed] == [f"L0H{head}" for head in range(4)]
 
 
 def test_gated_and_not() -> None:
     gated = build(decoder(*[writes(position=Rotary(), gates=(Gate(at="output"),))] * 2), seed=0)
-    found = compare(whole(), gated, TEXTS, roles="not", progress=False)
+    found = compare(whole(), gated, TEXTS, compare_kinds=False, progress=False)
     assert np.isnan(found.of(Head(0, 0))["gate_output"].before)
     assert not np.isnan(found.of(Head(0, 0))["gate_output"].after)
     assert np.isfinite(found.shift()).all()
 
 
 def test_a_new_role_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = import_module("manyheads.lens.diff.compare")
+    module = import_module("manyheads.lens.diff.comparison")
     monkeypatch.setattr(module, "kinds", partial(kinds, sequences=6))
     model = copy.deepcopy(whole())
     with torch.no_grad():
         # It sees nothing in what it reads: it looks at all alike.
         model.stack.layers[0].attention.projections()["query"][:8] = 0
     found = compare(whole(), model, TEXTS, progress=False)
-    assert "broad" in found.roles[Address(Head(0, 0))][1]
-    assert "broad" not in found.roles[Address(Head(0, 0))][0]
-    assert Address(Head(0, 1)) not in found.roles
+    assert "broad" in found.kind_changes[Address(Head(0, 0))][1]
+    assert "broad" not in found.kind_changes[Address(Head(0, 0))][0]
+    assert Address(Head(0, 1)) not in found.kind_changes
     assert "L0H0 was" in str(found)
     assert next(iter(found.table().columns[-1].cells)).startswith("was ")
 
 
 def test_every_kind_of_model_is_compared() -> None:
-    one_text = compare(whole(), changed(), [TEXTS[0]], roles="not", progress=False)
+    one_text = compare(whole(), changed(), [TEXTS[0]], compare_kinds=False, progress=False)
     assert one_text.of(Head(1, 2))["entropy"].error > 0
     encoder = small(ENCODERS["modernbert"])
-    assert compare(encoder, encoder, TEXTS, roles="not", progress=False).losses is None
+    assert compare(encoder, encoder, TEXTS, compare_kinds=False, progress=False).losses is None
     vision = small(VISIONS["vit"])
-    assert compare(vision, vision, images(), roles="not", progress=False).losses is None
+    assert compare(vision, vision, images(), compare_kinds=False, progress=False).losses is None
     seq2seq = small(SEQ2SEQS["t5"])
     pairs = [([1, 2, 3], [4, 5, 6]), ([7, 8], [9, 1])]
-    found = compare(seq2seq, seq2seq, pairs, roles="not", progress=False)
+    found = compare(seq2seq, seq2seq, pairs, compare_kinds=False, progress=False)
     assert found.losses is not None
     assert found.losses.change == 0
     assert "no head moved" in str(found)
     assert {str(head) for head, _ in found.ranked("entropy")} >= {"decoder L0H0 cross"}
+
+
+@pytest.mark.parametrize("config", [DECODERS["gates"], SEQ2SEQS["t5"], VISIONS["vit"]])
+def test_means_and_errors_are_those_of_statistics(config: ModelConfig) -> None:
+    model = small(config)
+    given = texts_for(model)
+    found = measure_by_text(model, given, batch_tokens=9, progress=False)
+    expected = statistics(model, given, progress=False)
+    assert found.names == expected.names
+    for name in found.names:
+        np.testing.assert_allclose(found.means(name), expected.means[name], atol=1e-5)
+        np.testing.assert_allclose(found.errors(name), expected.errors[name], atol=1e-4)
+
+
+def test_residuals_add_up_to_the_variance() -> None:
+    model = small(DECODERS["llama"])
+    given: ModelInputs = read_inputs(
+        model, iter([[3, 1, 4, 1, 5, 9], [2, 7, 1, 8], [1, 1, 2, 3, 5]])
+    )
+    found = measure_by_text(model, given, batch_tokens=1, progress=False)
+    for name in ("entropy", "previous_token", "duplicate_token"):
+        residuals = found.residuals(name)
+        np.testing.assert_allclose(residuals.sum(0), 0, atol=1e-9)
+        texts = (residuals != 0).any(1).sum()
+        variance = np.square(residuals).sum(0) * texts / (texts - 1)
+        np.testing.assert_allclose(np.sqrt(variance), found.errors(name), atol=1e-9)

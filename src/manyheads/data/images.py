@@ -1,4 +1,4 @@
-"""Images with classes: folders, .npz arrays, and idx files such as MNIST.
+"""Images with classes (folders, .npz, idx files such as MNIST), and the preprocessing of a model.
 
 A batch has float images (channels, height, width): pixels scaled to 0..1, minus `mean`, divided by
 `std`. `tokens_per_image` is what an image counts for in `batch_tokens` of a stream: with 1, images.

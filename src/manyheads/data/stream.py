@@ -31,7 +31,7 @@ examples of labelled.py and images.py (labelled texts, pairs, tags, images).
   the same shape.
 - `StreamPosition` is the whole state. To resume, only lengths are replayed, from the start of the
   epoch; no tokens are read.
-- `prefetch(stream.steps(...))` of prefetch.py reads ahead in a thread and pins memory.
+- `prefetch(stream.steps(...))` of batch.py reads ahead in a thread and pins memory.
 - Bits per byte: nats per token / log(2) / `validation.bytes_per_token`.
 """
 

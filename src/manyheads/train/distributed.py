@@ -1,4 +1,4 @@
-"""The processes of a run: one alone, or as many as torchrun started.
+"""Distributed training: the processes that torchrun started, and the model wrapped for them.
 
 One machine, a process for each of 8 GPUs:
 

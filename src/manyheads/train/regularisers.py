@@ -1,4 +1,4 @@
-"""Regularisers on attention heads: diversity, L1 on head scales, L0 gates."""
+"""Regularisers on attention heads: diversity, L1 on head scales, L0 by hard concrete gates."""
 
 import math
 from abc import ABC, abstractmethod

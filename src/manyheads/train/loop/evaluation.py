@@ -1,4 +1,7 @@
-"""Validation: loss and accuracy on held-out data."""
+"""Evaluation during training: loss on held-out data, and telemetry of attention heads.
+
+Telemetry is one forward pass of a few short sequences; only that pass forms patterns.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The progress line of a run: loss, speed, fraction of peak, time left; advice on slow settings."""
+"""What a run reports: metrics.jsonl, TensorBoard, the progress line, advice on slow settings."""
 
 import json
 import math

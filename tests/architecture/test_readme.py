@@ -20,7 +20,7 @@ ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 PAGES = (
     *READMES,
     ARCHITECTURE,
-    *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY")),
+    *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY")),
     *DOCS,
 )
 
@@ -150,6 +150,17 @@ def test_snippets_import_only_public_faces(page: Path) -> None:
                 modules = [alias.name for alias in node.names]
             deep = [name for name in modules if name.startswith("manyheads") and name not in FACES]
             assert not deep, f"{page.name}:{above} imports {deep}: use a public package"
+
+
+@each_page
+def test_every_name_of_lens_and_surgery_exists(page: Path) -> None:
+    code = "\n".join(
+        CODE_SPAN.findall(text_of(page)) + [body for _, body in blocks(page, "python")]
+    )
+    for room in ("lens", "surgery"):
+        names = set(re.findall(rf"(?<![\w./]){room}\.([a-z_]\w*)(?=\()", code))
+        missing = names - set(import_module(f"manyheads.{room}").__all__)
+        assert not missing, f"manyheads.{room} has no {sorted(missing)}"
 
 
 @pytest.mark.parametrize(

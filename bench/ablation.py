@@ -60,7 +60,7 @@ def plain_loop(model: Decoder, batch: Tensor, heads: list[Head]) -> Tensor:
 
 def resumed(model: Decoder, batch: Tensor, heads: list[Head]) -> Tensor:
     """The same by the lens."""
-    result = ablate(model, Ragged.from_padded(batch), heads, shown=False)
+    result = ablate(model, Ragged.from_padded(batch), heads, progress=False)
     return torch.tensor([result["metric"].of(head) for head in heads])
 
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from manyheads import lens, load
-from manyheads.lens.causal.evaluate import HeadAblation
-from manyheads.lens.head_kinds.labels import Kinds
+from manyheads.lens.causal.ablation import HeadAblation
+from manyheads.lens.head_kinds.kinds import Kinds
 from manyheads.lens.inputs.synthetic import passages, repeated_tokens
 from manyheads.models.build import Model
 from manyheads.taps import Head
@@ -58,7 +58,7 @@ def main() -> None:
     told = {
         "model": MODEL,
         "induction": {str(head): round(found.scores["induction"].of(head), 4) for head in chosen},
-        "partners": found.facts["partners"],
+        "partners": found.metadata["partners"],
         "kinds": {str(head): found.best(head) for head in found.labels},
         "pieces": len(real),
         "length": LENGTH,
@@ -78,7 +78,7 @@ def choose(chosen: Sequence[Head], found: Kinds) -> Sets:
     ]
     pairs = list(combinations(rest, len(chosen)))
     draw = np.random.default_rng(0).permutation(len(pairs))[:PAIRS]
-    partners = {Head.parse(each["head"]) for each in found.facts["partners"].values()}
+    partners = {Head.parse(each["head"]) for each in found.metadata["partners"].values()}
     sets: Sets = {"induction": tuple(chosen), "partner": tuple(sorted(partners, key=str))}
     return sets | {" ".join(map(str, pairs[place])): pairs[place] for place in sorted(draw)}
 
@@ -123,7 +123,7 @@ def losses(model: Model, texts: list[list[int]], targets: Targets, sets: Sets) -
     effects = HeadAblation.of(model, texts, targets=targets).measure(list(sets.values()))
     told: dict[str, Any] = {
         "tokens": sum(map(len, targets)),
-        "loss": round(effects.whole[0], 4),
+        "loss": round(effects.baseline_mean[0], 4),
     }
     changes = {}
     for place, name in enumerate(sets):

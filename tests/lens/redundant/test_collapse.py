@@ -38,8 +38,8 @@ def test_each_layer_is_told_for_its_own_reason() -> None:
     assert found.token_collapse == (1,)
     assert found.layers[0].heads == pytest.approx(1, abs=1e-5)
     assert "2 of 2 layers have collapsed" in str(found)
-    assert "layer 0: its heads look alike" in str(found)
-    assert "layer 1: its tokens point one way" in str(found)
+    assert "layer 0: its heads attend alike" in str(found)
+    assert "layer 1: its tokens are alike" in str(found)
 
 
 @pytest.mark.parametrize("name", ["uneven", "windows and whole"])

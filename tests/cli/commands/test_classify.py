@@ -69,7 +69,7 @@ def test_all_shares_go_to_a_file(
         (["--text", "a", "-o", "x.csv"], "--out must end in .jsonl, got x.csv."),
         (
             ["--text", "a", "-o", "no/x.jsonl"],
-            "there is no folder no: make it, or name another.",
+            "there is no folder no: create it, or name another.",
         ),
     ],
 )
@@ -125,4 +125,4 @@ def test_images_are_told_one_a_line_or_by_rows(
     assert (row["image"], row["label"]) == (str(files[0]), found.labels[0])
     assert capsys.readouterr().out.startswith("1 image (")
     assert main(["classify", str(folder), "--image", str(tmp_path / "no.png")]) == 2
-    assert "no.png: name an image." in capsys.readouterr().err
+    assert "no.png does not exist" in capsys.readouterr().err

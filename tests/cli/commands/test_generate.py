@@ -179,7 +179,7 @@ def test_a_conversation_remembers_and_ends_with_an_empty_line(
         ),
         (["--text", "a", "--system", "b"], "--system needs --chat: "),
         (["--chat", "--json", "a.json"], "an interactive chat cannot use --json, "),
-        (["--text", "a", "--device", "abacus"], "auto, cpu or cuda, got 'abacus'"),
+        (["--text", "a", "--device", "abacus"], "--device must be auto, cpu or cuda, got 'abacus'"),
     ],
 )
 def test_wrong_use_is_one_line(

@@ -28,7 +28,7 @@ def test_a_tokenizer_is_learnt_and_written(
     assert main(["tokenizer", *files, "-o", str(out), "--vocab-size", "300"]) == 0
     learnt = Tokenizer.from_file(str(out))
     size = learnt.get_vocab_size()
-    assert capsys.readouterr().out == f"{size:,} entries learnt from 2 files: {out}\n"
+    assert capsys.readouterr().out == f"a vocabulary of {size:,} from 2 files: {out}\n"
     assert learnt.decode(learnt.encode("the cat ß").ids) == "the cat ß"
     assert sorted(file.name for file in corpus.iterdir()) == [
         "a.txt",
@@ -43,7 +43,7 @@ def test_wordpiece_may_keep_capitals(corpus: Path, capsys: pytest.CaptureFixture
     out = corpus / "t.json"
     asked = [str(corpus / "c.txt"), "-o", str(out), "--kind", "wordpiece", "--cased"]
     assert main(["tokenizer", *asked]) == 0
-    assert "learnt from 1 file: " in capsys.readouterr().out
+    assert "from 1 file: " in capsys.readouterr().out
     assert Tokenizer.from_file(str(out)).encode("The").tokens == ["[CLS]", "The", "[SEP]"]
 
 

@@ -102,12 +102,14 @@ class Ablate:
             "replace_with": self.replace_with,
             "seed": self.seed,
         }
-        ablation = ablate(model, inputs.given, heads, **options, **shared)
+        ablation = ablate(model, inputs.model_inputs, heads, **options, **shared)
         estimate = order = None
         if ablation.complete and inputs.metric == "loss":
-            estimate = importance(model, inputs.given, **shared)
+            estimate = importance(model, inputs.model_inputs, **shared)
         if ablation.complete and self.greedy:
-            order = ablate_greedily(model, inputs.given, self.greedy, heads, **options, **shared)
+            order = ablate_greedily(
+                model, inputs.model_inputs, self.greedy, heads, **options, **shared
+            )
         ablation = _merge(ablation, estimate, order)
         _print(self.model, ablation, order, "text" if self.image is None else "image")
         if self.json is not None:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -47,8 +47,6 @@ class Report:
 
     For example: manyheads report house-gpt --file text.txt -o report.html
     """
-
-    PYTHON_NAMES: ClassVar[dict[str, str]] = {"measured": "--tokens", "shown": "--pattern-tokens"}
 
     model: OptionalModel = DEFAULT_MODEL
     """The folder of a model with a tokenizer, a house model, or a model of the hub: org/name."""

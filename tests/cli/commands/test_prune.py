@@ -38,7 +38,7 @@ def test_a_share_is_kept_and_everything_is_told(
     assert prune(place, "--fraction", "0.5", "--recover", "2", "-o", str(out)) == 0
     said = capsys.readouterr().out
     assert "4 of 8 heads removed by ablation" in said
-    for word in ("the whole model", "±", "parameters", "tokens per second", "after recovery"):
+    for word in ("the full model", "±", "parameters", "tokens per second", "after recovery"):
         assert word in said
     small = load(out)
     assert len(origins(small)) == 4

@@ -1,4 +1,4 @@
-"""New heads for classes: the body stays, and transformers opens what is saved."""
+"""New heads for classes: the body stays, and transformers can open what is saved."""
 
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ def test_classes_that_cannot_be_are_refused() -> None:
     model = small("bert-base")
     with refuses(ConfigError, "classes=1 leaves nothing to tell apart: give two or more."):
         with_classes(model, 1)
-    with refuses(ConfigError, "two classes are called 'a': give each its own name."):
+    with refuses(ConfigError, "two classes have the name 'a': give each its own name."):
         with_classes(model, ("a", "b", "a"))
     translator = build(
         "transformer-base", layers=1, width=16, heads=2, hidden=16, vocabulary=30, seed=0

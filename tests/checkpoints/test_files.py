@@ -159,7 +159,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 def test_a_truncated_file_is_refused(tmp_path: Path, keep: int) -> None:
     save_file({"x": torch.randn(20)}, tmp_path / WEIGHTS)
     (tmp_path / WEIGHTS).write_bytes((tmp_path / WEIGHTS).read_bytes()[:keep])
-    with pytest.raises(InputError, match=r"model\.safetensors is cut short or damaged"):
+    with pytest.raises(InputError, match=r"model\.safetensors is truncated or damaged"):
         WeightFiles(tmp_path)
 
 

@@ -43,7 +43,7 @@ def repeated(x: Tensor) -> Tensor:
 
 BIASES = {
     "none": None,
-    "alibi": Alibi(kept=(0, 1, 3, 4, 5, 6, 8, 10, 11), among=12).bias(9, torch.device("cpu")),
+    "alibi": Alibi(indices=(0, 1, 3, 4, 5, 6, 8, 10, 11), total=12).bias(9, torch.device("cpu")),
     "buckets": BucketBias(
         T5Buckets(buckets=8, reach=10), torch.linspace(-1, 1, 72).view(8, 9).contiguous()
     ),

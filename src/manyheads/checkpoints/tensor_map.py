@@ -1,4 +1,4 @@
-"""Which tensors of a file make which of ours, read in both directions."""
+"""How the tensors of a file correspond to ours, in both directions."""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from manyheads.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of ours and where it lies in a file of theirs.
+    """One tensor of ours, and its tensors in a file of theirs.
 
-    Several of theirs are our rows one below another. `transposed`: theirs is stored as [in, out].
-    The prefix is written; a file may lack it where `canonical_name` removes it.
+    Several of theirs are concatenated as our rows. If `transposed`, theirs is stored as [in, out].
+    The prefix is written; a file may lack it if `canonical_name` removes it.
     """
 
     ours: str
@@ -25,7 +25,7 @@ class Entry:
     prefix: str = ""
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Ours in its own memory, so that the file can be closed."""
+        """Our tensor, in its own memory so that the file can be closed."""
         whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
         if len(parts) > 1 and not self.transposed:
             return whole
@@ -38,7 +38,7 @@ class Entry:
         return dict(zip(names, pieces, strict=True))
 
     def shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """The shapes that theirs must have where ours has this one."""
+        """The shapes of theirs if ours has this shape."""
         whole = (*ours[:-2], ours[-1], ours[-2]) if self.transposed else ours
         if len(self.theirs) == 1:
             return {self.theirs[0]: whole}
@@ -58,7 +58,7 @@ class Entry:
 class Interleaved(Entry):
     """An entry whose first tensor of theirs interleaves several blocks of our rows by group.
 
-    Each group has its share of every block: with two groups the blocks q and g lie as q0 g0 q1 g1.
+    Each group has a part of every block: with two groups, q and g are stored as q0 g0 q1 g1.
     """
 
     blocks: tuple[int, ...] = ()
@@ -106,7 +106,7 @@ class Either:
         return self.usual.ours
 
     def stored(self, names: Container[str]) -> Entry:
-        """The other entry only where a file has some of its tensors and none of the usual one."""
+        """The other entry if a file has tensors of it and none of the usual one."""
         usual, other = (
             any(name in names for name in entry.theirs) for entry in (self.usual, self.other)
         )
@@ -183,8 +183,7 @@ def check_fits(
         expected |= chosen.expected(ours)
     faults = [f"{name} {expected[name]} is missing" for name in expected.keys() - stored.keys()]
     faults += [
-        f"{in_file(name)} belongs to no part of the model"
-        for name in stored.keys() - expected.keys()
+        f"{in_file(name)} is not part of the model" for name in stored.keys() - expected.keys()
     ]
     faults += [
         f"{in_file(name)} has shape {stored[name]}, expected {expected[name]}"
@@ -194,5 +193,5 @@ def check_fits(
     if faults:
         raise InputError(
             f"{where} does not fit its config.json: {'; '.join(sorted(faults))}",
-            "use the config and the weights of one model",
+            "use the config and the weights of the same model",
         )

@@ -65,7 +65,7 @@ def classify(
     )
     classes, done = classify_counted(model, texts, options)
     if done.cut:
-        warnings.warn(done.told, TruncationWarning, stacklevel=2)
+        warnings.warn(done.truncation, TruncationWarning, stacklevel=2)
     return classes
 
 

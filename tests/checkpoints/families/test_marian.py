@@ -104,7 +104,7 @@ def test_the_transformer_of_2017_is_no_marian(tmp_path: Path) -> None:
     [
         ({"share_encoder_decoder_embeddings": False}, "gives each side its own embedding"),
         ({"tie_word_embeddings": False}, "gives each side its own embedding"),
-        ({"activation_function": "mish"}, "activation_function='mish' is not known here"),
+        ({"activation_function": "mish"}, "activation_function='mish' is not supported"),
     ],
 )
 def test_what_cannot_be_said_is_refused(changes: dict[str, Any], reason: str) -> None:

@@ -78,7 +78,7 @@ def test_a_model_without_a_tokenizer_says_none(tmp_path: Path) -> None:
 
 
 def test_the_message_says_who_can_open_it(tmp_path: Path) -> None:
-    assert "which only manyheads opens" in str(save(build("tiny-encoder", seed=0), tmp_path))
+    assert "which only manyheads can open" in str(save(build("tiny-encoder", seed=0), tmp_path))
 
 
 def test_every_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
@@ -93,13 +93,13 @@ def test_every_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
     message = str(caught.value)
     assert "attention.output.weight has shape (3, 4), expected (128, 128)" in message
     assert "attention.output.bias (128,) is missing" in message
-    assert "extra belongs to no part of the model" in message
+    assert "extra is not part of the model" in message
 
 
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"model_type": "llm"}, "model_type='llm', a family manyheads does not know: use one of"),
+        ({"model_type": "llm"}, "model_type='llm', which manyheads does not support: use one of"),
         ({"model_type": "llama"}, "has no 'hidden_size'"),
         (
             {"model_type": "manyheads", "config": {"type": "Window", "before": 1}},

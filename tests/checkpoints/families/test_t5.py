@@ -116,7 +116,7 @@ def test_one_table_of_distances_a_side_is_stored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["gated-relu", "tanh"])
 def test_an_unknown_feedforward_is_refused(kind: str) -> None:
-    with pytest.raises(ConfigError, match=f"feed_forward_proj='{kind}' is not known here"):
+    with pytest.raises(ConfigError, match=f"feed_forward_proj='{kind}' is not supported"):
         T5.read_config({"model_type": "t5", **SMALL, "feed_forward_proj": kind})
 
 

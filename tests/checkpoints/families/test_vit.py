@@ -159,7 +159,7 @@ def test_a_model_of_ours_opens_in_transformers(tmp_path: Path) -> None:
     ("changes", "reason"),
     [
         ({"qkv_bias": False}, "qkv_bias=false leaves a bias on the output alone"),
-        ({"hidden_act": "mish"}, "hidden_act='mish' is not known here: use gelu, gelu_new, relu"),
+        ({"hidden_act": "mish"}, "hidden_act='mish' is not supported: use gelu, gelu_new, relu"),
         ({"image_size": [28, 32]}, "is no square"),
         ({"architectures": ["ViTForMaskedImageModeling"]}, "has a head not known here"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.family import Family, class_count, default_labels
+from manyheads.checkpoints.families.family import Family, activation_of, class_count, default_labels
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
@@ -118,7 +118,9 @@ class BertFamily(Family):
             dropout=float(theirs.get("attention_probs_dropout_prob", 0.1)),
         )
         feedforward = MLP(
-            width=width, hidden=theirs["intermediate_size"], activation=_activation(theirs)
+            width=width,
+            hidden=theirs["intermediate_size"],
+            activation=activation_of(theirs, "hidden_act", ACTIVATIONS),
         )
         layer = LayerConfig(
             attention=Branch(attention, PostNorm(norm), dropout),
@@ -252,26 +254,18 @@ def _offset(theirs: Mapping[str, Any]) -> int:
     return int(theirs.get("pad_token_id", 1)) + 1 if theirs["model_type"] == "roberta" else 0
 
 
-def _activation(theirs: Mapping[str, Any]) -> Activation:
-    asked = theirs.get("hidden_act", "gelu")
-    if asked not in ACTIVATIONS:
-        raise ConfigError(
-            f"hidden_act={asked!r} is an activation manyheads does not know",
-            f"use {', '.join(ACTIVATIONS)}",
-        )
-    return ACTIVATIONS[asked]
-
-
 def _readout(theirs: Mapping[str, Any], norm: LayerNorm) -> Readout:
     family = theirs["model_type"]
-    asked = (theirs.get("architectures") or [f"{CLASSES[family]}Model"])[0]
-    match asked.removeprefix(CLASSES[family]):
+    name = (theirs.get("architectures") or [f"{CLASSES[family]}Model"])[0]
+    match name.removeprefix(CLASSES[family]):
         case "Model":
             return NoReadout()
         # The next-sentence head of pretraining has no counterpart here.
         case "ForMaskedLM" | "ForPreTraining":
             # RoBERTa's head is GELU whatever its layers are.
-            activation = "gelu" if family == "roberta" else _activation(theirs)
+            activation = (
+                "gelu" if family == "roberta" else activation_of(theirs, "hidden_act", ACTIVATIONS)
+            )
             tied = bool(theirs.get("tie_word_embeddings", True))
             transform = ReadoutTransform(activation=activation, norm=norm)
             return LanguageHead(tied=tied, transform=transform, bias=True)
@@ -280,16 +274,16 @@ def _readout(theirs: Mapping[str, Any], norm: LayerNorm) -> Readout:
         case "ForTokenClassification":
             return TokenHead(classes=class_count(theirs))
     known = ", ".join(CLASSES[family] + head for head in HEADS.values())
-    raise ConfigError(f"{asked} has a head manyheads does not know", f"use one of {known}")
+    raise ConfigError(f"the head of {name} is not supported", f"use one of {known}")
 
 
 def _refuse_foreign(theirs: Mapping[str, Any]) -> None:
     if theirs.get("is_decoder") or theirs.get("add_cross_attention"):
-        raise ConfigError("is_decoder makes it no encoder", "use a model that reads both ways")
+        raise ConfigError("is_decoder=true is not supported", "use a bidirectional encoder")
     positions = theirs.get("position_embedding_type", "absolute")
     if positions != "absolute":
         raise ConfigError(
-            f"position_embedding_type={positions!r} is not known here", "use 'absolute'"
+            f"position_embedding_type={positions!r} is not supported", "use 'absolute'"
         )
     if theirs["model_type"] == "roberta" and theirs.get("pad_token_id", 1) is None:
         raise ConfigError(

@@ -5,9 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from manyheads.checkpoints.tensor_map import TensorMap
+from manyheads.errors import ConfigError
 from manyheads.models.provenance import DEFAULT_LABEL
 from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, Readout, TokenHead
 from manyheads.models.recipes import ModelConfig
+from manyheads.parts.feedforward import Activation
 
 
 @runtime_checkable
@@ -80,6 +82,16 @@ def causal_readout(theirs: Mapping[str, Any], language_head: LanguageHead) -> Re
         return TokenHead(classes=class_count(theirs))
     bare = name.endswith(CAUSAL_HEADS[NoReadout]) and not name.endswith("LMHeadModel")
     return NoReadout() if bare and not language_head.tied else language_head
+
+
+def activation_of(
+    theirs: Mapping[str, Any], key: str, names: Mapping[str, Activation]
+) -> Activation:
+    """Our name for the activation under this key of a config.json; the default is GELU."""
+    name = theirs.get(key, "gelu")
+    if name not in names:
+        raise ConfigError(f"{key}={name!r} is not supported", f"use {', '.join(names)}")
+    return names[name]
 
 
 def class_count(theirs: Mapping[str, Any]) -> int:

@@ -26,7 +26,7 @@ LAYER = (
     ("feedforward.expand", "mlp.c_fc", True),
     ("feedforward.contract", "mlp.c_proj", True),
 )
-# The scores of classes; those of words come from the token embedding.
+# The heads for classes; logits of tokens come from the token embedding.
 SCORES: dict[type[Readout], str] = {ClassHead: "score", TokenHead: "classifier"}
 # Values that we support; with any other the model would load and compute something else.
 SUPPORTED = {

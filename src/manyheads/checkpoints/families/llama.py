@@ -31,7 +31,7 @@ from manyheads.parts.positions.rotary import (
     YarnScaling,
 )
 
-# The default where config.json leaves it out; rotary positions have no limit of their own.
+# The default if config.json leaves it out; rotary positions have no limit.
 LONGEST = 32768
 CLASSES = {
     "llama": "Llama",
@@ -51,7 +51,7 @@ class LlamaFamily(Family):
         width, heads = theirs["hidden_size"], theirs["num_attention_heads"]
         family, norm = theirs["model_type"], RMSNorm(eps=float(theirs["rms_norm_eps"]))
         if theirs.get("hidden_act", "silu") != "silu":
-            raise ConfigError(f"hidden_act={theirs['hidden_act']!r} is not SwiGLU's", "use 'silu'")
+            raise ConfigError(f"hidden_act={theirs['hidden_act']!r} is not supported", "use silu")
 
         def layer(index: int) -> LayerConfig:
             attention = AttentionConfig(
@@ -116,7 +116,7 @@ class LlamaFamily(Family):
             "attention_dropout": attention.dropout,
             "max_position_embeddings": LONGEST,
             "hidden_act": "silu",
-            # Without them `transformers` takes 1 and 2, whatever these are in this vocabulary.
+            # Without them `transformers` uses 1 and 2, whatever these are in this vocabulary.
             "bos_token_id": None,
             "eos_token_id": None,
             **_describe_windows(config, family),
@@ -171,8 +171,8 @@ LLAMA = LlamaFamily()
 def _bias(theirs: Mapping[str, Any]) -> Literal["none", "inputs", "all"]:
     if theirs["model_type"] == "qwen2":
         return "inputs"
-    reads_it = theirs["model_type"] in ("llama", "qwen3")
-    return "all" if reads_it and theirs.get("attention_bias", False) else "none"
+    uses_it = theirs["model_type"] in ("llama", "qwen3")
+    return "all" if uses_it and theirs.get("attention_bias", False) else "none"
 
 
 def _mask(theirs: Mapping[str, Any], index: int) -> Mask:
@@ -195,13 +195,13 @@ def _slides(theirs: Mapping[str, Any], index: int) -> bool:
 def _rotary(theirs: Mapping[str, Any]) -> Rotary:
     rope = dict(theirs.get("rope_parameters") or theirs.get("rope_scaling") or {})
     theta = rope.get("rope_theta", theirs.get("rope_theta", 10_000.0))
-    share = rope.get("partial_rotary_factor", theirs.get("partial_rotary_factor", 1.0))
-    return Rotary(theta=float(theta), fraction=float(share), scaling=_scaling(rope, theirs))
+    fraction = rope.get("partial_rotary_factor", theirs.get("partial_rotary_factor", 1.0))
+    return Rotary(theta=float(theta), fraction=float(fraction), scaling=_scaling(rope, theirs))
 
 
 def _scaling(rope: Mapping[str, Any], theirs: Mapping[str, Any]) -> Scaling:
     kind = rope.get("rope_type", rope.get("type", "default"))
-    trained = rope.get("original_max_position_embeddings") or theirs.get("max_position_embeddings")
+    length = rope.get("original_max_position_embeddings") or theirs.get("max_position_embeddings")
     match kind:
         case "default":
             return NoScaling()
@@ -210,30 +210,30 @@ def _scaling(rope: Mapping[str, Any], theirs: Mapping[str, Any]) -> Scaling:
         case "llama3":
             return Llama3Scaling(
                 factor=float(rope["factor"]),
-                original_length=int(trained or 0),
+                original_length=int(length or 0),
                 fast=float(rope["high_freq_factor"]),
                 slow=float(rope["low_freq_factor"]),
             )
         case "yarn":
-            return _yarn(rope, int(trained or 0))
+            return _yarn(rope, int(length or 0))
     raise ConfigError(
-        f"rope_type={kind!r} is a scaling manyheads does not know",
+        f"rope_type={kind!r} is not supported",
         "use default, linear, llama3 or yarn",
     )
 
 
-def _yarn(rope: Mapping[str, Any], trained: int) -> YarnScaling:
+def _yarn(rope: Mapping[str, Any], length: int) -> YarnScaling:
     scaling = YarnScaling(
         factor=float(rope["factor"]),
-        original_length=trained,
+        original_length=length,
         fast=float(rope.get("beta_fast") or 32.0),
         slow=float(rope.get("beta_slow") or 1.0),
     )
-    asked = rope.get("attention_factor")
+    factor = rope.get("attention_factor")
     special = [name for name in ("mscale", "mscale_all_dim") if rope.get(name) is not None]
-    if special or (asked is not None and abs(asked - scaling.temperature) > 1e-6):
+    if special or (factor is not None and abs(factor - scaling.temperature) > 1e-6):
         raise ConfigError(
-            f"YaRN with {', '.join(special) or 'attention_factor'} of its own is not known here",
+            f"YaRN with {', '.join(special) or 'attention_factor'} is not supported",
             "leave it out to use the published temperature",
         )
     return scaling
@@ -248,12 +248,12 @@ def _describe_rotary(position: object) -> dict[str, Any] | None:
     match position.scaling:
         case LinearScaling(factor=factor):
             return rope | {"rope_type": "linear", "factor": factor}
-        case Llama3Scaling(factor=factor, original_length=trained, fast=fast, slow=slow):
+        case Llama3Scaling(factor=factor, original_length=length, fast=fast, slow=slow):
             bounds = {"high_freq_factor": fast, "low_freq_factor": slow}
-            own = {"factor": factor, "original_max_position_embeddings": trained}
+            own = {"factor": factor, "original_max_position_embeddings": length}
             return rope | {"rope_type": "llama3"} | own | bounds
-        case YarnScaling(factor=factor, original_length=trained, fast=fast, slow=slow):
-            own = {"factor": factor, "original_max_position_embeddings": trained}
+        case YarnScaling(factor=factor, original_length=length, fast=fast, slow=slow):
+            own = {"factor": factor, "original_max_position_embeddings": length}
             return rope | {"rope_type": "yarn", "beta_fast": fast, "beta_slow": slow} | own
     return rope | {"rope_type": "default"}
 
@@ -263,10 +263,10 @@ def _family(config: DecoderConfig, attention: AttentionConfig) -> str:
         return "qwen3"
     if attention.bias == "inputs":
         return "qwen2"
-    # `transformers` refuses a Llama whose heads do not share the width evenly, whatever their size.
-    # A Mistral without a window computes the same and may have any number of them.
-    odd = config.stack.width % attention.heads != 0
-    return "mistral" if odd or all(_windows(config)) else "llama"
+    # `transformers` refuses a Llama whose heads do not divide the width, whatever their size. A
+    # Mistral without a window computes the same and may have any number of heads.
+    uneven = config.stack.width % attention.heads != 0
+    return "mistral" if uneven or all(_windows(config)) else "llama"
 
 
 def _windows(config: DecoderConfig) -> list[Window | None]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.family import Family
+from manyheads.checkpoints.families.family import Family, activation_of
 from manyheads.checkpoints.tensor_map import Entry, Packed
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
@@ -143,7 +143,7 @@ def _stack(theirs: Mapping[str, Any], side: str) -> StackConfig:
     feedforward = MLP(
         width=width,
         hidden=theirs[f"{side}_ffn_dim"],
-        activation=_activation(theirs),
+        activation=activation_of(theirs, "activation_function", ACTIVATIONS),
         dropout=float(theirs.get("activation_dropout", 0.0)),
     )
     layer = LayerConfig(
@@ -152,15 +152,6 @@ def _stack(theirs: Mapping[str, Any], side: str) -> StackConfig:
         feedforward=Branch(feedforward, PostNorm(LayerNorm()), dropout),
     )
     return StackConfig(width=width, layers=(layer,) * theirs[f"{side}_layers"])
-
-
-def _activation(theirs: Mapping[str, Any]) -> Activation:
-    name = theirs.get("activation_function", "gelu")
-    if name not in ACTIVATIONS:
-        raise ConfigError(
-            f"activation_function={name!r} is not known here", f"use {', '.join(ACTIVATIONS)}"
-        )
-    return ACTIVATIONS[name]
 
 
 def _describe_stack(stack: StackConfig, side: str) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.family import Family, class_count, default_labels
+from manyheads.checkpoints.families.family import Family, activation_of, class_count, default_labels
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
@@ -43,7 +43,7 @@ HEADS: dict[type[Readout], str] = {
     TokenHead: "ModernBertForTokenClassification",
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
-# The defaults where config.json leaves them out.
+# The defaults if config.json leaves them out.
 THETAS = {FULL: 160_000.0, SLIDING: 10_000.0}
 LOCAL = 128
 LAST_SPECIAL = 50283
@@ -194,13 +194,13 @@ def _kinds(theirs: Mapping[str, Any]) -> list[str]:
     unknown = sorted(set(kinds) - {FULL, SLIDING})
     if unknown:
         raise ConfigError(
-            f"layer_types names {', '.join(unknown)}, which is not known here",
+            f"layer_types has {', '.join(unknown)}, which is not supported",
             f"use {FULL} and {SLIDING}",
         )
     if len(kinds) != count:
         raise ConfigError(
-            f"layer_types names {len(kinds)} layers and num_hidden_layers={count}",
-            "give every layer one type",
+            f"layer_types has {len(kinds)} entries, and num_hidden_layers={count}",
+            "give one type per layer",
         )
     return list(kinds)
 
@@ -211,19 +211,19 @@ def _rotary(theirs: Mapping[str, Any], kind: str) -> Rotary:
     scaling = scaled.get("rope_type", scaled.get("type", "default"))
     if scaling != "default" or scaled.get("partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError(
-            f"rotary positions of {kind} are scaled or partial ({scaled})",
-            "use rope_type='default' over the whole head",
+            f"scaled or partial rotary positions ({scaled} of {kind}) are not supported",
+            "use rope_type='default' without partial_rotary_factor",
         )
-    whole = theirs.get("global_rope_theta", THETAS[FULL])
-    old = whole if kind == FULL else theirs.get("local_rope_theta", THETAS[SLIDING])
-    # The first release let a local theta of null mean the global one.
-    return Rotary(theta=float(rope.get("rope_theta", whole if old is None else old)))
+    full = theirs.get("global_rope_theta", THETAS[FULL])
+    old = full if kind == FULL else theirs.get("local_rope_theta", THETAS[SLIDING])
+    # In the first release a local theta of null means the global one.
+    return Rotary(theta=float(rope.get("rope_theta", full if old is None else old)))
 
 
 def _feedforward(theirs: Mapping[str, Any]) -> GeGLU | SwiGLU:
     width, hidden = theirs["hidden_size"], theirs["intermediate_size"]
     bias, dropout = bool(theirs.get("mlp_bias", False)), float(theirs.get("mlp_dropout", 0.0))
-    match _activation(theirs, "hidden_activation"):
+    match activation_of(theirs, "hidden_activation", ACTIVATIONS):
         case "gelu" | "gelu_tanh" as activation:
             return GeGLU(
                 width=width, hidden=hidden, activation=activation, bias=bias, dropout=dropout
@@ -231,19 +231,9 @@ def _feedforward(theirs: Mapping[str, Any]) -> GeGLU | SwiGLU:
         case "silu":
             return SwiGLU(width=width, hidden=hidden, bias=bias, dropout=dropout)
     raise ConfigError(
-        f"hidden_activation={theirs['hidden_activation']!r} gates no layer known here",
+        f"hidden_activation={theirs['hidden_activation']!r} is not supported in a gated layer",
         "use gelu, gelu_pytorch_tanh or silu",
     )
-
-
-def _activation(theirs: Mapping[str, Any], key: str) -> Activation:
-    asked = theirs.get(key, "gelu")
-    if asked not in ACTIVATIONS:
-        raise ConfigError(
-            f"{key}={asked!r} is an activation manyheads does not know",
-            f"use {', '.join(ACTIVATIONS)}",
-        )
-    return ACTIVATIONS[asked]
 
 
 def _their_name(activation: Activation) -> str:
@@ -252,12 +242,12 @@ def _their_name(activation: Activation) -> str:
 
 def _readout(theirs: Mapping[str, Any]) -> Readout:
     transform = ReadoutTransform(
-        activation=_activation(theirs, "classifier_activation"),
+        activation=activation_of(theirs, "classifier_activation", ACTIVATIONS),
         norm=_norm(theirs),
         bias=bool(theirs.get("classifier_bias", False)),
     )
-    asked = (theirs.get("architectures") or ["ModernBertModel"])[0]
-    match asked.removeprefix("ModernBert"):
+    name = (theirs.get("architectures") or ["ModernBertModel"])[0]
+    match name.removeprefix("ModernBert"):
         case "Model":
             return NoReadout()
         case "ForMaskedLM":
@@ -269,12 +259,14 @@ def _readout(theirs: Mapping[str, Any]) -> Readout:
         case "ForSequenceClassification":
             pool = theirs.get("classifier_pooling", "cls")
             if pool not in POOLS:
-                raise ConfigError(f"classifier_pooling={pool!r} is not known", "use cls or mean")
+                raise ConfigError(
+                    f"classifier_pooling={pool!r} is not supported", "use cls or mean"
+                )
             return ClassHead(classes=class_count(theirs), pool=POOLS[pool], transform=transform)
         case "ForTokenClassification":
             return TokenHead(classes=class_count(theirs), transform=transform)
     raise ConfigError(
-        f"{asked} has a head manyheads does not know", f"use one of {', '.join(HEADS.values())}"
+        f"the head of {name} is not supported", f"use one of {', '.join(HEADS.values())}"
     )
 
 

@@ -34,16 +34,16 @@ class QwenGatedFamily(Family):
     tied_copies = LLAMA.tied_copies
 
     def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
-        asked = [key for key in OUTPUT_GATES if theirs.get(key)]
-        if len(asked) > 1:
+        gates = [key for key in OUTPUT_GATES if theirs.get(key)]
+        if len(gates) > 1:
             raise ConfigError(
-                f"{' and '.join(asked)} are both set", "set one: a layer has one gate"
+                f"{' and '.join(gates)} are both set", "set one: a layer has one gate"
             )
         # The study's qkv_bias includes the output projection; its code reads no other key.
         bias = theirs.get("qkv_bias", theirs.get("attention_bias", False))
         plain = LLAMA.read_config({"head_dim": HEAD_SIZE, **theirs, "attention_bias": bias})
         changes: dict[str, Any] = {
-            "gates": tuple(Gate(at="output", per=OUTPUT_GATES[key]) for key in asked),
+            "gates": tuple(Gate(at="output", per=OUTPUT_GATES[key]) for key in gates),
         }
         if not theirs.get("use_qk_norm", True):
             changes |= {"query_norm": NoNorm(), "key_norm": NoNorm()}
@@ -210,8 +210,7 @@ def _refuse_other_layers(theirs: Mapping[str, Any]) -> None:
     if others:
         found = ", ".join(sorted({kinds[index] for index in others}))
         raise ConfigError(
-            f"layers {', '.join(map(str, others))} are {found}, and of Qwen3-Next only "
-            "full_attention layers are known here so far",
+            f"layers {', '.join(map(str, others))} are {found}; only full_attention is supported",
             "use a model whose layer_types are all 'full_attention'",
         )
 

@@ -177,7 +177,7 @@ def _feedforward(theirs: Mapping[str, Any], dropout: float) -> FeedForwardConfig
     if kind == GATED_SILU:
         return SwiGLU(width=width, hidden=hidden, dropout=dropout)
     raise ConfigError(
-        f"feed_forward_proj={kind!r} is not known here",
+        f"feed_forward_proj={kind!r} is not supported",
         f"use {', '.join((*PLAIN, GATED_GELU, GATED_SILU))}",
     )
 

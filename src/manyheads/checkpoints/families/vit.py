@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.family import Family, class_count, default_labels
+from manyheads.checkpoints.families.family import Family, activation_of, class_count, default_labels
 from manyheads.checkpoints.tensor_map import Entry, Packed
 from manyheads.errors import ConfigError
 from manyheads.models.initialisation import Initialisation
@@ -60,7 +60,7 @@ class ViTFamily(Family):
         dropout = float(theirs.get("hidden_dropout_prob", 0.0))
         if not theirs.get("qkv_bias", True):
             raise ConfigError(
-                "qkv_bias=false leaves a bias on the output alone, which no attention here has",
+                "qkv_bias=false, with a bias only on the output, is not supported",
                 "use weights with qkv_bias=true, or add biases of zero",
             )
         attention = AttentionConfig(
@@ -70,7 +70,9 @@ class ViTFamily(Family):
             dropout=float(theirs.get("attention_probs_dropout_prob", 0.0)),
         )
         feedforward = MLP(
-            width=width, hidden=theirs["intermediate_size"], activation=_activation(theirs)
+            width=width,
+            hidden=theirs["intermediate_size"],
+            activation=activation_of(theirs, "hidden_act", ACTIVATIONS),
         )
         layer = LayerConfig(
             attention=Branch(attention, PreNorm(norm), dropout),
@@ -183,18 +185,11 @@ def _prefix(config: ModelConfig) -> str:
     return "" if isinstance(config.readout, NoReadout) else "vit."
 
 
-def _activation(theirs: Mapping[str, Any]) -> Activation:
-    name = theirs.get("hidden_act", "gelu")
-    if name not in ACTIVATIONS:
-        raise ConfigError(f"hidden_act={name!r} is not known here", f"use {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
-
-
 def _side(theirs: Mapping[str, Any], key: str, default: int) -> int:
     value = theirs.get(key, default)
     sides = {value} if isinstance(value, int) else set(value)
     if len(sides) > 1:
-        raise ConfigError(f"{key}={value} is no square", "use one number for both sides")
+        raise ConfigError(f"{key} must be square, got {value}", "use one number for both sides")
     return int(sides.pop())
 
 
@@ -203,5 +198,5 @@ def _readout(theirs: Mapping[str, Any]) -> Readout:
     if name == BARE:
         return NoReadout()
     if name != CLASSIFIER:
-        raise ConfigError(f"{name} has a head not known here", f"use {CLASSIFIER} or {BARE}")
+        raise ConfigError(f"the head of {name} is not supported", f"use {CLASSIFIER} or {BARE}")
     return ClassHead(classes=class_count(theirs))

@@ -15,34 +15,36 @@ from manyheads.errors import ConfigError
 class Alibi:
     """Attention with linear biases (arXiv 2108.12409), symmetric if a query sees later tokens.
 
-    After pruning, `kept` are the indices of the remaining heads `among` the original ones: each
-    keeps its slope.
+    After pruning, `indices` are those of the remaining heads among `total` original ones, whose
+    slopes stay the same.
 
     >>> Alibi().slopes(4)
     (0.25, 0.0625, 0.015625, 0.00390625)
-    >>> Alibi(kept=(0, 3), among=4).slopes(2)
+    >>> Alibi(indices=(0, 3), total=4).slopes(2)
     (0.25, 0.00390625)
     """
 
-    kept: tuple[int, ...] = ()
-    among: int = 0
+    indices: tuple[int, ...] = ()
+    total: int = 0
 
     def __post_init__(self) -> None:
-        if any(not 0 <= head < self.among for head in self.kept):
-            raise ConfigError(f"kept must be heads below among={self.among}, got {self.kept}")
+        if any(not 0 <= head < self.total for head in self.indices):
+            raise ConfigError(f"indices must be heads below total={self.total}, got {self.indices}")
 
-    def keep(self, heads: Sequence[int], among: int) -> "Alibi":
-        """The bias of only these of `among` heads, with the slopes they have."""
-        kept = tuple(self.kept[head] for head in heads) if self.kept else tuple(heads)
-        return Alibi(kept, self.among if self.kept else among)
+    def select(self, heads: Sequence[int], total: int) -> "Alibi":
+        """The bias of only these of `total` heads, with the slopes they have."""
+        indices = tuple(self.indices[head] for head in heads) if self.indices else tuple(heads)
+        return Alibi(indices, self.total if self.indices else total)
 
     def slopes(self, heads: int) -> tuple[float, ...]:
         """The published slopes: a geometric series, with values of the next for other counts."""
-        if self.kept:
-            if len(self.kept) != heads:
-                raise ConfigError(f"kept must have heads={heads} entries, got {len(self.kept)}")
-            published = Alibi().slopes(self.among)
-            return tuple(published[head] for head in self.kept)
+        if self.indices:
+            if len(self.indices) != heads:
+                raise ConfigError(
+                    f"indices must have heads={heads} entries, got {len(self.indices)}"
+                )
+            published = Alibi().slopes(self.total)
+            return tuple(published[head] for head in self.indices)
         power = 2 ** math.floor(math.log2(heads))
         series = [2 ** (-8 * (index + 1) / power) for index in range(power)]
         finer = [2 ** (-4 * (index + 1) / power) for index in range(2 * power)]
@@ -53,9 +55,9 @@ class Alibi:
 
     def _slopes_on(self, device: torch.device, heads: int) -> Float[Tensor, " h"]:
         """The slopes, computed on the device: a CUDA graph cannot copy from the host."""
-        if self.kept:
-            published = Alibi()._slopes_on(device, self.among)
-            return torch.stack([published[head] for head in self.kept])
+        if self.indices:
+            published = Alibi()._slopes_on(device, self.total)
+            return torch.stack([published[head] for head in self.indices])
         power = 2 ** math.floor(math.log2(heads))
         # Only Apple's devices lack float64, which rounds as the published series does.
         wide = torch.float32 if device.type == "mps" else torch.float64

@@ -31,7 +31,7 @@ def small(size: str) -> Any:
 def test_classes_of_every_family_open_in_transformers(size: str, of: Any, tmp_path: Path) -> None:
     model = small(size)
     if (of == "images") != (size == "vit-b16"):
-        with pytest.raises(ConfigError, match=f"of='{of}' and the model reads"):
+        with pytest.raises(ConfigError, match=f"of='{of}' does not fit a model that reads"):
             with_classes(model, 3, of)
         return
     classes = with_classes(model, ("a", "b", "c"), of)
@@ -104,22 +104,22 @@ def test_classes_can_be_named_later() -> None:
     assert model.class_names == ()
     name_classes(model, ("glad", "sad"))
     assert model.class_names == ("glad", "sad")
-    with refuses(ConfigError, "1 names for 2 classes: glad: give one each."):
+    with refuses(ConfigError, "2 names, one per class, got 1: glad"):
         name_classes(model, ("glad",))
-    with refuses(ConfigError, "the model has no classes: give it some with with_classes."):
+    with refuses(ConfigError, "the model has no classes: add some with with_classes."):
         name_classes(small("gpt2"), ("glad", "sad"))
 
 
 def test_classes_that_cannot_be_are_refused() -> None:
     model = small("bert-base")
-    with refuses(ConfigError, "classes=1 leaves nothing to tell apart: give two or more."):
+    with refuses(ConfigError, "at least two classes, got 1"):
         with_classes(model, 1)
-    with refuses(ConfigError, "two classes have the name 'a': give each its own name."):
+    with refuses(ConfigError, "two classes have the name 'a': give each its own"):
         with_classes(model, ("a", "b", "a"))
     translator = build(
         "transformer-base", layers=1, width=16, heads=2, hidden=16, vocabulary=30, seed=0
     )
-    message = "an encoder-decoder writes texts: give an encoder or a decoder."
+    message = "an encoder-decoder cannot classify texts: give an encoder or a decoder."
     with refuses(ConfigError, message):
         with_classes(translator, 2)
 

@@ -133,7 +133,7 @@ def test_a_swap_that_fails_puts_the_old_folder_back(
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model").write_text("a file")
-    with pytest.raises(InputError, match="is a file: name a folder"):
+    with pytest.raises(InputError, match="is a file: give a folder"):
         write_folder(tmp_path / "model", {"a": write("1")})
 
 
@@ -151,7 +151,7 @@ def test_shards_are_read_as_one(tmp_path: Path) -> None:
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"x": "one.safetensors"}}))
-    with pytest.raises(InputError, match=r"names one\.safetensors, which is not there"):
+    with pytest.raises(InputError, match=r"lists one\.safetensors, which does not exist"):
         WeightFiles(tmp_path)
 
 
@@ -176,7 +176,7 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"), [("{", "is not JSON"), ("[1]", "holds a list"), (None, "there is no")]
+    ("text", "reason"), [("{", "is not JSON"), ("[1]", "got a list"), (None, "there is no")]
 )
 def test_broken_json_is_refused(tmp_path: Path, text: str | None, reason: str) -> None:
     if text is not None:

@@ -94,11 +94,11 @@ def test_our_own_layout_is_asked_last() -> None:
 def test_folders_near_one_of_a_model_point_on(tmp_path: Path) -> None:
     (tmp_path / "run/model").mkdir(parents=True)
     (tmp_path / "run/model/config.json").write_text("{}")
-    with pytest.raises(InputError, match=r"is the folder of a run: name its model, .*run/model"):
+    with pytest.raises(InputError, match=r"is the folder of a run: use its model, .*run/model"):
         load(tmp_path / "run")
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter/adapter_config.json").write_text("{}")
-    with pytest.raises(InputError, match="holds a low-rank adapter and no model"):
+    with pytest.raises(InputError, match="holds an adapter, not a model"):
         load(tmp_path / "adapter")
 
 
@@ -124,7 +124,7 @@ def test_a_config_with_a_value_of_another_type_is_told_as_that(
 
 def test_a_family_that_is_no_name_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": ["gpt2"]}')
-    with pytest.raises(InputError, match=r"model_type=\['gpt2'\], a family manyheads does not"):
+    with pytest.raises(InputError, match=r"model_type=\['gpt2'\], which manyheads does not"):
         load(tmp_path)
 
 
@@ -132,15 +132,15 @@ def test_a_surplus_tensor_is_called_as_in_the_file(tmp_path: Path) -> None:
     save(build("gpt2", seed=0, **TINY), tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     save_file({**tensors, "extra.thing": torch.zeros(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(InputError, match=r": extra\.thing belongs to no part"):
+    with pytest.raises(InputError, match=r": extra\.thing is not part"):
         load(tmp_path)
 
 
 def test_a_device_or_type_that_cannot_be_is_refused(tmp_path: Path) -> None:
     save(build("gpt2", seed=0, **TINY), tmp_path)
-    with pytest.raises(InputError, match="there is no device 'gpu'"):
+    with pytest.raises(InputError, match="auto, cpu or cuda, got 'gpu'"):
         load(tmp_path, device="gpu")
-    with pytest.raises(InputError, match=r"dtype=torch\.int8 is not a dtype"):
+    with pytest.raises(InputError, match=r"dtype must be .*got torch\.int8"):
         load(tmp_path, dtype=torch.int8)
     assert load(tmp_path, device=torch.device("cpu")).config
 
@@ -149,7 +149,7 @@ def test_a_device_or_type_that_cannot_be_is_refused(tmp_path: Path) -> None:
 def test_gates_beside_a_model_are_not_lost_without_a_word(name: str, tmp_path: Path) -> None:
     model = build(name, seed=0, **(TINY if name == "gpt2" else {}))
     L0Gates(weight=1.0).attach(model)
-    with pytest.raises(ConfigError, match=r"head_gates\.openness\.0.* with train\.folding\.folded"):
+    with pytest.raises(ConfigError, match=r"head_gates\.openness\.0.*L0Gates"):
         save(model, tmp_path / "one")
     assert not (tmp_path / "one").exists()
 

@@ -139,7 +139,7 @@ def test_progress_has_a_total_and_says_why_it_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(gradients, "FEW_TO_MANY", (2, 4))
+    monkeypatch.setattr(gradients, "STEP_COUNTS", (2, 4))
     found = integrate_inputs(small(DECODERS["experts"]), ids((5, 4)))
     assert found.steps == 4
     told = capsys.readouterr().err

@@ -12,7 +12,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from manyheads import lens
 from manyheads.errors import InputError, TruncationWarning
-from manyheads.lens.causal import evaluate
 from manyheads.lens.causal.ablation import (
     Ablation,
     ablate,
@@ -20,6 +19,7 @@ from manyheads.lens.causal.ablation import (
     ablate_in_order,
     ablate_together,
 )
+from manyheads.lens.inputs.cached_run import CachedRun
 from manyheads.lens.inputs.metrics import CustomMetric, LogitDifference
 from manyheads.lens.results.addresses import Address
 from manyheads.models.build import build
@@ -389,16 +389,16 @@ def test_ctrl_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None
     model, batch = small(DECODERS["llama"]), ids(LENGTHS)
     whole = ablate(model, batch, batch_tokens=1, progress=False)
     runs = 0
-    speak = evaluate.Trunk.speak
+    resume = CachedRun.resume_after_heads
 
     def tired(self: Any, *given: Any) -> Any:
         nonlocal runs
         runs += 1
         if runs > 8 + 2:
             raise KeyboardInterrupt
-        return speak(self, *given)
+        return resume(self, *given)
 
-    monkeypatch.setattr(evaluate.Trunk, "speak", tired)
+    monkeypatch.setattr(CachedRun, "resume_after_heads", tired)
     # One text after another, each head alone: the first text is finished, and a second of one token
     # brings no loss.
     result = ablate(model, batch, batch_tokens=1, progress=False)

@@ -73,7 +73,9 @@ if SHAPES_ARE_CHECKED:
                 checked.__init__ = init  # type: ignore[method-assign]
             return checked
         hints = list(getattr(checked, "__annotations__", {}).values())
-        if not inspect.isfunction(checked) or QUOTED.search(repr(hints)):
+        # A generator runs after its context has ended, so that its shapes would leak into another.
+        own = inspect.isfunction(checked) and not inspect.isgeneratorfunction(checked)
+        if not own or QUOTED.search(repr(hints)):
             return jaxtyped(checked, typechecker=typechecker)
         function = typechecker(checked)
         if "jaxtyping" not in repr(hints):

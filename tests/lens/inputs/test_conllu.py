@@ -160,8 +160,8 @@ def test_what_no_token_stands_for_is_not_asked() -> None:
     (marked,) = align_texts(made, [text])
     # The first token of a text without a frame takes what heads have left over.
     assert marked == AlignedText((3, 4, 5), ((), (1,), (2,)), (pair,))
-    assert align_texts(made, [text], begin=(0,))[0].words == ((1,), (2,), (3,))
-    assert align_texts(made, [text], longest=2) == []
+    assert align_texts(made, [text], bos=(0,))[0].words == ((1,), (2,), (3,))
+    assert align_texts(made, [text], max_length=2) == []
     assert align_texts(made, [AnnotatedText.from_words(["a", "b", "what"], [pair])]) == []
 
 

@@ -124,9 +124,7 @@ def test_rows_for_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_frame_without_pandas_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with refuses(
-        MissingPackageError, "a DataFrame needs the package pandas: run pip install pandas."
-    ):
+    with refuses(MissingPackageError, "a DataFrame", "pip install pandas"):
         result().frame()
 
 

@@ -175,12 +175,12 @@ def test_a_name_that_is_nowhere_says_what_to_do(home: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (errors.RepositoryNotFoundError, "the hub shows you no model of that name"),
+        (errors.RepositoryNotFoundError, "no model of that name on the hub"),
         (errors.GatedRepoError, "is gated on the hub.*hf auth login"),
         (errors.RevisionNotFoundError, "has no revision None"),
-        (errors.HfHubHTTPError, r"did not give some/one \(HfHubHTTPError: no\): try again"),
+        (errors.HfHubHTTPError, r"some/one could not be downloaded \(HfHubHTTPError: no\): try again"),
         (errors.LocalEntryNotFoundError, "the hub cannot be reached, and its cache has no"),
-        (ConnectionResetError, r"did not give some/one \(ConnectionResetError"),
+        (ConnectionResetError, r"some/one could not be downloaded \(ConnectionResetError"),
     ],
 )
 def test_what_the_hub_refuses_is_said_in_one_line(

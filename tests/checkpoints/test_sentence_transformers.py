@@ -215,10 +215,10 @@ def test_a_decoder_gives_the_vector_of_its_last_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (flags("max_tokens"), "pools by max: use one of mean, cls, lasttoken"),
-        (flags("mean_tokens") | {"pooling_mode_cls_token": True}, "pools by cls and mean"),
-        ({"pooling_mode": "weightedmean"}, "pools by weightedmean"),
-        ({"pooling_mode": ["mean", "max"]}, "pools by mean and max"),
+        (flags("max_tokens"), "is max: use mean, cls, lasttoken"),
+        (flags("mean_tokens") | {"pooling_mode_cls_token": True}, "is cls and mean"),
+        ({"pooling_mode": "weightedmean"}, "is weightedmean"),
+        ({"pooling_mode": ["mean", "max"]}, "is mean and max"),
     ],
 )
 def test_other_poolings_are_refused_by_name(
@@ -236,8 +236,8 @@ def test_other_poolings_are_refused_by_name(
         ({"path": "", "type": "custom_code.Transformer"}, "module 'custom_code.Transformer'"),
         ({"path": ""}, "module None"),
         ("Dense", "module None"),
-        ({"path": "", "type": "sentence_transformers.models.Normalize"}, "Normalize in a row"),
-        ({"path": "../x", "type": "sentence_transformers.models.Pooling"}, "leads out of its"),
+        ({"path": "", "type": "sentence_transformers.models.Normalize"}, "got .*Normalize"),
+        ({"path": "../x", "type": "sentence_transformers.models.Pooling"}, "outside its folder"),
     ],
 )
 def test_other_modules_are_refused_by_name(module: Any, reason: str, tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_a_local_theta_of_null_is_the_global_one() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"hidden_activation": "relu"}, "hidden_activation='relu' gates no layer"),
+        ({"hidden_activation": "relu"}, "hidden_activation='relu'"),
         ({"classifier_activation": "selu"}, "classifier_activation='selu'"),
         ({"layer_types": ["chunked_attention"] * 4}, "layer_types names chunked_attention"),
         ({"layer_types": ["full_attention"]}, "names 1 layers and num_hidden_layers=4"),

@@ -152,7 +152,7 @@ def test_layers_of_linear_attention_are_refused_by_number(tmp_path: Path) -> Non
     with pytest.raises(InputError) as caught:
         load(tmp_path)
     assert "layers 0, 2, 3 are linear_attention" in str(caught.value)
-    assert "only full_attention layers are known here so far" in str(caught.value)
+    assert "only full_attention is supported" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_the_command_draws_where_the_class_token_looks(
     assert main(given) == 2
     assert "pass one with --image" in capsys.readouterr().err
     assert main([*given, "--image", str(tmp_path / "vit" / "config.json")]) == 2
-    assert "is no image: name a PNG or a JPEG" in capsys.readouterr().err
+    assert "is not an image: use a PNG or a JPEG" in capsys.readouterr().err
     assert main([*given, "--image", str(photo), "--text", "a"]) == 2
     assert main(["report", "house-gpt", "--image", str(photo)]) == 2
     assert "does not read images" in capsys.readouterr().err

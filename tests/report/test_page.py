@@ -90,7 +90,7 @@ def test_scripts_are_those_of_the_studio_without_exports() -> None:
 def test_a_page_is_written_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "new" / "report.html"
     assert write_report("<p>ö</p>", path) == 9
-    assert path.read_text_input("utf-8") == "<p>ö</p>"
+    assert path.read_text("utf-8") == "<p>ö</p>"
     assert [each.name for each in path.parent.iterdir()] == ["report.html"]
 
 

@@ -326,7 +326,7 @@ def test_phases_follow_one_another_with_their_own_data_and_rotary_base(place: Pa
     attention = load(place / "out/model").config.stack.layers[0].attention
     assert attention.inner.position.theta == 5000.0
     state = json.loads((place / "out/checkpoints/step-7/state.json").read_text())
-    assert state["place"]["step"] == 3
+    assert state["position"]["step"] == 3
 
 
 def test_what_is_wrong_with_a_later_phase_is_told_before_the_first(place: Path) -> None:

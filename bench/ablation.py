@@ -1,9 +1,9 @@
-"""Time the ablation of heads beside a plain loop and print the ratio: `python bench/ablation.py`.
+"""Time the ablation of heads against a plain loop and print the ratio: `python bench/ablation.py`.
 
-A model of GPT-2's size with random weights reads 4 texts of 256 tokens, and every head is taken
-away once. The plain loop runs the whole model for each, and so does TransformerLens where it is
+A model of the size of GPT-2 with random weights reads 4 texts of 256 tokens, and every head is
+ablated once. The plain loop runs the full model for each head, and so does TransformerLens if it is
 installed. Their losses are compared before anything is timed. On a small machine all 144 heads take
-long: `--heads` takes so many of each layer.
+long: `--heads` limits how many of each layer are ablated.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class Silence:
 
 
 def plain_loop(model: Decoder, batch: Tensor, heads: list[Head]) -> Tensor:
-    """The loss without each head, by one run of the whole model a head."""
+    """The loss without each head, by one run of the full model per head."""
     losses = []
     with torch.no_grad():
         for head in heads:

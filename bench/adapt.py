@@ -1,4 +1,4 @@
-"""Low-rank adapters on a whole base (on CUDA 16 bits) and on a 4-bit one: memory, time and loss.
+"""Low-rank adapters on a full base (on CUDA 16 bits) and on a 4-bit one: memory, time and loss.
 
 python bench/adapt.py [--model FOLDER] [--steps 30] [--rank 16] [--tokens 4096] [--length 1024]
 

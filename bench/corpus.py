@@ -1,4 +1,4 @@
-"""English prose that every machine with Python has: docstrings and comments of its own library."""
+"""English prose that comes with every Python: docstrings and comments of the standard library."""
 
 import ast
 import random

@@ -1,7 +1,7 @@
-"""Texts to vectors beside the peers, with real MiniLM: `python bench/encode.py`.
+"""Time texts to vectors against other libraries, with real MiniLM: `python bench/encode.py`.
 
-With CUDA at hand on CUDA, elsewhere on the CPU. Vectors are compared before anything is timed, and
-a disagreement ends the run.
+Runs on CUDA if there is a device, otherwise on the CPU. Vectors are compared before anything is
+timed, and a disagreement ends the run.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""MiniLM on the CPU: manyheads beside sentence-transformers and onnxruntime, in float32."""
+"""MiniLM on the CPU: manyheads, sentence-transformers and onnxruntime, in float32."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -90,7 +90,7 @@ def _padding(order: Sequence[int], lengths: Sequence[int]) -> float:
 
 
 def _flops(model: Encoder, lengths: Sequence[int]) -> float:
-    """Products that the texts themselves ask for: weights once a token, pairs of tokens twice."""
+    """Useful multiplications: each weight once per token, each pair of tokens twice."""
     weights = sum(
         each.weight.numel() for each in model.stack.modules() if isinstance(each, nn.Linear)
     )

@@ -1,4 +1,4 @@
-"""Reading on CUDA beside transformers: the shape of ModernBERT-base, in bfloat16."""
+"""Encoding on CUDA against transformers: the shape of ModernBERT-base, in bfloat16."""
 
 from functools import partial
 from tempfile import TemporaryDirectory

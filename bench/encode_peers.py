@@ -1,4 +1,4 @@
-"""MiniLM in other hands: sentence-transformers as it comes, and onnxruntime at its best."""
+"""MiniLM in other libraries: sentence-transformers as it comes, and onnxruntime at its best."""
 
 import contextlib
 import io
@@ -97,7 +97,7 @@ class OnnxRuntime:
 
 
 class Hidden(nn.Module):
-    """The last hidden states alone, which is all that a sentence vector needs."""
+    """Only the last hidden states, which is all that a sentence vector needs."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Time writing beside transformers and print the ratios: `python bench/generate.py`.
+"""Time generation against transformers and print the ratios: `python bench/generate.py`.
 
-With CUDA at hand on CUDA, elsewhere on the CPU. What is written is compared before anything is
-timed. Weights are random, nothing is fetched.
+Runs on CUDA if there is a device, otherwise on the CPU. The generated tokens are compared before
+anything is timed. Weights are random, and nothing is downloaded.
 """
 
 import argparse
@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="instead of the fastest here")
     parser.add_argument("--quick", action="store_true", help="less of it, for a first look")
     parser.add_argument(
-        "--batch", type=int, help="this many texts at once alone, on CUDA; else 1 and then 32"
+        "--batch", type=int, help="only this batch size, on CUDA; otherwise 1 and then 32"
     )
     arguments = parser.parse_args()
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")

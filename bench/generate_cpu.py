@@ -1,4 +1,4 @@
-"""Writing on the CPU beside transformers: GPT-2 small with random weights, one text."""
+"""Generation on the CPU against transformers: GPT-2 small with random weights, one text."""
 
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -88,6 +88,6 @@ def _write_theirs(model: Any, ids: Tensor, new_tokens: int) -> Tensor:
 
 
 def _bytes_a_token(model: Any) -> int:
-    """All weights but the positions, of which a token reads one row."""
+    """All weights except the positions, of which a token reads one row."""
     kept: int = sum(parameter.nbytes for parameter in model.parameters())
     return kept - int(model.embedding.positions.weight.nbytes)

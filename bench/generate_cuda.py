@@ -1,4 +1,4 @@
-"""Writing on CUDA beside transformers: the Llama shape of 1.24 billion weights, in bfloat16."""
+"""Generation on CUDA against transformers: the Llama shape of 1.24 billion weights, in bfloat16."""
 
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -101,7 +101,7 @@ def _write_theirs(model: Any, ids: Tensor, *, static: bool = False) -> Tensor:
 
 @torch.inference_mode()
 def _check_steps(theirs: Any, ours: Any, ids: Tensor) -> float:
-    """Our steps over the tokens that transformers wrote, beside its scores of the whole text.
+    """Our steps over the tokens that transformers generated, against its scores of the full text.
 
     Tokens themselves cannot be compared: random weights leave many words as good as equal.
     """

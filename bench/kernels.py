@@ -1,7 +1,7 @@
-"""Time every kernel beside its peers and print the ratios: `python bench/kernels.py`.
+"""Time every kernel against others and print the ratios: `python bench/kernels.py`.
 
-With CUDA at hand the CUDA kernels, elsewhere those of the CPU. Answers are compared before anything
-is timed, and a disagreement ends the run.
+Runs the CUDA kernels if there is a device, otherwise those of the CPU. Outputs are compared before
+anything is timed, and a disagreement ends the run.
 """
 
 import argparse

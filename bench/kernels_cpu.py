@@ -1,4 +1,4 @@
-"""The CPU's kernels beside PyTorch's own attention."""
+"""The CPU kernels against PyTorch's own attention."""
 
 from dataclasses import replace
 from functools import partial
@@ -100,7 +100,7 @@ def _log_sum_exp(rounds: int, tokens: int) -> None:
 
 
 def _compare(title: str, problem: Problem, entrants: dict[str, Work], rounds: int) -> Race:
-    """Prints a table of all entrants beside ours; only visible pairs count as useful."""
+    """Print a table of all entrants against ours; only visible pairs count as useful."""
     a, b = torch.randn(2, SIDE, SIDE)
     times = race({**entrants, "matmul": lambda: a @ b}, device="cpu", rounds=rounds)
     rows = []

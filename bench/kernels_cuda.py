@@ -1,4 +1,4 @@
-"""The CUDA kernels beside PyTorch's flash, cuDNN and flex attention, in bfloat16."""
+"""The CUDA kernels against PyTorch's flash, cuDNN and flex attention, in bfloat16."""
 
 import time
 from collections.abc import Callable
@@ -200,7 +200,7 @@ def _padded(problem: Problem, mask: Tensor | None) -> Tensor:
 
 @torch.no_grad()
 def _flexible(rounds: int, peak: float) -> None:
-    """What flash and cuDNN cannot do: our flex beside our reference in chunks."""
+    """What flash and cuDNN cannot do: our flex against our reference in chunks."""
     slopes = Alibi().bias(12, torch.device(DEVICE))
     rows = []
     for name, problem in {

@@ -1,8 +1,8 @@
-"""What looking costs beside the plain forward: `python bench/lens.py`.
+"""Time the statistics of heads against a plain forward: `python bench/lens.py`.
 
-On the CPU: all statistics of GPT-2 small's 144 heads at 2,048 tokens, beside a plain forward,
-beside keeping all patterns, and beside TransformerLens where it is installed. With CUDA at hand:
-32 layers of 32 heads of 128 at 131,072 tokens; every layer takes as long, so `--layers 4` will do.
+On the CPU: all statistics of the 144 heads of GPT-2 small at 2,048 tokens, against a plain forward,
+against keeping all patterns, and against TransformerLens if it is installed. On CUDA: 32 layers of
+32 heads of 128 at 131,072 tokens; all layers take the same time, so `--layers 4` is enough.
 """
 
 import argparse

@@ -139,6 +139,6 @@ def _report(times: Race, memory: dict[str, int], names: list[str], tokens: int) 
     if PEER in names:
         ratio, share = times.host_ratio(PEER, OURS), memory[OURS] / memory[PEER]
         say(
-            f"goal beside {PEER}: a tenth of its extra memory at most ({share:.1%}), and less of "
+            f"goal against {PEER}: a tenth of its extra memory at most ({share:.1%}), and less of "
             f"the cores' time (theirs / ours {ratio:.2f}; theirs scores all words, ours none)"
         )

@@ -1,4 +1,4 @@
-"""A Llama-like model on CUDA: every statistic of every head beside the plain forward, bfloat16."""
+"""A Llama-like model on CUDA: all statistics of all heads against the plain forward, bfloat16."""
 
 from functools import cache
 from unittest.mock import patch

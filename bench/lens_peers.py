@@ -1,4 +1,4 @@
-"""The peer that looks inside: TransformerLens, at the same shape, where it is installed."""
+"""TransformerLens at the same shape, if it is installed."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -67,7 +67,7 @@ def _tokenizer(transformers: Any) -> Any:
     tokenizers: Any = import_module("tokenizers")
     end = "<|endoftext|>"
     words = tokenizers.models.WordLevel({end: 0}, unk_token=end)
-    # With a first token it would be fetched anew by name.
+    # With a BOS token it would be downloaded again by name.
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizers.Tokenizer(words), eos_token=end, unk_token=end
     )

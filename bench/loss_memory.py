@@ -1,4 +1,4 @@
-"""Peak memory and time of a step's loss, with all scores at once and with chunks of them.
+"""Peak memory and time of the loss of a step, with all logits at once and in chunks.
 
 python bench/loss_memory.py [--device cuda] [--tokens 8192] [--vocabulary 50304] [--width 768]
 """

@@ -1,14 +1,14 @@
-"""What half of the heads cost: size and speed of models before and after pruning.
+"""Size and speed of models before and after half of their heads are pruned.
 
     python bench/prune.py [--device cuda] [--tokens 2048] [--length 512] [--rounds 7]
 
-First whether a pruned model gives what the whole one gives with the same heads at zero, then all
-attention sublayers alone and the whole forward, the models by turns in one process. Half of the
-heads go: as many of each layer and each group, by chance over all of the model, and where keys are
-shared by whole groups.
+First it checks that a pruned model computes what the full one computes with the same heads at zero.
+Then it times all attention sublayers and the full forward, the models in turn in one process. Half
+of the heads are removed: the same number in each layer and group, at random over the model, and
+where keys are shared by whole groups.
 
-On CUDA both are recorded and run as one launch, so that the device is timed: small models called
-from Python wait for Python, whatever their heads cost. The last column is that of such calls.
+On CUDA both are recorded as CUDA graphs, so that the device is timed: small models called from
+Python wait for Python. The last column is that of such calls.
 """
 
 import argparse
@@ -165,7 +165,7 @@ def silenced(values: Tensor, heads: list[int]) -> Tensor:
 
 
 def attend(model: Decoder, states: Ragged) -> Work:
-    """All attention sublayers on the same states, position encodings computed once as in a forward."""
+    """All attention sublayers on the same states; positions are encoded once, as in a forward."""
     layers = attentions(model)
     encoding = layers[0].encode_positions(states.lengths.positions)
 

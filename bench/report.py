@@ -1,13 +1,12 @@
-"""Reports of 12 x 12 heads: how large they are and what they cost, beside pages of BertViz.
+"""Size and cost of reports of 12 x 12 heads, compared with pages of BertViz.
 
     python bench/report.py [--lengths 128 512 2048] [--bertviz 32 64 128]
 
 The model has the shape of GPT-2 small, a vocabulary of 4,096 and random weights, three times as
-large as at the start of training, so that its heads look somewhere. A report measures and shows as
-many tokens as it is asked for; what each of its steps costs is told in seconds of all cores
-together. First it is checked that the page holds the weights that the lens gives. BertViz, where it
-is installed, draws the patterns of the same model on the same tokens, its two views one after the
-other, and measures nothing.
+large as at the start of training, so that its heads look somewhere. A report measures and shows the
+requested number of tokens; the cost of each of its steps is in seconds of all cores together. First
+the weights on the page are checked against the lens. BertViz, if installed, draws the patterns
+of the same model on the same tokens, its two views one after the other, and measures nothing.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Several ways to do the same work: first whether they agree, then how long each takes.
+"""Several ways to do the same work: check that they agree, then time each of them.
 
-All run in turn in one process, round after round, so that a busy moment of the machine falls on all
-of them. A ratio is the median over rounds of the ratios within a round.
+All run in turn in one process, round after round, so that other load on the machine affects all of
+them. A ratio is the median over rounds of the ratios within a round.
 """
 
 import gc
@@ -33,7 +33,7 @@ HEAD_START_CYCLES = 8_000_000
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Seconds a call of every entrant in every round.
+    """Seconds per call of every entrant in every round.
 
     `elapsed` is wall time on the CPU and device time on CUDA; `host` is what the processor spent:
     its own seconds over all cores on the CPU, the time to queue the call on CUDA.

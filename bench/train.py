@@ -1,7 +1,7 @@
-"""A training step beside the peers.
+"""Time a training step against transformers.
 
-python bench/train.py [--part gpt2|masked|gates] [--rounds 8]     where there is CUDA
-python bench/train.py [--rounds 5]                                else: packed beside padded
+python bench/train.py [--part gpt2|masked|gates] [--rounds 8]     with CUDA
+python bench/train.py [--rounds 5]                                otherwise: packed against padded
 """
 
 import argparse

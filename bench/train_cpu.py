@@ -1,4 +1,4 @@
-"""Training steps on the CPU: real sentences packed, beside the same padded, by us and by a peer."""
+"""Training steps on the CPU: real sentences, packed and padded, here and in transformers."""
 
 import random
 from collections.abc import Sequence

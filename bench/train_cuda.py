@@ -1,4 +1,4 @@
-"""Training steps on CUDA beside transformers: GPT-2, a masked ModernBERT, and what gates cost."""
+"""Training steps on CUDA against transformers: GPT-2, masked ModernBERT, and the cost of gates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -178,7 +178,7 @@ def test_a_name_that_is_nowhere_says_what_to_do(home: Path) -> None:
         (errors.RepositoryNotFoundError, "no model of that name on the hub"),
         (errors.GatedRepoError, "is gated on the hub.*hf auth login"),
         (errors.RevisionNotFoundError, "has no revision None"),
-        (errors.HfHubHTTPError, r"some/one could not be downloaded \(HfHubHTTPError: no\): try again"),
+        (errors.HfHubHTTPError, r"could not be downloaded \(HfHubHTTPError: no\): try again"),
         (errors.LocalEntryNotFoundError, "the hub cannot be reached, and its cache has no"),
         (ConnectionResetError, r"some/one could not be downloaded \(ConnectionResetError"),
     ],

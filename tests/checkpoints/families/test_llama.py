@@ -151,7 +151,7 @@ def test_a_config_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     config["num_key_value_heads"] = 4
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match="kv_heads must divide heads=6 .*got 4"):
+    with pytest.raises(InputError, match=r"kv_heads must divide heads=6 .*got 4"):
         load(tmp_path)
 
 

@@ -108,7 +108,9 @@ def test_detectors_score_as_theirs(both: Both, name: Any, how: Any, first: bool,
     # They round "abs" to three digits.
     near = 1e-4 if how == "mul" else 5e-4 + 1e-4
     for head in EVERY_HEAD:
-        ours = detect(found.of(head).weights, ideal(name, ids), error_measure=how, exclude_first=not first)
+        ours = detect(
+            found.of(head).weights, ideal(name, ids), error_measure=how, exclude_first=not first
+        )
         assert ours == pytest.approx(float(theirs[head.layer, head.head]), abs=near)
     assert float(theirs.std()) > 0.003
 

@@ -81,7 +81,7 @@ def test_either_way_is_read_and_the_usual_one_written() -> None:
         ({}, r"0 \(4, 3\) is missing; 1 \(4, 3\) is missing"),
         ({"0": (4, 3)}, r"1 \(4, 3\) is missing"),
         ({"whole": (2, 3, 4)}, r"whole has shape \(2, 3, 4\), expected \(2, 4, 3\)"),
-        ({"0": (4, 3), "1": (4, 3), "whole": (2, 4, 3)}, "whole belongs to no part"),
+        ({"0": (4, 3), "1": (4, 3), "whole": (2, 4, 3)}, "whole is not part of the model"),
     ],
 )
 def test_a_file_that_has_neither_way_whole_is_refused(

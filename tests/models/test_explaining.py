@@ -81,7 +81,7 @@ def test_explaining_says_why_in_words() -> None:
     text = str(small(MIXED_KERNELS["windows and whole"]).explain_kernels(ids((40, 3))))
     lines = text.splitlines()
     assert lines[0] == "main layer 0: banded"
-    assert lines[1].startswith("main layer 1: fused (not banded: the mask has no limit")
+    assert lines[1].startswith("main layer 1: fused (not banded: the mask is not limited")
     assert "carries no gradient" in lines[-1]
 
 

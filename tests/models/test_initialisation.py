@@ -17,7 +17,6 @@ from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import LanguageHead, ReadoutTransform
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.stack import StackConfig
-from manyheads.models.vision import Vision
 from manyheads.parts.experts import Experts, MixtureOfExperts
 from manyheads.parts.feedforward import MLP, FeedForward, SwiGLU
 from manyheads.parts.gates import Gate
@@ -194,7 +193,7 @@ def test_a_zero_readout_starts_without_an_opinion() -> None:
 
 
 def test_vit_starts_with_a_zero_readout_and_truncated_patches() -> None:
-    drawn: Vision = build(
+    drawn: Any = build(
         get_config("vit-b16", width=WIDTH, heads=4, hidden=64, layers=1, image=32), seed=0
     ).requires_grad_(False)
     assert not drawn.readout.weight.any()

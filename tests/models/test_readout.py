@@ -1,12 +1,11 @@
 """Readouts: words, classes of sequences, classes of tokens."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from manyheads.models.build import build
 from manyheads.models.readout import (
@@ -111,7 +110,7 @@ def test_a_model_without_readout_answers_with_hidden_states_alone() -> None:
     assert output.hidden.values.shape == (ids().values.shape[0], WIDTH)
 
 
-def gradient_of_table(tied: bool) -> tuple[Tensor, Tensor | None]:
+def gradient_of_table(tied: bool) -> tuple[Any, Any]:
     """Of the words' vectors, by a loss on the scores of one text."""
     config = replace(DECODERS["llama"], readout=LanguageHead(tied=tied))
     model = build(config, seed=0)

@@ -18,7 +18,7 @@ from manyheads.parts.norms import LayerNorm, NoNorm, PostNorm, PreNorm, RMSNorm
 from manyheads.parts.positions import Learned, NoPosition, Rotary, Sinusoidal
 
 KINDS = {
-    "tiny-encoder": EncoderConfig,
+    "tiny_encoder": EncoderConfig,
     "transformer": Seq2SeqConfig,
     "bert": EncoderConfig,
     "modernbert": EncoderConfig,
@@ -28,7 +28,7 @@ KINDS = {
 }
 # What each recipe must be told: the smallest numbers that make a model.
 TINY = {
-    "tiny-encoder": {"width": 16, "heads": 2, "hidden": 8, "vocabulary": 9},
+    "tiny_encoder": {"width": 16, "heads": 2, "hidden": 8, "vocabulary": 9},
     "transformer": {"width": 16, "heads": 2, "hidden": 8, "layers": 1, "vocabulary": 9},
     "bert": {"width": 16, "heads": 2, "hidden": 8, "layers": 1, "vocabulary": 9, "positions": 8},
     "modernbert": {"width": 16, "heads": 2, "hidden": 8, "layers": 2, "vocabulary": 9},

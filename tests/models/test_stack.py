@@ -44,13 +44,13 @@ def test_positions_are_worked_out_once_for_layers_that_agree(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     turned: list[tuple[float, int]] = []
-    turn = Rotary.turn
+    turn = Rotary.rotation
 
     def counted(self: Rotary, positions: Tensor, size: int) -> Any:
         turned.append((self.theta, size))
         return turn(self, positions, size)
 
-    monkeypatch.setattr(Rotary, "turn", counted)
+    monkeypatch.setattr(Rotary, "rotation", counted)
     near, far = own(position=Rotary(theta=10.0)), own(position=Rotary(theta=99.0))
     other = own(position=Rotary(theta=10.0), heads=2, head_size=16)
     model = small(encoder(layer(near), layer(far), layer(near), layer(other), layer(far)))

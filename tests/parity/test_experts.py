@@ -1,7 +1,7 @@
 """Mixtures of experts give the logits, and share the work, as in `transformers`."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ OURS: dict[str, Any] = {
     "theta": 10_000.0,
     "tied": False,
     "experts": 6,
-    "chosen": 2,
+    "top_k": 2,
 }
 
 
@@ -94,7 +94,7 @@ def test_qwen3_with_experts_gives_the_same_logits(renormalise: bool) -> None:
                 layer.feedforward, inner=replace(layer.feedforward.inner, renormalise=renormalise)
             ),
         )
-        for layer in config.stack.layers
+        for layer in cast(Any, config).stack.layers
     )
     ours = build(replace(config, stack=replace(config.stack, layers=layers)))
     copying.llama(theirs, ours)

@@ -1,5 +1,7 @@
 """GPT-2 gives the logits, the gradients and the cached steps of `transformers`."""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -46,7 +48,8 @@ def test_gradients_are_those_of_transformers(pair: tuple[GPT2LMHeadModel, Decode
     for text in texts():
         theirs(text[None]).logits.square().sum().backward()
     ours(Ragged.from_list(texts())).logits.values.square().sum().backward()
-    found, expected = ours.embedding.tokens.weight.grad, theirs.transformer.wte.weight.grad
+    found: Any = ours.embedding.tokens.weight.grad
+    expected = theirs.transformer.wte.weight.grad
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
     joined = theirs.transformer.h[1].attn.c_attn.weight.grad.T
     found = ours.stack.layers[1].attention.project.weight.grad

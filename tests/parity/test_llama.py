@@ -1,7 +1,7 @@
 """Llama and its kin give the logits of `transformers`."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -171,7 +171,7 @@ def test_gated_attention_of_qwen3_next() -> None:
             attention=replace(layer.attention, norm=PreNorm(norm)),
             feedforward=replace(layer.feedforward, norm=PreNorm(norm)),
         )
-        for layer in config.stack.layers
+        for layer in cast(Any, config).stack.layers
     )
     stack = replace(config.stack, layers=layers, final_norm=norm)
     agree(theirs, replace(config, stack=stack))

@@ -84,9 +84,7 @@ def _over_text(path: Path, theme: Theme) -> None:
 def _over_image(path: Path, theme: Theme) -> None:
     rows, columns = np.mgrid[0:96, 0:96] / 96
     image = np.stack([rows, columns, 1 - rows], axis=-1)
-    spots = np.exp(
-        -RANDOM.random((7, 1, 1)) * 30 * ((np.mgrid[0:12, 0:12] - 6) ** 2).sum(0) / 36
-    )
+    spots = np.exp(-RANDOM.random((7, 1, 1)) * 30 * ((np.mgrid[0:12, 0:12] - 6) ** 2).sum(0) / 36)
     draw_over_image(image, spots, path, title="The class token looks", theme=theme)
 
 

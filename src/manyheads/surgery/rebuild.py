@@ -304,8 +304,8 @@ class _StackCut:
                 changes |= {name: None, f"{name}_rest": self._rest(plan, sublayer)}
         feedforward = layer.feedforward
         if feedforward is not None and plan.neurons:
-            inner = pruned_feedforward_config(feedforward.inner, len(plan.neurons))
-            changes["feedforward"] = replace(feedforward, inner=inner)
+            smaller = pruned_feedforward_config(feedforward.inner, len(plan.neurons))
+            changes["feedforward"] = replace(feedforward, inner=smaller)
         return replace(layer, **changes)
 
     def _means(self, plan: LayerPlan, sublayer: Sublayer) -> Tensor | None:

@@ -26,7 +26,10 @@ from tests.models.zoo import MODELS, answer, small, values
 
 SMALL_TABLE = {"type": "Embedding", "vocabulary": 8, "width": 8}
 ODD_ATTENTION = {"type": "AttentionConfig", "width": 8, "heads": 3}
-ODD_STACK = {"width": 8, "layers": [{"attention": {"inner": ODD_ATTENTION}}]}
+ODD_STACK = {
+    "width": 8,
+    "layers": [{"attention": {"inner": ODD_ATTENTION}, "feedforward": None}],
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -174,7 +177,7 @@ def test_a_part_comes_back_equal() -> None:
         ({"mask": {"type": "Wndow"}}, "config.mask.type is 'Wndow'", "'Window'"),
         ({"mask": {"type": "Window", "befor": 3}}, "config.mask.befor", "config.mask.before"),
         ({"mask": {"type": "Window"}}, "config.mask.before is missing", "add it"),
-        ({"kv_heads": 5}, "kv_heads=5", "use"),
+        ({"kv_heads": 5}, "kv_heads must divide heads=12 (1, 2, 3, 4, 6 or 12), got 5", ""),
         ({"bias": "some"}, "config.bias is 'some'", "'inputs'"),
         ({"position": {"type": "Rotary", "theta": "a"}}, "theta is 'a'", "a number"),
         ({"position": {"type": "Sinusoidal"}}, "'Sinusoidal'", "'Rotary'"),

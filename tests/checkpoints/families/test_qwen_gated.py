@@ -133,7 +133,7 @@ def test_a_gated_decoder_built_here_is_saved_as_the_studys(
 ) -> None:
     model: Any = build("gated-1.7b", seed=0, gate=gate, **TINY)
     saved = save(model, tmp_path)
-    assert str(saved).endswith("as qwen3, which the gated-attention study's own code opens")
+    assert str(saved).endswith("as qwen3, which the gated-attention study's own code can open")
     described = json.loads((tmp_path / "config.json").read_text())
     assert described[f"{key}_attn_output_gate"] is True
     assert (described["rope_theta"], described["rope_scaling"]) == (1e6, None)

@@ -23,7 +23,13 @@ def test_every_head_is_told_as_the_lens_finds_it(
     asked = ["ablate", str(place / "decoder"), "--file", str(file), "--json", str(out)]
     assert main([*asked, "--greedy", "2", "--replace-with", "mean"]) == 0
     said = capsys.readouterr().out
-    for words in ("The loss of the full model", "L1H3", "Spearman", "Better without", "another"):
+    for words in (
+        "The loss of the full model",
+        "L1H3",
+        "Spearman",
+        "Better without",
+        "replaced by",
+    ):
         assert words in said
     texts = file.read_text().strip().split("\n\n")
     model = load(place / "decoder")

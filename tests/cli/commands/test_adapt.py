@@ -88,7 +88,7 @@ def test_an_adapter_is_trained_and_opens_in_peft(
     settings = ["--set", f"adapter.base={base}"]
     assert main(["adapt", "base", "run.toml", "--set", "run.steps=3", *settings]) == 0
     said = capsys.readouterr().out
-    assert said.endswith("saved to out/adapter as an adapter of gpt2, which peft opens\n")
+    assert said.endswith("saved to out/adapter as an adapter of gpt2, which peft can open\n")
     # Started again, it goes on.
     assert main(["adapt", "base", "run.toml", *settings]) == 0
     assert "resuming at step 3 of 6 in out" in capsys.readouterr().err
@@ -134,7 +134,7 @@ def test_merged_the_model_opens_by_itself(folder: Path, capsys: pytest.CaptureFi
     wanted = ["--set", "adapter.merged=true", "--set", "run.steps=2"]
     assert main(["adapt", "base", "run.toml", *wanted]) == 0
     said = capsys.readouterr().out
-    assert "as an adapter of gpt2, merged into out/model, which peft opens" in said
+    assert "as an adapter of gpt2, merged into out/model, which peft can open" in said
     model: Any = load("base")
     load_adapter(model, folder / "out" / "adapter")
     ids = torch.arange(10)[None]

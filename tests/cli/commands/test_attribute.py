@@ -91,7 +91,7 @@ def test_the_likeliest_word_is_traced_by_default(
 @pytest.mark.parametrize(
     ("more", "match"),
     [
-        (["encoder", "--text", TEXT], "writes no next word"),
+        (["encoder", "--text", TEXT], "predicts no next word"),
         (["decoder", "--text", TEXT, "--target", "hippopotamus"], "tokens of this model"),
         (["decoder", "--text", TEXT, "--target", ""], "empty"),
         (["decoder", "--text", TEXT, "--against", ""], "empty"),
@@ -100,7 +100,7 @@ def test_the_likeliest_word_is_traced_by_default(
         (["decoder", "--steps", "8"], "--steps 8"),
         (["decoder", "--text", ""], "--text '' is empty"),
         (["decoder", "--file", "nowhere.txt"], "nowhere.txt does not exist"),
-        (["decoder", "--method", "rollout", "--target", "mat"], "leave the words out"),
+        (["decoder", "--method", "rollout", "--target", "mat"], "leave out the words"),
         (["bare", "--text", TEXT], "has no tokenizer"),
     ],
 )

@@ -60,7 +60,7 @@ def test_what_was_pruned_twice_is_compared_with_what_was_pruned_once(
     # Weights are as they were, so that every head that is left met itself.
     assert float(np.nanmax(found.weights.means["all"])) == 0.0
     assert main(["compare", str(place / "twice"), str(place / "pruned"), *more]) == 2
-    assert "L0H0 of the second model was L0H1 at first" in capsys.readouterr().err
+    assert "L0H0 of the second model is L0H1 of the original" in capsys.readouterr().err
 
 
 def test_a_model_without_its_last_layer_is_compared(

@@ -88,7 +88,7 @@ def test_the_model_is_not_written_over(
     way: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert prune(place, "--fraction", "0.5", "-o", str(place / way / ".." / "model")) == 2
-    assert "holds the model itself, which would be lost: name another." in capsys.readouterr().err
+    assert "would overwrite the model itself: name another folder." in capsys.readouterr().err
 
 
 def test_numbers_come_as_json(place: Path, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_gates_are_trained_for_so_many_steps(
     assert prune(place, "--fraction", "0.5", "--by", "l0", "--gate-steps", "3") == 0
     assert "4 of 8 heads removed by l0" in capsys.readouterr().out
     assert prune(place, "--fraction", "0.5", "--by", "l0", "--gate-steps", "0") == 2
-    assert "--gate-steps must be at least 1, got 0: use 1 or more." in capsys.readouterr().err
+    assert "--gate-steps must be at least 1, got 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("by", ["gradient", "redundancy", "l0", "random"])
@@ -176,8 +176,8 @@ def test_neurons_and_layers_are_measured_anew(
     [
         (["neurons", "--by", "l0", "--iterative"], "--iterative"),
         (["layers", "--by", "random", "--iterative"], "--iterative"),
-        (["layers", "--replace-with", "mean"], "layers cannot be replaced with their mean"),
-        (["neurons", "--replace-with", "mean"], "neurons cannot be replaced with their mean"),
+        (["layers", "--replace-with", "mean"], "--replace-with"),
+        (["neurons", "--replace-with", "mean"], "--replace-with"),
     ],
 )
 def test_what_is_for_heads_alone_is_refused(

@@ -62,7 +62,7 @@ def test_heads_that_say_something_else_lead_where_a_whole_run_leads(name: str) -
                 found = trunk.resume_after_heads(
                     layer, ActivationEditor({site: silence_first_in_one_copy}), copies=2
                 )
-                changes = ({site: silence_first}, {})
+                changes: tuple[dict[Any, Any], ...] = ({site: silence_first}, {})
                 whole = [forward(model, given, ActivationEditor(each)).hidden for each in changes]
             for values, expected in zip(found.values.chunk(2), whole, strict=True):
                 assert isinstance(expected, Ragged)

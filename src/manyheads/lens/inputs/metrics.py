@@ -217,7 +217,7 @@ def better_direction(metric: Metric) -> Literal["lower", "higher"]:
     """Whether a better model has a lower or a higher value of the metric."""
     known = _resolve(metric)
     if isinstance(known, CustomMetric):
-        return known.better
+        return known.better_direction
     return "lower" if known == "loss" else "higher"
 
 

@@ -515,7 +515,7 @@ def _fit_predict(
 ) -> Int[np.ndarray, " m"]:
     """The predictions of a logistic regression on standardised features."""
     if len(np.unique(labels)) < 2:
-        return np.full(len(labelled), labels[0])
+        return np.full(len(held_out), labels[0])
     scale = _sklearn("preprocessing").StandardScaler().fit(values)
     learner = _sklearn("linear_model").LogisticRegression(C=strength, max_iter=MAX_STEPS)
     with warnings.catch_warnings():

@@ -39,8 +39,8 @@ def _trained(to: Path, name: str, file: str, *settings: str) -> str:
     if done.returncode:
         return f"{name} failed, see {log}"
     asked = [__file__, "--figures", str(folder), str(to / name)]
-    done = subprocess.run([sys.executable, *asked], capture_output=True, text=True, check=False)
-    return f"{name} {done.stdout.strip() or done.stderr[-500:]}"
+    printed = subprocess.run([sys.executable, *asked], capture_output=True, text=True, check=False)
+    return f"{name} {printed.stdout.strip() or printed.stderr[-500:]}"
 
 
 def tell(folder: Path, to: Path) -> None:

@@ -35,7 +35,7 @@ def before_step(number: int) -> None:
             die()
         return update(self, asked, **more)
 
-    Updater.begin = begin  # type: ignore[method-assign]
+    Updater.begin = begin  # type: ignore[assignment, method-assign]
 
 
 def with_half_a_shard(nth: int) -> None:
@@ -59,11 +59,11 @@ def before_its_name(nth: int) -> None:
     saves = iter(range(1, 99))
     finish = checkpoint._finish
 
-    def unfinished(part: Path, state_of_run: Any) -> None:
+    def unfinished(part: Path, state: Any) -> None:
         if next(saves) == nth:
             (part / checkpoint.STATE).write_text('{"step": 6, ')
             die()
-        finish(part, state_of_run)
+        finish(part, state)
 
     checkpoint._finish = unfinished
 

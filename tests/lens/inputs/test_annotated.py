@@ -111,8 +111,8 @@ def sentences() -> list[str]:
 
 def tokenizer() -> Any:
     words = ("the", "thanked", "saw", "met", "called", "because", "left", "he", "she")
-    words += tuple(role for roles in ROLES.values() for role in roles)
-    known = {word: place for place, word in enumerate(["[CLS]", *words])}
+    roles = [role for pair in ROLES.values() for role in pair]
+    known = {word: place for place, word in enumerate(["[CLS]", *words, *roles])}
     made = Tokenizer(models.WordLevel(known, "[CLS]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.add_special_tokens(["[CLS]"])

@@ -142,7 +142,7 @@ def test_images_are_classified(tmp_path: Path) -> None:
     assert train(parse_run(asked), progress=False).unit == "images"
     assert losses(tmp_path)[-1] < losses(tmp_path)[0] - 0.1
     mean, deviation = image_normalisation(load(tmp_path / "out/model"), 1)
-    assert (float(mean), float(deviation)) == (pytest.approx(0.4), 0.5)
+    assert (float(mean), float(deviation)) == pytest.approx((0.4, 0.5))
     # Learning goes on in the range that the model came with.
     asked["model"] = {"folder": str(tmp_path / "out/model")}
     del asked["data"]["mean"]

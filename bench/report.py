@@ -30,8 +30,7 @@ from manyheads.data.sources.texts import InMemoryTexts
 from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.lens.attention_maps.patterns import patterns
 from manyheads.models.build import build
-from manyheads.report import collect_report
-from manyheads.report.page import write_report
+from manyheads.report import collect_report, render_report, write_report
 from manyheads.taps import Head
 
 # A weight is kept as a byte of its root.

@@ -165,7 +165,7 @@ def grown(folder: Path) -> dict[str, Any]:
         before = [
             each["loss"] for each in logged if "loss" in each and step - 100 < each["step"] <= step
         ]
-        best = {}
+        best: dict[str, Any] = {}
         for name in ("induction", "previous_token"):
             values = np.array(row[name])
             layer, head = np.unravel_index(values.argmax(), values.shape)

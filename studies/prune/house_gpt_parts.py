@@ -64,7 +64,7 @@ def main() -> None:
     wanted = measures(asked.draws, asked.only)
     for by, seed in wanted if "layers" in asked.what else ():
         order, harmful = layers_by(model, first, by, seed, l0)
-        counts = range(1, len(order) + 1)
+        counts = list(range(1, len(order) + 1))
         sets = [partial(without_layers, model, order[:count]) for count in counts]
         found = described(evaluation, sets, counts, harmful)
         tell("layers", name(by, seed), found | {"order": order})

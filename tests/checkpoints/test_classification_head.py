@@ -101,7 +101,7 @@ def test_heads_differ_by_seed_alone() -> None:
 
 def test_classes_can_be_named_later() -> None:
     model = with_classes(small("bert-base"), 2)
-    assert model.class_names == ()
+    assert not model.class_names
     name_classes(model, ("glad", "sad"))
     assert model.class_names == ("glad", "sad")
     with refuses(ConfigError, "2 names, one per class, got 1: glad"):

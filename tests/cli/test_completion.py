@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,9 @@ def ran(*words: str, folder: Path) -> list[str]:
 
 
 @pytest.fixture(params=["bash", "fish"])
-def completed(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def completed(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Any:
     """What a shell offers for a line, its last word being typed, in a folder with three things."""
     if shutil.which(request.param) is None:
         pytest.skip(f"there is no {request.param} here")
@@ -48,7 +51,7 @@ def completed(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
     return of
 
 
-def test_commands_options_and_values_are_completed(completed) -> None:
+def test_commands_options_and_values_are_completed(completed: Any) -> None:
     assert set(COMMANDS) <= set(completed("manyheads", ""))
     assert completed("manyheads", "ins") == ["inspect"]
     assert completed("manyheads", "inspect", "--t") == ["--text", "--tokens"]
@@ -57,13 +60,13 @@ def test_commands_options_and_values_are_completed(completed) -> None:
     assert completed("manyheads", "inspect", "--seed", "") == []
 
 
-def test_models_are_those_of_the_house_and_folders(completed) -> None:
+def test_models_are_those_of_the_house_and_folders(completed: Any) -> None:
     house = ["house-bert", "house-gpt", "house-gpt-gated"]
     assert completed("manyheads", "inspect", "") == [*house, "model"]
     assert completed("manyheads", "studio", "model", "--port", "1", "house-b") == ["house-bert"]
 
 
-def test_files_are_completed_where_files_are_meant(completed) -> None:
+def test_files_are_completed_where_files_are_meant(completed: Any) -> None:
     assert completed("manyheads", "inspect", "--file", "my") == ["my text.txt"]
     assert completed("manyheads", "report", "-o", "my") == ["my text.txt"]
     assert completed("manyheads", "adapt", "model", "ru") == ["run.toml"]

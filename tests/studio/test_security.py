@@ -174,7 +174,7 @@ NAMES = (
 
 def _value(chance: random.Random, depth: int = 0) -> Any:
     """Any JSON, of the kinds that break readers."""
-    kinds = [
+    kinds: list[Any] = [
         lambda: None,
         lambda: chance.random() < 0.5,
         lambda: chance.choice([-1, 0, 1, 2**31, 2**63, 10**40, -(10**300)]),

@@ -96,7 +96,7 @@ ODD = {
         * 3
     ),
 }
-MODELS: dict[str, ModelConfig] = zoo.MODELS | SHARED | ODD
+MODELS: dict[str, Any] = zoo.MODELS | SHARED | ODD
 
 
 class Silenced:

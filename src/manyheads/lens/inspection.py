@@ -8,7 +8,7 @@ import numpy as np
 
 from manyheads.lens.head_kinds.criteria import Label
 from manyheads.lens.head_kinds.head_tests import OFFSETS
-from manyheads.lens.head_kinds.kinds import MAX_ROWS, Kinds, kinds
+from manyheads.lens.head_kinds.kinds import Kinds, kinds
 from manyheads.lens.inputs.synthetic import default_texts
 from manyheads.lens.inputs.texts import read_inputs
 from manyheads.lens.measure.measures import describe_measure, format_value
@@ -18,7 +18,7 @@ from manyheads.lens.redundant.dead_heads import LOSS_BELOW, DeadHeads, dead_by_s
 from manyheads.lens.redundant.heads import DuplicatePair, Redundancy, redundancy
 from manyheads.lens.results.addresses import Address, blocks_of, stacks_of
 from manyheads.lens.results.files import Metadata
-from manyheads.lens.results.tables import ByHead, FloatsByHead, Tabular
+from manyheads.lens.results.tables import MAX_ROWS, ByHead, FloatsByHead, Tabular
 from manyheads.models.build import Model
 from manyheads.models.vision import Vision
 from manyheads.taps import Head, Sublayer

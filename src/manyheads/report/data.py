@@ -346,7 +346,7 @@ def _gate(report: ReportData, model: str, text: str) -> list[Suggestion]:
 
 
 def _merge(report: ReportData, model: str, text: str) -> list[Suggestion]:
-    duplicates = report.inspection.duplicates
+    duplicates = report.inspection.duplicate_pairs
     # Pruning needs texts.
     if not duplicates or report.input.image is not None:
         return []

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -219,7 +219,7 @@ def test_biases_that_qwen3_lacks_are_not_promised() -> None:
     feedforward = SwiGLU(width=48, hidden=40, bias=True)
     layers = tuple(
         replace(layer, feedforward=replace(layer.feedforward, inner=feedforward))
-        for layer in QWEN_GATED.read_config(SMALL | HEADWISE).stack.layers
+        for layer in cast(Any, QWEN_GATED.read_config(SMALL | HEADWISE)).stack.layers
     )
     biased = replace(config, stack=replace(config.stack, layers=layers))
     described = QWEN_GATED.write_config(biased)

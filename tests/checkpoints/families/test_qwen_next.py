@@ -213,7 +213,9 @@ def test_all_that_does_not_fit_is_listed_with_the_shape_it_should_have(tmp_path:
         assert fault in str(caught.value)
 
 
-NEXT = QWEN_NEXT.read_config({"model_type": "qwen3_next", **SMALL, **MIXED, "mlp_only_layers": [0]})
+NEXT: Any = QWEN_NEXT.read_config(
+    {"model_type": "qwen3_next", **SMALL, **MIXED, "mlp_only_layers": [0]}
+)
 
 
 def with_experts(**changes: Any) -> Any:

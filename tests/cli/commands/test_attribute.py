@@ -28,8 +28,8 @@ def test_parts_sum_to_the_logit(
     found = lens.load(out)
     assert sum(each.value for each in found.contributions) == pytest.approx(found.value, abs=1e-4)
     model = load(place / "decoder")
-    words = [model.tokenizer.encode(word).ids for word in (" mat", " log")]
-    direct = lens.attribute_logits(model, [TEXT], *words)
+    ids = [model.tokenizer.encode(word).ids for word in (" mat", " log")]
+    direct = lens.attribute_logits(model, [TEXT], *ids)
     assert found.of("L1H2") == pytest.approx(float(direct.by_head[0, 6]), abs=1e-5)
     assert found.value == pytest.approx(float(direct.logits[0]), abs=1e-5)
 

@@ -1,7 +1,6 @@
 """Every statistic of every head equals its definition on the pattern, for every kind of model."""
 
 import sys
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -133,11 +132,10 @@ def test_every_statistic_is_its_definition_on_the_pattern(name: str) -> None:
 
 
 @pytest.fixture
-def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rows and one head of keys at a time."""
     monkeypatch.setattr(row_sums, "ROWS", {"cpu": 3})
     monkeypatch.setattr(row_sums, "CHUNK_WEIGHTS", {"cpu": 1})
-    return
 
 
 @pytest.mark.usefixtures("in_small_pieces")

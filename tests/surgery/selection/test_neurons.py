@@ -173,7 +173,7 @@ def test_iterating_measures_what_is_left(by: Any) -> None:
     once = select_neurons(model, TEXTS, by, **options)
     assert chosen.order[:4] == once.order[:4]
     assert len(set(chosen.order)) == len(chosen.order) == 8
-    gone = {layer: [] for layer in range(2)} | by_layer(chosen.order[:4])
+    gone: dict[int, list[int]] = {layer: [] for layer in range(2)} | by_layer(chosen.order[:4])
     left = [[neuron for neuron in range(width) if neuron not in gone[layer]] for layer in range(2)]
     smaller = prune_neurons(model, gone)
     again = select_neurons(smaller, TEXTS, by, fraction=0.2, points=1, progress=False)

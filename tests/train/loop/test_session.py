@@ -239,7 +239,8 @@ def test_a_second_run_in_the_same_folder_is_refused_while_the_first_works(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("fcntl")
-    begin, met = Updater.begin, []
+    begin = Updater.begin
+    met: list[Any] = []
 
     def another(self: Updater, asked: Any, **more: Any) -> Any:
         if not met:

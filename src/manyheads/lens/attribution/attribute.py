@@ -281,15 +281,15 @@ def _attribute(
     path: TokenAttribution | HeadAttribution
     if method == "integrated":
         path = integrate_inputs(model, inputs, metric, steps=steps, progress=progress)
-        contributions = _by_token(words, path.of(0).tolist())
+        parts = _by_token(words, path.of(0).tolist())
     else:
         path = integrate_heads(model, inputs, metric, steps=steps, progress=progress)
         pairs = path.heads["attribution"].items()
-        contributions = tuple(Contribution(str(head), mean) for head, mean in pairs)
+        parts = tuple(Contribution(str(head), mean) for head, mean in pairs)
     return {
         "value": float(path.expected[0]),
         "completeness": path.completeness,
-        "contributions": contributions,
+        "contributions": parts,
         "path_steps": path.steps,
     }
 

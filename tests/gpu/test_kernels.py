@@ -189,7 +189,7 @@ def test_a_permuted_batch_gives_the_permuted_answer(case: Case, device: str) -> 
 def test_a_batch_seen_in_inference_can_be_trained_on(device: str) -> None:
     case = Case(kernel="flex", mask="longformer", dtype="bfloat16")
     must_do(refusal(case, device), device)
-    flex._remembered_block_mask.cache_clear()
+    flex._cached_block_mask.cache_clear()
     with torch.inference_mode():
         Inputs(case, device, exact=False).attend(case, "flex")
     assert distance(case, device).faults == ()

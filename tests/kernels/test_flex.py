@@ -50,7 +50,7 @@ def test_queries_are_placed_at_the_end_of_their_keys() -> None:
 
 
 def test_a_block_mask_made_in_inference_may_be_trained_with() -> None:
-    flex._remembered_block_mask.cache_clear()
+    flex._cached_block_mask.cache_clear()
     with torch.inference_mode():
-        made = flex._remembered_block_mask(Causal(), (9,), (9,), torch.device("cpu"))
+        made = flex._cached_block_mask(Causal(), (9,), (9,), torch.device("cpu"))
     assert not made.kv_indices.is_inference()

@@ -85,7 +85,7 @@ def _statistics(layers: int, tokens: int) -> Work:
 def _check(layers: int, tokens: int) -> None:
     """Streamed sums are those of the strips."""
     found = _statistics(layers, tokens)()
-    with patch.object(watcher, "sums_of", sum_rows):
+    with patch.object(watcher, "row_sums", sum_rows):
         expected = _statistics(layers, tokens)()
     largest = expected.abs().amax(1).clamp(min=1e-3)
     worst = ((found - expected).abs().amax(1) / largest).max().item()

@@ -68,7 +68,7 @@ def test_a_model_without_classes_is_asked_to_stay_like_itself(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["ablate", str(place / "mute"), "--image", str(place / "photos" / "cat")]) == 0
-    assert "The similarity of the whole model" in capsys.readouterr().out
+    assert "The similarity of the full model" in capsys.readouterr().out
 
 
 def test_heads_are_pruned_and_mended_by_images(

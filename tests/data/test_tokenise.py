@@ -190,7 +190,7 @@ def test_a_disk_too_small_is_said_before_the_work(
 
     monkeypatch.setattr("shutil.disk_usage", lambda _: Full)
     with pytest.raises(
-        InputError, match=r"will need about .* GB, and 1e-08 GB are free: make room"
+        InputError, match=r"will need about .* GB, and 1e-08 GB are free: free some space"
     ):
         write_store(InMemoryTexts(TEXTS), BYTES, tmp_path / "s")
     assert (tmp_path / "s" / "tokens.bin").stat().st_size == 0

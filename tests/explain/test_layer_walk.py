@@ -190,12 +190,12 @@ def test_a_text_without_a_word_is_refused(text: str) -> None:
 
 
 def test_no_text_at_all_is_refused() -> None:
-    with pytest.raises(InputError, match="there is no text"):
+    with pytest.raises(InputError, match="texts is empty"):
         split_words([])
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
-    with pytest.raises(InputError, match="no UTF-8"):
+    with pytest.raises(InputError, match="not UTF-8"):
         split_words(["\udcff"])
 
 
@@ -206,7 +206,7 @@ def test_a_text_too_long_to_follow_is_refused() -> None:
 
 def test_more_words_than_the_vocabulary_holds_are_refused() -> None:
     small = build("tiny-encoder", seed=0, vocabulary=3)
-    with pytest.raises(InputError, match="4 different tokens do not fit into vocabulary=3"):
+    with pytest.raises(InputError, match="4 different tokens do not fit into a vocabulary of 3"):
         walk(small, ["a b c d"])
 
 

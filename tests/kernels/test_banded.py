@@ -85,7 +85,7 @@ def test_what_is_no_band_of_the_same_tokens_is_refused() -> None:
         "both sides": (replace(request, mask=Window(2) | GlobalTokens()), facts),
         "not the same tokens": (replace(request, keys=Lengths.of([6, 3])), facts),
         "are not the same": (replace(request, keys=Lengths.with_capacity([5, 3], 8, "cpu")), facts),
-        "values of size 4": (request, replace(facts, value_size=4)),
+        "values have size 4": (request, replace(facts, value_size=4)),
         "dropout": (replace(request, dropout=0.5), facts),
         "pattern": (replace(request, want=Want(pattern=True)), facts),
         "runs on the CPU": (request, replace(facts, device="cuda")),

@@ -94,7 +94,7 @@ def test_neurons_that_do_harm_by_three_errors_go_first(
     rest = [each.score for each in chosen.candidates[len(harmful) :]]
     assert rest == sorted(rest)
     if by == "gradient":
-        monkeypatch.setattr(NeuronUnit, "most_suspects", 1)
+        monkeypatch.setattr(NeuronUnit, "max_suspects", 1)
         assert len(select_neurons(model, TEXTS, by, fraction=0.1, progress=False).harmful) <= 1
 
 
@@ -109,8 +109,8 @@ def full_cosines(model: Any, layer: int) -> torch.Tensor:
 
 def test_cosines_are_those_of_all_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     model = relu()
-    for room in (neurons.MOST_PRODUCTS, 1):
-        monkeypatch.setattr(neurons, "MOST_PRODUCTS", room)
+    for room in (neurons.MAX_PRODUCTS, 1):
+        monkeypatch.setattr(neurons, "MAX_PRODUCTS", room)
         monkeypatch.setattr("manyheads.lens.causal.evaluate.CPU_BATCH_TOKENS", 6)
         parts = unit_of(model)
         assert len(parts.evaluation.batches) == 3
@@ -277,7 +277,7 @@ def test_a_budget_is_followed_closer_than_the_points_of_the_curve() -> None:
     [last] = [point for point in chosen.curve if point.removed == chosen.count]
     assert last.change <= budget
     beyond = [point for point in chosen.curve if point.removed > chosen.count]
-    assert beyond[0].taken - chosen.count <= 2
+    assert beyond[0].removed - chosen.count <= 2
     assert beyond[0].change > budget
     rows = chosen.rows()
     assert [row["removed"] for row in rows] == taken

@@ -28,7 +28,7 @@ def test_every_head_is_told_as_the_lens_finds_it(
         "L1H3",
         "Spearman",
         "Better without",
-        "replaced by",
+        "Greedy ablation",
     ):
         assert words in said
     texts = file.read_text().strip().split("\n\n")

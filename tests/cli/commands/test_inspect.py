@@ -79,6 +79,7 @@ def test_ctrl_c_keeps_what_was_measured(
             ["decoder", "--file", "{place}/texts.txt", "--tokens", "0"],
             "at least 1, got 0",
         ),
+        (["decoder", "--tokens", "-5"], "--tokens must be at least 1, got -5"),
         (["bare", "--text", "a"], "has no tokenizer"),
         (["bare"], "has no tokenizer"),
     ],

@@ -11,6 +11,7 @@ from manyheads.cli.arguments import (
     OptionalModel,
     TextFile,
     check_json,
+    check_minimum,
     load_texts,
     open_model,
     truncation_on_stderr,
@@ -64,6 +65,7 @@ class Inspect:
         from manyheads.lens import inspect
 
         check_json(self.json)
+        check_minimum("--tokens", self.tokens, 1)
         model = open_model(self.model, self.device)
         on_cpu = next(model.parameters()).device.type == "cpu"
         with truncation_on_stderr():

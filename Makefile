@@ -32,7 +32,7 @@ explain: $(READY) ## walk a sentence through one layer, write multi_head_attenti
 	$(BIN)/manyheads explain "$(SENTENCE)" --language ru --picture multi_head_attention_map.png
 
 # Types are checked on one core while the tests run on the other.
-quick: $(COMPLETE) ## check format, lint and types, run a sample of the tests: about a minute
+quick: $(COMPLETE) ## check format, lint and types, run a sample of the tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	@$(BIN)/mypy & types=$$!; $(BIN)/pytest -q --quick; tests=$$?; wait $$types && exit $$tests

@@ -162,10 +162,15 @@ def _select(
     if config.unit == "heads":
         common |= {"replace_with": config.replace_with, "sublayer": config.sublayer}
         return select_heads(model, inputs.model_inputs, by, **common)
-    if config.replace_with != "zero" or config.sublayer is not Sublayer.ATTENTION:
+    if config.replace_with != "zero":
         raise InputError(
-            f"replace_with and sublayer cannot be used with unit={config.unit!r}",
-            "leave them out, or prune heads",
+            f"replace_with={config.replace_with!r} cannot be used with unit={config.unit!r}",
+            "leave it out, or prune heads",
+        )
+    if config.sublayer is not Sublayer.ATTENTION:
+        raise InputError(
+            f"sublayer={config.sublayer.value!r} cannot be used with unit={config.unit!r}",
+            "leave it out, or prune heads",
         )
     if config.unit == "layers":
         return select_layers(model, inputs.model_inputs, by, **common)

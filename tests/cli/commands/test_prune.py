@@ -176,8 +176,8 @@ def test_neurons_and_layers_are_measured_anew(
     [
         (["neurons", "--by", "l0", "--iterative"], "--iterative"),
         (["layers", "--by", "random", "--iterative"], "--iterative"),
-        (["layers", "--replace-with", "mean"], "--replace-with"),
-        (["neurons", "--replace-with", "mean"], "--replace-with"),
+        (["layers", "--replace-with", "mean"], "'mean' cannot be used with --what 'layers'"),
+        (["neurons", "--replace-with", "mean"], "'mean' cannot be used with --what 'neurons'"),
     ],
 )
 def test_what_is_for_heads_alone_is_refused(

@@ -1,0 +1,1 @@
+"""The bridge: models of `transformers`, unconverted, under the lens."""

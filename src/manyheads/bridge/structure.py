@@ -1,0 +1,507 @@
+"""What one probing forward finds in a `transformers` model: stacks, layers, attentions, readout."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.bridge.padded_call import PaddedCall
+from manyheads.bridge.registry import attend_plainly, listening, our_attention
+from manyheads.errors import InputError
+from manyheads.parts.masks import Full, Mask, MaskBySequence
+
+# Arguments by which a decoder layer gives an attention the tokens of another sequence.
+MEMORY_ARGUMENTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
+HIDDEN_ARGUMENTS = ("hidden_states", "hidden_state", "x", "inputs_embeds")
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class AttentionFacts:
+    """What a probing forward saw of one attention."""
+
+    module: nn.Module
+    path: str
+    cross: bool
+    heads: int
+    key_heads: int
+    size: int
+    value_size: int
+    scale: float
+    mask: Mask
+    has_sink: bool
+    width: int
+    projection: nn.Module | None = None
+    # Whether the projection receives what we return, and not a gated or normed version of it.
+    direct: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class StackFacts:
+    """The layers of one residual stream.
+
+    `order` is the index of each layer in the order of calls. `slots` is the number of attentions of
+    a kind in a layer, `skippable` whether a layer returns nothing but its hidden states.
+    """
+
+    name: str
+    path: str
+    owner: nn.Module
+    layers: tuple[nn.Module, ...]
+    order: tuple[int, ...]
+    attentions: tuple[tuple[AttentionFacts, int], ...]
+    width: int
+    slots: int = 1
+    seen_layers: bool = True
+    skippable: bool = True
+    # The norm between the last layer and the readout, if it is all that is between them.
+    final_norm: nn.Module | None = None
+    returns_tuple: bool = False
+
+    @property
+    def depth(self) -> int:
+        """The number of layers, counting a module that is called again as another layer."""
+        return (max(self.order) + 1 if self.order else len(self.attentions)) * self.slots
+
+
+LogitChange = Literal["none", "scale", "softcap"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ReadoutFacts:
+    """The linear layer whose output becomes the logits, and how: times or within `amount`."""
+
+    linear: nn.Module
+    change: LogitChange = "none"
+    amount: float = 1.0
+    by_token: bool = True
+
+    def finish(self, logits: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
+        if self.change == "scale":
+            return logits * self.amount
+        if self.change == "softcap":
+            return torch.tanh(logits / self.amount) * self.amount
+        return logits
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Structure:
+    """The parts of a model that the lens can watch, and what was not found."""
+
+    stacks: dict[str, StackFacts]
+    readout: ReadoutFacts | None
+    silent: tuple[str, ...] = ()
+
+    @property
+    def causal(self) -> bool:
+        """Whether no self-attention of the last stack sees later tokens."""
+        last = list(self.stacks.values())[-1]
+        masks = [facts.mask for facts, _ in last.attentions if not facts.cross]
+        return bool(masks) and all(mask.reach.after == 0 for mask in masks)
+
+
+@dataclass(slots=True, eq=False)
+class _LayerCall:
+    module: nn.Module
+    hidden: Tensor | None = None
+    plain: bool = False
+    same_shape: bool = False
+    in_tuple: bool = False
+    output: Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _AttentionCall:
+    module: nn.Module
+    call: PaddedCall
+    output: Tensor
+    layer: tuple[_LayerCall, ...]
+    memory: bool
+    projection: nn.Module | None = None
+    direct: bool = False
+    written: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Probe:
+    """Records the calls of one forward; it listens to every attention."""
+
+    own_linears: dict[int, set[int]]
+    near_linears: dict[int, set[int]]
+    attentions: list[_AttentionCall] = field(default_factory=list)
+    layers: list[_LayerCall] = field(default_factory=list)
+    leaves: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
+    open_layers: list[_LayerCall] = field(default_factory=list)
+    memories: set[int] = field(default_factory=set)
+
+    def owns(self, module: nn.Module) -> bool:  # noqa: ARG002, it listens to all
+        return True
+
+    def attend(self, module: nn.Module, call: PaddedCall) -> Tensor:
+        options = {
+            "scaling": call.scale,
+            "softcap": call.softcap,
+            "s_aux": call.sink,
+            "position_bias": call.position_bias,
+            "indices": call.chosen_keys,
+        }
+        output = attend_plainly(module, call.query, call.key, call.value, call.mask, **options)
+        memory = id(module) in self.memories
+        layers = tuple(self.open_layers)
+        self.attentions.append(_AttentionCall(module, call, output, layers, memory))
+        return output
+
+    def saw_leaf(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not args or not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
+            return
+        self.leaves.append((module, args[0], output))
+        if not self.attentions or not is_linear(module):
+            return
+        last = self.attentions[-1]
+        if last.projection is not None and last.direct:
+            return
+        heads, size = last.output.shape[2:]
+        if args[0].shape[-1] != heads * size:
+            return
+        direct = args[0].untyped_storage().data_ptr() == last.output.untyped_storage().data_ptr()
+        inside = id(module) in self.own_linears[id(last.module)]
+        beside = id(module) in self.near_linears[id(last.module)]
+        if (direct and (inside or beside)) or (inside and last.projection is None):
+            last.projection, last.direct, last.written = module, direct, output.shape[-1]
+
+    def before_layer(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        call = _LayerCall(module, hidden_of_arguments(args, kwargs))
+        self.layers.append(call)
+        self.open_layers.append(call)
+
+    def after_layer(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
+        call = self.open_layers.pop()
+        hidden = hidden_of_output(output)
+        others = output[1:] if isinstance(output, tuple) else ()
+        call.plain = isinstance(output, Tensor | tuple) and all(each is None for each in others)
+        call.in_tuple, call.output = isinstance(output, tuple), hidden
+        call.same_shape = (
+            hidden is not None and call.hidden is not None and hidden.shape == call.hidden.shape
+        )
+
+    def before_any(self, module: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ARG002
+        if any(kwargs.get(name) is not None for name in MEMORY_ARGUMENTS):
+            self.memories.add(id(module))
+        else:
+            self.memories.discard(id(module))
+
+
+def hidden_of_arguments(args: Any, kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The hidden states that a layer is called with."""
+    candidates = [*args[:1], *(kwargs.get(name) for name in HIDDEN_ARGUMENTS)]
+    for each in candidates:
+        if isinstance(each, Tensor) and each.is_floating_point() and each.dim() == 3:
+            return each
+    return None
+
+
+def hidden_of_output(output: Any) -> Tensor | None:
+    """The hidden states that a module returns, alone or first of several."""
+    if isinstance(output, Tensor):
+        return output
+    last = getattr(output, "last_hidden_state", None)
+    if isinstance(last, Tensor):
+        return last
+    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
+        return output[0]
+    return None
+
+
+def is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def linear_weight(module: nn.Module) -> Float[Tensor, "out in"]:
+    """The weight as `nn.Linear` has it; GPT-2's Conv1D stores its transpose."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight if isinstance(module, nn.Linear) else weight.T
+
+
+@contextmanager
+def hooked(*register: Callable[[], Any]) -> Iterator[None]:
+    """Hooks that exist inside the block."""
+    with ExitStack() as stack:
+        for each in register:
+            stack.callback(each().remove)
+        yield
+
+
+def find_structure(model: Any, inputs: Mapping[str, Any]) -> Structure:
+    """Run a model once and see which attentions call us, in which layers, and what they feed."""
+    names = {id(module): name for name, module in model.named_modules()}
+    modules = dict(model.named_modules())
+    elements = {
+        id(each): each
+        for module in modules.values()
+        if isinstance(module, nn.ModuleList)
+        for each in module
+    }
+    probe = _Probe(*_linears(modules))
+    hooks: list[Callable[[], Any]] = []
+    for module in modules.values():
+        if not list(module.children()):
+            hooks.append(partial(module.register_forward_hook, probe.saw_leaf))
+        before = partial(module.register_forward_pre_hook, with_kwargs=True)
+        if id(module) in elements:
+            hooks.append(partial(before, probe.before_layer))
+            hooks.append(partial(module.register_forward_hook, probe.after_layer))
+        hooks.append(partial(before, probe.before_any))
+    with our_attention(model), listening(probe), torch.no_grad(), hooked(*hooks):
+        output = model(**inputs)
+    silent = _silent(modules, {id(call.module) for call in probe.attentions})
+    if not probe.attentions:
+        raise InputError(
+            f"{type(model).__name__} does not compute its attention through the attention "
+            "interface of transformers, so its heads cannot be seen",
+            "load it with manyheads.load if its family is one that manyheads opens itself",
+        )
+    readout = _readout(model, probe, output)
+    read = None if readout is None else _input_of(probe, readout.linear)
+    pairs = model.config.is_encoder_decoder
+    stacks = _stacks(probe, names, modules, read, pairs=pairs)
+    return Structure(stacks=stacks, readout=readout, silent=silent)
+
+
+def _linears(
+    modules: Mapping[str, nn.Module],
+) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
+    """For each module the linear layers below it, and those below its parent."""
+    own = {
+        id(module): {id(each) for each in module.modules() if is_linear(each)}
+        for module in modules.values()
+    }
+    near = {
+        id(module): own[id(modules.get(name.rpartition(".")[0], module))]
+        for name, module in modules.items()
+    }
+    return own, near
+
+
+def _silent(modules: Mapping[str, nn.Module], called: set[int]) -> tuple[str, ...]:
+    """Modules named as attentions that never called us and contain none that did."""
+    return tuple(
+        name
+        for name, module in modules.items()
+        if "Attention" in type(module).__name__
+        and not any(id(each) in called for each in module.modules())
+        and not any("Attention" in type(each).__name__ for each in list(module.modules())[1:])
+    )
+
+
+def _input_of(probe: _Probe, linear: nn.Module) -> Tensor:
+    return next(read for module, read, _ in reversed(probe.leaves) if module is linear)
+
+
+def _final_norm(probe: _Probe, hidden: Tensor | None, read: Tensor | None) -> nn.Module | None:
+    """What makes the input of the readout of the output of the last layer."""
+    if hidden is None or read is None:
+        return None
+    if _same(hidden, read):
+        return nn.Identity()
+    for module, received, made in probe.leaves:
+        if _same(received, hidden) and _same(made, read):
+            return module
+    return None
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.data_ptr() == other.data_ptr()
+
+
+def _stacks(
+    probe: _Probe,
+    names: Mapping[int, str],
+    modules: Mapping[str, nn.Module],
+    read: Tensor | None,
+    *,
+    pairs: bool,
+) -> dict[str, StackFacts]:
+    by_path: dict[str, list[_AttentionCall]] = {}
+    layer_of: dict[int, _LayerCall | None] = {}
+    for call in probe.attentions:
+        layer = _layer_of(call, names, modules)
+        layer_of[id(call)] = layer
+        # A module that several layers share has one name, but is called in each of them.
+        inside = names[id(call.module)] if layer is None else names[id(layer.module)]
+        by_path.setdefault(inside.rpartition(".")[0], []).append(call)
+    stack_names = _name_stacks(list(by_path), pairs=pairs)
+    found = {}
+    for path, calls in by_path.items():
+        name = stack_names[path]
+        stack = _stack(name, path, calls, layer_of, probe, names, modules)
+        layers = {id(each) for each in stack.layers}
+        last = [each.output for each in probe.layers if id(each.module) in layers][-1:]
+        norm = _final_norm(probe, last[0] if last else None, read)
+        found[name] = replace(stack, final_norm=norm)
+    return found
+
+
+def _layer_of(
+    call: _AttentionCall, names: Mapping[int, str], modules: Mapping[str, nn.Module]
+) -> _LayerCall | None:
+    """The layer that an attention was called in: the outermost element of a list of layers.
+
+    An element that holds a list of equal blocks is a stage, as in Swin: its blocks are the layers.
+    """
+    chosen = None
+    for layer in call.layer:
+        if layer.module is call.module:
+            break
+        path = names[id(layer.module)].rpartition(".")[0]
+        kinds = {type(each) for each in modules[path].children()}
+        if chosen is not None and len(kinds) > 1:
+            break
+        chosen = layer
+    return chosen
+
+
+def _stack(
+    name: str,
+    path: str,
+    calls: list[_AttentionCall],
+    layer_of: Mapping[int, _LayerCall | None],
+    probe: _Probe,
+    names: Mapping[int, str],
+    modules: Mapping[str, nn.Module],
+) -> StackFacts:
+    container = modules[path]
+    layers: tuple[nn.Module, ...] = ()
+    if isinstance(container, nn.ModuleList):
+        layers = tuple(container)
+    positions = {id(layer): index for index, layer in enumerate(layers)}
+    mine = [each for each in probe.layers if id(each.module) in positions]
+    order = [positions[id(each.module)] for each in mine]
+    if len(set(order)) < len(order):
+        # One module called again and again, as in ALBERT.
+        order = list(range(len(order)))
+    index_of = {id(each): index for each, index in zip(mine, order, strict=True)}
+    attentions: list[tuple[AttentionFacts, int]] = []
+    seen: dict[tuple[int, bool], list[int]] = {}
+    for number, call in enumerate(calls):
+        layer = layer_of[id(call)]
+        index = number if layer is None else index_of[id(layer)]
+        cross = call.memory or _is_cross(call)
+        modules_here = seen.setdefault((index, cross), [])
+        if id(call.module) in modules_here:
+            continue
+        modules_here.append(id(call.module))
+        attentions.append((_facts(call, names, cross), index))
+    slots = max(len(each) for each in seen.values())
+    if slots > 1:
+        count: dict[tuple[int, bool], int] = {}
+        numbered = []
+        for facts, index in attentions:
+            slot = count.get((index, facts.cross), 0)
+            count[index, facts.cross] = slot + 1
+            numbered.append((facts, index * slots + slot))
+        attentions = numbered
+    hiddens = [each.hidden for each in mine if each.hidden is not None]
+    return StackFacts(
+        name=name,
+        path=path,
+        owner=modules[path.rpartition(".")[0]] if layers else container,
+        layers=layers,
+        order=tuple(order),
+        attentions=tuple(attentions),
+        width=hiddens[0].shape[-1] if hiddens else attentions[0][0].width,
+        slots=slots,
+        seen_layers=bool(mine) and all(each.same_shape for each in mine),
+        skippable=len({id(each.module) for each in mine}) == len(mine) > 0
+        and all(each.plain for each in mine)
+        and len({each.in_tuple for each in mine}) == 1,
+        returns_tuple=bool(mine) and mine[0].in_tuple,
+    )
+
+
+def _is_cross(call: _AttentionCall) -> bool:
+    return call.call.query.shape[2] != call.call.key.shape[2]
+
+
+def _facts(call: _AttentionCall, names: Mapping[int, str], cross: bool) -> AttentionFacts:
+    padded = call.call
+    mask = padded.visible(cross=cross, known=None)[0].mask
+    return AttentionFacts(
+        module=call.module,
+        path=names[id(call.module)],
+        cross=cross,
+        heads=padded.query.shape[1],
+        key_heads=padded.key.shape[1],
+        size=padded.query.shape[3],
+        value_size=padded.value.shape[3],
+        scale=padded.scale,
+        mask=Full() if isinstance(mask, MaskBySequence) else mask,
+        has_sink=padded.sink is not None,
+        width=call.written or padded.query.shape[1] * padded.value.shape[3],
+        projection=call.projection,
+        direct=call.direct,
+    )
+
+
+WORDS = {
+    "vision": ("vision", "visual", "image", "vit", "pixel"),
+    "audio": ("audio", "speech"),
+    "text": ("text", "language"),
+    "encoder": ("encoder",),
+    "decoder": ("decoder",),
+}
+
+
+def _name_stacks(paths: list[str], *, pairs: bool) -> dict[str, str]:
+    """Short names: "main" for the only stack, else by the words of its path.
+
+    In an encoder-decoder these are its two sides, even if only one of them is seen.
+
+    >>> _name_stacks(["text_encoder.layers", "text_decoder.layers"], pairs=True)
+    {'text_encoder.layers': 'encoder', 'text_decoder.layers': 'decoder'}
+    """
+    words = {name: WORDS[name] for name in ("decoder", "encoder")} if pairs else {}
+    if len(paths) == 1 and not any(word in paths[0].lower() for word in words):
+        return {paths[0]: "main"}
+    found: dict[str, str] = {}
+    for path in paths:
+        parts = path.lower().split(".")
+        hits = (
+            word
+            for word, hints in (words | WORDS).items()
+            if any(hint in part for part in parts for hint in hints)
+        )
+        found[path] = next(hits, parts[0] or "main")
+    for name in set(found.values()):
+        same = [path for path, each in found.items() if each == name]
+        if len(same) > 1:
+            found |= {path: f"{name}{number}" for number, path in enumerate(same)}
+    return found
+
+
+def _readout(model: nn.Module, probe: _Probe, output: Any) -> ReadoutFacts | None:
+    """The linear layer behind the logits, checked on the logits themselves."""
+    logits = getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        return None
+    config = getattr(model.config, "text_config", model.config)
+    for linear, _, made in reversed(probe.leaves):
+        if made.shape != logits.shape or not is_linear(linear):
+            continue
+        by_token = logits.dim() == 3
+        if torch.equal(made, logits):
+            return ReadoutFacts(linear=linear, by_token=by_token)
+        cap = getattr(config, "final_logit_softcapping", None)
+        tries = [ReadoutFacts(linear=linear, change="softcap", amount=cap)] if cap else []
+        factor = float((made * logits).sum() / (made * made).sum())
+        tries.append(ReadoutFacts(linear=linear, change="scale", amount=factor))
+        for facts in tries:
+            if torch.allclose(facts.finish(made), logits, rtol=1e-4, atol=1e-5):
+                return ReadoutFacts(
+                    linear=linear, change=facts.change, amount=facts.amount, by_token=by_token
+                )
+    return None

@@ -1,0 +1,448 @@
+"""Models of `transformers` that every function of the lens takes, unconverted."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from inspect import signature
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.bridge.example_inputs import example_inputs
+from manyheads.bridge.structure import (
+    ReadoutFacts,
+    Structure,
+    find_structure,
+    hidden_of_output,
+    linear_weight,
+)
+from manyheads.bridge.watched_run import ResidualEntry, WatchedRun
+from manyheads.bridge.wrapped_parts import Outside, WrappedReadout, WrappedStack
+from manyheads.errors import InputError, MissingPackageError, NativeModelError
+from manyheads.models.decoder import Decoder, DecoderConfig
+from manyheads.models.embedding import Embedding
+from manyheads.models.encoder import Encoder, EncoderConfig
+from manyheads.models.padding import BatchLayout, Output, to_ragged
+from manyheads.models.provenance import Provenance
+from manyheads.models.readout import (
+    ClassHead,
+    LanguageHead,
+    NoReadout,
+    Readout,
+    ReadoutLayer,
+    TokenHead,
+)
+from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from manyheads.models.stack import StackConfig
+from manyheads.models.vision import Patches, Vision, VisionConfig
+from manyheads.parts.positions import Learned, NoPosition
+from manyheads.ragged import Lengths, Ragged
+from manyheads.taps import Look, Record, Tap, Watcher
+
+# The axes of an input with its batch, by name.
+AXES = {
+    **dict.fromkeys(("input_ids", "attention_mask", "decoder_input_ids", "input_values"), 2),
+    "input_features": 3,
+    "pixel_values": 4,
+}
+POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len")
+
+
+class WrappedModel(Outside, Provenance):
+    """A model of `transformers` under the lens; see `wrap`."""
+
+    native = False
+    inner: Any
+    config: Any
+    readout: ReadoutLayer | None
+
+    def __init__(self, inner: Any, structure: Structure, tokenizer: Any) -> None:
+        nn.Module.__init__(self)
+        self.inner, self.structure = inner, structure
+        self.stacks = nn.ModuleDict(
+            {name: WrappedStack(facts) for name, facts in structure.stacks.items()}
+        )
+        self.readout_stack = _readout_stack(structure)
+        self.tokenizer = tokenizer
+        self.source_config = _source_config(inner)
+        generation = getattr(inner, "generation_config", None)
+        self.generation = {} if generation is None else generation.to_dict()
+        self._accepts = set(signature(inner.forward).parameters)
+        readout = _readout_config(structure.readout, inner, self.vocabulary)
+        self.readout = (
+            None
+            if isinstance(readout, NoReadout) or structure.readout is None
+            else WrappedReadout(structure.readout, readout)
+        )
+        self.config = self._describe(readout)
+        # Under the names that native models have for them; they hold no weights.
+        names = {"encoder": "encoder", "decoder": "decoder"}
+        names = names if isinstance(self, Seq2Seq) else {"stack": self.readout_stack}
+        for attribute, name in names.items():
+            if name in self.stacks:
+                setattr(self, attribute, self.stacks[name])
+
+    def _describe(self, readout: Readout) -> Any:
+        raise NotImplementedError
+
+    def _embedding(self, width: int) -> Embedding:
+        longest = (self.source_config or {}).get("max_position_embeddings")
+        learned = isinstance(longest, int) and any(
+            isinstance(module, nn.Embedding) and ("position" in name or "wpe" in name)
+            for name, module in self.inner.named_modules()
+        )
+        return Embedding(
+            vocabulary=self.vocabulary,
+            width=width,
+            position=Learned(count=cast(int, longest)) if learned else NoPosition(),
+        )
+
+    @property
+    def main_stack(self) -> WrappedStack:
+        """The stack that the readout reads."""
+        return cast(WrappedStack, self.stacks[self.readout_stack])
+
+    @property
+    def vocabulary(self) -> int:
+        try:
+            table = self.inner.get_input_embeddings()
+        except NotImplementedError:
+            return 1
+        weight = getattr(table, "weight", None)
+        return int(weight.shape[0]) if isinstance(weight, Tensor) and weight.dim() == 2 else 1
+
+    @property
+    def table(self) -> Float[Tensor, "v c"]:
+        return cast(Tensor, self.inner.get_input_embeddings().weight)
+
+    def read(
+        self,
+        ids: Ragged | None,
+        source: Ragged | None = None,
+        images: Sequence[Tensor] = (),
+        examples: Sequence[Mapping[str, Any]] = (),
+    ) -> tuple[dict[str, Any], dict[str, Lengths]]:
+        """The arguments of the model, and the lengths of its padded sequences by stack."""
+        if examples:
+            return self._batch(examples), {}
+        if ids is None:
+            return {"pixel_values": torch.stack(list(images))}, {}
+        known = {self.readout_stack: ids.lengths}
+        if source is not None:
+            known["encoder"] = source.lengths
+        return self._padded(ids, source), known
+
+    def run(
+        self,
+        arguments: Mapping[str, Any],
+        watch: Watcher | None,
+        known: Mapping[str, Lengths],
+        *,
+        logits: bool,
+        entry: ResidualEntry | None = None,
+    ) -> Output:
+        """The input of the readout, and the logits if they are wanted; both ragged."""
+        if "use_cache" in self._accepts:
+            arguments = {**arguments, "use_cache": False}
+        running = self._running(watch, known, logits=logits, entry=entry)
+        return self._output(running, running.run(self.inner, arguments))
+
+    def call(self, arguments: Mapping[str, Any], watch: Watcher | None = None) -> Any:
+        """The output of the `transformers` model on its own arguments, under a watcher."""
+        accepted = {name: value for name, value in arguments.items() if name in self._accepts}
+        if "use_cache" in self._accepts:
+            accepted["use_cache"] = True
+        return self._running(watch, {}, logits=True).run(self.inner, accepted)
+
+    def _running(
+        self,
+        watch: Watcher | None,
+        known: Mapping[str, Lengths],
+        *,
+        logits: bool,
+        entry: ResidualEntry | None = None,
+    ) -> WatchedRun:
+        watcher = Record(()) if watch is None else watch
+        return WatchedRun(self.structure, watcher, known, self.readout_stack, logits, entry)
+
+    @contextmanager
+    def watching(self, watch: Watcher, known: Mapping[str, Lengths]) -> Iterator[None]:
+        """A watcher sees the forwards that somebody else runs inside the block."""
+        with self._running(watch, known, logits=True).listen(self.inner):
+            yield
+
+    def _watched(
+        self,
+        inputs: tuple[dict[str, Any], dict[str, Lengths]],
+        watch: Watcher | None,
+        *,
+        logits: bool,
+    ) -> Output:
+        return self.run(inputs[0], watch, inputs[1], logits=logits)
+
+    def _output(self, running: WatchedRun, output: Any) -> Output:
+        if running.final is None:
+            hidden = hidden_of_output(output)
+            if hidden is None or hidden.dim() != 3:
+                # What no single linear layer reads is taken where the layers end.
+                hidden = running.after_layers
+            if hidden is None:
+                raise InputError(
+                    f"{type(self.inner).__name__} returned no hidden states",
+                    "wrap a model of one task, or its base model",
+                )
+            packed = running.packing(self.readout_stack, hidden).pack(hidden)
+            return Output(Look(running.watcher, self.readout_stack).at(Tap.FINAL, packed))
+        logits = getattr(output, "logits", None)
+        if isinstance(logits, Tensor) and logits.dim() == 3:
+            logits = running.packing(self.readout_stack, logits).pack(logits)
+        return Output(running.final, logits)
+
+    def _padded(self, ids: Ragged, source: Ragged | None) -> dict[str, Tensor]:
+        """Padded ids and their masks, by the names that the model accepts."""
+        pad = getattr(self.inner.config, "pad_token_id", None)
+        fill = pad if isinstance(pad, int) and 0 <= pad < self.vocabulary else 0
+        named = {"": ids} if source is None else {"": source, "decoder_": ids}
+        found = {}
+        for prefix, each in named.items():
+            found[f"{prefix}input_ids"] = each.to_padded(fill=fill)
+            ones = each.with_values(torch.ones_like(each.values))
+            found[f"{prefix}attention_mask"] = ones.to_padded()
+        return {name: each for name, each in found.items() if name in self._accepts}
+
+    def read_examples(self, texts: Any) -> tuple[Mapping[str, Any], ...]:
+        """Inputs by name, one dict per example; () if these are not such."""
+        if isinstance(texts, Mapping):
+            texts = [texts]
+        if isinstance(texts, Ragged | Tensor | str) or not isinstance(texts, Sequence):
+            return ()
+        return tuple(texts) if texts and all(isinstance(each, Mapping) for each in texts) else ()
+
+    def ids_of_examples(self, examples: Sequence[Mapping[str, Any]]) -> Ragged | None:
+        """The token ids among the inputs, those of the decoder if there is one."""
+        for name in ("decoder_input_ids", "input_ids"):
+            if all(name in each for each in examples):
+                device = next(self.parameters()).device
+                rows = [torch.as_tensor(each[name]).flatten() for each in examples]
+                return Ragged.from_list(rows).to(device)
+        return None
+
+    def _batch(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Examples of equal shapes, such as copies of one, along the first axis."""
+        device, found = next(self.parameters()).device, {}
+        for name in examples[0]:
+            rows = [torch.as_tensor(each[name]).to(device) for each in examples]
+            rows = [row[None] if row.dim() == AXES.get(name, 0) - 1 else row for row in rows]
+            found[name] = torch.cat(rows)
+        return found
+
+
+class WrappedText(WrappedModel):
+    """What wrapped encoders and decoders share."""
+
+    def forward(
+        self,
+        ids: Any,
+        mask: Tensor | None = None,
+        *,
+        types: Any = None,
+        cache: Any = None,
+        watch: Watcher | None = None,
+    ) -> Output:
+        if types is not None or cache is not None:
+            raise NativeModelError("a forward with token types or a cache of ours")
+        batch, layout = to_ragged(ids, mask)
+        return _restored(self._watched(self.read(batch), watch, logits=True), layout)
+
+    def hidden(
+        self, ids: Ragged, types: Any = None, *, watch: Watcher | None = None
+    ) -> tuple[Ragged, tuple[()]]:
+        del types
+        return _ragged(self._watched(self.read(ids), watch, logits=False)), ()
+
+
+class WrappedEncoder(WrappedText, Encoder):
+    """A wrapped model whose tokens see each other, or one that reads something else than text."""
+
+    def _describe(self, readout: Readout) -> EncoderConfig:
+        return EncoderConfig(
+            embedding=self._embedding(self.main_stack.config.width),
+            stack=self.main_stack.config,
+            readout=readout,
+        )
+
+
+class WrappedDecoder(WrappedText, Decoder):
+    """A wrapped model that predicts the next token."""
+
+    def _describe(self, readout: Readout) -> DecoderConfig:
+        return DecoderConfig(
+            embedding=self._embedding(self.main_stack.config.width),
+            stack=self.main_stack.config,
+            readout=readout,
+        )
+
+
+class WrappedSeq2Seq(WrappedModel, Seq2Seq):
+    """A wrapped encoder-decoder."""
+
+    def _describe(self, readout: Readout) -> Seq2SeqConfig:
+        # The attentions of an encoder may not be seen, and its width may be another.
+        width = self.main_stack.config.width
+        encoder = StackConfig(width=width, layers=())
+        if "encoder" in self.stacks:
+            theirs = cast(WrappedStack, self.stacks["encoder"]).config
+            encoder = theirs if theirs.width == width else encoder
+        return Seq2SeqConfig(
+            embedding=self._embedding(self.main_stack.config.width),
+            encoder=encoder,
+            decoder=self.main_stack.config,
+            readout=readout,
+        )
+
+    def forward(  # type: ignore[override]
+        self,
+        source: Any,
+        target: Any,
+        *,
+        source_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+        watch: Watcher | None = None,
+    ) -> Output:
+        batch, layout = to_ragged(target, target_mask, "target ids")
+        read = to_ragged(source, source_mask, "source ids")[0]
+        return _restored(self._watched(self.read(batch, read), watch, logits=True), layout)
+
+    def hidden(  # type: ignore[override]
+        self, source: Ragged, target: Ragged, *, watch: Watcher | None = None
+    ) -> tuple[Ragged, tuple[()]]:
+        return _ragged(self._watched(self.read(target, source), watch, logits=False)), ()
+
+
+class WrappedVision(WrappedModel, Vision):
+    """A wrapped vision transformer, of square images and patches."""
+
+    def _describe(self, readout: Readout) -> VisionConfig:
+        config = getattr(self.inner.config, "vision_config", self.inner.config)
+        return VisionConfig(
+            patches=Patches(
+                width=self.main_stack.config.width,
+                image=config.image_size,
+                size=config.patch_size,
+                channels=getattr(config, "num_channels", 3),
+            ),
+            stack=self.main_stack.config,
+            readout=readout,
+        )
+
+    def forward(self, images: Any, *, watch: Watcher | None = None) -> Output:
+        return self._watched(self.read(None, images=images), watch, logits=True)
+
+
+def _ragged(output: Output) -> Ragged:
+    assert isinstance(output.hidden, Ragged), "a wrapped model runs on ragged batches"
+    return output.hidden
+
+
+def _restored(output: Output, layout: BatchLayout) -> Output:
+    hidden = layout.restore(output.hidden)
+    assert hidden is not None
+    return Output(hidden, layout.restore(output.logits))
+
+
+def wrap(model: Any, tokenizer: Any = None, *, example: Mapping[str, Any] | None = None) -> Any:
+    """A `transformers` model as every function of the lens takes it, unconverted.
+
+    Any model that computes its attention through the attention interface of `transformers` can be
+    wrapped. One short forward finds its layers and heads: on random tokens or pixels, or on
+    `example`, the inputs of one example by name, where the model needs more. The model is not
+    changed: while it runs under a watcher, its attention is computed by our function.
+
+    Texts need a `tokenizer`, of `transformers` (fast) or of `tokenizers`. A model that reads more
+    than token ids or images takes each text as the dict that its processor gives.
+    """
+    if isinstance(model, WrappedModel):
+        return model
+    try:
+        from transformers import PreTrainedModel
+    except ImportError:
+        raise MissingPackageError("manyheads.wrap", "transformers") from None
+    if not isinstance(model, PreTrainedModel):
+        raise InputError(
+            f"a {type(model).__name__} is not a model of transformers",
+            "pass a PreTrainedModel, or build or load a model with manyheads",
+        )
+    inputs = example_inputs(model) if example is None else dict(example)
+    training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        structure = find_structure(model, inputs)
+    finally:
+        for module in training:
+            module.training = True
+    kind = _kind(model, structure)
+    wrapped = kind(model, structure, _plain_tokenizer(tokenizer))
+    wrapped.training = model.training
+    return wrapped
+
+
+def _kind(model: Any, structure: Structure) -> type[WrappedModel]:
+    stacks, names = structure.stacks, set(structure.stacks)
+    if model.config.is_encoder_decoder and "decoder" in names:
+        crosses = any(facts.cross for facts, _ in stacks["decoder"].attentions)
+        return WrappedSeq2Seq if crosses else WrappedDecoder
+    if model.main_input_name == "pixel_values" and len(stacks) == 1:
+        config = getattr(model.config, "vision_config", model.config)
+        sizes = [getattr(config, name, None) for name in ("image_size", "patch_size")]
+        if all(isinstance(size, int) for size in sizes) and sizes[0] % sizes[1] == 0:  # type: ignore[operator]
+            return WrappedVision
+    return WrappedDecoder if structure.causal else WrappedEncoder
+
+
+def _readout_stack(structure: Structure) -> str:
+    names = list(structure.stacks)
+    for name in ("main", "decoder", "text"):
+        if name in names:
+            return name
+    return names[-1]
+
+
+def _readout_config(readout: ReadoutFacts | None, model: Any, vocabulary: int) -> Readout:
+    if readout is None:
+        return NoReadout()
+    outputs, bias = linear_weight(readout.linear).shape[0], readout.linear.bias is not None
+    if not readout.by_token:
+        return ClassHead(classes=outputs, bias=bias)
+    head = model.get_output_embeddings()
+    if head is readout.linear or outputs == vocabulary:
+        return LanguageHead(tied=False, bias=bias)
+    return TokenHead(classes=outputs, bias=bias)
+
+
+def _source_config(model: Any) -> dict[str, Any]:
+    """Its config.json, with the number of positions under the usual name."""
+    config = getattr(model.config, "text_config", model.config)
+    found = model.config.to_dict()
+    counts = [getattr(config, name, None) for name in POSITIONS]
+    longest = next((each for each in counts if isinstance(each, int)), None)
+    if longest is None:
+        return found
+    for module in model.modules():
+        # RoBERTa counts positions from behind its padding token.
+        table = getattr(module, "position_embeddings", None)
+        if isinstance(table, nn.Embedding) and table.padding_idx is not None:
+            longest = table.num_embeddings - table.padding_idx - 1
+    return {**found, "max_position_embeddings": longest}
+
+
+def _plain_tokenizer(tokenizer: Any) -> Any:
+    if tokenizer is None or hasattr(tokenizer, "encode_batch_fast"):
+        return tokenizer
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not hasattr(backend, "encode_batch_fast"):
+        raise InputError(
+            f"a {type(tokenizer).__name__} has no fast tokenizer behind it",
+            "load it with AutoTokenizer.from_pretrained(..., use_fast=True)",
+        )
+    return backend

@@ -1,0 +1,144 @@
+"""Folders of families that manyheads does not open itself."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+import manyheads
+from manyheads import lens, surgery
+from manyheads.bridge.wrapped_model import WrappedModel, wrap
+from manyheads.cli.main import main
+from manyheads.errors import InputError, NativeModelError, WrappedModelWarning
+from manyheads.taps import Head
+from tests.bridge.zoo import SOURCES, TEXT, tiny
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny("olmo2").save_pretrained(tmp_path)
+    words = {f"w{number}": number for number in range(60)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w3"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def change(folder: Path, **entries: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | entries))
+
+
+def test_an_unknown_family_is_opened_by_transformers(folder: Path) -> None:
+    with pytest.warns(WrappedModelWarning, match="olmo2"):
+        model = manyheads.load(folder)
+    assert isinstance(model, WrappedModel)
+    found = lens.statistics(model, ["w5 w6 w5 w6"], progress=False)
+    direct = lens.statistics(wrap(tiny("olmo2")), [[5, 6, 5, 6]], progress=False)
+    assert found["entropy"].ranked() == direct["entropy"].ranked()
+    with pytest.raises(NativeModelError):
+        manyheads.save(model, folder / "copy")
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"auto_map": {"AutoModel": "evil.Model"}},
+        {"quantization_config": {"quant_method": "awq"}},
+        {"_attn_implementation": "somebody/kernel"},
+        {"text_config": {"_attn_implementation_internal": "somebody/kernel"}},
+        {"experts_implementation": "somebody/kernel"},
+    ],
+)
+def test_code_is_never_run(folder: Path, entries: dict[str, Any]) -> None:
+    change(folder, **entries)
+    with pytest.raises(InputError) as caught:
+        manyheads.load(folder)
+    assert "config.json" in str(caught.value)
+
+
+def test_pickles_are_never_read(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    torch.save(tiny("olmo2").state_dict(), folder / "pytorch_model.bin")
+    weights.unlink()
+    with pytest.raises(InputError) as caught:
+        manyheads.load(folder)
+    assert "safetensors" in str(caught.value)
+
+
+def test_a_family_that_nobody_knows(folder: Path) -> None:
+    change(folder, model_type="nobody")
+    with pytest.raises(InputError) as caught:
+        manyheads.load(folder)
+    assert "nobody" in str(caught.value)
+
+
+def test_a_model_that_does_not_dispatch_is_refused() -> None:
+    config = transformers.BloomConfig(vocab_size=60, hidden_size=32, n_layer=1, n_head=4)
+    with pytest.raises(InputError) as caught:
+        wrap(transformers.BloomForCausalLM(config))
+    assert "BloomForCausalLM" in str(caught.value)
+
+
+def test_a_wrapped_model_says_what_it_lacks() -> None:
+    wrapped = wrap(tiny("llama"))
+    with pytest.raises(NativeModelError):
+        lens.circuits(wrapped).ov(Head(0, 0))
+    with pytest.raises(NativeModelError):
+        surgery.prune(wrapped, ["L0H0"])
+    assert not hasattr(wrapped, "embedding")
+
+
+def test_something_else_is_not_wrapped() -> None:
+    with pytest.raises(InputError, match="Linear"):
+        wrap(torch.nn.Linear(2, 2))
+
+
+def test_texts_without_a_tokenizer() -> None:
+    with pytest.raises(InputError, match="tokenizer"):
+        lens.statistics(wrap(tiny("llama")), ["a text"], progress=False)
+
+
+def test_too_long_a_text_is_refused() -> None:
+    longest = TEXT["max_position_embeddings"]
+    with pytest.raises(InputError, match=str(longest)):
+        lens.statistics(wrap(tiny("gpt2")), [SOURCES[0] * 10], progress=False)
+
+
+WORDS = "w5 w6 w7 w5 w6 w7 w8"
+COMMANDS = {
+    "inspect": ["--text", WORDS, "--text", "w9 w10 w9"],
+    "report": ["--text", WORDS],
+    "ablate": ["--text", WORDS, "--text", "w9 w10 w9 w10"],
+    "generate": ["--text", WORDS, "--max-new-tokens", "3"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_open_such_a_folder(
+    command: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    words = [command, str(folder), *COMMANDS[command]]
+    assert main(words) == 0
+    assert "transformers opened" in capsys.readouterr().err
+
+
+def test_pruning_such_a_folder_says_that_it_cannot(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "texts.txt").write_text(f"{WORDS}\n\nw9 w10 w9 w10\n")
+    words = ["prune", str(folder), "--file", str(folder / "texts.txt"), "--fraction", "0.2"]
+    words += ["-o", str(folder / "pruned")]
+    assert main(words) != 0
+    assert "native" in capsys.readouterr().err
+    assert not (folder / "pruned").exists()

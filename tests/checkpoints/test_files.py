@@ -113,24 +113,6 @@ def test_weights_of_a_quantised_model_are_refused_by_name(tmp_path: Path) -> Non
         WeightFiles(tmp_path)["a.weight"]
 
 
-def test_a_swap_that_fails_puts_the_old_folder_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tmp_path / "model"
-    write_folder(model, {"a": write("old")})
-    rename = Path.rename
-
-    def refuse_new(self: Path, target: Path) -> Path:
-        if (self / "a").is_file() and (self / "a").read_text() == "new":
-            raise OSError("no")
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", refuse_new)
-    with pytest.raises(OSError, match="no"):
-        write_folder(model, {"a": write("new")})
-    assert (model / "a").read_text() == "old"
-
-
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model").write_text("a file")
     with pytest.raises(InputError, match="is a file: give a folder"):

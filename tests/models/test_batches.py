@@ -54,9 +54,25 @@ def run(config: ModelConfig, batch: Sequence[Item]) -> list[tuple[Tensor, Tensor
     return list(zip(output.hidden.to_list(), each, strict=True))
 
 
+# Of the largest value, in float32: what docs/troubleshooting.md promises.
+ROUNDING = 1e-5
+
+
 def assert_near(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        assert one.shape == other.shape
+        if one.numel():
+            assert (one - other).abs().max() <= ROUNDING * other.abs().max()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_batch_gives_the_same_bits(name: str) -> None:
+    config = MODELS[name]
+    with torch.no_grad():
+        first, second = run(config, items(config)), run(config, items(config))
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -80,7 +96,7 @@ def test_two_sequences_of_a_batch_never_meet(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_permuted_batch_gives_permuted_results(name: str) -> None:
+def test_a_permuted_batch_gives_permuted_results_up_to_rounding(name: str) -> None:
     config = MODELS[name]
     batch = items(config)
     order = [3, 0, 4, 2, 1][-len(batch) :] if len(batch) == 5 else [2, 0, 3, 1]
@@ -91,7 +107,7 @@ def test_a_permuted_batch_gives_permuted_results(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_sequence_alone_is_as_in_company(name: str) -> None:
+def test_a_sequence_alone_is_as_in_company_up_to_rounding(name: str) -> None:
     config = MODELS[name]
     batch = items(config)
     with torch.no_grad():
@@ -140,7 +156,9 @@ def test_any_batch_may_be_shuffled(lengths: list[int], random: Any) -> None:
     model, batch = small(ENCODERS["modernbert"]), ids(lengths)
     with torch.no_grad():
         expected, found = model(batch).logits, model(batch.select(order)).logits
-    torch.testing.assert_close(found.values, expected.select(order).values, rtol=1e-4, atol=1e-4)
+    if found.values.numel():
+        off = (found.values - expected.select(order).values).abs().max()
+        assert off <= ROUNDING * expected.values.abs().max()
 
 
 def test_the_batch_has_all_that_is_hard() -> None:

@@ -73,12 +73,12 @@ def test_explained_kernels_are_those_that_run(
 
 def test_a_mixed_batch_meets_all_kernels_of_the_cpu() -> None:
     model = build(MIXED_KERNELS["windows and whole"], seed=0).train()
-    kernels = {choice.kernel for _, choice in model.explain_kernels(ids((40, 3))).choices}
-    assert kernels == {"banded", "fused", "reference"}
+    kernels = {choice.kernel for _, choice in model.explain_kernels(ids((140, 3))).choices}
+    assert kernels == {"banded", "fused", "batched"}
 
 
 def test_explaining_says_why_in_words() -> None:
-    text = str(small(MIXED_KERNELS["windows and whole"]).explain_kernels(ids((40, 3))))
+    text = str(small(MIXED_KERNELS["windows and whole"]).explain_kernels(ids((140, 3))))
     lines = text.splitlines()
     assert lines[0] == "main layer 0: banded"
     assert lines[1].startswith("main layer 1: fused (not banded: the mask is not limited")
@@ -115,7 +115,7 @@ def test_explaining_images_names_what_runs(monkeypatch: pytest.MonkeyPatch) -> N
     assert [choice.kernel for _, choice in explained.choices] == ran
 
 
-@pytest.mark.parametrize("kernel", ["reference", "fused", "banded"])
+@pytest.mark.parametrize("kernel", ["reference", "fused", "banded", "batched"])
 def test_a_kernel_asked_for_by_name_is_the_one_that_is_explained(
     kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,19 +2,24 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
+from manyheads.checkpoints.families import FAMILIES
+from manyheads.checkpoints.folder import save
 from manyheads.models.build import build, get_config
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.embedding import Embedding
 from manyheads.models.initialisation import Initialisation
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import LanguageHead, ReadoutTransform
+from manyheads.models.recipes import RECIPES
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.stack import StackConfig
 from manyheads.parts.experts import Experts, MixtureOfExperts
@@ -143,7 +148,9 @@ def test_scaled_outputs_are_divided_by_the_root_of_twice_the_layers(
         torch.testing.assert_close(after, before * shrink)
     for before, after in zip(inputs(plain), inputs(scaled), strict=True):
         assert torch.equal(after, before)
-    assert torch.equal(plain.readout.weight, scaled.readout.weight)
+    # ModernBERT's language head is scaled too.
+    factor = shrink if draw == "truncated" else 1.0
+    torch.testing.assert_close(scaled.readout.weight, plain.readout.weight * factor)
 
 
 def test_each_stack_of_a_translator_is_scaled_by_its_own_depth() -> None:
@@ -192,14 +199,105 @@ def test_a_zero_readout_starts_without_an_opinion() -> None:
     assert drawn.readout.transform.dense.weight.any()
 
 
-def test_vit_starts_with_a_zero_readout_and_truncated_patches() -> None:
-    drawn: Any = build(
-        get_config("vit-b16", width=WIDTH, heads=4, hidden=64, layers=1, image=32), seed=0
-    ).requires_grad_(False)
-    assert not drawn.readout.weight.any()
-    patches = drawn.embedding.convolution.weight
-    assert float(patches.std()) == pytest.approx(0.88 * 0.02, rel=0.05)
-    assert float(patches.abs().max()) <= 0.04
+# Tiny models of `transformers`: width 32, so that a tensor has enough weights to measure.
+SMALL = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "initializer_range": 0.03,
+    "pad_token_id": None,
+}
+SIDES = {
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+}
+GPT2 = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 40, "vocab_size": 300}
+T5 = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 300}
+VIT = SMALL | {"image_size": 24, "patch_size": 4, "num_channels": 1}
+PEERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertForMaskedLM", SMALL),
+    "bert, classes": ("BertForSequenceClassification", SMALL),
+    "roberta": ("RobertaForMaskedLM", SMALL | {"pad_token_id": 1}),
+    "modernbert": ("ModernBertForMaskedLM", SMALL),
+    "modernbert, classes": ("ModernBertForSequenceClassification", SMALL),
+    "gpt2": ("GPT2LMHeadModel", GPT2 | {"initializer_range": 0.03}),
+    "llama": ("LlamaForCausalLM", SMALL),
+    "mistral": ("MistralForCausalLM", SMALL | {"num_key_value_heads": 2}),
+    "qwen2": ("Qwen2ForCausalLM", SMALL | {"num_key_value_heads": 2}),
+    "qwen3": ("Qwen3ForCausalLM", SMALL | {"num_key_value_heads": 2, "head_dim": 8}),
+    "mixtral": ("MixtralForCausalLM", SMALL | {"num_key_value_heads": 2, "num_local_experts": 4}),
+    "qwen3 experts": (
+        "Qwen3MoeForCausalLM",
+        SMALL | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    ),
+    "vit": ("ViTForImageClassification", VIT),
+    "t5": ("T5ForConditionalGeneration", T5),
+    "t5 1.1": (
+        "T5ForConditionalGeneration",
+        T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
+    "t5, encoder": ("T5EncoderModel", T5),
+    "marian": (
+        "MarianMTModel",
+        SIDES | {"d_model": 32, "vocab_size": 300, "pad_token_id": 299, "init_std": 0.03},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_fresh_weights_have_the_deviations_of_transformers(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    kind = getattr(transformers, PEERS[name][0])
+    torch.manual_seed(0)
+    peer = kind(kind.config_class(**PEERS[name][1]))
+    described = peer.config.to_dict() | {"architectures": [PEERS[name][0]]}
+    ours = build(FAMILIES[described["model_type"]].read_config(described), seed=1)
+    save(ours, tmp_path / "ours")
+    peer.save_pretrained(tmp_path / "theirs")
+    found, expected = (
+        load_file(tmp_path / side / "model.safetensors") for side in ("ours", "theirs")
+    )
+    compared = found.keys() & expected.keys()
+    # A T5 of transformers writes no head of its own, untied or not.
+    assert found.keys() - expected.keys() <= {"lm_head.weight"}
+    assert len(compared) > 10
+    for each in compared:
+        assert_drawn_alike(each, found[each], expected[each])
+
+
+def assert_drawn_alike(name: str, found: Tensor, expected: Tensor) -> None:
+    """Both constant and equal, or both random with one deviation."""
+    if float(expected.std()) == 0.0:
+        assert torch.equal(found, expected), name
+        return
+    # Five standard errors of the deviation of so many normal numbers, of both.
+    error = 5 / math.sqrt(min(found.numel(), expected.numel()))
+    # Rows of padding are zero there, which changes a deviation by one in a few hundred.
+    assert float(found.std()) == pytest.approx(float(expected.std()), rel=error + 0.01), name
+    assert abs(float(found.mean())) < error * float(expected.std()), name
+
+
+def test_recipes_draw_as_their_families() -> None:
+    shape: dict[str, Any] = {"width": 32, "heads": 4, "layers": 2}
+    for name in ("bert", "modernbert", "vit"):
+        described: dict[str, Any] = {
+            "num_attention_heads": 4,
+            "num_hidden_layers": 2,
+            "hidden_size": 32,
+        }
+        described |= {"intermediate_size": 48, "vocab_size": 99, "max_position_embeddings": 64}
+        described |= {"model_type": name}
+        family = FAMILIES[name].read_config(described | {"architectures": [PEERS[name][0]]})
+        assert RECIPES[name](**shape, hidden=48).init == family.init
+    assert RECIPES["gpt2"](**shape).init == FAMILIES["gpt2"].read_config(GPT2).init
+    llama = {"kv_heads": 2, "head_size": 8, "hidden": 48, "vocabulary": 99}
+    assert RECIPES["llama"](**shape, **llama).init == Initialisation()
 
 
 def test_modernbert_is_truncated_and_scaled() -> None:

@@ -1,6 +1,7 @@
 """A copy of a model with a new classification head."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
@@ -31,6 +32,10 @@ CLASS_SUFFIXES: dict[Classified, str] = {
 }
 COPIED_FILES = tuple(name for name in SIDE_FILES if name != GENERATION)
 OTHER_HEADS = re.compile(r"(For[A-Z]\w*|LMHeadModel|DoubleHeadsModel|Model)$")
+
+
+# More classes than any readout has, and fewer than take minutes to name.
+MAX_CLASSES = 1_000_000
 
 
 def with_classes(
@@ -82,12 +87,13 @@ def name_classes(model: Model, names: Sequence[str]) -> None:
 
 
 def _names(classes: int | Sequence[str]) -> tuple[str, ...]:
-    names = unnamed(classes) if isinstance(classes, int) else tuple(classes)
-    if len(names) < 2:
-        raise ConfigError(f"there must be at least two classes, got {classes!r}")
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise ConfigError(f"two classes have the name {twice[0]!r}", "give each its own")
+    count = len(classes) if isinstance(classes, Sequence) else int(classes)
+    if not 2 <= count <= MAX_CLASSES:
+        raise ConfigError(f"there must be 2 to {MAX_CLASSES:,} classes, got {count:,}")
+    names = tuple(classes) if isinstance(classes, Sequence) else unnamed(count)
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise ConfigError(f"two classes have the name {name!r}", "give each its own")
     return names
 
 

@@ -1,7 +1,9 @@
 """The config.json of a model: which family describes it, and whether a description is true."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from math import isfinite
 from typing import Any, cast
 
 from manyheads.checkpoints.families import FAMILIES
@@ -16,6 +18,43 @@ CONFIG = "config.json"
 # What a config.json says that is not part of our config: the names of classes and, besides the ids
 # of special tokens, the length of the texts in training.
 FACTS = ("id2label", "label2id", "max_position_embeddings")
+
+
+# The sizes in a config.json of any family, ours included, which its weights bound.
+LAYER_COUNT = re.compile(r"num_(hidden_|decoder_)?layers|n_layer|(en|de)coder_layers")
+SIZE = re.compile(
+    r"(hidden|(moe_|shared_expert_)?intermediate|(type_)?vocab|head|image|patch)_size|head_dim"
+    r"|n_(embd|inner|head|positions)|d_(model|ff|kv)|(en|de)coder_(ffn_dim|attention_heads)"
+    r"|num_(attention_heads|heads|key_value_heads|labels|channels)|relative_attention_num_buckets"
+    r"|num_(local_)?experts(_per_tok)?|width|hidden|shared|heads|kv_heads|vocabulary|count|total"
+    r"|classes|types|channels|image|size|rows|columns|buckets"
+)
+# Sizes up to these cost nothing; the weights themselves are compared later.
+HARMLESS_SIZE = 2**16
+HARMLESS_COUNT = 2**8
+
+
+def check_sizes(description: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse sizes that no model with these weights has, before anything of that size is made."""
+    largest = max((size for shape in shapes.values() for size in shape), default=0)
+    left: list[tuple[str, Any]] = list(description.items())
+    while left:
+        key, value = left.pop()
+        if isinstance(value, dict):
+            left += value.items()
+        elif isinstance(value, list):
+            left += ((key, each) for each in value)
+        elif isinstance(value, float) and not isfinite(value):
+            raise ConfigError(f"{key:.200}={value} is not finite", "use a number")
+        elif isinstance(value, int):
+            layers, size = LAYER_COUNT.fullmatch(key), SIZE.fullmatch(key)
+            limit = max(len(shapes), HARMLESS_COUNT) if layers else max(largest, HARMLESS_SIZE)
+            if abs(value) >= 2**63 or ((layers or size) and value > limit):
+                raise ConfigError(
+                    f"{key:.200}={value!s:.40} is more than the weights have: {len(shapes)} "
+                    f"tensors, whose largest size is {largest}",
+                    "use the config and the weights of the same model",
+                )
 
 
 def family_of(model: Model) -> Family:

@@ -2,15 +2,15 @@
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from manyheads.atomic_write import atomic_folder
 from manyheads.errors import InputError
 
 WEIGHTS = "model.safetensors"
@@ -18,20 +18,29 @@ INDEX = "model.safetensors.index.json"
 MAX_MAPPED_BYTES = 2**24
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # The dtypes that a model computes in, as safetensors names them; others are I8, F8_E4M3, ...
-COMPUTE_DTYPES = ("F64", "F32", "F16", "BF16")
+COMPUTE_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+# More levels than any file of a model has, and fewer than Python can follow.
+MAX_DEPTH = 64
 
 
 class WeightFiles:
     """The tensors of a folder, mapped into memory and read one at a time.
 
-    Pages that were read stay in memory until their file is closed, so files are closed now and
-    then: a caller that copies each tensor never holds the weights twice.
+    They are read in `dtype`, if it is set. Pages that were read stay in memory until their file is
+    closed, so files are closed now and then: a caller that copies each tensor never holds the
+    weights twice.
     """
 
     def __init__(self, folder: Path) -> None:
         self._file_of: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, str] = {}
+        self.dtype: torch.dtype | None = None
         self._open: dict[Path, Any] = {}
         self._read = 0
         for file in _weight_files(folder):
@@ -44,6 +53,11 @@ class WeightFiles:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self._shapes
 
+    def dtypes(self) -> list[torch.dtype]:
+        """The dtypes of the weights, that of the first one first."""
+        found = (COMPUTE_DTYPES.get(each) for each in self._dtypes.values())
+        return list(dict.fromkeys(each for each in found if each is not None))
+
     def __getitem__(self, name: str) -> Tensor:
         if self._dtypes[name] not in COMPUTE_DTYPES:
             raise InputError(
@@ -55,7 +69,7 @@ class WeightFiles:
             self._read = 0
         tensor: Tensor = self._opened(self._file_of[name]).get_tensor(name)
         self._read += tensor.nbytes
-        return tensor
+        return tensor if self.dtype is None else tensor.to(self.dtype)
 
     def _opened(self, file: Path) -> Any:
         if file not in self._open:
@@ -75,21 +89,22 @@ class WeightFiles:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    if (folder / WEIGHTS).exists():
-        return [folder / WEIGHTS]
+    whole = file_in(folder, WEIGHTS)
+    if whole is not None:
+        return [whole]
     if (folder / INDEX).exists():
-        named = _shards(folder)
-        missing = [name for name in named if not (folder / name).exists()]
-        if missing or not named:
+        shards = {name: file_in(folder, name) for name in _shards(folder)}
+        missing = [name for name, file in shards.items() if file is None]
+        if missing or not shards:
             raise InputError(
-                f"{folder / INDEX} lists {', '.join(missing) or 'no file'}, which does not exist",
+                f"{folder / INDEX} lists {_some(missing) or 'no file'}, which does not exist",
                 "copy or download the missing files",
             )
-        return [folder / name for name in named]
+        return [file for file in shards.values() if file is not None]
     pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
     if pickles:
         raise InputError(
-            f"{folder} has its weights in a pickle ({', '.join(pickles)}), which can run any code",
+            f"{folder} has its weights in a pickle ({_some(pickles)}), which can run any code",
             "convert them if you trust them: safetensors.torch.save_file("
             f"torch.load({pickles[0]!r}, weights_only=True), {WEIGHTS!r})",
         )
@@ -104,6 +119,32 @@ def _shards(folder: Path) -> list[str]:
             f"{folder / INDEX} has no weight_map from tensors to files", "download it again"
         )
     return sorted(set(named.values()))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def file_in(folder: Path, name: str) -> Path | None:
+    """A file of a folder, or None if there is none.
+
+    What is outside the folder is refused: a path that leads there, or a link. The cache of the hub
+    is an exception, where all files are links to its own blobs.
+    """
+    file, home = folder / name, folder.resolve()
+    try:
+        target = file.resolve()
+        blobs = [each.parent / "blobs" for each in home.parents if each.name == "snapshots"]
+        if not any(target.is_relative_to(each) for each in (home, *blobs)):
+            raise InputError(
+                f"{name[:200]!r} leads out of {folder}, to {str(target)[:200]!r}",
+                "copy the file into the folder if you trust it",
+            )
+        return file if file.is_file() else None
+    except (OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{name[:200]!r} is not the name of a file") from None
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -123,50 +164,69 @@ def read_list(file: Path) -> list[Any]:
 
 
 def _parsed(file: Path) -> Any:
-    if not file.is_file():
+    if file_in(file.parent, file.name) is None:
         raise InputError(f"there is no {file}", "give the folder of a model")
+    return parse_json(file.read_bytes(), str(file))
+
+
+def parse_json(data: bytes, where: str) -> Any:
+    """JSON whose values are not nested too deeply; `where` names it in errors."""
+    remedy = "fix it or download it again"
     try:
-        return json.loads(file.read_text("utf-8"))
+        content = json.loads(data.decode("utf-8"))
     except ValueError as error:
-        raise InputError(f"{file} is not JSON ({error})", "fix it or download it again") from None
+        raise InputError(f"{where} is not JSON ({error})"[:400], remedy) from None
+    except RecursionError:
+        raise InputError(f"{where} is nested more than {MAX_DEPTH} levels deep", remedy) from None
+    level: list[Any] = [content]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return content
+    raise InputError(f"{where} is nested more than {MAX_DEPTH} levels deep", remedy)
 
 
 def write_folder(
-    folder: Path, files: Mapping[str, Callable[[Path], object]], *, without: Iterable[str] = ()
+    folder: Path,
+    files: Mapping[str, Callable[[Path], object]],
+    *,
+    outdated: Callable[[Path], Iterable[str]] = lambda _: (),
 ) -> None:
     """Write files into a folder: all of them, or none if writing fails.
 
-    They are written to a new folder next to it, which then replaces it. Other files of the old
-    folder stay, except those in `without` and older weights in several files.
+    Other files of the folder stay, except those that `outdated` names and older weights in
+    several files.
     """
-    folder = folder.resolve()
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file", "give a folder to save to")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        if folder.exists():
-            shutil.copytree(folder, fresh, dirs_exist_ok=True, copy_function=_link)
-        for name, write in files.items():
-            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-            (fresh / name).unlink(missing_ok=True)
-            write(fresh / name)
-            # Some writers make it readable by its owner only, and models are shared.
-            (fresh / name).chmod(0o644)
-            _flush(fresh / name)
-        for name in without:
-            (fresh / name).unlink(missing_ok=True)
-        if WEIGHTS in files:
-            _drop_shards(fresh)
-        fresh.chmod(0o755)
-        _replace(fresh, folder)
+        with atomic_folder(folder) as fresh:
+            for name in outdated(fresh):
+                (fresh / name).unlink(missing_ok=True)
+            for name, write in files.items():
+                _make_own_folder((fresh / name).parent, fresh)
+                (fresh / name).unlink(missing_ok=True)
+                write(fresh / name)
+                # Some writers make it readable by its owner only, and models are shared.
+                (fresh / name).chmod(0o644)
+                _flush(fresh / name)
+            if WEIGHTS in files:
+                _drop_shards(fresh)
     except OSError as error:
-        shutil.rmtree(fresh, ignore_errors=True)
         why = f"{error.strerror or error}, and nothing there was changed"
         raise OSError(error.errno, why, str(folder)) from error
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
+
+
+def _make_own_folder(inner: Path, folder: Path) -> None:
+    """Make a folder inside another, so that nothing is written through a link."""
+    inner.mkdir(parents=True, exist_ok=True)
+    if not inner.resolve().is_relative_to(folder.resolve()):
+        raise InputError(
+            f"{inner.name} is a link out of the folder to save to", "remove the link first"
+        )
 
 
 def _drop_shards(folder: Path) -> None:
@@ -179,29 +239,6 @@ def _drop_shards(folder: Path) -> None:
         older = []
     for name in [*(each for each in older if Path(each).name == each and each != WEIGHTS), INDEX]:
         (folder / name).unlink(missing_ok=True)
-
-
-def _replace(fresh: Path, folder: Path) -> None:
-    if not folder.exists():
-        fresh.rename(folder)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
-    folder.rename(old)
-    try:
-        fresh.rename(folder)
-    except BaseException:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _link(source: str, target: str) -> str:
-    """Link a file that stays, or copy it if the file system cannot link."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-    return target
 
 
 def _flush(file: Path) -> None:

@@ -1,18 +1,22 @@
 """Load a model from a folder, or save one to a folder."""
 
 import json
+import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from manyheads.atomic_write import write_tensors
+from manyheads.atomic_write import recover_folder, write_tensors
 from manyheads.checkpoints.config_json import (
     CONFIG,
+    check_sizes,
     corrected,
     description_of,
     with_tied,
@@ -23,6 +27,7 @@ from manyheads.checkpoints.files import WEIGHTS, WeightFiles, read_json, write_f
 from manyheads.checkpoints.hub import HOUSE_FOLDER, folder_of
 from manyheads.checkpoints.sentence_transformers import (
     MODULES,
+    Modules,
     modules_of,
     sentence_files,
     sentence_of,
@@ -33,19 +38,43 @@ from manyheads.checkpoints.side_files import (
     read_generation,
     read_side_files,
     read_tokenizer,
+    read_trained_length,
     side_files_of,
 )
-from manyheads.checkpoints.tensor_map import Entry, check_fits, from_theirs, to_theirs
+from manyheads.checkpoints.tensor_map import (
+    Either,
+    Entry,
+    Packed,
+    check_fits,
+    to_theirs,
+)
 from manyheads.devices import resolve_device
-from manyheads.errors import ConfigError, InputError
+from manyheads.errors import (
+    ConfigError,
+    InputError,
+    MixedDtypeWarning,
+    NativeModelError,
+    WrappedModelWarning,
+)
 from manyheads.models.build import Model, build
 from manyheads.models.decoder import DecoderConfig
+from manyheads.models.finite import is_finite, warn_not_finite
 from manyheads.models.readout import ClassHead, LanguageHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 
 TOKEN_TABLE = "embedding.tokens.weight"
 DTYPES = "torch.float32, torch.bfloat16 or torch.float16"
+DTYPE_NAMES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+# What a value of the wrong type or size raises where it is used.
+MALFORMED = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError)
+# How often a folder is read again that others keep replacing.
+RETRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,40 +102,136 @@ def load(
 
     `where` is a folder, or one of the bundled models "house-gpt", "house-gpt-gated" and
     "house-bert", or a name on the hub: "org/name", with a revision as `revision` or
-    "org/name@revision". Without `dtype` the weights keep their stored dtype, except for the bundled
-    models, which are stored in half precision and loaded in float32.
+    "org/name@revision". All weights have one dtype: the requested one, or else, as in
+    `transformers`, the one that config.json names, or else that of the first stored tensor. The
+    bundled models are stored in half precision and loaded in float32. A folder that is replaced
+    meanwhile is read again.
     """
-    root, home = folder_of(where, revision), resolve_device(str(device))
+    home = resolve_device(str(device))
     if dtype is not None and not getattr(dtype, "is_floating_point", False):
         raise InputError(f"dtype must be {DTYPES}, got {dtype!r}")
+    root = folder_of(where, revision)
+    for last in (*[False] * RETRIES, True):
+        before = _identity(root)
+        try:
+            model = _load(root, dtype, home)
+        except (InputError, OSError):
+            if last or before == _identity(root):
+                raise
+            recover_folder(root)
+        else:
+            if last or before == _identity(root):
+                break
+    model.source = str(where)
+    return model
+
+
+def _identity(folder: Path) -> tuple[int, ...]:
+    """What changes when another folder takes the name."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _load(root: Path, dtype: torch.dtype | None, home: torch.device) -> Model:
     if dtype is None and root.parent == HOUSE_FOLDER:
         dtype = torch.float32
     modules = modules_of(root)
     folder = modules.transformer
     _check_holds_model(folder)
     description = read_json(folder / CONFIG)
+    if _only_in_transformers(description):
+        return _load_wrapped(folder, description, dtype, home)
     family = _family(description, folder)
+    with WeightFiles(folder) as weights:
+        _reading(lambda: check_sizes(description, weights.shapes()), folder)
+        weights.dtype = dtype or _reading(lambda: _stored_dtype(description, weights), folder)
+        return _assemble(modules, root, (description, family, weights), home)
+
+
+def _only_in_transformers(description: Mapping[str, Any]) -> bool:
+    """Whether a family is not ours; the bridge opens it, or says why it cannot."""
+    name = description.get("model_type")
+    return isinstance(name, str) and name not in FAMILIES and find_spec("transformers") is not None
+
+
+def _load_wrapped(
+    folder: Path, description: Mapping[str, Any], dtype: torch.dtype | None, home: torch.device
+) -> Model:
+    """Open a folder with `transformers`, and say so."""
+    from manyheads.bridge.loading import load_wrapped
+
+    model = load_wrapped(folder, description, dtype, home)
+    side_files = read_side_files(folder)
+    model.tokenizer = read_tokenizer(side_files, folder)
+    model.trained_length = read_trained_length(side_files, folder)
+    model.side_files = side_files
+    warnings.warn(
+        f"transformers opened {folder}, since manyheads does not open "
+        f"{description['model_type']!s:.100} itself: the lens reads it; pruning, gates, adapters "
+        "and training need a family that manyheads opens",
+        WrappedModelWarning,
+        stacklevel=2,
+    )
+    return cast(Model, model)
+
+
+def _assemble(
+    modules: Modules,
+    root: Path,
+    content: tuple[dict[str, Any], Family, WeightFiles],
+    home: torch.device,
+) -> Model:
+    folder, (description, family, weights) = modules.transformer, content
     described = _reading(lambda: family.read_config(description), folder)
     side_files = read_side_files(folder) | modules.files(root)
     sentence = sentence_of(modules, side_files, description, described)
-    with WeightFiles(folder) as weights:
-        stored = StoredTensors(family, weights)
-        config = stored.config(described)
-        model = _reading(lambda: build(config, device="meta"), folder)
-        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        entries = family.tensor_map(config, shapes)
-        check_fits(entries, shapes, stored.used(config), str(folder / WEIGHTS), stored.in_file)
-        tensors = {
-            name: tensor.to(device=home, dtype=dtype)
-            for name, tensor in from_theirs(entries, stored.__getitem__)
-        }
-        model.unread = stored.unused(config)
+    stored = StoredTensors(family, weights)
+    config = stored.config(described)
+    model = _reading(lambda: build(config, device="meta"), folder)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    entries = family.tensor_map(config, shapes)
+    check_fits(entries, shapes, stored.used(config), str(folder / WEIGHTS), stored.in_file)
+    tensors: dict[str, Tensor] = {}
+    checks: list[tuple[Entry | Packed | Either, Future[bool]]] = []
+    # Beside the reading, which it would slow down by a twelfth.
+    with ThreadPoolExecutor(max_workers=1) as checker:
+        for entry in entries:
+            made = entry.read(stored.__getitem__)
+            checks += [(entry, checker.submit(is_finite, tensor)) for tensor in made.values()]
+            tensors |= {name: tensor.to(home) for name, tensor in made.items()}
+    doubtful = [entry for entry, check in checks if not check.result()]
+    not_finite = [name for entry in doubtful for name in stored.not_finite(entry)]
+    model.unread = stored.unused(config)
+    warn_not_finite(list(dict.fromkeys(not_finite)), str(folder / WEIGHTS))
     model.load_state_dict(tensors, assign=True)
     model.source_config = corrected(family, description, config)
     model.tokenizer = read_tokenizer(side_files, folder)
+    model.trained_length = read_trained_length(side_files, folder)
     model.generation = read_generation(side_files)
     model.sentence, model.side_files = sentence, side_files
     return model.eval()
+
+
+def _stored_dtype(description: Mapping[str, Any], weights: WeightFiles) -> torch.dtype:
+    """The dtype that config.json names, else that of the first tensor, as in `transformers`."""
+    found, named = weights.dtypes(), description.get("dtype") or description.get("torch_dtype")
+    if named is not None and named not in DTYPE_NAMES:
+        raise ConfigError(f"dtype={named!r:.200} is not supported", f"use {', '.join(DTYPE_NAMES)}")
+    first = found[0] if found else torch.float32
+    chosen = first if named is None else DTYPE_NAMES[named]
+    if len(found) > 1:
+        names = " and ".join(str(each).removeprefix("torch.") for each in found)
+        why = "the dtype in config.json" if named else "that of the first tensor"
+        warnings.warn(
+            f"the weights are stored in {names} and were loaded in {chosen}, {why}; pass dtype to "
+            "choose another",
+            MixedDtypeWarning,
+            stacklevel=2,
+        )
+    return chosen
 
 
 def save(model: Model, folder: str | Path) -> Saved:
@@ -123,6 +248,8 @@ def save(model: Model, folder: str | Path) -> Saved:
     >>> again.config == model.config
     True
     """
+    if not model.native:
+        raise NativeModelError("save")
     config = cast(ModelConfig, model.config)
     description = description_of(model)
     name = str(description["model_type"])
@@ -139,7 +266,7 @@ def save(model: Model, folder: str | Path) -> Saved:
     side_files |= sentence_files(model.sentence, _width(config), model.side_files)
     files: dict[str, Callable[[Path], object]] = {WEIGHTS: partial(write_tensors, tensors)}
     files |= {name: partial(_write, data) for name, data in side_files.items()}
-    write_folder(Path(folder), files, without=_outdated(Path(folder), files))
+    write_folder(Path(folder), files, outdated=lambda before: _outdated(before, files))
     return Saved(Path(folder), name, family.opened_by(description))
 
 
@@ -159,6 +286,18 @@ class StoredTensors:
     def in_file(self, name: str) -> str:
         """The name that the file itself has for a tensor."""
         return self._file_name.get(name, name)
+
+    def not_finite(self, entry: Entry | Packed | Either) -> list[str]:
+        """The tensors of the file with NaN or infinity among those that an entry reads."""
+        found: list[str] = []
+
+        def get(name: str) -> Tensor:
+            tensor = self[name]
+            found.extend([] if is_finite(tensor) else [self.in_file(name)])
+            return tensor
+
+        entry.read(get)
+        return found
 
     def config(self, described: ModelConfig) -> ModelConfig:
         """The config as described, with the head tied or not as `transformers` would load it.
@@ -267,7 +406,7 @@ def _family(description: Mapping[str, Any], folder: Path) -> Family:
     name = description.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise InputError(
-            f"{folder / CONFIG} has model_type={name!r}, which manyheads does not support",
+            f"{folder / CONFIG} has model_type={name!r:.200}, which manyheads does not support",
             f"use one of {', '.join(FAMILIES)}",
         )
     return FAMILIES[name]
@@ -278,15 +417,15 @@ def _reading(make: Callable[[], Any], folder: Path) -> Any:
     try:
         return make()
     except ConfigError as error:
-        raise InputError(f"{folder / CONFIG}: {error.problem}", error.remedy) from None
+        raise InputError(f"{folder / CONFIG}: {error.problem[:500]}", error.remedy[:300]) from None
     except InputError:
         raise
     except KeyError as error:
         raise InputError(
-            f"{folder / CONFIG} has no {error}", "use a complete config.json"
+            f"{folder / CONFIG} has no {error!s:.200}", "use a complete config.json"
         ) from None
-    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        first = str(error).partition("\n")[0]
+    except MALFORMED as error:
+        first = str(error).partition("\n")[0][:200]
         raise InputError(
             f"{folder / CONFIG} has a value of the wrong type ({first})",
             "use integers for sizes, and numbers and lists where they belong",

@@ -6,6 +6,7 @@ The latter are downloaded to the cache of the hub, or read from it without a net
 import re
 from pathlib import Path
 
+from manyheads.atomic_write import recover_folder
 from manyheads.errors import InputError, MissingPackageError
 
 # Our own small models, trained by studies/house; the first is the default of commands.
@@ -29,7 +30,13 @@ UNWANTED = ["onnx/*", "openvino/*", "coreml/*", "original/*", "*consolidated*.sa
 
 def folder_of(where: str | Path, revision: str | None = None) -> Path:
     """The folder of a path, a bundled model, "org/name" or "org/name@revision"."""
+    if not isinstance(where, str | Path):
+        raise InputError(
+            f"a model is loaded from a folder or by name, got {where!r:.200}",
+            f'give a path, "org/name" or one of {", ".join(HOUSE)}',
+        )
     folder = Path(where)
+    recover_folder(folder)
     if folder.is_dir():
         if revision is not None:
             raise InputError(
@@ -42,7 +49,7 @@ def folder_of(where: str | Path, revision: str | None = None) -> Path:
     match = NAME.fullmatch(where) if isinstance(where, str) else None
     if match is None or folder.exists():
         raise InputError(
-            f"there is no folder {folder}",
+            f"there is no folder {folder!s:.200}",
             f'give the folder of a model, a model on the hub as "org/name", or {", ".join(HOUSE)}',
         )
     if revision is not None and match["revision"] is not None:

@@ -1,19 +1,25 @@
 """The small files beside the weights: tokenizer, generation, image preprocessing."""
 
 import json
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from manyheads.checkpoints.files import read_json
+from manyheads.checkpoints.files import file_in, read_json
 from manyheads.checkpoints.sentence_transformers import lowercases
-from manyheads.errors import InputError, MissingPackageError
+from manyheads.errors import MissingPackageError
 from manyheads.models.build import Model
-from manyheads.tokenizers import disable_padding_and_truncation, plain_copy
+from manyheads.tokenizers import (
+    disable_padding_and_truncation,
+    plain_copy,
+    unreadable_refused,
+)
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION = "generation_config.json"
+PREPROCESSING = "preprocessor_config.json"
 # The same vocabulary in other formats, which is wrong beside another tokenizer.json.
 VOCABULARY = (
     "added_tokens.json",
@@ -32,7 +38,7 @@ VOCABULARY = (
 OTHERS = (
     "chat_template.jinja",
     GENERATION,
-    "preprocessor_config.json",
+    PREPROCESSING,
     "special_tokens_map.json",
     "surgery.json",
     TOKENIZER_CONFIG,
@@ -51,13 +57,17 @@ SPECIAL_TOKENS = {
 }
 
 # The other keys that we write to tokenizer_config.json.
-WRITTEN = ("tokenizer_class", "clean_up_tokenization_spaces", "model_input_names")
+MAX_LENGTH = "model_max_length"
+WRITTEN = ("tokenizer_class", "clean_up_tokenization_spaces", "model_input_names", MAX_LENGTH)
+# The run file, which may lie beside a model, and what `transformers` writes for an unknown length.
+RUN_FILE = "run.toml"
+NO_LENGTH = 10**7
 
 
 def read_side_files(folder: Path) -> dict[str, bytes]:
     """The content of the side files that a folder has."""
-    found = {name: folder / name for name in SIDE_FILES if (folder / name).is_file()}
-    for name in found.keys() & {GENERATION, TOKENIZER_CONFIG}:
+    found = {name: file for name in SIDE_FILES if (file := file_in(folder, name)) is not None}
+    for name in found.keys() & {GENERATION, TOKENIZER_CONFIG, PREPROCESSING}:
         read_json(found[name])
     return {name: file.read_bytes() for name, file in found.items()}
 
@@ -73,13 +83,11 @@ def read_tokenizer(files: Mapping[str, bytes], folder: Path) -> Any:
         from tokenizers import Tokenizer, normalizers
     except ImportError:
         raise MissingPackageError(str(folder / TOKENIZER), "tokenizers") from None
-    try:
+    problem = f"{folder / TOKENIZER} is not a tokenizer"
+    with unreadable_refused(problem, "copy or download it again"):
         tokenizer = Tokenizer.from_str(files[TOKENIZER].decode())
-    # The package raises no narrower class.
-    except Exception as error:
-        raise InputError(
-            f"{folder / TOKENIZER} is not a tokenizer ({error})", "copy or download it again"
-        ) from None
+        # Some that can be read fail on every text.
+        tokenizer.encode("a b")
     if lowercases(files):
         rest = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
@@ -90,6 +98,21 @@ def read_generation(files: Mapping[str, bytes]) -> dict[str, Any]:
     """The content of generation_config.json; empty if there is none."""
     found: dict[str, Any] = json.loads(files.get(GENERATION, b"{}"))
     return found
+
+
+def read_trained_length(files: Mapping[str, bytes], folder: Path) -> int | None:
+    """The length of the texts a model was trained on: as run.toml or its tokenizer's files say."""
+    run_file = file_in(folder, RUN_FILE)
+    if run_file is not None:
+        try:
+            data = tomllib.loads(run_file.read_text("utf-8")).get("data")
+        except ValueError:
+            data = None
+        length = data.get("length") if isinstance(data, dict) else None
+        if isinstance(length, int) and length > 0:
+            return length
+    length = json.loads(files.get(TOKENIZER_CONFIG, b"{}")).get(MAX_LENGTH)
+    return length if isinstance(length, int) and 0 < length < NO_LENGTH else None
 
 
 def side_files_of(model: Model, folder: Path) -> dict[str, bytes]:
@@ -126,14 +149,19 @@ def _tokenizer_config(model: Model, files: Mapping[str, bytes]) -> dict[str, byt
     """
     if model.tokenizer is None or TOKENIZER not in files:
         return {}
+    length = {} if model.trained_length is None else {MAX_LENGTH: model.trained_length}
     if TOKENIZER_CONFIG in files and not _outdated(files[TOKENIZER_CONFIG], model.tokenizer):
-        return {}
+        content = json.loads(files[TOKENIZER_CONFIG])
+        if content == content | length:
+            return {}
+        return {TOKENIZER_CONFIG: json.dumps(content | length, indent=2).encode()}
     types = getattr(getattr(model.config, "embedding", None), "types", 0)
     inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     content = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_input_names": inputs,
+        **length,
         **_specials(model.tokenizer, model.generation),
     }
     return {TOKENIZER_CONFIG: json.dumps(content, indent=2).encode()}
@@ -170,6 +198,6 @@ def _specials(tokenizer: Any, generation: Mapping[str, Any]) -> dict[str, str]:
         for use, names in SPECIAL_TOKENS.items()
     }
     end = generation.get("eos_token_id")
-    if isinstance(end, int):
+    if isinstance(end, int) and 0 <= end < 2**32:
         found["eos_token"] = tokenizer.id_to_token(end)
     return {use: name for use, name in found.items() if name is not None}

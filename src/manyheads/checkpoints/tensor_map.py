@@ -150,13 +150,10 @@ class Packed:
         return {self.theirs: self.shape}
 
 
+# As many as an error names.
+MAX_FAULTS = 6
+
 TensorMap = Iterable[Entry | Packed | Either]
-
-
-def from_theirs(entries: TensorMap, get: Callable[[str], Tensor]) -> Iterable[tuple[str, Tensor]]:
-    """Our tensors one by one, made from theirs."""
-    for entry in entries:
-        yield from entry.read(get).items()
 
 
 def to_theirs(entries: TensorMap, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -173,7 +170,7 @@ def check_fits(
     where: str,
     in_file: Callable[[str], str] = str,
 ) -> None:
-    """Refuse a file with tensors that are missing, unexpected or misshapen, and name them all.
+    """Refuse a file with tensors that are missing, unexpected or misshapen, and name the first.
 
     `in_file` gives the name that the file itself has for a tensor.
     """
@@ -191,7 +188,9 @@ def check_fits(
         if stored[name] != expected[name]
     ]
     if faults:
+        shown = "; ".join(sorted(faults)[:MAX_FAULTS])
+        more = f" and {len(faults) - MAX_FAULTS} more" if len(faults) > MAX_FAULTS else ""
         raise InputError(
-            f"{where} does not fit its config.json: {'; '.join(sorted(faults))}",
+            f"{where} does not fit its config.json: {shown}{more}",
             "use the config and the weights of the same model",
         )

@@ -10,6 +10,7 @@ from typing import Any, overload
 import torch
 from torch import nn
 
+from manyheads.argument_checks import checked
 from manyheads.errors import ConfigError
 from manyheads.models.decoder import Decoder, DecoderConfig
 from manyheads.models.encoder import Encoder, EncoderConfig
@@ -49,7 +50,7 @@ def get_config(name: str, **changes: Any) -> ModelConfig:
     """
     recipe = get_recipe(name)
     arguments = {key: each for key, each in _sizes()[name].items() if key != "recipe"}
-    return recipe(**arguments | changes)
+    return checked(recipe)(**arguments | changes)
 
 
 @overload

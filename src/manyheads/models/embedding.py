@@ -6,12 +6,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.parts.norms import NoNorm, Norm, make_norm
 from manyheads.parts.positions import EmbeddingPosition, Learned, NoPosition, Sinusoidal
 from manyheads.ragged import Ragged
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedding:
     """A vector per token, times `scale`, plus those of its position and type (BERT's segments)."""
@@ -79,6 +81,16 @@ class TokenEmbedding(nn.Module):
             raise ShapeError(
                 f"types have lengths {types.lengths.each}, and ids {ids.lengths.each}",
                 "give one type per token",
+            )
+        if ids.values.dtype not in (torch.int64, torch.int32):
+            raise InputError(
+                f"token ids must be integers, got {ids.values.dtype}", "convert them with .long()"
+            )
+        home = self.tokens.weight.device
+        if ids.device != home:
+            raise InputError(
+                f"the token ids are on {ids.device}, and the model is on {home}",
+                f'move them with .to("{home}")',
             )
         if not ids.values.numel() or ids.values.is_meta:
             return

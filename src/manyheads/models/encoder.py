@@ -67,7 +67,12 @@ def last_tokens(batch: Ragged) -> Ragged:
 
 
 class TextModel(nn.Module, Provenance):
-    """Token ids in, hidden states and logits out, in the layout of the input."""
+    """Token ids in, hidden states and logits out, in the layout of the input.
+
+    The same batch always gives the same bits, and the tokens of one sequence never change a bit of
+    another. A sequence in another order of the batch, beside other lengths or alone gives the same
+    numbers up to rounding, in float32 within 1e-5 of the largest.
+    """
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()

@@ -9,23 +9,31 @@ from torch import Tensor, nn
 
 from manyheads.attention import Attention
 from manyheads.models.embedding import TokenEmbedding
-from manyheads.models.readout import ReadoutLayer
+from manyheads.models.readout import LanguageHead, ReadoutLayer, TransformLayer
 from manyheads.models.stack import Stack
 from manyheads.parts.experts import MixtureOfExperts
 from manyheads.parts.feedforward import FeedForward
+from manyheads.parts.positions.absolute import GridTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Initialisation:
     """How weights are drawn; biases start at zero and norms at one.
 
-    `truncated` truncates the normal at two standard deviations, as in BERT, ViT and ModernBERT.
-    `xavier` draws uniformly by fan-in and fan-out, and embeddings with deviation width^-0.5, as in
-    the 2017 Transformer. `scaled_outputs` divides projections to the residual stream by
-    sqrt(2 * layers), as in GPT-2. `zero_readout` starts the readout at zero, as in ViT.
+    - `normal` has the deviation `std` everywhere, as BERT, GPT-2, Llama and ViT in `transformers`.
+    - `truncated` is cut at two deviations, and class heads have the deviation width^-0.5, as in
+      ModernBERT.
+    - `xavier` draws uniformly by fan-in and fan-out, and embeddings with deviation width^-0.5, as
+      in the 2017 Transformer.
+    - `t5` draws with deviation fan_in^-0.5, queries smaller by the root of the head size because
+      scores are not scaled, and embeddings and an untied language head with deviation 1.
+
+    `scaled_outputs` divides projections to the residual stream by sqrt(2 * layers), as in GPT-2 and
+    ModernBERT, which also divides its language head. `zero_readout` starts the readout at zero,
+    which slows down the first steps of training from scratch.
     """
 
-    draw: Literal["normal", "truncated", "xavier"] = "normal"
+    draw: Literal["normal", "truncated", "xavier", "t5"] = "normal"
     std: float = 0.02
     scaled_outputs: bool = False
     zero_readout: bool = False
@@ -43,17 +51,21 @@ def initialise(model: nn.Module, init: Initialisation) -> None:
             case MixtureOfExperts():
                 for weights in (module.expand, module.contract):
                     _draw_experts(weights, init)
+            case GridTable():
+                _draw_table(module.patches.flatten(1), init)
             case ReadoutLayer() if module.weight is not None:
-                _draw(module.weight, init)
-                if init.zero_readout:
-                    module.weight.zero_()
+                _draw_readout(module, init)
         if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
             module.bias.zero_()
+        if isinstance(token := getattr(module, "class_token", None), Tensor):
+            _draw_table(token[None], init)
     for module in model.modules():
         if isinstance(module, Attention):
-            _draw_rows(module, init)
+            _draw_attention(module, init)
         if isinstance(module, Stack) and init.scaled_outputs:
             _scale_outputs(module)
+    if init.scaled_outputs and init.draw == "truncated":
+        _scale_language_heads(model)
 
 
 def _draw(weight: Tensor, init: Initialisation) -> None:
@@ -64,30 +76,58 @@ def _draw(weight: Tensor, init: Initialisation) -> None:
             nn.init.trunc_normal_(weight, std=init.std, a=-2 * init.std, b=2 * init.std)
         case "xavier":
             nn.init.xavier_uniform_(weight)
+        case "t5":
+            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
 
 
 def _draw_experts(weights: Tensor, init: Initialisation) -> None:
     """All experts at once, unless the draw depends on the fan-in: 128 draws take longer."""
-    for weight in weights if init.draw == "xavier" else (weights,):
-        _draw(weight, init)
+    if init.draw in ("normal", "truncated"):
+        _draw(weights, init)
+        return
+    for weight in weights:
+        _draw(weight.T, init)
 
 
-def _draw_rows(attention: Attention, init: Initialisation) -> None:
+def _draw_attention(attention: Attention, init: Initialisation) -> None:
     """Queries, keys and values are one matrix, but are drawn as three."""
-    for rows in attention.projections().values():
+    for name, rows in attention.projections().items():
         _draw(rows, init)
+        if init.draw == "t5" and name == "query":
+            rows.mul_(attention.config.size**-0.5)
+    if attention.table is not None:
+        by_width = Initialisation(std=attention.config.width**-0.5)
+        for table in attention.table.parameters():
+            _draw(table, by_width if init.draw == "t5" else Initialisation(std=init.std))
 
 
 def _draw_embedding(embedding: TokenEmbedding, init: Initialisation) -> None:
-    std = embedding.config.width**-0.5 if init.draw == "xavier" else init.std
-    normal = Initialisation(draw="truncated" if init.draw == "truncated" else "normal", std=std)
     for table in (embedding.tokens, embedding.positions, embedding.types):
         if table is not None:
-            _draw(table.weight, normal)
+            _draw_table(table.weight, init)
+
+
+def _draw_table(table: Tensor, init: Initialisation) -> None:
+    """Vectors that are looked up have no fan-in."""
+    std = {"xavier": table.shape[1] ** -0.5, "t5": 1.0}.get(init.draw, init.std)
+    draw: Literal["normal", "truncated"] = "truncated" if init.draw == "truncated" else "normal"
+    _draw(table, Initialisation(draw=draw, std=std))
+
+
+def _draw_readout(readout: ReadoutLayer, init: Initialisation) -> None:
+    assert readout.weight is not None
+    if isinstance(readout.config, LanguageHead) and init.draw == "t5":
+        nn.init.normal_(readout.weight, std=1.0)
+    elif not isinstance(readout.config, LanguageHead) and init.draw == "truncated":
+        _draw(readout.weight, Initialisation(draw="truncated", std=readout.weight.shape[1] ** -0.5))
+    else:
+        _draw(readout.weight, init)
+    if init.zero_readout:
+        readout.weight.zero_()
 
 
 def _scale_outputs(stack: Stack) -> None:
-    shrink = 1 / math.sqrt(2 * max(len(stack.config.layers), 1))
+    shrink = _shrink(stack)
     for module in stack.modules():
         if isinstance(module, Attention):
             module.output.weight.mul_(shrink)
@@ -95,3 +135,17 @@ def _scale_outputs(stack: Stack) -> None:
             module.contract.weight.mul_(shrink)
         elif isinstance(module, MixtureOfExperts):
             module.contract.mul_(shrink)
+
+
+def _scale_language_heads(model: nn.Module) -> None:
+    shrink = min(_shrink(stack) for stack in model.modules() if isinstance(stack, Stack))
+    for module in model.modules():
+        if isinstance(module, TransformLayer):
+            module.dense.weight.mul_(shrink)
+        elif isinstance(module, ReadoutLayer) and isinstance(module.config, LanguageHead):
+            for untied in module.parameters(recurse=False):
+                untied.mul_(shrink)
+
+
+def _shrink(stack: Stack) -> float:
+    return 1 / math.sqrt(2 * max(len(stack.config.layers), 1))

@@ -53,6 +53,12 @@ def to_ragged(
         if mask is not None:
             raise InputError("a Ragged has no padding to mask", "leave mask out")
         return batch, BatchLayout()
+    if not isinstance(batch, Tensor) or not (mask is None or isinstance(mask, Tensor)):
+        wrong, value = (name, batch) if not isinstance(batch, Tensor) else ("mask", mask)
+        raise InputError(
+            f"{wrong} must be a tensor, got a {type(value).__name__}",
+            "give a (batch, length) tensor, or a Ragged" if wrong == name else "leave it out",
+        )
     if batch.dim() != 2:
         raise ShapeError(
             f"{name} have shape {tuple(batch.shape)}",

@@ -1,11 +1,14 @@
 """What a model folder holds besides the weights."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
 from torch import Tensor
+
+from manyheads.errors import LongTextWarning
 
 Pooling = Literal["mean", "cls", "last"]
 
@@ -22,7 +25,15 @@ class SentenceConfig:
     longest: int | None = None
 
 
-FIELDS = ("source_config", "tokenizer", "sentence", "generation", "side_files", "unread")
+FIELDS = (
+    "source_config",
+    "tokenizer",
+    "sentence",
+    "generation",
+    "side_files",
+    "unread",
+    "trained_length",
+)
 # How `transformers` names classes that have no name, before their number.
 DEFAULT_LABEL = "LABEL_"
 
@@ -33,19 +44,36 @@ class Provenance:
     `source_config` is its config.json and `generation` its generation_config.json. `unread`
     are tensors of the file that no part of the model uses, such as a pooler. `side_files` are the
     small files beside the weights, by name. A model that was built here has none of these.
+    `source` is where the model itself was loaded from; a copy with other weights has none.
+    `trained_length` is how long the texts were that the model was trained on, if that is known.
     """
 
+    source: str = ""
+    # Whether manyheads computes the model itself, and the stack that the readout reads.
+    native: bool = True
+    readout_stack: str = "main"
     source_config: dict[str, Any] | None = None
     tokenizer: Any = None
     sentence: SentenceConfig | None = None
     generation: Mapping[str, Any] = MappingProxyType({})
     side_files: Mapping[str, bytes] = MappingProxyType({})
     unread: Mapping[str, Tensor] = MappingProxyType({})
+    trained_length: int | None = None
 
     def copy_provenance(self, other: "Provenance") -> None:
         """Copy all this from the model that this one is made from."""
         for name in FIELDS:
             setattr(self, name, getattr(other, name))
+
+    def warn_if_longer(self, tokens: int, what: str) -> None:
+        """Warn that a text is longer than those that the model was trained on."""
+        if self.trained_length is not None and tokens > self.trained_length:
+            warnings.warn(
+                f"{what} has {tokens:,} tokens, and the model was trained on up to "
+                f"{self.trained_length:,}: what it does past them was never trained",
+                LongTextWarning,
+                stacklevel=3,
+            )
 
     @property
     def class_names(self) -> tuple[str, ...]:

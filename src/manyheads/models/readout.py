@@ -94,7 +94,7 @@ class ReadoutLayer(nn.Module):
         x = hidden.values
         if isinstance(self.config, ClassHead):
             x = pooled(x, hidden.lengths, self.config.pool)
-        logits = F.linear(self.features(x), self.vectors(table), self.bias)
+        logits = self.finish(F.linear(self.features(x), self.vectors(table), self.bias))
         return logits if isinstance(self.config, ClassHead) else hidden.with_values(logits)
 
     def features(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
@@ -103,6 +103,13 @@ class ReadoutLayer(nn.Module):
         if isinstance(self.config, LanguageHead) and self.config.scale != 1.0:
             x = x * self.config.scale
         return x
+
+    # Whether differences of logits are products with differences of vectors.
+    subtracts: bool = True
+
+    def finish(self, logits: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
+        """What still happens to the products: nothing here, a cap or scale in other libraries."""
+        return logits
 
     def vectors(self, table: Float[Tensor, "v c"] | None) -> Float[Tensor, "outputs c"]:
         """One vector per token or class."""

@@ -118,7 +118,6 @@ def bert(
         ),
         stack=StackConfig(width=width, layers=(layer,) * layers),
         readout=head if readout is None else readout,
-        init=Initialisation(draw="truncated"),
     )
 
 
@@ -267,7 +266,6 @@ def vit(
         patches=Patches(width=width, image=image, size=patch, channels=channels),
         stack=StackConfig(width=width, layers=(layer,) * layers, final_norm=norm),
         readout=ClassHead(classes=classes) if classes else NoReadout(),
-        init=Initialisation(draw="truncated", zero_readout=True),
     )
 
 

@@ -49,6 +49,8 @@ class Seq2Seq(nn.Module, Provenance):
     Its sites name their stack, "encoder" or "decoder".
     """
 
+    readout_stack = "decoder"
+
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
         self.config = config

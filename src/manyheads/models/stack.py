@@ -1,6 +1,6 @@
 """A stack of layers, each with its own config."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from jaxtyping import Int
@@ -18,10 +18,13 @@ from manyheads.cache import (
 )
 from manyheads.errors import ConfigError, InputError
 from manyheads.kernels.choose import Choice
+from manyheads.kernels.contract import Request
 from manyheads.models.layer import Layer, LayerConfig
 from manyheads.parts.experts import RouterLosses
 from manyheads.parts.masks import Mask
 from manyheads.parts.norms import NoNorm, Norm, make_norm
+from manyheads.parts.positions.relative import Bias, ShawTable
+from manyheads.parts.positions.rotary import Rotation
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Sublayer, Tap, Watcher, seen
 
@@ -129,6 +132,30 @@ class Stack(nn.Module):
                 losses.append(routed)
         final = x.with_values(self.final_norm(x.values))
         return final.with_values(seen(look, Tap.FINAL, final.values, final)), tuple(losses)
+
+    def request(self, layer: int, sublayer: Sublayer, query: Ragged, key: Ragged) -> Request:
+        """What the kernel is asked for, given the queries and keys of an attention."""
+        module = self._typed_layers()[layer]
+        attention = module.cross if sublayer is Sublayer.CROSS else module.attention
+        assert attention is not None, "the caller asks for a sublayer that exists"
+        bias: Bias | None = None
+        if isinstance(attention.table, ShawTable):
+            # Shaw's value vectors do not affect the weights.
+            shaw = attention.table.bias(query.values, attention.config.score_scale)
+            bias = replace(shaw, values=None)
+        elif sublayer is Sublayer.ATTENTION:
+            owner = self._typed_layers()[self.position_owner[layer]].attention
+            assert owner is not None, "an owner has positions"
+            encoding = owner.encode_positions(query.lengths.positions)
+            bias = None if isinstance(encoding, Rotation) else encoding
+        return Request(
+            queries=query.lengths,
+            keys=key.lengths,
+            mask=attention.config.mask,
+            scale=attention.config.score_scale,
+            bias=bias,
+            sink=attention.sink,
+        )
 
     def new_cache(self, config: DynamicCache | StaticCache) -> Cache:
         masks: list[Mask | None] = []

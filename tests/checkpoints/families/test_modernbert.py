@@ -157,7 +157,7 @@ def test_a_local_theta_of_null_is_the_global_one() -> None:
         ({"classifier_activation": "selu"}, "classifier_activation='selu'"),
         ({"layer_types": ["chunked_attention"] * 4}, "layer_types has chunked_attention"),
         ({"layer_types": ["full_attention"]}, "1 entries, and num_hidden_layers=4"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "scaled or partial"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_type='linear'"),
         ({"architectures": ["ModernBertForMultipleChoice"]}, "use one of ModernBertModel"),
         (
             {

@@ -149,6 +149,7 @@ def test_layers_of_linear_attention_are_refused_by_number(tmp_path: Path) -> Non
     kinds = ["linear_attention", "full_attention", "linear_attention", "linear_attention"]
     said = {"model_type": "qwen3_next", **SMALL, "num_hidden_layers": 4, "layer_types": kinds}
     (tmp_path / "config.json").write_text(json.dumps(said))
+    save_file({}, tmp_path / "model.safetensors")
     with pytest.raises(InputError) as caught:
         load(tmp_path)
     assert "layers 0, 2, 3 are linear_attention" in str(caught.value)

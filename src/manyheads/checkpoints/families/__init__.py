@@ -5,6 +5,7 @@ from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.families.gpt2 import GPT2
 from manyheads.checkpoints.families.llama import LLAMA
 from manyheads.checkpoints.families.marian import MARIAN
+from manyheads.checkpoints.families.mixtral import MIXTRAL
 from manyheads.checkpoints.families.modernbert import MODERNBERT
 from manyheads.checkpoints.families.native import NATIVE
 from manyheads.checkpoints.families.qwen import QWEN_GATED, QWEN_NEXT
@@ -23,6 +24,8 @@ FAMILIES: dict[str, Family] = {
     "qwen2": LLAMA,
     "qwen3": QWEN_GATED,
     "qwen3_next": QWEN_NEXT,
+    "mixtral": MIXTRAL,
+    "qwen3_moe": MIXTRAL,
     "vit": VIT,
     "t5": T5,
     "marian": MARIAN,

@@ -7,7 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.family import Family, activation_of, class_count, default_labels
+from manyheads.checkpoints.families.family import (
+    Family,
+    activation_of,
+    class_count,
+    default_labels,
+    eps_of,
+)
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
@@ -110,7 +116,7 @@ class BertFamily(Family):
     def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
         _refuse_foreign(theirs)
         width, dropout = theirs["hidden_size"], float(theirs.get("hidden_dropout_prob", 0.1))
-        norm = LayerNorm(eps=float(theirs.get("layer_norm_eps", 1e-12)))
+        norm = LayerNorm(eps=eps_of(theirs, "layer_norm_eps", 1e-12))
         attention = AttentionConfig(
             width=width,
             heads=theirs["num_attention_heads"],
@@ -137,7 +143,7 @@ class BertFamily(Family):
             ),
             stack=StackConfig(width=width, layers=(layer,) * theirs["num_hidden_layers"]),
             readout=_readout(theirs, norm),
-            init=Initialisation(draw="truncated"),
+            init=Initialisation(std=float(theirs.get("initializer_range", 0.02))),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
@@ -203,7 +209,10 @@ class BertFamily(Family):
         """Without the prefix, which some files lack; gamma and beta by their newer names."""
         if name.endswith(("embeddings.position_ids", "embeddings.token_type_ids")):
             return None
-        for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        for old, new in (
+            ("LayerNorm.gamma", "LayerNorm.weight"),
+            ("LayerNorm.beta", "LayerNorm.bias"),
+        ):
             name = name.removesuffix(old) + new if name.endswith(old) else name
         return name.removeprefix("bert.").removeprefix("roberta.")
 

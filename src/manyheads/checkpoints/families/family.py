@@ -94,6 +94,14 @@ def activation_of(
     return names[name]
 
 
+def eps_of(theirs: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    """The eps of a norm; like `transformers`, refuse what is not a decimal number."""
+    value = theirs[key] if default is None else theirs.get(key, default)
+    if not isinstance(value, float) or not 0 <= value < 1e6:
+        raise ConfigError(f"{key} must be a number such as 1e-6, got {value!r:.200}")
+    return value
+
+
 def class_count(theirs: Mapping[str, Any]) -> int:
     """The number of classes; `transformers` leaves it out where it is two."""
     labels = theirs.get("id2label")

@@ -9,6 +9,7 @@ from manyheads.checkpoints.families.family import (
     Family,
     causal_readout,
     default_labels,
+    eps_of,
 )
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
@@ -59,11 +60,13 @@ class GPT2Family(Family):
             positions=theirs["n_positions"],
             dropout=float(theirs.get("resid_pdrop", 0.1)),
             hidden=theirs.get("n_inner") or 4 * theirs["n_embd"],
-            eps=float(theirs.get("layer_norm_epsilon", 1e-5)),
+            eps=eps_of(theirs, "layer_norm_epsilon", 1e-5),
         )
         assert isinstance(config.readout, LanguageHead)
         return replace(
-            _with_dropout(config, theirs), readout=causal_readout(theirs, config.readout)
+            _with_dropout(config, theirs),
+            readout=causal_readout(theirs, config.readout),
+            init=replace(config.init, std=float(theirs.get("initializer_range", 0.02))),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2 and Qwen3: rotary decoders with RMS norms and SwiGLU."""
+"""Llama, Mistral and Qwen2, and what Qwen3, Mixtral and others share with them."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -9,11 +9,13 @@ from manyheads.checkpoints.families.family import (
     Family,
     causal_readout,
     default_labels,
+    eps_of,
 )
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.embedding import Embedding
+from manyheads.models.initialisation import Initialisation
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import LanguageHead
 from manyheads.models.recipes import ModelConfig
@@ -38,20 +40,30 @@ CLASSES = {
     "mistral": "Mistral",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
+    "mixtral": "Mixtral",
+    "qwen3_moe": "Qwen3Moe",
 }
+# The families that normalise queries and keys.
+NORMED = ("qwen3", "qwen3_moe", "qwen3_next")
+# What `transformers` assumes where config.json does not say it.
+WINDOW = 4096
+THETAS = {"mixtral": 1_000_000.0}
+LENGTHS = {"llama": 2048, "mistral": 131_072, "mixtral": 131_072}
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class LlamaFamily(Family):
-    """Llama, Mistral and Qwen2, and what Qwen3 shares with them."""
+    """Llama, Mistral and Qwen2."""
 
     name = "llama"
     tied_copies = ("lm_head.weight",)
 
     def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
         width, heads = theirs["hidden_size"], theirs["num_attention_heads"]
-        family, norm = theirs["model_type"], RMSNorm(eps=float(theirs["rms_norm_eps"]))
+        family, norm = theirs["model_type"], RMSNorm(eps=eps_of(theirs, "rms_norm_eps"))
         if theirs.get("hidden_act", "silu") != "silu":
             raise ConfigError(f"hidden_act={theirs['hidden_act']!r} is not supported", "use silu")
+        position = _rotary(theirs)
 
         def layer(index: int) -> LayerConfig:
             attention = AttentionConfig(
@@ -59,10 +71,10 @@ class LlamaFamily(Family):
                 heads=heads,
                 kv_heads=theirs.get("num_key_value_heads") or heads,
                 head_size=theirs.get("head_dim") or width // heads,
-                position=_rotary(theirs),
+                position=position,
                 mask=_mask(theirs, index),
-                query_norm=norm if family == "qwen3" else NoNorm(),
-                key_norm=norm if family == "qwen3" else NoNorm(),
+                query_norm=norm if family in NORMED else NoNorm(),
+                key_norm=norm if family in NORMED else NoNorm(),
                 bias=_bias(theirs),
                 dropout=float(theirs.get("attention_dropout", 0.0)),
             )
@@ -84,6 +96,7 @@ class LlamaFamily(Family):
             readout=causal_readout(
                 theirs, LanguageHead(tied=bool(theirs.get("tie_word_embeddings", False)))
             ),
+            init=Initialisation(std=float(theirs.get("initializer_range", 0.02))),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
@@ -171,37 +184,62 @@ LLAMA = LlamaFamily()
 def _bias(theirs: Mapping[str, Any]) -> Literal["none", "inputs", "all"]:
     if theirs["model_type"] == "qwen2":
         return "inputs"
-    uses_it = theirs["model_type"] in ("llama", "qwen3")
+    uses_it = theirs["model_type"] in ("llama", *NORMED)
     return "all" if uses_it and theirs.get("attention_bias", False) else "none"
 
 
 def _mask(theirs: Mapping[str, Any], index: int) -> Mask:
-    window = theirs.get("sliding_window")
-    if window is None or not _slides(theirs, index):
+    family, window = theirs["model_type"], theirs.get("sliding_window", WINDOW)
+    if family in ("llama", "qwen3_next"):
         return Causal()
-    return Window(window - 1)
+    if family == "mixtral":
+        window = theirs.get("sliding_window")
+    elif family.startswith("qwen") and not theirs.get("use_sliding_window", False):
+        window = None
+    slides = _slides(theirs, index, window) if family in ("qwen2", "qwen3") else True
+    return Causal() if window is None or not slides else Window(window - 1)
 
 
-def _slides(theirs: Mapping[str, Any], index: int) -> bool:
+def _slides(theirs: Mapping[str, Any], index: int, window: int | None) -> bool:
+    """Whether a layer of Qwen2 or Qwen3 sees a window."""
     kinds = theirs.get("layer_types")
-    if kinds is not None:
-        return bool(kinds[index] == "sliding_attention")
-    if theirs["model_type"] in ("qwen2", "qwen3"):
-        first = theirs.get("max_window_layers", 28)
-        return bool(theirs.get("use_sliding_window", False)) and index >= first
-    return bool(theirs["model_type"] == "mistral")
+    if kinds is None:
+        return bool(index >= theirs.get("max_window_layers", 28))
+    if len(kinds) != theirs["num_hidden_layers"] or not set(kinds) <= {FULL, SLIDING}:
+        raise ConfigError(
+            f"layer_types must have {FULL} or {SLIDING} for each of "
+            f"{theirs['num_hidden_layers']} layers"
+        )
+    if window is None and SLIDING in kinds:
+        raise ConfigError(
+            f"layer_types has {SLIDING}, and no window is in use", "set use_sliding_window to true"
+        )
+    return bool(kinds[index] == SLIDING)
 
 
 def _rotary(theirs: Mapping[str, Any]) -> Rotary:
-    rope = dict(theirs.get("rope_parameters") or theirs.get("rope_scaling") or {})
-    theta = rope.get("rope_theta", theirs.get("rope_theta", 10_000.0))
+    rope = dict(theirs.get("rope_scaling") or theirs.get("rope_parameters") or {})
+    family = theirs["model_type"]
+    theta = rope.get("rope_theta", theirs.get("rope_theta", THETAS.get(family, 10_000.0)))
     fraction = rope.get("partial_rotary_factor", theirs.get("partial_rotary_factor", 1.0))
-    return Rotary(theta=float(theta), fraction=float(fraction), scaling=_scaling(rope, theirs))
+    scaling = _scaling(rope, theirs)
+    # The other families rotate whole heads, whatever this says, and fail on it with a scaling.
+    if family != "qwen3_next":
+        if fraction != 1.0 and scaling != NoScaling():
+            raise ConfigError(
+                f"partial_rotary_factor={fraction!r} is not supported for a scaled {family}",
+                "remove it",
+            )
+        fraction = 1.0
+    return Rotary(theta=float(theta), fraction=float(fraction), scaling=scaling)
 
 
 def _scaling(rope: Mapping[str, Any], theirs: Mapping[str, Any]) -> Scaling:
     kind = rope.get("rope_type", rope.get("type", "default"))
-    length = rope.get("original_max_position_embeddings") or theirs.get("max_position_embeddings")
+    longest = LENGTHS.get(theirs["model_type"], LONGEST)
+    length = rope.get(
+        "original_max_position_embeddings", theirs.get("max_position_embeddings", longest)
+    )
     match kind:
         case "default":
             return NoScaling()
@@ -210,12 +248,12 @@ def _scaling(rope: Mapping[str, Any], theirs: Mapping[str, Any]) -> Scaling:
         case "llama3":
             return Llama3Scaling(
                 factor=float(rope["factor"]),
-                original_length=int(length or 0),
+                original_length=int(length),
                 fast=float(rope["high_freq_factor"]),
                 slow=float(rope["low_freq_factor"]),
             )
         case "yarn":
-            return _yarn(rope, int(length or 0))
+            return _yarn(rope, int(length))
     raise ConfigError(
         f"rope_type={kind!r} is not supported",
         "use default, linear, llama3 or yarn",
@@ -231,6 +269,7 @@ def _yarn(rope: Mapping[str, Any], length: int) -> YarnScaling:
     )
     factor = rope.get("attention_factor")
     special = [name for name in ("mscale", "mscale_all_dim") if rope.get(name) is not None]
+    special += ["truncate"] if rope.get("truncate", True) is not True else []
     if special or (factor is not None and abs(factor - scaling.temperature) > 1e-6):
         raise ConfigError(
             f"YaRN with {', '.join(special) or 'attention_factor'} is not supported",
@@ -283,7 +322,7 @@ def _describe_windows(config: DecoderConfig, family: str) -> dict[str, Any]:
         return {"sliding_window": widths[0] if widths else None}
     if family == "llama":
         return {}
-    kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
+    kinds = [FULL if window is None else SLIDING for window in windows]
     window = widths[0] if widths else None
     sliding = {"sliding_window": window, "use_sliding_window": bool(widths), "max_window_layers": 0}
     return {**sliding, "layer_types": kinds}

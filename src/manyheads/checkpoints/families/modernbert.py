@@ -4,7 +4,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.family import Family, activation_of, class_count, default_labels
+from manyheads.checkpoints.families.family import (
+    Family,
+    activation_of,
+    class_count,
+    default_labels,
+    eps_of,
+)
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
@@ -75,7 +81,8 @@ class ModernBertFamily(Family):
         norm = _norm(theirs)
         kinds = _kinds(theirs)
         rotary = {kind: _rotary(theirs, kind) for kind in (FULL, SLIDING)}
-        side = theirs.get("local_attention", LOCAL) // 2
+        # The two keys mean the same; `transformers` follows this one.
+        side = theirs.get("sliding_window", theirs.get("local_attention", LOCAL) // 2)
         dropout = float(theirs.get("attention_dropout", 0.0))
 
         def layer(index: int) -> LayerConfig:
@@ -107,7 +114,11 @@ class ModernBertFamily(Family):
                 final_norm=norm,
             ),
             readout=_readout(theirs),
-            init=Initialisation(draw="truncated", scaled_outputs=True),
+            init=Initialisation(
+                draw="truncated",
+                std=float(theirs.get("initializer_range", 0.02)),
+                scaled_outputs=True,
+            ),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
@@ -181,7 +192,7 @@ MODERNBERT = ModernBertFamily()
 
 def _norm(theirs: Mapping[str, Any]) -> LayerNorm:
     return LayerNorm(
-        eps=float(theirs.get("norm_eps", 1e-5)), bias=bool(theirs.get("norm_bias", False))
+        eps=eps_of(theirs, "norm_eps", 1e-5), bias=bool(theirs.get("norm_bias", False))
     )
 
 
@@ -207,12 +218,12 @@ def _kinds(theirs: Mapping[str, Any]) -> list[str]:
 
 def _rotary(theirs: Mapping[str, Any], kind: str) -> Rotary:
     rope = (theirs.get("rope_parameters") or {}).get(kind) or {}
-    scaled = dict(theirs.get("rope_scaling") or {}) | rope
-    scaling = scaled.get("rope_type", scaled.get("type", "default"))
-    if scaling != "default" or scaled.get("partial_rotary_factor", 1.0) != 1.0:
+    rope = {**rope, **(theirs.get("rope_scaling") or {})}
+    scaling = rope.get("rope_type", rope.get("type", "default"))
+    # A partial_rotary_factor has no effect in this family.
+    if scaling != "default":
         raise ConfigError(
-            f"scaled or partial rotary positions ({scaled} of {kind}) are not supported",
-            "use rope_type='default' without partial_rotary_factor",
+            f"rope_type={scaling!r:.200} of {kind} is not supported", "use rope_type='default'"
         )
     full = theirs.get("global_rope_theta", THETAS[FULL])
     old = full if kind == FULL else theirs.get("local_rope_theta", THETAS[SLIDING])

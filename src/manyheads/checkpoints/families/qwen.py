@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.family import Family
+from manyheads.checkpoints.families.family import Family, eps_of
 from manyheads.checkpoints.families.llama import LLAMA
 from manyheads.checkpoints.tensor_map import Either, Entry, Interleaved, Stacked
 from manyheads.errors import ConfigError
@@ -150,25 +150,25 @@ class QwenNextFamily(Family):
     def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
         theirs = {**DEFAULTS, **theirs}
         _refuse_other_layers(theirs)
-        plain = LLAMA.read_config({**theirs, "model_type": "qwen3", "sliding_window": None})
+        plain = LLAMA.read_config(theirs)
         assert isinstance(plain, DecoderConfig)
-        norm = RMSNorm(eps=float(theirs["rms_norm_eps"]), centred=True)
+        norm = RMSNorm(eps=eps_of(theirs, "rms_norm_eps"), centred=True)
         gated = with_attention(plain, gates=GATES, query_norm=norm, key_norm=norm)
-        return _with_norm_and_feedforward(
-            gated, norm, [_feedforward(theirs, index) for index in range(len(gated.stack.layers))]
+        return with_norm_and_feedforward(
+            gated, norm, [feedforward_of(theirs, index) for index in range(len(gated.stack.layers))]
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
-        if not isinstance(config, DecoderConfig) or not config.stack.layers:
+        inside = feedforwards_of(config)
+        if inside is None:
             return None
-        norm, layers = config.stack.final_norm, config.stack.layers
-        if not isinstance(norm, RMSNorm) or not all(each.attention for each in layers):
+        assert isinstance(config, DecoderConfig)
+        norm, mixed = config.stack.final_norm, [each for each in inside if type(each) is Experts]
+        if not isinstance(norm, RMSNorm) or any(inner.shared_gate == "none" for inner in mixed):
             return None
-        inside = [each.feedforward.inner for each in layers if each.feedforward is not None]
-        mixed = [inner for inner in inside if isinstance(inner, Experts)]
-        if len(inside) < len(layers) or any(inner.shared_gate == "none" for inner in mixed):
-            return None
-        described = LLAMA.write_config(_as_qwen3(config, RMSNorm(eps=norm.eps), inside))
+        head_norm = RMSNorm(eps=norm.eps)
+        plain = with_attention(config, gates=(), query_norm=head_norm, key_norm=head_norm)
+        described = LLAMA.write_config(as_dense(plain, head_norm, inside))
         if described is None or "sliding_attention" in described["layer_types"]:
             return None
         del described["mlp_bias"]
@@ -176,9 +176,7 @@ class QwenNextFamily(Family):
         return described | {
             "model_type": "qwen3_next",
             "architectures": ["Qwen3NextForCausalLM"],
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [index for index, inner in enumerate(inside) if inner not in mixed],
-            **_describe_experts(mixed),
+            **describe_experts(inside),
         }
 
     def tensor_map(self, config: ModelConfig, ours: Iterable[str]) -> list[Entry | Either]:
@@ -190,7 +188,7 @@ class QwenNextFamily(Family):
         for index, layer in enumerate(config.stack.layers):
             if layer.feedforward is not None and isinstance(layer.feedforward.inner, Experts):
                 below = f"stack.layers.{index}.feedforward", f"model.layers.{index}.mlp"
-                table += _expert_entries(layer.feedforward.inner, *below)
+                table += expert_entries(layer.feedforward.inner, *below)
         return [entry for entry in table if entry.ours in have]
 
     def canonical_name(self, name: str) -> str | None:
@@ -209,52 +207,67 @@ def _refuse_other_layers(theirs: Mapping[str, Any]) -> None:
     others = [index for index, kind in enumerate(kinds) if kind != "full_attention"]
     if others:
         found = ", ".join(sorted({kinds[index] for index in others}))
+        shown = ", ".join(map(str, others[:8])) + (", ..." if len(others) > 8 else "")
         raise ConfigError(
-            f"layers {', '.join(map(str, others))} are {found}; only full_attention is supported",
+            f"layers {shown} are {found}; only full_attention is supported",
             "use a model whose layer_types are all 'full_attention'",
         )
 
 
-def _feedforward(theirs: Mapping[str, Any], index: int) -> FeedForwardConfig:
+def feedforward_of(theirs: Mapping[str, Any], index: int) -> FeedForwardConfig:
+    """The experts of a layer, or its dense feed-forward."""
     width = theirs["hidden_size"]
     mixed = theirs["num_experts"] > 0 and (index + 1) % theirs["decoder_sparse_step"] == 0
     if not mixed or index in (theirs.get("mlp_only_layers") or ()):
         return SwiGLU(width=width, hidden=theirs["intermediate_size"])
+    shared = theirs.get("shared_expert_intermediate_size", 0)
     return Experts(
         width=width,
         hidden=theirs["moe_intermediate_size"],
         count=theirs["num_experts"],
         top_k=theirs["num_experts_per_tok"],
-        shared=theirs["shared_expert_intermediate_size"],
-        shared_gate="sigmoid",
+        shared=shared,
+        shared_gate="sigmoid" if shared else "none",
         renormalise=bool(theirs["norm_topk_prob"]),
     )
 
 
-def _as_qwen3(
+def feedforwards_of(config: ModelConfig) -> list[FeedForwardConfig] | None:
+    """The feed-forwards of a decoder whose layers all have one and attention."""
+    if not isinstance(config, DecoderConfig) or not config.stack.layers:
+        return None
+    whole = [each for each in config.stack.layers if each.attention and each.feedforward]
+    inside = [each.feedforward.inner for each in whole if each.feedforward is not None]
+    return inside if len(inside) == len(config.stack.layers) else None
+
+
+def as_dense(
     config: DecoderConfig, norm: RMSNorm, inside: Sequence[FeedForwardConfig]
 ) -> DecoderConfig:
-    """The model as a Qwen3, with dense layers in place of experts."""
+    """The model with dense layers in place of experts, for a family without them to describe."""
     hidden = [inner.hidden for inner in inside if isinstance(inner, SwiGLU)]
     hidden.append(DEFAULTS["intermediate_size"])
     dense = SwiGLU(width=config.stack.width, hidden=hidden[0])
-    plain = with_attention(config, gates=(), query_norm=norm, key_norm=norm)
-    return _with_norm_and_feedforward(plain, norm, [dense] * len(inside))
+    return with_norm_and_feedforward(config, norm, [dense] * len(inside))
 
 
-def _describe_experts(mixed: Sequence[Experts]) -> dict[str, Any]:
-    if not mixed:
-        return {"num_experts": 0}
-    return {
-        "num_experts": mixed[0].count,
-        "num_experts_per_tok": mixed[0].top_k,
-        "moe_intermediate_size": mixed[0].hidden,
-        "shared_expert_intermediate_size": mixed[0].shared,
-        "norm_topk_prob": mixed[0].renormalise,
+def describe_experts(inside: Sequence[FeedForwardConfig]) -> dict[str, Any]:
+    """The keys for the experts of a model, which must be alike in all layers that have them."""
+    dense = [index for index, inner in enumerate(inside) if not isinstance(inner, Experts)]
+    first = next((inner for inner in inside if isinstance(inner, Experts)), None)
+    keys: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": dense}
+    if first is None:
+        return keys | {"num_experts": 0}
+    return keys | {
+        "num_experts": first.count,
+        "num_experts_per_tok": first.top_k,
+        "moe_intermediate_size": first.hidden,
+        "norm_topk_prob": first.renormalise,
+        **({"shared_expert_intermediate_size": first.shared} if first.shared else {}),
     }
 
 
-def _with_norm_and_feedforward(
+def with_norm_and_feedforward(
     config: DecoderConfig, norm: RMSNorm, feedforwards: Iterable[FeedForwardConfig]
 ) -> DecoderConfig:
     def changed(layer: LayerConfig, inner: FeedForwardConfig) -> LayerConfig:
@@ -271,11 +284,16 @@ def _with_norm_and_feedforward(
     return replace(config, stack=stack)
 
 
-def _expert_entries(experts: Experts, ours: str, theirs: str) -> Iterator[Entry | Either]:
+def expert_entries(
+    experts: Experts,
+    ours: str,
+    theirs: str,
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> Iterator[Entry | Either]:
     """Files have one tensor per expert; `transformers` may also save all of them as one tensor."""
     each = [f"{theirs}.experts.{index}" for index in range(experts.count)]
-    inside = [f"{one}.{part}.weight" for one in each for part in ("gate_proj", "up_proj")]
-    outside = [f"{one}.down_proj.weight" for one in each]
+    inside = [f"{one}.{part}.weight" for one in each for part in parts[:2]]
+    outside = [f"{one}.{parts[2]}.weight" for one in each]
     for mine, names, rows, joined in (
         ("expand", inside, experts.hidden, "gate_up_proj"),
         ("contract", outside, experts.width, "down_proj"),

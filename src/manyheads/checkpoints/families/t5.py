@@ -4,11 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.family import Family
+from manyheads.checkpoints.families.family import Family, eps_of
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
+from manyheads.models.initialisation import Initialisation
 from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
 from manyheads.models.readout import LanguageHead, NoReadout
 from manyheads.models.recipes import ModelConfig
@@ -34,7 +35,7 @@ class T5Family(Family):
     file_decides_tying = True
 
     def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
-        width, norm = theirs["d_model"], RMSNorm(eps=float(theirs.get("layer_norm_epsilon", 1e-6)))
+        width, norm = theirs["d_model"], RMSNorm(eps=eps_of(theirs, "layer_norm_epsilon", 1e-6))
         dropout = float(theirs.get("dropout_rate", 0.1))
 
         def attention(**own: Any) -> Branch[AttentionConfig]:
@@ -65,12 +66,22 @@ class T5Family(Family):
         embedding = Embedding(vocabulary=theirs["vocab_size"], width=width, dropout=dropout)
         if ENCODER in (theirs.get("architectures") or ()):
             reads = stack(layers, decodes=False)
-            return EncoderConfig(embedding=embedding, stack=reads, readout=NoReadout())
+            return EncoderConfig(
+                embedding=embedding,
+                stack=reads,
+                readout=NoReadout(),
+                init=Initialisation(draw="t5"),
+            )
+        if not theirs.get("is_encoder_decoder", True):
+            raise ConfigError(
+                "is_encoder_decoder=false contradicts architectures", f"use {ENCODER} or true"
+            )
         return Seq2SeqConfig(
             embedding=embedding,
             encoder=stack(layers, decodes=False),
             decoder=stack(theirs.get("num_decoder_layers") or layers, decodes=True),
             readout=_readout(theirs),
+            init=Initialisation(draw="t5"),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
@@ -168,17 +179,28 @@ def _describe_readout(head: LanguageHead) -> dict[str, Any]:
 
 def _feedforward(theirs: Mapping[str, Any], dropout: float) -> FeedForwardConfig:
     kind = theirs.get("feed_forward_proj", "relu")
+    if not isinstance(kind, str) or kind not in (*PLAIN, GATED_GELU, GATED_SILU):
+        raise ConfigError(
+            f"feed_forward_proj={kind!r:.200} is not supported",
+            f"use {', '.join((*PLAIN, GATED_GELU, GATED_SILU))}",
+        )
+    # `transformers` saves what it derives from feed_forward_proj, and follows it when it differs.
+    derived = "gelu_new" if kind == GATED_GELU else kind.removeprefix("gated-")
+    name = theirs.get("dense_act_fn", derived)
+    gated = theirs.get("is_gated_act", kind.startswith("gated-"))
     width, hidden = theirs["d_model"], theirs["d_ff"]
-    if kind in PLAIN:
-        activation = PLAIN[kind]
+    if not gated and name in PLAIN:
+        activation = PLAIN[name]
         return MLP(width=width, hidden=hidden, activation=activation, bias=False, dropout=dropout)
-    if kind == GATED_GELU:
+    if gated and name == "gelu_new":
         return GeGLU(width=width, hidden=hidden, activation="gelu_tanh", dropout=dropout)
-    if kind == GATED_SILU:
+    if gated and name == "gelu":
+        return GeGLU(width=width, hidden=hidden, dropout=dropout)
+    if gated and name == "silu":
         return SwiGLU(width=width, hidden=hidden, dropout=dropout)
     raise ConfigError(
-        f"feed_forward_proj={kind!r} is not supported",
-        f"use {', '.join((*PLAIN, GATED_GELU, GATED_SILU))}",
+        f"dense_act_fn={name!r:.200} and is_gated_act={gated!r:.200} are not supported",
+        f"remove them, so that feed_forward_proj={kind!r} holds",
     )
 
 

@@ -5,7 +5,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.family import Family, activation_of, class_count, default_labels
+from manyheads.checkpoints.families.family import (
+    Family,
+    activation_of,
+    class_count,
+    default_labels,
+    eps_of,
+)
 from manyheads.checkpoints.tensor_map import Entry, Packed
 from manyheads.errors import ConfigError
 from manyheads.models.initialisation import Initialisation
@@ -55,7 +61,7 @@ class ViTFamily(Family):
     def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
         width, norm = (
             theirs["hidden_size"],
-            LayerNorm(eps=float(theirs.get("layer_norm_eps", 1e-12))),
+            LayerNorm(eps=eps_of(theirs, "layer_norm_eps", 1e-12)),
         )
         dropout = float(theirs.get("hidden_dropout_prob", 0.0))
         if not theirs.get("qkv_bias", True):

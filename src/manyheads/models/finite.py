@@ -1,0 +1,46 @@
+"""Weights with NaN or infinity, which some kernels turn into numbers that look right."""
+
+import warnings
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from manyheads.errors import NonFiniteWarning
+
+# Per model, where its weights were and how often they had changed when they were last checked.
+_CHECKED: "WeakKeyDictionary[nn.Module, int]" = WeakKeyDictionary()
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or infinite; one pass unless the sum itself overflows."""
+    return bool(tensor.detach().sum().isfinite()) or bool(tensor.isfinite().all())
+
+
+def warn_not_finite(names: Sequence[str], where: str) -> None:
+    """Warn of the tensors that hold NaN or infinity, if there are any."""
+    if not names:
+        return
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    verb = "holds" if len(names) == 1 else "hold"
+    warnings.warn(
+        f"{where}: {', '.join(names[:3])}{more} {verb} NaN or infinity; whatever is computed from "
+        "them means nothing, even where it is a number",
+        NonFiniteWarning,
+        stacklevel=3,
+    )
+
+
+def check_finite(model: object) -> None:
+    """Warn if weights of a module hold NaN or infinity, once until they change."""
+    if not isinstance(model, nn.Module):
+        return
+    tensors = model.state_dict(keep_vars=True)
+    changes = hash(tuple((each.data_ptr(), _changes(each)) for each in tensors.values()))
+    if _CHECKED.get(model) != changes:
+        _CHECKED[model] = changes
+        warn_not_finite([name for name, each in tensors.items() if not is_finite(each)], "weights")
+
+
+def _changes(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

@@ -26,7 +26,10 @@ Values = dict[tuple[Block, str], list[tuple[int, Array]]]
 
 @dataclass
 class Expected:
-    """For each attention and measure the values that count, each with its text."""
+    """For each attention and measure the values that count, each with its text.
+
+    NaN is the value of a head for which a text does not count.
+    """
 
     values: Values = field(default_factory=lambda: defaultdict(list))
 
@@ -34,20 +37,41 @@ class Expected:
         self.values[block, name].append((text, np.asarray(value, dtype=np.float64)))
 
     def mean(self, block: Block, name: str) -> Array:
-        found = self.values.get((block, name))
-        if not found:
-            return np.full(block.heads, np.nan)
-        return np.mean([value for _, value in found], axis=0)
+        return np.array([head.mean for head in self._heads(block, name)])
 
     def error(self, block: Block, name: str) -> Array:
         """Residuals of the mean, summed by text: the ratio estimator."""
-        found, mean = self.values.get((block, name), []), self.mean(block, name)
-        texts = sorted({text for text, _ in found})
+        return np.array([head.error for head in self._heads(block, name)])
+
+    def _heads(self, block: Block, name: str) -> "list[_Head]":
+        found = self.values.get((block, name), [])
+        return [
+            _Head([(text, value[head]) for text, value in found if not np.isnan(value[head])])
+            for head in range(block.heads)
+        ]
+
+
+@dataclass
+class _Head:
+    """The values of one head that count, each with its text."""
+
+    values: list[tuple[int, float]]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean([value for _, value in self.values])) if self.values else math.nan
+
+    @property
+    def error(self) -> float:
+        texts = sorted({text for text, _ in self.values})
         if len(texts) < 2:
-            return np.full(block.heads, np.nan)
-        sums = [sum(value - mean for owner, value in found if owner == text) for text in texts]
-        scatter = np.square(sums).sum(0) * len(texts) / (len(texts) - 1)
-        return np.sqrt(scatter) / len(found)
+            return math.nan
+        sums = [
+            sum(value - self.mean for owner, value in self.values if owner == text)
+            for text in texts
+        ]
+        scatter = np.square(sums).sum() * len(texts) / (len(texts) - 1)
+        return float(np.sqrt(scatter) / len(self.values))
 
 
 def by_definition(
@@ -105,8 +129,7 @@ class _Pattern:
         yield "entropy", entropy
         if count > 1:
             yield "normalized_entropy", entropy / math.log(count)
-        share = a / a.sum(-1, keepdims=True)
-        yield "effective_keys", 1 / np.square(share).sum(-1)
+        yield "effective_keys", 1 / np.square(_shares(a)).sum(-1)
         yield "max_weight", a.max(-1)
         yield "first_token", a[:, 0]
         if sink:
@@ -119,7 +142,7 @@ class _Pattern:
     def _places(self, row: int, offsets: Sequence[int]) -> Iterator[tuple[str, Array]]:
         a, keys = self.weights[:, row], np.arange(self.weights.shape[2])
         yield "distance", (a * abs(row - keys)).sum(-1)
-        share = a / a.sum(-1, keepdims=True)
+        share = _shares(a)
         centre = (share * keys).sum(-1, keepdims=True)
         yield "spread", np.sqrt((share * np.square(keys - centre)).sum(-1))
         names = {-1: "previous_token", 0: "self", 1: "next_token"}
@@ -142,8 +165,17 @@ class _Pattern:
                 found += self.weights[:, row, after].sum(-1)
             mass = self.weights.sum((1, 2))
             yield "induction_score", found / mass
-            if (mass - first > 1e-6 * mass).all():
-                yield "induction_score_without_first", found / (mass - first)
+            # A text counts for each head that has weight left behind the first token.
+            left = mass - first > 1e-6 * mass
+            rest = np.where(left, mass - first, np.nan)
+            yield "induction_score_without_first", found / rest
+
+
+def _shares(a: Array) -> Array:
+    """The weights over their sum; NaN for heads that give everything to a learned sink."""
+    mass = a.sum(-1, keepdims=True)
+    shares: Array = a / np.where(mass > 1e-6, mass, np.nan)
+    return shares
 
 
 def _outputs(expected: Expected, block: Block, record: Record, weight: torch.Tensor) -> None:

@@ -118,7 +118,7 @@ def planted_model() -> tuple[Decoder, dict[Head, str]]:
         [_made(looks, kind, head) for head, kind in PLANTED.items() if head.layer == layer]
         for layer in (0, 1)
     ]
-    model = _model(stream, by_layer, Causal())
+    model = model_of_looks(stream, by_layer, Causal())
     assert isinstance(model, Decoder)
     return model, dict(PLANTED)
 
@@ -128,7 +128,7 @@ def text_model(
 ) -> Any:
     """One layer with a head a look: a decoder, or an encoder where it sees both ways."""
     words = WORDS if tokenizer is None else tokenizer.get_vocab_size()
-    model = _model(Stream(words, places), [looks], Causal() if causal else Full())
+    model = model_of_looks(Stream(words, places), [looks], Causal() if causal else Full())
     model.tokenizer = tokenizer
     return model
 
@@ -163,7 +163,8 @@ def _tastes(seed: int) -> Tensor:
     return 3.0 * torch.randn(WORDS, WORDS, generator=torch.Generator().manual_seed(seed))
 
 
-def _model(stream: Stream, layers: Sequence[Sequence[Look]], mask: Mask) -> Any:
+def model_of_looks(stream: Stream, layers: Sequence[Sequence[Look]], mask: Mask) -> Any:
+    """A head a look, layer by layer: a decoder under a causal mask, else an encoder."""
     made = [
         AttentionConfig(
             width=stream.width, heads=len(looks), head_size=stream.size, mask=mask, scale=1.0

@@ -1,14 +1,16 @@
 """The inspection of a model: statistics, kinds, sinks, dead and duplicate heads in one result."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from manyheads.formatting import UNKNOWN
 from manyheads.lens.head_kinds.criteria import Label
 from manyheads.lens.head_kinds.head_tests import OFFSETS
-from manyheads.lens.head_kinds.kinds import Kinds, kinds
+from manyheads.lens.head_kinds.kinds import BIAS, Kinds, kinds
 from manyheads.lens.inputs.synthetic import default_texts
 from manyheads.lens.inputs.texts import read_inputs
 from manyheads.lens.measure.measures import describe_measure, format_value
@@ -186,8 +188,8 @@ class Inspection(Tabular):
         return () if self.kinds is None else self.kinds.of(head)
 
     def best_kind(self, head: Head | Address) -> str:
-        """The kind that fits a head best, "mixed" where none does."""
-        return "–" if self.kinds is None else self.kinds.best(head)
+        """The most specific kind of a head, "mixed" where it has none."""
+        return UNKNOWN if self.kinds is None else self.kinds.best(head)
 
     def flags(self) -> dict[Address, list[str]]:
         """The problems of each head: dead, harmful, duplicate."""
@@ -212,7 +214,12 @@ class Inspection(Tabular):
                 row[name] = float(self.importance.change[index])
                 row[f"{name}_error"] = float(self.importance.errors[index])
                 row["harmful"] = index in self.importance.harmful
-            row["kinds"] = ", ".join(label.name for label in self.labels(head))
+            row["kinds"] = ", ".join(map(str, self.labels(head)))
+            near = None if self.kinds is None else self.kinds.nearest.get(head)
+            row["nearest_kind"] = "" if near is None else str(near)
+            if self.kinds is not None and BIAS in self.kinds.scores:
+                row[BIAS] = self.kinds.scores[BIAS].of(head)
+                row[f"{BIAS}_error"] = self.kinds.scores[BIAS].error_of(head)
             row["dead"] = ", ".join(reasons.get(head, ()))
             row["duplicates"] = ", ".join(map(str, duplicates.get(head, [])))
         return rows
@@ -226,13 +233,18 @@ class Inspection(Tabular):
         table = Table("Head", "Kinds", box=None, pad_edge=False)
         for each in about.values():
             table.add_column(each.title, justify="right")
+        bias = None if self.kinds is None or BIAS not in self.kinds.scores else self.kinds.scores
+        if bias is not None:
+            table.add_column(describe_measure(BIAS).title, justify="right")
         table.add_column("")
         for head in self.addresses[:max_rows]:
             values = self.statistics.of(head)
             cells = [format_value(values[name], each.unit) for name, each in about.items()]
+            if bias is not None:
+                cells.append(format_value(bias[BIAS].of(head), error=bias[BIAS].error_of(head)))
             remarks = [f"dead by {why}" for why in reasons.get(head, ())]
             remarks += [f"duplicate of {other}" for other in duplicates.get(head, [])]
-            table.add_row(str(head), self._kinds_of(head), *cells, ", ".join(remarks))
+            table.add_row(str(head), self._describe(head), *cells, ", ".join(remarks))
         if max_rows is not None and len(self.addresses) > max_rows:
             table.caption = (
                 f"{len(self.addresses) - max_rows} more heads: table(max_rows=None) or save()"
@@ -266,10 +278,8 @@ class Inspection(Tabular):
         if not self.complete:
             yield "interrupted before everything was measured"
 
-    def _kinds_of(self, head: Address) -> str:
-        labels = self.labels(head)
-        more = f" and {len(labels) - MAX_KINDS} more" if len(labels) > MAX_KINDS else ""
-        return ", ".join(map(str, labels[:MAX_KINDS])) + more or self.best_kind(head)
+    def _describe(self, head: Address) -> str:
+        return UNKNOWN if self.kinds is None else self.kinds.describe(head, MAX_KINDS)
 
     def _with_loss_change(self) -> ByHead:
         """The statistics with the loss change of ablation, where its error is small.
@@ -293,6 +303,8 @@ def inspect(
     model: Model,
     texts: Any = None,
     *,
+    syntax: Path | str | None = None,
+    coreference: Path | str | Sequence[Path | str] | None = None,
     sequences: int = 64,
     seed: int = 0,
     redundancy_texts: int | None = None,
@@ -305,8 +317,8 @@ def inspect(
     Texts are as for `statistics`; by default short articles that come with the package (both as
     source and target for a `Seq2Seq`), or random images for a `Vision`. They are read once for
     statistics, positional kinds, sinks and dead heads, and twice for `redundancy` (only the first
-    `redundancy_texts` of them); `kinds` adds `sequences` of random tokens. `on_progress` receives
-    the name of each step.
+    `redundancy_texts` of them); `kinds` adds `sequences` of random tokens, and `syntax` and
+    `coreference` for it are files of annotated text. `on_progress` receives the name of each step.
 
     Ctrl-C ends the measurement and keeps the finished steps.
 
@@ -325,9 +337,15 @@ def inspect(
     try:
         if complete:
             on_progress("head kinds")
-            texts_or_statistics = inputs if isinstance(model, Vision) else measured
             classified = kinds(
-                model, texts_or_statistics, sequences=sequences, seed=seed, progress=progress
+                model,
+                inputs,
+                syntax=syntax,
+                coreference=coreference,
+                measured=measured,
+                sequences=sequences,
+                seed=seed,
+                progress=progress,
             )
             complete = classified.complete
         on_progress("duplicate heads")

@@ -58,7 +58,10 @@ def test_so_many_steps_are_taken_and_what_they_miss_is_told() -> None:
     assert few.completeness > 10 * many.completeness
     missed = abs(sum(each.value for each in few.contributions) - few.value)
     assert few.completeness == pytest.approx(missed, rel=1e-3)
-    assert f"in 1 steps; the parts are off by {missed:.1e}" in few.summary
+    assert f"in 1 steps; it did not converge, and the parts are off by {missed:.1e}" in few.summary
+    assert not few.converged
+    assert many.converged
+    assert "converge" not in many.summary
     with refuses(InputError, "direct", "steps=3", "leave it out"):
         attribute(model, text, steps=3)
 

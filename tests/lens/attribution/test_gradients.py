@@ -32,13 +32,15 @@ from tests.messages import refuses
 from tests.models.zoo import (
     DECODERS,
     ENCODERS,
-    SEQ2SEQS,
+    READS_T5,
     VISIONS,
+    WRITES_T5,
     decoder,
     ids,
     images,
     layer,
     own,
+    seq2seq,
     small,
 )
 
@@ -63,6 +65,17 @@ def test_tokens_add_up_to_the_difference_from_nothing() -> None:
     found = integrate_inputs(model, [[1, 2, 3, 4], [5, 6, 7]], progress=False)
     assert found.completeness < 1e-3
     assert found.of(1).shape == (3,)
+
+
+def test_a_path_says_whether_it_converged() -> None:
+    model = build(gpt2(width=32, heads=2, layers=2, vocabulary=50, positions=16), seed=0)
+    few, many = (
+        integrate_inputs(model, [[1, 2, 3, 4]], steps=steps, progress=False) for steps in (1, 128)
+    )
+    assert not few.converged
+    assert "in 1 step, not converged: they are off by" in str(few)
+    assert many.converged
+    assert "not converged" not in str(many)
 
 
 def test_heads_add_up_to_what_all_of_them_bring() -> None:
@@ -105,15 +118,15 @@ def test_images_and_pairs_integrate_too() -> None:
         vit, images(), layers=[1], targets=[0, 1, 2, 3], steps=64, progress=False
     )
     assert found.completeness < 1e-3
+    model = small(seq2seq([READS_T5], [WRITES_T5]))
     places: Any = (
         ("encoder", Sublayer.ATTENTION),
         ("decoder", Sublayer.ATTENTION),
         ("decoder", Sublayer.CROSS),
     )
     for stack, sublayer in places:
-        model = small(SEQ2SEQS["t5"])
         found = integrate_heads(
-            model, pair, stack=stack, sublayer=sublayer, steps=96, progress=False
+            model, pair, stack=stack, sublayer=sublayer, steps=32, progress=False
         )
         assert found.completeness < 1e-3
 

@@ -29,6 +29,7 @@ from tests.lens.measure.test_statistics import texts_for
 from tests.models.zoo import DECODERS, ENCODERS, SEQ2SEQS, VISIONS, decoder, images, small, writes
 
 TEXTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2, 8], [1, 1, 2, 3], [9, 9, 8, 9, 9, 8]]
+TEXTS += [[5, 3, 5, 8, 9], [7, 9, 3, 2], [3, 8, 4, 6, 2, 6, 4], [3, 3, 8, 3]]
 
 
 def changed() -> Any:
@@ -89,6 +90,16 @@ def test_what_did_not_change_is_not_told(found: Comparison) -> None:
     assert {str(head) for head, _ in found.ranked()[:2]} == {"L1H1", "L1H2"}
 
 
+def test_few_texts_have_no_z_scores() -> None:
+    few = compare(whole(), changed(), TEXTS[:2], compare_kinds=False, progress=False)
+    assert "2 texts: too few for z-scores, which need at least 8" in str(few)
+    assert "(z " not in str(few)
+    assert np.isnan([row["z"] for row in few.rows()]).all()
+    # What changed most is listed all the same.
+    assert "L1H2 moved by" in str(few)
+    assert " to " in str(few)
+
+
 def test_the_dead_and_the_losses(found: Comparison) -> None:
     assert {str(head): why for head, why in found.died.items()} == {
         "L1H1": ("ablation", "norm"),
@@ -113,6 +124,7 @@ def test_weights_tell_where_it_was_changed(found: Comparison) -> None:
 def test_it_reads_well_and_can_be_saved(found: Comparison, tmp_path: Path) -> None:
     told = str(found)
     assert "8 heads compared by" in told
+    assert "(z " in told
     assert "L1H1 died (ablation, norm)" in told
     assert "loss " in told
     assert found.table().row_count == 8

@@ -1,5 +1,6 @@
 """The indirect-object task: prompts that fit the tokenizer, and heads told by their scores."""
 
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,17 @@ from manyheads.errors import InputError
 from manyheads.lens.attribution.direct_logits import attribute_logits
 from manyheads.lens.head_kinds.ioi import (
     NAMES,
+    IOIPrompts,
     assign_roles,
     find_ioi_heads,
     ioi_prompts,
 )
 from manyheads.models.build import build
 from manyheads.models.recipes import gpt2
+from manyheads.parts.masks import Causal
 from manyheads.taps import Head
 from tests.data import tiny
+from tests.lens.planted import SHARP, Look, Stream, attention_of, model_of_looks
 from tests.messages import refuses
 
 
@@ -66,7 +70,12 @@ def test_scores_are_those_of_attribution_and_attention(model: Any) -> None:
     np.testing.assert_allclose(found["direct"].means, direct.heads["logit"].means)
     assert found.metadata["logit_difference"] == pytest.approx(float(direct.logits.mean()))
     assert 0 <= found.metadata["accuracy"] <= 1
-    assert set(found.roles) == {"name movers", "negative name movers", "inhibition heads"}
+    assert set(found.roles) == {
+        "name movers",
+        "negative name movers",
+        "inhibition heads",
+        "backup name movers",
+    }
     for name in ("to_object", "to_subject"):
         assert ((found[name].means >= 0) & (found[name].means <= 1)).all()
 
@@ -99,3 +108,53 @@ def test_a_tokenizer_that_cuts_names_up_is_refused() -> None:
         "only 0 of 40 names are single tokens of this tokenizer: use one with a larger vocabulary.",
     ):
         ioi_prompts(built)
+
+
+def name_model(*, backup: bool) -> Any:
+    """L0H0 moves the name at place 1 to the end; L1H0 does so if that name is not there yet."""
+    stream = Stream(12, 6)
+    moves = torch.zeros(6, 6)
+    moves[5, 1] = SHARP
+    look = Look(places=moves)
+    built = model_of_looks(stream, [[look, Look()], [look if backup else Look()]], Causal())
+    with torch.no_grad():
+        built.readout.weight[:, stream.found] = torch.eye(12)
+        for layer in (0, 1):
+            for head in range(attention_of(built.stack, layer).config.heads):
+                if (layer, head) != (0, 0) and not (backup and layer):
+                    attention_of(built.stack, layer).output.weight[
+                        :, head * 18 : (head + 1) * 18
+                    ] = 0
+        if backup:
+            query = attention_of(built.stack, 1).projections()["query"]
+            query[:12, stream.found] = -2 * SHARP * torch.eye(12)
+    return built
+
+
+def name_prompts() -> IOIPrompts:
+    names = list(permutations(range(2, 12), 5))[::1300]
+    return IOIPrompts(
+        clean=tuple((0, one, two, 1, two, 1) for one, two, *_ in names),
+        corrupted=tuple((0, *others[:2], 1, others[2], 1) for _, _, *others in names),
+        objects=tuple(each[0] for each in names),
+        subjects=tuple(each[1] for each in names),
+    )
+
+
+def test_a_name_mover_is_confirmed_by_ablation() -> None:
+    found = find_ioi_heads(name_model(backup=False), name_prompts(), progress=False)
+    assert found.roles["name movers"] == [Head(0, 0)]
+    assert found.roles["backup name movers"] == []
+    assert found.unconfirmed == []
+    assert found["ablation"].of(Head(0, 0)) == pytest.approx(1.0, abs=0.1)
+    assert np.isnan(found["ablation"].of(Head(0, 1)))
+
+
+def test_a_head_that_takes_over_is_a_backup_and_confirms_the_mover() -> None:
+    found = find_ioi_heads(name_model(backup=True), name_prompts(), progress=False)
+    assert found.roles["name movers"] == [Head(0, 0)]
+    assert found.roles["backup name movers"] == [Head(1, 0)]
+    # Nothing is lost without the mover, since the other takes over.
+    assert found["ablation"].of(Head(0, 0)) < 0.1
+    assert found["takeover"].of(Head(0, 0)) > 0.9
+    assert found["backup"].of(Head(1, 0)) > 0.9

@@ -1,15 +1,24 @@
 """Mentions and pronouns in brackets are read, and heads that follow them are told."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from manyheads.errors import InputError
+from manyheads.lens.head_kinds.criteria import (
+    coreference_scores,
+    correct_for_chance,
+    threshold_table,
+)
 from manyheads.lens.head_kinds.kinds import kinds
+from manyheads.lens.head_kinds.word_targets import WordTargetScores
 from manyheads.lens.inputs.annotated import Reference, coreference_texts, read_references
 from manyheads.taps import Head
 from tests.lens.planted import SHARP, Look, text_model
@@ -95,22 +104,24 @@ def test_a_file_that_holds_no_text_is_refused(tmp_path: Path) -> None:
 ROLES = {"he": ("mover", "guard"), "she": ("cook", "nurse")}
 
 
-def sentences() -> list[str]:
-    """Who is meant stands first or second, as often as not."""
+def sentences(*, pro: bool = True) -> list[str]:
+    """Who is meant stands first or second, as often as not; `pro` says that the pronoun fits."""
+    he, she = ("he", "she") if pro else ("she", "he")
     told = []
     for man, woman in product(*ROLES.values()):
         for verb in ("thanked", "saw", "met", "called"):
-            told += [
-                f"[the {man}] {verb} the {woman} because [he] left",
-                f"the {woman} {verb} [the {man}] because [he] left",
-                f"the {man} {verb} [the {woman}] because [she] left",
-                f"[the {woman}] {verb} the {man} because [she] left",
-            ]
+            for end in ("left", "came"):
+                told += [
+                    f"[the {man}] {verb} the {woman} because [{he}] {end}",
+                    f"the {woman} {verb} [the {man}] because [{he}] {end}",
+                    f"the {man} {verb} [the {woman}] because [{she}] {end}",
+                    f"[the {woman}] {verb} the {man} because [{she}] {end}",
+                ]
     return told
 
 
 def tokenizer() -> Any:
-    words = ("the", "thanked", "saw", "met", "called", "because", "left", "he", "she")
+    words = ("the", "thanked", "saw", "met", "called", "because", "left", "came", "he", "she")
     roles = [role for pair in ROLES.values() for role in pair]
     known = {word: place for place, word in enumerate(["[CLS]", *words, *roles])}
     made = Tokenizer(models.WordLevel(known, "[CLS]"))
@@ -122,21 +133,80 @@ def tokenizer() -> Any:
     return made
 
 
-def test_a_head_that_follows_pronouns_is_told_and_one_by_order_is_not(tmp_path: Path) -> None:
+def files(folder: Path) -> tuple[Path, Path]:
+    for name, pro in (("pro", True), ("anti", False)):
+        (folder / name).write_text("\n".join(sentences(pro=pro)) + "\n", encoding="utf-8")
+    return folder / "pro", folder / "anti"
+
+
+def reader() -> Any:
+    """A head that goes by gender, and one that takes the last mention."""
     made = tokenizer()
     vocabulary = made.get_vocab_size()
-    follows, mentions = torch.zeros(vocabulary, vocabulary), torch.zeros(vocabulary, vocabulary)
+    gender, mentions = torch.zeros(vocabulary, vocabulary), torch.zeros(vocabulary, vocabulary)
     for pronoun, roles in ROLES.items():
         ids = [made.token_to_id(role) for role in roles]
-        follows[made.token_to_id(pronoun), ids] = SHARP
+        gender[made.token_to_id(pronoun), ids] = SHARP
         mentions[:, ids] = SHARP
     latest = torch.arange(60.0).expand(60, 60) * 0.5
-    model = text_model([Look(follows), Look(mentions, latest)], tokenizer=made, places=60)
-    found = kinds(model, coreference=written(tmp_path, *sentences()), sequences=2, progress=False)
-    assert [str(address) for address in found.heads("coreference")] == ["L0H0"]
-    (label,) = [each for each in found.of(Head(0, 0)) if each.kind == "coreference"]
-    assert label.evidence == (
-        "attends most to the right word for 100% of 64 words (pronoun to its mention), 50% by the "
-        "first candidate, and gives it 100% of its weight"
+    return text_model([Look(gender), Look(mentions, latest)], tokenizer=made, places=60)
+
+
+def test_a_head_that_goes_by_gender_is_no_coreference_head(tmp_path: Path) -> None:
+    pro, anti = files(tmp_path)
+    found = kinds(reader(), coreference=(pro, anti), sequences=2, progress=False)
+    assert not found.heads("coreference")
+    # In the worse half it is never right.
+    assert found.scores["coreference"].of(Head(0, 0)) == 0.0
+    assert found.scores["bias"].of(Head(0, 0)) == pytest.approx(1.0)
+    assert found.scores["bias"].error_of(Head(0, 0)) < 0.05
+    assert found.scores["bias"].of(Head(0, 1)) == pytest.approx(0.0, abs=0.01)
+    assert "+1.00" in str(found.table().columns[2]._cells)
+
+
+def test_one_half_of_counterbalanced_text_gives_scores_and_no_label(tmp_path: Path) -> None:
+    pro, _ = files(tmp_path)
+    found = kinds(reader(), coreference=pro, sequences=2, progress=False)
+    assert found.scores["coreference"].of(Head(0, 0)) == 1.0
+    assert not found.heads("coreference")
+    assert "give both" in found.missing["coreference"]
+    assert "bias" not in found.scores
+
+
+def test_files_that_are_not_counterbalanced_are_refused(tmp_path: Path) -> None:
+    pro, anti = files(tmp_path)
+    model = reader()
+    for both in ((pro, pro), (pro, written(tmp_path, *sentences(pro=False)[:9]))):
+        with refuses(InputError, "different pronouns", "pronouns exchanged"):
+            kinds(model, coreference=both)
+    with refuses(InputError, "3 files", "pass two"):
+        kinds(model, coreference=(pro, anti, pro))
+
+
+def scored(accuracy: Sequence[float]) -> WordTargetScores:
+    right, count = np.array(accuracy), np.full(len(accuracy), 200.0)
+    error = np.sqrt(right * (1 - right) / 200)
+    half = WordTargetScores(
+        task="pronoun to its mention",
+        counts=count,
+        texts=count,
+        accuracy=right,
+        weight=right,
+        uniform=np.full_like(right, 0.05),
+        rivals=np.zeros_like(right),
+        baseline=np.full_like(right, 0.5),
+        baseline_names=("the first candidate",) * len(right),
+        errors=error,
+        excess_errors=error,
     )
-    assert found.scores["coreference"].of(Head(0, 1)) == pytest.approx(0.5)
+    return replace(half, groups=(half, half))
+
+
+def test_a_coreference_label_holds_in_both_halves_with_the_score_of_the_worse() -> None:
+    pro, anti = scored([0.95, 0.9, 0.3]), scored([0.85, 0.3, 0.9])
+    (found,), _ = correct_for_chance([coreference_scores([pro, anti], threshold_table())])
+    assert found.above.tolist() == [True, False, False]
+    assert found.scores.tolist() == [0.85, 0.3, 0.3]
+    label = found.score(0)
+    assert (label.samples, label.unit) == (200, "words")
+    assert "95% and 85% in the two halves" in label.evidence

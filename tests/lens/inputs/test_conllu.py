@@ -1,17 +1,29 @@
 """Treebanks are read strictly, words are found among tokens, and heads for relations are told."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from manyheads.errors import InputError
 from manyheads.lens.attention_maps.patterns import Pattern, patterns
+from manyheads.lens.head_kinds.criteria import (
+    confirmed_word_scores,
+    correct_for_chance,
+    threshold_table,
+)
 from manyheads.lens.head_kinds.kinds import kinds
-from manyheads.lens.head_kinds.word_targets import measure_word_targets
+from manyheads.lens.head_kinds.significance import benjamini_hochberg
+from manyheads.lens.head_kinds.word_targets import (
+    BASELINES,
+    WordTargetScores,
+    measure_word_targets,
+)
 from manyheads.lens.inputs.annotated import (
     AlignedText,
     AnnotatedText,
@@ -280,15 +292,23 @@ def reader() -> Any:
 def test_a_head_for_a_relation_is_told_where_no_offset_does_as_well(
     reader: Any, tmp_path: Path
 ) -> None:
-    bank = written(tmp_path, *(line for rows in TREEBANK * 4 for line in rows))
+    bank = written(tmp_path, *(line for rows in TREEBANK * 8 for line in rows))
     found = kinds(reader, syntax=bank, sequences=2, progress=False)
     told = [label for label in found.of(Head(0, 0)) if label.kind == "syntactic"]
     assert [label.detail for label in told] == ["det, dependent to head"]
-    assert told[0].evidence == (
-        "attends most to the right word for 100% of 48 words (det, dependent to head), 50% by a "
-        "fixed offset of +1, and gives it 100% of its weight"
+    (label,) = told
+    # Scored on the half that did not choose it.
+    assert (label.samples, label.unit, label.score) == (48, "words", 1.0)
+    assert label.sample == "48 words"
+    assert 0.9 < label.interval[0] < label.interval[1] == 1.0
+    assert label.evidence.startswith(
+        "attends most to the right word for 100% of 48 words (det, dependent to head), "
     )
-    assert found.metadata["syntactic_texts"] == 48
+    assert label.evidence.endswith("by a fixed offset of +1, and gives it 100% of its weight")
+    assert found.metadata["syntactic_texts"] == 96
+    assert found.metadata["tests"] == 2 * len(
+        [name for name in found.scores.names if name.startswith("syntactic")]
+    )
     assert found.heads("syntactic") == found.heads("syntactic det, dependent to head")
     # Subjects stand before their verbs, always: an offset finds them as well.
     assert found.scores["syntactic nsubj, dependent to head"].of(Head(0, 0)) < 0.5
@@ -301,13 +321,99 @@ def test_rare_relations_are_left_out_and_named(reader: Any, tmp_path: Path) -> N
     assert "det, dependent to head" in found.metadata["rare_relations"]
 
 
+def scored(accuracy: Sequence[float], *, baseline: float = 0.3, words: int = 60) -> Any:
+    """The scores of some heads on `words` independent words."""
+    right, count = np.array(accuracy), np.full(len(accuracy), float(words))
+    error = np.sqrt(right * (1 - right) / words)
+    return WordTargetScores(
+        task="det",
+        counts=count,
+        texts=count,
+        accuracy=right,
+        weight=right,
+        uniform=np.full_like(right, 0.05),
+        rivals=np.zeros_like(right),
+        baseline=np.full_like(right, baseline),
+        baseline_names=("a fixed offset of +1",) * len(right),
+        errors=error,
+        excess_errors=np.hypot(error, np.sqrt(baseline * (1 - baseline) / words)),
+    )
+
+
+def test_a_relation_is_chosen_on_one_half_and_confirmed_on_the_other() -> None:
+    # Both halves, the first alone, the second alone, and both by too little.
+    one, other = scored([0.8, 0.8, 0.3, 0.5]), scored([0.7, 0.45, 0.8, 0.5])
+    both = replace(one, groups=(one, other))
+    found = confirmed_word_scores("syntactic", both, threshold_table(), "det")
+    (corrected,), tests = correct_for_chance([found])
+    assert tests == 4
+    assert corrected.above.tolist() == [True, False, False, False]
+    assert found.scores.tolist() == [0.7, 0.45, 0.8, 0.5]
+    assert "the other half" in corrected.refusal(2)
+    assert "chance explains it, after correction for 4 tests" in corrected.refusal(3)
+
+
+def test_many_tests_need_more_than_one_and_the_baseline_has_an_error_too() -> None:
+    half = scored([0.62])
+    found = confirmed_word_scores(
+        "syntactic", replace(half, groups=(half, half)), threshold_table(), "det"
+    )
+    assert correct_for_chance([found])[0][0].above.tolist() == [True]
+    nothing = scored([0.1] * 400)
+    others = confirmed_word_scores(
+        "syntactic", replace(nothing, groups=(nothing, nothing)), threshold_table(), "case"
+    )
+    assert found.p_values is not None
+    assert others.p_values is not None
+    tested = np.concatenate((found.p_values, others.p_values))
+    assert not benjamini_hochberg(tested)[0]
+    sure = replace(half, excess_errors=half.errors)
+    alone = confirmed_word_scores(
+        "syntactic", replace(sure, groups=(sure, sure)), threshold_table(), "det"
+    )
+    assert alone.p_values is not None
+    assert alone.p_values[0] < found.p_values[0]
+
+
+def test_words_of_one_text_count_as_dependent() -> None:
+    """The same words in ten texts or in one: the errors over texts differ."""
+    model = small(DECODERS["gpt2"])
+    words = tuple((place,) for place in range(1, 12))
+    generator = torch.Generator().manual_seed(0)
+    texts = [
+        AlignedText(
+            tuple(torch.randint(29, (12,), generator=generator).tolist()),
+            words,
+            tuple(
+                WordPair(task="some", source=source, targets=(source - 2,))
+                for source in range(3, 11)
+            ),
+            group=number % 2,
+        )
+        for number in range(10)
+    ]
+    whole = measure_word_targets(model, texts, progress=False)[0]["some"]
+    one, two = whole.groups
+    np.testing.assert_allclose(whole.counts, one.counts + two.counts)
+    np.testing.assert_allclose(whole.accuracy, (one.accuracy + two.accuracy) / 2)
+    assert whole.texts.tolist() == [10.0] * 8
+    # By hand: residuals summed by text, for the accuracy and for its excess over the baseline.
+    alone = [measure_word_targets(model, [text], progress=False)[0]["some"] for text in texts]
+    assert whole.baseline_names[0] in BASELINES
+    for head in range(8):
+        hits = np.array([each.accuracy[head] * each.counts[head] for each in alone])
+        residuals = hits - whole.accuracy[head] * 8
+        expected = np.sqrt(np.square(residuals).sum() * 10 / 9) / 80
+        assert whole.errors[head] == pytest.approx(max(expected, 0.5 / 80))
+
+
 def test_a_model_that_reads_only_back_is_asked_for_what_it_can_see(tmp_path: Path) -> None:
     made = in_pieces(["look", "the", "big", *NOUNS, "runs", "sleeps"], framed=True)
     model: Any = build(
         "gpt2", layers=1, width=32, heads=2, vocabulary=made.get_vocab_size(), positions=64, seed=0
     )
     model.tokenizer = made
-    bank = written(tmp_path, *(line for rows in TREEBANK * 4 for line in rows))
+    bank = written(tmp_path, *(line for rows in TREEBANK * 8 for line in rows))
     found = kinds(model, syntax=bank, sequences=2, progress=False)
     assert "syntactic det, head to dependent" in found.scores
     assert "syntactic det, dependent to head" not in found.scores

@@ -138,8 +138,9 @@ def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_sums, "CHUNK_WEIGHTS", {"cpu": 1})
 
 
+# How rows are cut hardly depends on the model, so every third of the zoo is cut, and all of these.
 @pytest.mark.usefixtures("in_small_pieces")
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [*list(MODELS)[::3], *MORE])
 def test_pieces_of_rows_and_heads_add_up(name: str) -> None:
     test_every_statistic_is_its_definition_on_the_pattern(name)
 
@@ -149,7 +150,7 @@ def test_batches_of_any_size_give_the_same(config: ModelConfig) -> None:
     model = small(config)
     given = texts_for(model)
     at_once = measured(model, given)
-    for most in (1, 6, 13, 24):
+    for most in (1, 13):
         same(measured(model, given, batch_tokens=most), at_once, 1e-6)
 
 

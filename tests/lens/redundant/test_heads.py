@@ -1,5 +1,6 @@
 """A head that was copied is found, in its layer and in another, and nothing else is."""
 
+from inspect import unwrap
 from pathlib import Path
 from typing import Any
 
@@ -128,4 +129,4 @@ def test_one_or_none_has_nothing_to_join() -> None:
 
 def test_values_that_are_of_no_pairs_are_refused() -> None:
     with refuses(InputError, "(2, 3)", "h x h"):
-        average_linkage.__wrapped__(np.ones((2, 3)))  # type: ignore[attr-defined]
+        unwrap(average_linkage)(np.ones((2, 3)))

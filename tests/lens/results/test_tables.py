@@ -190,7 +190,7 @@ def test_a_file_that_cannot_be_read_is_named_with_the_remedy(tmp_path: Path) -> 
 
     with pytest.raises(InputError, match=r"x\.csv.*\.json or \.safetensors"):
         result().save("x.csv")
-    refused(tmp_path / "none.json", "there is no file", "save()")
+    refused(tmp_path / "none.json", "does not exist", "save()")
     for name, content in (("list.json", "[1]"), ("other.json", '{"kind": "ByHead"}')):
         (tmp_path / name).write_text(content)
         refused(tmp_path / name, "no lens result", "save()")

@@ -288,6 +288,6 @@ def test_pairs_are_saved_and_opened_again(tmp_path: Any) -> None:
     np.testing.assert_allclose(again.values, found.values)
     assert again.blocks == found.blocks
     assert len(found.rows()) == 16
-    assert str(found).startswith("key composition of 8 heads; the largest:")
+    assert str(found).startswith("key composition (by weights alone) of 8 heads")
     with refuses(InputError, "there is no head L9H0: use L0H0 to L1H3."):
         found.of(Head(9, 0), Head(0, 0))

@@ -16,6 +16,7 @@ from manyheads.lens.attribution.gradients import (
     TokenAttribution,
     integrate_heads,
     integrate_inputs,
+    is_converged,
 )
 from manyheads.lens.inputs.metrics import CustomMetric
 from manyheads.lens.inputs.texts import ModelInputs, read_inputs
@@ -29,7 +30,7 @@ from manyheads.taps import Sublayer
 KIND = "attribution"
 MAX_ROWS = 40
 SHORT_ROWS = 10
-# Of tokens, so large a each of the rows goes to the last ones, whatever they add.
+# This fraction of the rows shows the last tokens, whatever they add.
 LAST_FRACTION = 0.25
 Method = Literal["direct", "integrated", "heads", "rollout"]
 
@@ -145,10 +146,16 @@ class Attribution(Tabular):
         by = {"direct": "direct attribution", "integrated": "integrated gradients by token"}
         method = by.get(self.method, "integrated gradients by head")
         method += f" in {self.path_steps} steps" if self.path_steps else ""
+        failed = "" if self.converged else "it did not converge, and "
         return (
             f"the logit of {self.target!r}{against}, {self.value:+.4f}, by {method}; "
-            f"the parts are off by {self.completeness:.1e}"
+            f"{failed}the parts are off by {self.completeness:.1e}"
         )
+
+    @property
+    def converged(self) -> bool:
+        """Whether integrated gradients ended within their tolerance; other methods are exact."""
+        return not self.path_steps or is_converged(self.completeness, [self.value])
 
 
 def attribute(

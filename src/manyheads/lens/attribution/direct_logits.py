@@ -1,6 +1,6 @@
 """Where a logit comes from: what every head and layer adds to it, and what each layer would say."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -12,6 +12,7 @@ from manyheads.attention import Attention, AttentionConfig
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import (
     ActivationEditor,
+    EditFunction,
     HeadScope,
     head_scope,
     layer_input_site,
@@ -79,24 +80,26 @@ def attribute_logits(
     distractor: Sequence[int] | None = None,
     *,
     at: Literal["last"] | Sequence[int] = "last",
+    edits: Mapping[Site, EditFunction] | None = None,
 ) -> DirectLogits:
     """Direct logit attribution (arXiv 2211.00593): each head's write, norms frozen, on the logit.
 
     The logit is that of `answer`, one token or class per text (None: the most likely one), minus
     that of `distractor` if there is one, at the last position or at one per text. Norms keep the
-    divisors they had, so that everything is linear and sums to the logit.
+    divisors they had, so that everything is linear and sums to the logit. `edits` change
+    activations of the run, such as the outputs of ablated heads.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
-    >>> found = attribute_logits(model, [[1, 2, 3], [4, 5]])
-    >>> found.completeness < 1e-5
+    >>> logits = attribute_logits(model, [[1, 2, 3], [4, 5]])
+    >>> logits.completeness < 1e-5
     True
     """
     scope = head_scope(model)
     readout = _linear_readout(model)
     inputs = read_inputs(model, texts)
     with eval_mode(model), torch.no_grad():
-        seen = ActivationEditor({}, _sites(scope))
+        seen = ActivationEditor(edits or {}, _sites(scope))
         forward(model, inputs, seen)
         final = seen[Site(-1, Tap.FINAL, stack=scope.stack_name)]
         rows = _rows(readout, final, at)
@@ -246,7 +249,7 @@ def _sliced(towards: Float[Tensor, "m c"], attention: Attention) -> Float[Tensor
 
 def _sites(scope: HeadScope) -> list[Site]:
     name = scope.stack_name
-    found = [Site(-1, tap, stack=name) for tap in (Tap.EMBEDDINGS, Tap.FINAL)]
+    sites = [Site(-1, tap, stack=name) for tap in (Tap.EMBEDDINGS, Tap.FINAL)]
     for layer, config in enumerate(scope.stack.config.layers):
         for sublayer in SUBLAYERS:
             branch = _inner(config, sublayer)
@@ -256,8 +259,8 @@ def _sites(scope: HeadScope) -> list[Site]:
             if isinstance(branch.inner, AttentionConfig):
                 taps.append(Tap.HEAD_OUTPUT)
                 taps += [Tap.GATE_FINAL for gate in branch.inner.gates if gate.at == "final"]
-            found += [Site(layer, tap, sublayer, name) for tap in taps]
-    return found
+            sites += [Site(layer, tap, sublayer, name) for tap in taps]
+    return sites
 
 
 def _linear_readout(model: Model) -> ReadoutLayer:
@@ -381,11 +384,12 @@ def logit_lens(
         features = model.readout.features(torch.cat(rows))
         logits = torch.nn.functional.linear(
             features, model.readout.vectors(model.table), model.readout.bias
-        ).float()
+        )
+        logits = model.readout.finish(logits).float()
         scores = logits.log_softmax(-1).unflatten(0, (len(rows), -1))
-    found = scores.topk(min(top_k, scores.shape[-1]), dim=-1)
+    top = scores.topk(min(top_k, scores.shape[-1]), dim=-1)
     if answer is None:
-        return LogitLens(answers=found.indices, log_probabilities=found.values)
+        return LogitLens(answers=top.indices, log_probabilities=top.values)
     if len(answer) != scores.shape[1]:
         raise InputError(
             f"got {len(answer)} answers for {scores.shape[1]} texts", "give one per text"
@@ -393,8 +397,8 @@ def logit_lens(
     wanted = torch.tensor(list(answer), device=scores.device).expand(len(rows), -1).unsqueeze(-1)
     own = scores.gather(-1, wanted)
     return LogitLens(
-        answers=found.indices,
-        log_probabilities=found.values,
+        answers=top.indices,
+        log_probabilities=top.values,
         answer_log_probabilities=own.squeeze(-1),
         answer_ranks=(scores > own).sum(-1),
     )

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.errors import InputError, ShapeError
+from manyheads.formatting import pluralise
 from manyheads.lens.inputs.cached_run import (
     ActivationEditor,
     CachedRun,
@@ -53,6 +54,15 @@ class TokenAttribution(Result):
         summed = summed.index_add(0, lengths.sequence_of_token, self.tokens.values)
         return float((summed - self.expected).abs().max())
 
+    @property
+    def converged(self) -> bool:
+        """Whether the integration ended within its tolerance."""
+        return is_converged(self.completeness, self.expected.tolist())
+
+    def __str__(self) -> str:
+        texts = pluralise(len(self.tokens), "text")
+        return f"integrated gradients by token of {texts}{describe_error(self)}"
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HeadAttribution(Result):
@@ -67,6 +77,30 @@ class HeadAttribution(Result):
     def completeness(self) -> float:
         """The largest difference between the sum over heads and the expected one."""
         return float((self.by_head.sum(1) - self.expected).abs().max())
+
+    @property
+    def converged(self) -> bool:
+        """Whether the integration ended within its tolerance."""
+        return is_converged(self.completeness, self.expected.tolist())
+
+    def __str__(self) -> str:
+        texts = pluralise(len(self.by_head), "text")
+        return f"integrated gradients by head of {texts}{describe_error(self)}"
+
+
+def is_converged(completeness: float, expected: Sequence[float]) -> bool:
+    """Whether parts sum to the expected values within 0.001, or 0.1 % of a larger one."""
+    return completeness <= TOLERANCE * max(1.0, *map(abs, expected))
+
+
+def describe_error(path: "TokenAttribution | HeadAttribution") -> str:
+    """
+    >>> tokens = Ragged.from_list([torch.tensor([1.0, 2.0])])
+    >>> print(TokenAttribution(tokens=tokens, expected=torch.tensor([3.1]), steps=512))
+    integrated gradients by token of 1 text in 512 steps, not converged: they are off by 0.1
+    """
+    failed = "" if path.converged else "not converged: "
+    return f" in {pluralise(path.steps, 'step')}, {failed}they are off by {path.completeness:.2g}"
 
 
 PathAttribution = TypeVar("PathAttribution", TokenAttribution, HeadAttribution)
@@ -87,7 +121,8 @@ def integrate_inputs(
 
     The baseline is zero, or a Ragged with the lengths of the texts. By default the number of steps
     doubles until the tokens sum to the difference of the metric within 0.001, up to 512 steps.
-    Norms change sharply near zero and expert routers jump: `completeness` has the error left.
+    Norms change sharply near zero and expert routers jump: `completeness` has the error left, and
+    `converged` says whether it is small.
     """
     _check_steps(steps)
     scope, inputs = head_scope(model, stack), read_inputs(model, texts)
@@ -142,8 +177,8 @@ def integrate_heads(
             gates = _Gates(scope, CachedRun(scope, inputs, layers=chosen), chosen, bound_metric)
             expected = (gates.value(1.0) - gates.value(0.0)).double().cpu()
 
-        def result(found: Tensor, taken: int) -> HeadAttribution:
-            return _by_head(scope, chosen, found.cpu(), expected, taken, bound_metric)
+        def result(by_head: Tensor, taken: int) -> HeadAttribution:
+            return _by_head(scope, chosen, by_head.cpu(), expected, taken, bound_metric)
 
         return _integrate(gates.gradient, result, steps, progress)
 
@@ -177,11 +212,12 @@ def gradient_times_attention(
         flat = [each for patterns in seen.values() for each in _patterns(patterns).each]
         gradients = torch.autograd.grad(bound_metric(hidden).sum(), flat)
     products = iter(zip(flat, gradients, strict=True))
-    found = {}
+    by_layer = {}
     for layer, patterns in seen.items():
         mine = [next(products) for _ in _patterns(patterns).each]
-        found[layer] = Patterns(tuple((pattern * gradient).detach() for pattern, gradient in mine))
-    return found
+        pairs = [(pattern * gradient).detach() for pattern, gradient in mine]
+        by_layer[layer] = Patterns(tuple(pairs))
+    return by_layer
 
 
 class _Tracked(Record):
@@ -236,22 +272,22 @@ class _Gates:
 def _by_head(
     scope: HeadScope,
     layers: Sequence[int],
-    found: Float[Tensor, "b some"],
+    by_head: Float[Tensor, "b some"],
     expected: Float[Tensor, " b"],
     steps: int,
     bound_metric: BoundMetric,
 ) -> HeadAttribution:
     blocks = tuple(block for block in scope.blocks if block.layer in layers)
-    means, errors = weighted_mean(found, bound_metric.weights.cpu())
+    means, errors = weighted_mean(by_head, bound_metric.weights.cpu())
     return HeadAttribution(
         heads=ByHead(
             kind="integrated gradients",
             blocks=blocks,
             means={"attribution": means.numpy()},
             errors={"attribution": errors.numpy()},
-            metadata={"texts": len(found)},
+            metadata={"texts": len(by_head)},
         ),
-        by_head=found,
+        by_head=by_head,
         expected=expected,
         steps=steps,
     )
@@ -283,11 +319,11 @@ def _integrate(
             for point, weight in _points(count):
                 parts.append(weight * gradient(point))
                 bar.advance()
-        found = result(torch.stack(parts).sum(0), count)
-        if found.completeness <= TOLERANCE:
+        path = result(torch.stack(parts).sum(0), count)
+        if path.completeness <= TOLERANCE:
             break
-        reason = f", as {count} are off by {found.completeness:.1e}"
-    return found
+        reason = f", as {count} are off by {path.completeness:.1e}"
+    return path
 
 
 def _check_steps(steps: int | None) -> None:

@@ -52,21 +52,19 @@ class ReplacementValues:
         if self.means:
             return {layer: self.means[layer].unsqueeze(0) for layer in layers}
         weight = next(self.scope.model.parameters())
-        shapes = {layer: self.scope.attention(layer).config for layer in layers}
-        return {
-            layer: weight.new_zeros(1, shape.heads, shape.size) for layer, shape in shapes.items()
-        }
+        heads = {layer: self.scope.attention(layer).config.heads for layer in layers}
+        return {layer: weight.new_zeros(1, count, 1) for layer, count in heads.items()}
 
     def _resampled(self, texts: range, layers: Sequence[int]) -> dict[int, Float[Tensor, "_ _ _"]]:
         sites = {layer: self.scope.site(layer, Tap.HEAD_OUTPUT) for layer in layers}
         seen = ActivationEditor({}, sites.values())
         forward(self.scope.model, self.inputs.select([self.donors[text] for text in texts]), seen)
-        found = {}
+        by_layer = {}
         for layer, site in sites.items():
             output = seen[site]
             tokens = _same_position(self._lengths(texts), output.lengths)
-            found[layer] = output.values[tokens]
-        return found
+            by_layer[layer] = output.values[tokens]
+        return by_layer
 
     def _lengths(self, texts: range) -> Lengths:
         """The lengths of the sequences that the heads write to."""
@@ -131,9 +129,9 @@ def _donors(texts: int, seed: int) -> tuple[int, ...]:
             "replace_with='resample' needs at least 2 texts, got 1", "give two or more"
         )
     order = torch.randperm(texts, generator=torch.Generator().manual_seed(seed))
-    found = torch.empty_like(order)
-    found[order] = order.roll(1)
-    return tuple(found.tolist())
+    previous = torch.empty_like(order)
+    previous[order] = order.roll(1)
+    return tuple(previous.tolist())
 
 
 def _same_position(ours: Lengths, theirs: Lengths) -> Int[Tensor, " n"]:
@@ -274,14 +272,14 @@ class HeadAblation:
         self, removed: Sequence[Heads], layers: Sequence[int], replacements: Mapping[int, Tensor]
     ) -> dict[Site, EditFunction]:
         """The edits that ablate heads of these layers, one set in each copy of the batch."""
-        found: dict[Site, EditFunction] = {}
+        changes: dict[Site, EditFunction] = {}
         for layer in layers:
             ablated = [[head.head for head in heads if head.layer == layer] for heads in removed]
             if any(ablated):
-                found[self.scope.site(layer, Tap.HEAD_OUTPUT)] = _replace_heads(
+                changes[self.scope.site(layer, Tap.HEAD_OUTPUT)] = _replace_heads(
                     ablated, replacements[layer]
                 )
-        return found
+        return changes
 
 
 def _replace_heads(
@@ -335,8 +333,8 @@ class Ablation(ByHead):
         """Heads whose removal improves the metric by more than `errors` standard errors."""
         sign = 1.0 if self.metadata["better"] == "lower" else -1.0
         column = self["change"]
-        found = is_harmful(sign, column.means, column.errors, errors)
-        pairs = zip(self.addresses, column.means.tolist(), found, strict=True)
+        harmful = is_harmful(sign, column.means, column.errors, errors)
+        pairs = zip(self.addresses, column.means.tolist(), harmful, strict=True)
         return sorted(
             ((address, change) for address, change, harms in pairs if harms),
             key=lambda pair: sign * pair[1],
@@ -478,7 +476,7 @@ def ablate_greedily(
             f"steps must be between 1 and {len(left)} heads, got {steps}", f"use 1 to {len(left)}"
         )
     removed: Heads = ()
-    found: list[JointAblation] = []
+    steps_done: list[JointAblation] = []
     first: Effects | None = None
     complete = True
     for _ in range(steps):
@@ -504,9 +502,9 @@ def ablate_greedily(
             baseline=first.baseline,
             values=effects.values[:, best : best + 1],
         )
-        found.append(_joint(step, 0))
+        steps_done.append(_joint(step, 0))
     assert first is not None
-    return CumulativeAblation(tuple(found), first.baseline_mean[0], complete)
+    return CumulativeAblation(tuple(steps_done), first.baseline_mean[0], complete)
 
 
 def _joint(effects: Effects, index: int) -> JointAblation:

@@ -19,12 +19,12 @@ from manyheads.lens.inputs.metrics import (
 from manyheads.lens.inputs.texts import (
     ModelInputs,
     Targets,
+    announce_long_text,
     batch_ranges,
     forward_hidden,
     read_inputs,
 )
 from manyheads.models.build import Model, eval_mode
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.progress import Progress
 from manyheads.taps import Head, Site, Tap
 
@@ -155,7 +155,7 @@ class Evaluation:
             inputs=inputs,
             metric=metric,
             targets=targets,
-            batch_tokens=default_batch_tokens(model) if batch_tokens is None else batch_tokens,
+            batch_tokens=_batch_tokens(model, inputs, batch_tokens),
             progress=progress,
             sizes=inputs.sizes(model),
         )
@@ -196,6 +196,7 @@ class Evaluation:
             Progress(label, total=total, unit="runs", enabled=self.progress) as bar,
             torch.no_grad(),
         ):
+            announce_long_text(bar, self.sizes)
             try:
                 for each in runs:
                     rows = slice(each.texts.start, each.texts.stop)
@@ -267,12 +268,12 @@ class Evaluation:
             forward_hidden(self.model, self.inputs.select(texts), seen)
             total = bound_metric(seen[_last(self.model)]).sum()
             gradients = torch.autograd.grad(total, [seen[site].values for site in sites])
-        for found, site, gradient in zip(sums, sites, gradients, strict=True):
+        for sums_at_site, site, gradient in zip(sums, sites, gradients, strict=True):
             along = product(seen, site, gradient).detach().double()
             both = torch.stack((along.abs(), -along), dim=-1)
             owner = seen[site].lengths.sequence_of_token
             summed = both.new_zeros(len(texts), *both.shape[1:]).index_add(0, owner, both)
-            found.append(summed.cpu())
+            sums_at_site.append(summed.cpu())
         return bound_metric.weights.double().cpu()
 
     def activations(
@@ -289,8 +290,14 @@ class Evaluation:
                 bar.advance()
 
 
+def _batch_tokens(model: Model, inputs: ModelInputs, batch_tokens: int | None) -> int:
+    if inputs.examples:
+        return 1
+    return default_batch_tokens(model) if batch_tokens is None else batch_tokens
+
+
 def _last(model: Model) -> Site:
-    return Site(-1, Tap.FINAL, stack="decoder" if isinstance(model, Seq2Seq) else "main")
+    return Site(-1, Tap.FINAL, stack=model.readout_stack)
 
 
 def _last_hidden(variant: Variant, inputs: ModelInputs) -> Any:

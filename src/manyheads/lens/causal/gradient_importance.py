@@ -57,8 +57,8 @@ def importance(
         model, texts, metric, targets, batch_tokens=batch_tokens, progress=progress
     )
     sites = [scope.site(layer, Tap.HEAD_OUTPUT) for layer in scope.layers]
-    found = evaluation.gradient_scores(sites, product_by_head)
-    return _result(scope, found, len(evaluation.inputs), metric_name(metric))
+    scores = evaluation.gradient_scores(sites, product_by_head)
+    return _result(scope, scores, len(evaluation.inputs), metric_name(metric))
 
 
 def rank_correlation(one: Float[np.ndarray, " h"], other: Float[np.ndarray, " h"]) -> float:
@@ -79,18 +79,18 @@ def product_by_head(seen: ActivationEditor, site: Site, gradient: Tensor) -> Flo
     return (seen[site].values.detach() * gradient).sum(-1)
 
 
-def _result(scope: HeadScope, found: list[GradientScores], texts: int, metric: str) -> Importance:
+def _result(scope: HeadScope, scores: list[GradientScores], texts: int, metric: str) -> Importance:
     smallest = torch.finfo(torch.float64).tiny
     columns = {
-        "importance": [each.importance for each in found],
+        "importance": [each.importance for each in scores],
         "normalised": [
-            each.importance / each.importance.norm().clamp(min=smallest) for each in found
+            each.importance / each.importance.norm().clamp(min=smallest) for each in scores
         ],
-        "predicted": [each.predicted for each in found],
+        "predicted": [each.predicted for each in scores],
     }
     errors = {
-        "importance": [each.importance_error for each in found],
-        "predicted": [each.error for each in found],
+        "importance": [each.importance_error for each in scores],
+        "predicted": [each.error for each in scores],
     }
     return Importance(
         kind="importance",

@@ -179,8 +179,8 @@ def patch(
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
-    >>> found = patch(model, [[1, 2, 3]], [[4, 2, 3]], components=("residual",), positions="each")
-    >>> round(found[Patch("residual", layer=0, position=0)], 5)
+    >>> result = patch(model, [[1, 2, 3]], [[4, 2, 3]], components=("residual",), positions="each")
+    >>> round(result[Patch("residual", layer=0, position=0)], 5)
     1.0
     """
     scope = head_scope(model, stack, sublayer)
@@ -257,16 +257,16 @@ def _rows(lengths: Lengths, position: int | None) -> Bool[Tensor, " n"]:
 def _sites(scope: HeadScope, layer: int) -> dict[Component, Site]:
     """The site of each component that the layer has."""
     config, name = scope.stack.config.layers[layer], scope.stack_name
-    found: dict[Component, Site] = {"residual": layer_input_site(scope.stack, layer)}
+    sites: dict[Component, Site] = {"residual": layer_input_site(scope.stack, layer)}
     if scope.config(layer) is not None:
-        found["head"] = scope.site(layer, Tap.HEAD_OUTPUT)
+        sites["head"] = scope.site(layer, Tap.HEAD_OUTPUT)
     if config.attention is not None:
-        found["attention"] = Site(layer, Tap.OUTPUT, Sublayer.ATTENTION, name)
+        sites["attention"] = Site(layer, Tap.OUTPUT, Sublayer.ATTENTION, name)
     if config.cross is not None:
-        found["cross"] = Site(layer, Tap.OUTPUT, Sublayer.CROSS, name)
+        sites["cross"] = Site(layer, Tap.OUTPUT, Sublayer.CROSS, name)
     if config.feedforward is not None:
-        found["feedforward"] = Site(layer, Tap.OUTPUT, Sublayer.FEEDFORWARD, name)
-    return found
+        sites["feedforward"] = Site(layer, Tap.OUTPUT, Sublayer.FEEDFORWARD, name)
+    return sites
 
 
 def _patches(

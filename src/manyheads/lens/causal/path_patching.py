@@ -182,14 +182,14 @@ def _always(values: Tensor) -> EditFunction:
 
 def _frozen_sites(scope: HeadScope) -> list[Site]:
     """The outputs of all heads and feed-forwards of the stack."""
-    found = []
+    sites = []
     for layer, config in enumerate(scope.stack.config.layers):
         for sublayer, branch in (
             (Sublayer.ATTENTION, config.attention),
             (Sublayer.CROSS, config.cross),
         ):
             if branch is not None:
-                found.append(Site(layer, Tap.HEAD_OUTPUT, sublayer, scope.stack_name))
+                sites.append(Site(layer, Tap.HEAD_OUTPUT, sublayer, scope.stack_name))
         if config.feedforward is not None:
-            found.append(Site(layer, Tap.OUTPUT, Sublayer.FEEDFORWARD, scope.stack_name))
-    return found
+            sites.append(Site(layer, Tap.OUTPUT, Sublayer.FEEDFORWARD, scope.stack_name))
+    return sites

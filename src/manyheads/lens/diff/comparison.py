@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.formatting import pluralise
 from manyheads.lens.causal.ablation import Replacement, ablate
 from manyheads.lens.causal.evaluate import Evaluation
 from manyheads.lens.diff.head_matching import HeadMatch, match_heads, weight_changes
@@ -49,11 +50,16 @@ from manyheads.taps import Head
 KIND = "comparison"
 # Measures listed per head, those with the largest z-scores.
 MAX_MEASURES = 3
+# Fewer texts than this do not show how much a change varies between texts.
+MIN_TEXTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One measure of one head in both models; `z` is the change in standard errors."""
+    """One measure of one head in both models; `z` is the change in standard errors.
+
+    `z` is NaN if there were too few texts.
+    """
 
     before: float
     after: float
@@ -112,9 +118,16 @@ class Comparison(Tabular):
         """Heads that the second model does not have."""
         return tuple(head for head, other in self.addresses_after.items() if other is None)
 
+    @property
+    def enough_texts(self) -> bool:
+        """Whether there were enough texts for z-scores: at least eight."""
+        return int(self.change.metadata["texts"]) >= MIN_TEXTS
+
     def z(self, name: str) -> Float[np.ndarray, " h"]:
-        """The change of a measure in standard errors; 0 if nothing changed."""
+        """The change of a measure in standard errors; 0 if nothing changed, NaN with few texts."""
         column = self.change[name]
+        if not self.enough_texts:
+            return np.full(len(column.means), np.nan)
         known = np.where(column.errors > 0, column.errors, np.nan)
         return np.asarray(np.where(column.means == 0, 0.0, column.means / known))
 
@@ -127,9 +140,8 @@ class Comparison(Tabular):
         """
         squares = []
         for name in self.names:
-            both = np.concatenate((self.before.means[name], self.after.means[name]))
-            spread = both[~np.isnan(both)].std() if (~np.isnan(both)).any() else 0.0
-            if spread > 1e-12:
+            spread = self._spread(name)
+            if not np.isnan(spread):
                 squares.append(np.square(self.change.means[name] / spread))
         if not squares:
             return np.full(len(self.addresses), np.nan)
@@ -206,13 +218,16 @@ class Comparison(Tabular):
         yield f"{len(self.addresses)} heads compared by {len(self.names)} measures"
         if self.losses is not None:
             yield f"  {self.losses}"
+        if not self.enough_texts:
+            texts = pluralise(self.change.metadata["texts"], "text")
+            yield f"  {texts}: too few for z-scores, which need at least {MIN_TEXTS}"
         moved = [(address, shift) for address, shift in self.ranked() if shift > 0]
         for address, shift in moved[:5]:
             yield f"  {address} moved by {shift:.2g}: {self._largest_changes(address)}"
         if not moved:
             yield "  no head moved"
-        for name, found in (("died", self.died), ("revived", self.revived)):
-            for address, why in found.items():
+        for name, reasons in (("died", self.died), ("revived", self.revived)):
+            for address, why in reasons.items():
                 yield f"  {address} {name} ({', '.join(why)})"
         for address in self.kind_changes:
             yield f"  {address} {self._kind_change(address)}"
@@ -226,17 +241,29 @@ class Comparison(Tabular):
         return self.addresses.index(address)
 
     def _largest_changes(self, address: Address) -> str:
-        """The measures of a head with the largest z-scores."""
-        known = [(name, each) for name, each in self.of(address).items() if not np.isnan(each.z)]
-        known = [(name, each) for name, each in known if each.change]
-        known.sort(key=lambda pair: -abs(pair[1].z))
+        """The measures of a head with the largest z-scores, or changes if texts are too few."""
+        changed = [(name, each) for name, each in self.of(address).items() if each.change]
+        if self.enough_texts:
+            sizes = {name: abs(each.z) for name, each in changed}
+        else:
+            sizes = {name: abs(each.change) / self._spread(name) for name, each in changed}
+        known = [pair for pair in changed if not np.isnan(sizes[pair[0]])]
+        known.sort(key=lambda pair: -sizes[pair[0]])
         return ", ".join(
             f"{about.label} {format_value(each.before, about.unit)} to "
-            f"{format_value(each.after, about.unit)} (z {each.z:+.1f})"
+            f"{format_value(each.after, about.unit)}"
+            + (f" (z {each.z:+.1f})" if self.enough_texts else "")
             for about, each in (
                 (describe_measure(name), each) for name, each in known[:MAX_MEASURES]
             )
         )
+
+    def _spread(self, name: str) -> float:
+        """The standard deviation of a measure over all heads of both models; NaN if it has none."""
+        both = np.concatenate((self.before.means[name], self.after.means[name]))
+        known = both[~np.isnan(both)]
+        spread = float(known.std()) if len(known) else 0.0
+        return spread if spread > 1e-12 else np.nan
 
     def _kind_change(self, address: Address) -> str:
         if address not in self.kind_changes:
@@ -320,7 +347,7 @@ def measure_by_text(
 ) -> StatisticsByText:
     """All statistics, separately for each text."""
     plan = make_plan(model, classes)
-    found = StatisticsByText(blocks_of(model))
+    statistics = StatisticsByText(blocks_of(model))
 
     def visit(some: ModelInputs, numbers: list[int]) -> None:
         tally = _TallyByText()
@@ -328,13 +355,13 @@ def measure_by_text(
         observer.sums = tally
         with torch.inference_mode():
             forward_hidden(model, some, observer)
-        found.tally.merge(tally)
-        found.batches.append((len(some), tally.texts))
+        statistics.tally.merge(tally)
+        statistics.batches.append((len(some), tally.texts))
 
-    found.passed = for_each_batch(
+    statistics.passed = for_each_batch(
         model, inputs, visit, label="measuring", batch_tokens=batch_tokens, progress=progress
     )
-    return found
+    return statistics
 
 
 def compare(
@@ -357,9 +384,9 @@ def compare(
 
     Both read the same texts, tokenized by the first model's tokenizer. Changes are paired by text,
     so that their errors are those of the change alone; for a single text the errors are over
-    queries and unpaired. Heads are matched by address; where the second model has fewer heads in a
-    layer, by their weights, or by `origins` (see `manyheads.surgery.origins`). Both models must
-    have the same shape otherwise.
+    queries and unpaired, and with fewer than eight texts there are no z-scores. Heads are matched
+    by address; where the second model has fewer heads in a layer, by their weights, or by `origins`
+    (see `manyheads.surgery.origins`). Both models must have the same shape otherwise.
 
     A head died if it is dead in the second model only, by entropy and norm (see `dead_heads`) and,
     with `replace_with="zero"`, by ablation of every head. `compare_kinds` also reports heads whose
@@ -367,8 +394,8 @@ def compare(
 
     >>> from manyheads.models.build import build
     >>> one = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
-    >>> found = compare(one, one, [[1, 2, 3, 4], [5, 6, 7]], compare_kinds=False)
-    >>> found.losses.change, float(abs(found.change.means["entropy"]).max())
+    >>> comparison = compare(one, one, [[1, 2, 3, 4], [5, 6, 7]], compare_kinds=False)
+    >>> comparison.losses.change, float(abs(comparison.change.means["entropy"]).max())
     (0.0, 0.0)
     """
     match = match_heads(before, after, origins)
@@ -437,19 +464,19 @@ class _Side:
             return cls(text, None)
         values: dict[Address, tuple[float, float]] = {}
         for name, sublayer in dict.fromkeys((each.stack, each.sublayer) for each in text.blocks):
-            found = ablate(
+            ablation = ablate(
                 model,
                 inputs,
                 replace_with=replace_with,
                 targets=targets,
-                stack=name,  # type: ignore[arg-type]
+                stack=name,
                 sublayer=sublayer,
                 batch_tokens=batch_tokens,
                 progress=progress,
             )
-            column = found["change"]
+            column = ablation["change"]
             pairs = zip(column.means.tolist(), column.errors.tolist(), strict=True)
-            values |= dict(zip(found.addresses, pairs, strict=True))
+            values |= dict(zip(ablation.addresses, pairs, strict=True))
         order = [values[head] for block in text.blocks for head in block.addresses]
         means, errors = np.array(order).T
         return cls(text, (means, errors))
@@ -476,11 +503,9 @@ def _side_by_side(one: _Side, two: _Side, match: HeadMatch) -> tuple[ByHead, ByH
     for side, result in ((one, "before"), (two, "after")):
         means, errors = {}, {}
         for name in names:
-            found = side.measured(name)
+            mean, error = side.measured(name)
             if side is two:
-                mean, error = (match.rearranged(each, two.text.blocks) for each in found)
-            else:
-                mean, error = found
+                mean, error = (match.rearranged(each, two.text.blocks) for each in (mean, error))
             means[name], errors[name] = mean, error
         results.append(
             ByHead(kind=result, blocks=match.blocks, means=means, errors=errors, metadata=metadata)
@@ -532,15 +557,15 @@ def _kind_changes(
 ) -> dict[Address, tuple[tuple[str, ...], tuple[str, ...]]]:
     """Heads whose kinds differ, with the kinds before and after."""
     one, two = (kinds(model, inputs, progress=progress) for model in (before, after))
-    found = {}
+    changes = {}
     for head, other in match.after.items():
         if other is None:
             continue
         then, now = _kinds_of(one, head), _kinds_of(two, other)
         if set(then) != set(now):
-            found[head] = (then, now)
-    return found
+            changes[head] = (then, now)
+    return changes
 
 
-def _kinds_of(found: Kinds, head: Address) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(label.kind for label in found.of(head)))
+def _kinds_of(kinds_of_heads: Kinds, head: Address) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(label.kind for label in kinds_of_heads.of(head)))

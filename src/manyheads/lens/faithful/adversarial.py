@@ -1,7 +1,7 @@
 """Adversarial attention: weights far from the model's own that give the same answer."""
 
-from dataclasses import dataclass
-from math import log
+from dataclasses import dataclass, replace
+from math import log, nan
 
 import torch
 from jaxtyping import Float
@@ -19,6 +19,8 @@ STARTS = 2
 PENALTY = 500.0
 RATE = 0.1
 HALVINGS = 10
+# A search has settled if its last quarter lowered no loss by more than this fraction.
+SETTLED = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +28,14 @@ class Adversary:
     """How far the weights could move, and how far the answer moved with them.
 
     `divergence` is the Jensen-Shannon divergence in nats, a mean over heads, layers and deciding
-    queries, at most ln 2; `moved` is the total variation of the answer's probabilities.
+    queries, at most ln 2; `moved` is the total variation of the answer's probabilities. Both are
+    NaN where there is nothing to search. A search that has not `settled` was cut short: weights
+    that are farther may exist.
     """
 
     divergence: float
     moved: float
+    settled: bool = True
 
 
 def jensen_shannon(
@@ -70,23 +75,37 @@ def find_adversary(
         raise InputError(f"iterations must be at least 1, got {iterations}", "use 1 or more")
     search = _Search(decision, within)
     if not search.can_move:
-        return Adversary(0.0, 0.0)
+        return Adversary(nan, nan)
     scores = search.starts(seed)
     optimiser = torch.optim.Adam(scores, lr=RATE)
     best = Adversary(0.0, 0.0)
+    losses = []
     for _ in range(iterations):
         with torch.enable_grad():
             divergence, moved = search.measure(search.weights(scores))
             over = (moved - within).clamp(min=0)
-            loss = (PENALTY * over - divergence).sum()
-            gradients = torch.autograd.grad(loss, scores)
+            loss = PENALTY * over - divergence
+            gradients = torch.autograd.grad(loss.sum(), scores)
+        losses.append(loss.detach())
         best = search.better(best, divergence.detach(), moved.detach())
         if best.divergence >= FAR_ENOUGH * MAX_DIVERGENCE:
             return best
         for each, gradient in zip(scores, gradients, strict=True):
             each.grad = gradient
         optimiser.step()
-    return search.draw_back(best, scores)
+    history = torch.stack(losses)
+    if history.isnan().any():
+        return Adversary(nan, nan, settled=False)
+    return replace(search.draw_back(best, scores), settled=_settled(history))
+
+
+def _settled(losses: Float[Tensor, "iterations copies"]) -> bool:
+    """Whether no copy's loss fell noticeably in the last quarter of the search."""
+    early = losses[: len(losses) * 3 // 4]
+    if not len(early):
+        return False
+    before, after = early.amin(0), losses.amin(0)
+    return bool((before - after <= SETTLED * before.abs().clamp(min=MAX_DIVERGENCE)).all())
 
 
 class _Search:
@@ -98,7 +117,7 @@ class _Search:
         self.seen = [decision.seen[layer] for layer in decision.layers]
         # A query that sees a single key cannot attend elsewhere.
         self.free = [seen.sum(-1) > 1 for seen in self.seen]
-        self.places = {layer: place for place, layer in enumerate(decision.layers)}
+        self.index = {layer: index for index, layer in enumerate(decision.layers)}
 
     @property
     def can_move(self) -> bool:
@@ -114,19 +133,19 @@ class _Search:
         return scores
 
     def weights(self, scores: list[Tensor]) -> list[Tensor]:
-        found = []
+        weights = []
         for each, own, seen in zip(scores, self.own, self.seen, strict=True):
             # A query that sees no key keeps zero weights.
             softened = each.masked_fill(~seen & seen.any(-1, keepdim=True), -torch.inf).softmax(-1)
             # A learned sink keeps its weight.
-            found.append(softened * own.sum(-1, keepdim=True))
-        return found
+            weights.append(softened * own.sum(-1, keepdim=True))
+        return weights
 
     def measure(self, weights: list[Tensor]) -> tuple[Tensor, Tensor]:
         """The divergence and the change of the answer in each copy."""
         decision = self.decision
         answers = decision.under(
-            lambda layer, copy, _: weights[self.places[layer]][copy], len(weights[0])
+            lambda layer, copy, _: weights[self.index[layer]][copy], len(weights[0])
         )
         moved = total_variation(answers, decision.probabilities.expand_as(answers))
         rows = [

@@ -7,7 +7,7 @@ their attention weights, which can be inspected, differentiated and replaced.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
+from math import ceil, nan
 from typing import Literal
 
 import torch
@@ -50,11 +50,11 @@ class _Reshaping(ActivationEditor):
 
     def see(self, site: Site, value: Ragged | Patterns) -> Patterns:
         assert isinstance(value, Patterns)
-        layer, found = self._layers[site], []
+        layer, patterns = self._layers[site], []
         for copy, pattern in enumerate(value.each):
             rows = self._reshape(layer, copy, pattern[:, self._rows])
-            found.append(pattern.index_copy(1, self._rows, rows.to(pattern.dtype)))
-        return Patterns(tuple(found))
+            patterns.append(pattern.index_copy(1, self._rows, rows.to(pattern.dtype)))
+        return Patterns(tuple(patterns))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,26 +79,26 @@ class Decision:
     @cached_property
     def weights(self) -> dict[int, Float[Tensor, "h r s"]]:
         """The model's own weights of the deciding queries in each layer."""
-        found: dict[int, Tensor] = {}
+        by_layer: dict[int, Tensor] = {}
 
         def keep(layer: int, _: int, weights: Tensor) -> Tensor:
-            found[layer] = weights
+            by_layer[layer] = weights
             return weights
 
         with torch.no_grad():
             self.under(keep)
-        return found
+        return by_layer
 
     @cached_property
     def seen(self) -> dict[int, Bool[Tensor, "r s"]]:
         """Which keys are visible to the deciding queries in each layer."""
-        found = {}
+        seen = {}
         for layer, weights in self.weights.items():
             length = self._queries
             mask = self.scope.attention(layer).config.mask
             every = visible(mask, range(length), length, weights.shape[-1], weights.device)
-            found[layer] = every.expand(length, -1)[self.rows]
-        return found
+            seen[layer] = every.expand(length, -1)[self.rows]
+        return seen
 
     @cached_property
     def keys(self) -> Int[Tensor, " k"]:
@@ -111,8 +111,8 @@ class Decision:
         for each in added.values():
             each.requires_grad_()
         with torch.enable_grad():
-            found = self.under(lambda layer, _, weights: weights + added[layer])
-            gradients = torch.autograd.grad(found[0, self.answer], list(added.values()))
+            answers = self.under(lambda layer, _, weights: weights + added[layer])
+            gradients = torch.autograd.grad(answers[0, self.answer], list(added.values()))
         return dict(zip(added, gradients, strict=True))
 
     def under(self, reshape: Reshape, copies: int = 1) -> Float[Tensor, "copies v"]:
@@ -171,11 +171,11 @@ def decisions_of(
     """The decision of each text, to be run one after another."""
     _check(scope, at, inputs)
     lengths = inputs.lengths(scope.model).each
-    found = []
+    decisions = []
     for text, length in enumerate(lengths):
         rows = _rows(scope, length, text, at)
-        found.append(PendingDecision(scope, tuple(layers), inputs.select([text]), rows))
-    return found
+        decisions.append(PendingDecision(scope, tuple(layers), inputs.select([text]), rows))
+    return decisions
 
 
 def _readout(scope: HeadScope) -> ReadoutLayer:
@@ -224,7 +224,8 @@ ORDERS = ("attention", "gradient", "gradient_times_attention", "random")
 class Erasure:
     """The effect on one answer of erasing keys in one order.
 
-    `fraction` is that of the keys erased when the answer first changed, 1 if it never did;
+    `fraction` is that of the keys erased when the answer first changed, 1 if it never did, and NaN
+    if there was no answer because some probability is NaN;
     `curve` is the answer's probability at even steps from nothing to everything erased.
     """
 
@@ -271,7 +272,7 @@ def erase_key_weights(
 ) -> Float[Tensor, "copies v"]:
     """The probabilities of all answers, each copy using only its kept keys."""
     sinks = decision.has_sink
-    found = []
+    answers = []
     for some in kept.split(decision.copies_at_once):
 
         def without(
@@ -280,8 +281,8 @@ def erase_key_weights(
             return renormalise(weights, some[copy], sink=sinks[layer])
 
         with torch.no_grad():
-            found.append(decision.under(without, len(some)))
-    return torch.cat(found)
+            answers.append(decision.under(without, len(some)))
+    return torch.cat(answers)
 
 
 def erase(decision: Decision, order: Sequence[int] | Int[Tensor, " k"], steps: int) -> Erasure:
@@ -298,10 +299,12 @@ def erase(decision: Decision, order: Sequence[int] | Int[Tensor, " k"], steps: i
     kept = torch.ones(len(evaluated), size, dtype=torch.bool, device=order.device)
     for row, count in zip(kept, evaluated, strict=True):
         row[order[:count]] = False
-    found = erase_key_weights(decision, kept)
-    changed = (found.argmax(-1) != decision.answer).nonzero().flatten()
+    answers = erase_key_weights(decision, kept)
+    changed = (answers.argmax(-1) != decision.answer).nonzero().flatten()
     fraction = evaluated[int(changed[0])] / keys if len(changed) else 1.0
-    by_count = dict(zip(evaluated, found[:, decision.answer].tolist(), strict=True))
+    if answers.isnan().any():
+        fraction = nan
+    by_count = dict(zip(evaluated, answers[:, decision.answer].tolist(), strict=True))
     return Erasure(
         fraction, bool(len(changed)), torch.tensor([by_count[count] for count in counts])
     )

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.errors import InputError
-from manyheads.formatting import percent
+from manyheads.formatting import percent, pluralise
 from manyheads.lens.faithful.adversarial import MAX_DIVERGENCE, find_adversary
 from manyheads.lens.faithful.erasure import (
     ORDERS,
@@ -34,8 +34,10 @@ KIND = "faithfulness"
 Values = Float[np.ndarray, " *texts"]
 GROUPS = ("erased", "flipped", "curves", "agreement")
 
-# The thresholds of the verdict. A gain must also exceed twice its standard error.
+# The thresholds of the verdict. A difference must also exceed twice its standard error.
 THRESHOLDS = {
+    # Fewer texts than this say nothing.
+    "texts": 8,
     # Erasure by attention must change the answer this fraction of keys earlier than at random.
     "sooner": 0.1,
     # Adversarial weights are far at this fraction of the largest divergence, ln 2.
@@ -51,8 +53,9 @@ class TaskVerdict:
 
     `erased` is the fraction of keys erased when the answer changed, by order of erasure, `flipped`
     whether it changed at all; `curves` is the mean probability of the answer along the way.
-    `divergence` is how far adversarial weights are from the model's own, in nats. `agreement` is
-    Kendall's tau of attention with the gradient's size, and with gradient times attention.
+    `divergence` is how far adversarial weights are from the model's own, in nats, and `settled`
+    whether their search came to an end. `agreement` is Kendall's tau of attention with the
+    gradient's size, and with gradient times attention. A value that a text does not have is NaN.
     """
 
     name: str
@@ -62,6 +65,7 @@ class TaskVerdict:
     curves: Mapping[str, Float[np.ndarray, " steps"]]
     divergence: Values
     moved: Values
+    settled: Values
     agreement: Mapping[str, Values]
     complete: bool = True
 
@@ -72,30 +76,72 @@ class TaskVerdict:
     @property
     def gain(self) -> tuple[float, float]:
         """How much earlier erasure by attention changes the answer than at random; its error."""
-        return mean_of(self.erased["random"] - self.erased["attention"])
+        return mean_of(self._gains)
 
     @property
-    def sooner(self) -> bool:
-        """Whether erasure by attention beats random erasure."""
+    def better_than_random(self) -> bool:
+        """Whether erasure by attention beats random erasure by more than chance."""
         gain, error = self.gain
-        return gain >= THRESHOLDS["sooner"] and not gain <= 2 * error
+        return enough(self._gains) and gain > 2 * error
 
     @property
-    def unique(self) -> bool:
-        """Whether no distant pattern gives the same answer."""
-        return mean_of(self.divergence)[0] < THRESHOLDS["far"] * MAX_DIVERGENCE
+    def sooner(self) -> bool | None:
+        """Whether erasure by attention beats random erasure clearly; None: cannot tell."""
+        gain, error = self.gain
+        if self.better_than_random:
+            return gain >= THRESHOLDS["sooner"]
+        conclusive = enough(self._gains) and gain + 2 * error < THRESHOLDS["sooner"]
+        return False if conclusive else None
+
+    @property
+    def unique(self) -> bool | None:
+        """Whether no distant pattern gives the same answer; None: cannot tell.
+
+        A search that was cut short counts as if the most distant pattern had been missed.
+        """
+        far = THRESHOLDS["far"] * MAX_DIVERGENCE
+        if not enough(self.divergence):
+            return None
+        if mean_of(self.divergence)[0] >= far:
+            return False
+        searched = ~np.isnan(self.divergence)
+        bound = np.where(searched & ~(self.settled > 0), MAX_DIVERGENCE, self.divergence)
+        mean, error = mean_of(bound)
+        return True if mean + 2 * error < far else None
 
     @property
     def verdict(self) -> str:
         """One sentence for and against, in plain language."""
-        says = ["does not explain", "explains only in part", "explains"][self.sooner + self.unique]
         evidence = "; ".join((self._erasure(), self._far(), self._agrees()))
-        return f"Attention {says} the {self.decides} of {self.name}: {evidence}."
+        if self.texts < THRESHOLDS["texts"]:
+            few = f"only {pluralise(self.texts, 'text')}, and a verdict needs {THRESHOLDS['texts']}"
+            evidence = f"{few}; {evidence}"
+        conclusion = self._conclusion().format(f"the {self.decides} of {self.name}")
+        return f"{conclusion}: {evidence}."
+
+    def _conclusion(self) -> str:
+        if self.sooner is None:
+            return "Cannot tell whether attention explains {}"
+        if not self.better_than_random:
+            return "Attention does not explain {}"
+        if self.unique is None:
+            says = "at least in part" if self.sooner else "at best in part"
+        elif self.sooner == self.unique:
+            return "Attention explains {}" if self.sooner else "Attention does not explain {}"
+        else:
+            says = "only in part"
+        return f"Attention explains {{}} {says}"
+
+    @property
+    def _gains(self) -> Values:
+        return self.erased["random"] - self.erased["attention"]
 
     def _erasure(self) -> str:
-        if not any(each.any() for each in self.flipped.values()):
-            return "the answer never changes, whatever is erased"
         means = {name: mean_of(each)[0] for name, each in self.erased.items()}
+        if np.isnan(means["attention"]):
+            return "no erasure could be measured"
+        if not any((each > 0).any() for each in self.flipped.values()):
+            return "the answer never changes, whatever is erased"
         rival = min(ORDERS[1:3], key=means.__getitem__)
         return (
             f"the answer changes when {percent(means['attention'])} of the keys are erased by "
@@ -105,12 +151,16 @@ class TaskVerdict:
 
     def _far(self) -> str:
         fraction = mean_of(self.divergence)[0] / MAX_DIVERGENCE
-        found = (
-            "no distant pattern was found"
-            if self.unique
-            else "distant patterns give the same answer"
-        )
-        return f"{found} ({percent(fraction)} of the largest divergence)"
+        if np.isnan(fraction):
+            return "no other pattern could be searched for"
+        short = int((~np.isnan(self.divergence) & ~(self.settled > 0)).sum())
+        if fraction >= THRESHOLDS["far"]:
+            result = "distant patterns give the same answer"
+        elif short:
+            result = f"the search for distant patterns was cut short in {pluralise(short, 'text')}"
+        else:
+            result = "no distant pattern was found"
+        return f"{result} ({percent(fraction)} of the largest divergence)"
 
     def _agrees(self) -> str:
         tau = mean_of(self.agreement["gradient"])[0]
@@ -121,14 +171,15 @@ class TaskVerdict:
 
     def measures(self) -> dict[str, tuple[float, float]]:
         """Means over texts and their standard errors, by name."""
-        found = {f"erased_by_{name}": mean_of(each) for name, each in self.erased.items()}
-        found |= {f"flipped_by_{name}": mean_of(each) for name, each in self.flipped.items()}
-        found |= {"gain": self.gain, "divergence": mean_of(self.divergence)}
-        found["moved"] = mean_of(self.moved)
-        return found | {f"tau_{name}": mean_of(each) for name, each in self.agreement.items()}
+        means = {f"erased_by_{name}": mean_of(each) for name, each in self.erased.items()}
+        means |= {f"flipped_by_{name}": mean_of(each) for name, each in self.flipped.items()}
+        means |= {"gain": self.gain, "divergence": mean_of(self.divergence)}
+        means |= {"moved": mean_of(self.moved), "settled": mean_of(self.settled)}
+        return means | {f"tau_{name}": mean_of(each) for name, each in self.agreement.items()}
 
     def __str__(self) -> str:
-        return f"{self.verdict} ({self.texts} texts)"
+        stopped = "" if self.complete else ", interrupted"
+        return f"{self.verdict} ({pluralise(self.texts, 'text')}{stopped})"
 
     __repr__ = __str__
 
@@ -183,6 +234,11 @@ def mean_of(values: Values) -> tuple[float, float]:
     return float(known.mean()), float(error)
 
 
+def enough(values: Values) -> bool:
+    """Whether enough texts have a value for a verdict."""
+    return int((~np.isnan(values)).sum()) >= THRESHOLDS["texts"]
+
+
 def faithfulness(
     model: Model,
     texts: Any,
@@ -210,8 +266,10 @@ def faithfulness(
       find, while the answer's probabilities move by at most `within`
     - agreement (arXiv 1902.10186): Kendall's tau over keys of attention with gradients
 
-    `texts` are texts, pairs or images, or a dict of several such tasks by name. Patterns are formed
-    for one text at a time. Ctrl-C keeps the results so far.
+    `texts` are texts, pairs or images, or a dict of several such tasks by name: at least eight of
+    each, or the verdict is that one cannot tell. A search for adversarial weights that runs out of
+    iterations does not count in favour of attention. Patterns are formed for one text at a time.
+    Ctrl-C keeps the results so far.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
@@ -230,8 +288,8 @@ def faithfulness(
     named = texts if isinstance(texts, Mapping) else {"these texts": texts}
     tasks = []
     for name, some in named.items():
-        place = at[name] if isinstance(at, Mapping) else at
-        tasks.append(tests.run(name, scope, chosen, some, place, progress))
+        position = at[name] if isinstance(at, Mapping) else at
+        tasks.append(tests.run(name, scope, chosen, some, position, progress))
     options = {"steps": steps, "draws": draws, "within": within, "iterations": iterations}
     metadata = {"layers": list(chosen), "thresholds": THRESHOLDS} | options
     return Faithfulness(tuple(tasks), metadata)
@@ -244,9 +302,9 @@ def kendall(one: Float[np.ndarray, " k"], other: Float[np.ndarray, " k"]) -> flo
     0.3333333333333333
     """
     same = first = second = 0.0
-    for place in range(len(one) - 1):
-        by_one = np.sign(one[place + 1 :] - one[place])
-        by_other = np.sign(other[place + 1 :] - other[place])
+    for index in range(len(one) - 1):
+        by_one = np.sign(one[index + 1 :] - one[index])
+        by_other = np.sign(other[index + 1 :] - other[index])
         same += float(by_one @ by_other)
         first += float(np.abs(by_one).sum())
         second += float(np.abs(by_other).sum())
@@ -267,7 +325,7 @@ class _Tests:
         self, name: str, scope: HeadScope, layers: Sequence[int], texts: Any, at: At, progress: bool
     ) -> TaskVerdict:
         inputs = read_inputs(scope.model, texts)
-        found: list[dict[str, Any]] = []
+        measured: list[dict[str, Any]] = []
         complete = True
         decisions = decisions_of(scope, layers, inputs, at)
         with (
@@ -276,13 +334,13 @@ class _Tests:
         ):
             try:
                 for decision in decisions:
-                    found.append(self._test(decision.run()))
+                    measured.append(self._test(decision.run()))
                     bar.advance()
             except KeyboardInterrupt:
-                if not found:
+                if not measured:
                     raise
                 complete = False
-        return _task(name, _decides(scope), found, complete)
+        return _task(name, _decides(scope), measured, complete)
 
     def _test(self, decision: Decision) -> dict[str, Any]:
         ranks = rank_keys(decision)
@@ -304,6 +362,7 @@ class _Tests:
         )
         weights = _array(ranks["attention"])
         values |= {"divergence": adversary.divergence, "moved": adversary.moved}
+        values["settled"] = float(adversary.settled)
         values["agreement/gradient"] = kendall(weights, abs(_array(ranks["gradient"])))
         product = _array(ranks["gradient_times_attention"])
         return values | {"agreement/gradient_times_attention": kendall(weights, product)}
@@ -318,10 +377,11 @@ def _mean_erasure(name: str, each: Sequence[Erasure]) -> dict[str, Any]:
 
 
 def _task(
-    name: str, decides: str, found: Sequence[Mapping[str, Any]], complete: bool
+    name: str, decides: str, measured: Sequence[Mapping[str, Any]], complete: bool
 ) -> TaskVerdict:
     columns = {
-        column: np.array([one[column] for one in found], dtype=np.float64) for column in found[0]
+        column: np.array([one[column] for one in measured], dtype=np.float64)
+        for column in measured[0]
     }
     groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
     for column, values in columns.items():
@@ -334,6 +394,7 @@ def _task(
         decides=decides,
         divergence=columns["divergence"],
         moved=columns["moved"],
+        settled=columns["settled"],
         complete=complete,
         **groups,
     )

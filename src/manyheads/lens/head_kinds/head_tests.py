@@ -1,8 +1,8 @@
 """The tests behind the kinds: each measures the heads and scores some kinds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,25 +15,29 @@ from manyheads.lens.head_kinds.criteria import (
     MIN_WORDS,
     KindScores,
     Label,
+    SampleSize,
     Threshold,
     broad_scores,
+    confirmed_word_scores,
     copying_scores,
+    coreference_scores,
+    drawn_word_scores,
     patch_scores,
     position_scores,
     punctuation_scores,
     repeat_scores,
-    word_target_scores,
+    with_draws,
 )
+from manyheads.lens.head_kinds.partners import InductionPartner, find_partners
 from manyheads.lens.head_kinds.patch_attention import measure_patch_attention
 from manyheads.lens.head_kinds.word_targets import WordTargetScores, measure_word_targets
 from manyheads.lens.inputs.annotated import AnnotatedText, align_texts
-from manyheads.lens.inputs.cached_run import StackName, head_scope
+from manyheads.lens.inputs.cached_run import StackName
 from manyheads.lens.inputs.synthetic import (
     SpecialTokens,
     bracketed_texts,
     inputs_from_ids,
     numbered_lists,
-    plain_words,
     punctuated_texts,
     random_images,
     repeated_tokens,
@@ -45,6 +49,7 @@ from manyheads.lens.measure.measures import (
     MeasureSums,
     add_measures,
     has_earlier_copy,
+    offset_name,
 )
 from manyheads.lens.measure.row_sums import RowSumSpec, sum_rows
 from manyheads.lens.measure.score_tiles import TiledScores
@@ -52,58 +57,15 @@ from manyheads.lens.measure.statistics import Statistics, statistics
 from manyheads.lens.results.addresses import Address, Block, attention_at, blocks_of, stacks_of
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.tables import ByHead
-from manyheads.lens.weights.circuits import Circuits, score_copying
+from manyheads.lens.weights.circuits import score_copying
 from manyheads.models.build import Model
 from manyheads.models.readout import LanguageHead
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.parts.masks import Mask
 from manyheads.ragged import Ragged
-from manyheads.taps import Head, Sublayer
+from manyheads.taps import Sublayer
 from manyheads.tokenizers import plain_copy
-
-
-@dataclass(frozen=True, slots=True)
-class InductionPartner:
-    """The previous-token head that an induction head composes with most, and how much."""
-
-    address: Address
-    composition: float
-
-
-def key_composition(circuits: Circuits, earlier: Head, later: Head) -> float:
-    """The K-composition of a later head with an earlier one (Elhage et al. 2021).
-
-    |QK OV| / (|QK| |OV|) in Frobenius norms, as in `composition_scores(model, "key")`.
-    """
-    ov, qk = circuits.ov(earlier), circuits.qk(later)
-    outer = torch.linalg.qr(qk.left).R
-    inner = torch.linalg.qr(ov.right.T).R.T
-    both = qk.singular_values().norm() * ov.singular_values().norm()
-    return float((outer @ (qk.right @ ov.left) @ inner).norm() / both.clamp(min=1e-300))
-
-
-def find_partners(
-    model: Model, induction: Sequence[Address], previous: Sequence[Address]
-) -> dict[Address, InductionPartner]:
-    """For each induction head the earlier previous-token head that it composes with most."""
-    partners = {}
-    for later in induction:
-        circuits = Circuits(head_scope(model, cast(StackName, later.stack), later.sublayer))
-        earlier = [
-            each
-            for each in previous
-            if each.stack == later.stack
-            and each.sublayer is later.sublayer
-            and each.head.layer < later.head.layer
-        ]
-        scored = [
-            InductionPartner(each, key_composition(circuits, each.head, later.head))
-            for each in earlier
-        ]
-        if scored:
-            partners[later] = max(scored, key=lambda partner: partner.composition)
-    return partners
 
 
 def uniform_scores(
@@ -115,7 +77,7 @@ def uniform_scores(
     are measured once.
     """
     assert inputs.ids is not None, "images have no tokens"
-    ids = {"main": inputs.ids, "decoder": inputs.ids, "encoder": inputs.source}
+    ids = {model.readout_stack: inputs.ids, "encoder": inputs.source}
     stacks = stacks_of(model)
     known: dict[tuple[str, Sublayer, Mask], dict[str, float]] = {}
     by_block = []
@@ -164,10 +126,20 @@ def _uniform_measures(
 MAX_OFFSET = 16
 # The offsets that are measured on given texts.
 OFFSETS = tuple(sign * offset for offset in range(2, MAX_OFFSET + 1) for sign in (-1, 1))
+# The parts of counterbalanced text, in the order in which they are given.
+PARTS = ("first half", "second half")
 # The sample of the vocabulary on which copying is measured.
 COPYING_WORDS = 512
 # Longer sentences are skipped: their patterns are computed in full.
 MAX_SENTENCE_TOKENS = 512
+
+
+# Synthetic inputs are drawn this often; a label must hold in most of the draws.
+DRAWS = 5
+# Uniform attention is measured on so many tokens of given texts.
+UNIFORM_TOKENS = 20_000
+# Sequences on which the partners of induction heads are ablated.
+PARTNER_SEQUENCES = 6
 
 
 @dataclass(slots=True, eq=False)
@@ -181,19 +153,49 @@ class HeadTests:
     metadata: Metadata = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     output_share: Float[np.ndarray, " h"] | None = None
+    bias: tuple[Float[np.ndarray, " h"], Float[np.ndarray, " h"]] | None = None
     complete: bool = True
 
     def measure(self, texts: Any, offsets: Sequence[int] = ()) -> Statistics:
         found = statistics(self.model, texts, offsets=offsets, progress=self.progress)
+        self.note(found)
+        return found
+
+    def note(self, found: Statistics) -> None:
         self.complete &= found.complete
         if self.output_share is None:
             self.output_share = found.means["output_share"]
-        return found
+
+    def measure_draws(
+        self,
+        inputs: ModelInputs,
+        sizes: Sequence[int],
+        offsets: Sequence[int],
+        score: Callable[[Statistics], Iterable[KindScores]],
+    ) -> Statistics:
+        """Score kinds on synthetic inputs; each draw has some of them, and a pass of its own."""
+        draws: list[Statistics] = []
+        ends = np.cumsum(sizes).tolist()
+        try:
+            for size, end in zip(sizes, ends, strict=True):
+                draws.append(self.measure(inputs.select(range(end - size, end)), offsets))
+                if not self.complete:
+                    break
+        except KeyboardInterrupt:
+            if not draws:
+                raise
+            self.complete = False
+        whole = merge_statistics(draws)
+        by_draw = [{each.name: each for each in score(draw)} for draw in draws]
+        self.scores += [
+            with_draws(each, [own.get(each.name) for own in by_draw]) for each in score(whole)
+        ]
+        return whole
 
     def measure_words(
         self, kind: str, texts: Sequence[AnnotatedText], label: str
     ) -> dict[str, WordTargetScores]:
-        """The scores of every task in annotated texts."""
+        """The scores of every task in annotated texts, in all and for each group of them."""
         reader = require_text_model(self.model)
         context = resolve_max_length(reader, None)
         # The first token of a Seq2Seq target takes a position too.
@@ -210,6 +212,48 @@ class HeadTests:
         return found
 
 
+def merge_statistics(draws: Sequence[Statistics]) -> Statistics:
+    """The means of independent draws of the same size, with their errors."""
+    if len(draws) == 1:
+        return draws[0]
+    names = [name for name in draws[0].names if all(name in each for each in draws)]
+    with np.errstate(invalid="ignore"):
+        means = {name: np.mean([each.means[name] for each in draws], axis=0) for name in names}
+        errors = {
+            name: np.sqrt(np.sum([each.errors[name] ** 2 for each in draws], axis=0)) / len(draws)
+            for name in names
+        }
+    fractions = [each.class_fractions for each in draws]
+    metadata = draws[0].metadata | {
+        "texts": sum(each.metadata["texts"] for each in draws),
+        "tokens": sum(each.metadata["tokens"] for each in draws),
+        "class_fractions": {
+            name: float(np.mean([each.get(name, 0.0) for each in fractions]))
+            for name in fractions[0]
+        },
+        "complete": all(each.complete for each in draws),
+    }
+    return replace(draws[0], means=means, errors=errors, metadata=metadata)
+
+
+def deal(count: int, draws: int = DRAWS) -> list[int]:
+    """How many of `count` inputs each draw has, none of them empty.
+
+    >>> deal(64), deal(3)
+    ([13, 13, 13, 13, 12], [1, 1, 1])
+    """
+    return [len(range(draw, count, draws)) for draw in range(min(count, draws))]
+
+
+def halve(count: int) -> list[int]:
+    """A random half, 0 or 1, for each text; always the same, so that parts of equal length agree.
+
+    >>> sorted(halve(5))
+    [0, 0, 0, 1, 1]
+    """
+    return (np.random.default_rng(0).permutation(count) % 2).tolist()
+
+
 def measure_repeats(
     tests: HeadTests, model: TextReader, sequences: int, seed: int, *, positional: bool
 ) -> None:
@@ -220,55 +264,66 @@ def measure_repeats(
     shortest = min(len(each) for each in made) // 2
     furthest = min(MAX_OFFSET, shortest - 3)
     offsets = [offset for offset in OFFSETS if positional and abs(offset) <= furthest]
-    found = tests.measure(inputs, offsets)
-    uniform = uniform_scores(model, inputs, found.blocks, offsets)
-    over = f"{found.metadata['texts']:,} random sequences"
-    tests.metadata |= {"sequences": found.metadata["texts"], "seed": seed}
-    if positional:
-        tests.scores += position_scores(found, uniform, tests.thresholds, over)
-        tests.scores.append(broad_scores(found, tests.thresholds, over))
-    tests.scores += repeat_scores(found, uniform, tests.thresholds, f"{over} repeated once")
+    uniform = uniform_scores(model, inputs, blocks_of(model), offsets)
+    over = f"{sequences:,} random sequences"
+    tests.metadata |= {"sequences": sequences, "seed": seed}
+
+    def score(found: Statistics) -> Iterable[KindScores]:
+        sample = SampleSize(sequences, "sequences", over)
+        if positional:
+            yield from position_scores(found, uniform, tests.thresholds, sample)
+        repeated = replace(sample, over=f"{over} repeated once")
+        yield from repeat_scores(found, uniform, tests.thresholds, repeated)
+
+    tests.measure_draws(inputs, deal(sequences), offsets, score)
 
 
-def measure_texts(tests: HeadTests, texts: Any) -> None:
+def measure_texts(tests: HeadTests, inputs: ModelInputs, measured: Statistics | None) -> None:
     """Given texts decide the positional kinds and punctuation."""
-    if isinstance(texts, Statistics):
-        found = texts
-        tests.complete &= found.complete
+    found = tests.measure(inputs, OFFSETS) if measured is None else measured
+    tests.note(found)
+    sizes = np.cumsum(inputs.sizes(tests.model))
+    few = inputs.select(range(max(1, int((sizes <= UNIFORM_TOKENS).sum()))))
+    offsets = [offset for offset in OFFSETS if offset_name(offset) in found]
+    uniform = uniform_scores(tests.model, few, found.blocks, offsets)
+    texts = found.metadata["texts"]
+    tests.metadata["texts"] = texts
+    sample = SampleSize(texts, "texts", pluralise(texts, "given text"))
+    tests.scores += position_scores(found, uniform, tests.thresholds, sample)
+    if found.class_fractions.get("punctuation"):
+        tests.scores.append(punctuation_scores(found, tests.thresholds, sample))
     else:
-        found = tests.measure(texts, OFFSETS)
-    over = pluralise(found.metadata["texts"], "given text")
-    tests.metadata["texts"] = found.metadata["texts"]
-    tests.scores += position_scores(found, {}, tests.thresholds, over)
-    tests.scores.append(broad_scores(found, tests.thresholds, over))
-    _add_punctuation(tests, found, over, "the texts have no punctuation")
+        tests.missing.setdefault("punctuation", "the texts have no punctuation")
 
 
-def measure_punctuation(tests: HeadTests, model: TextReader, seed: int) -> None:
+def measure_punctuation(
+    tests: HeadTests, model: TextReader, words: Sequence[str], seed: int
+) -> None:
     """Random words with punctuation between them."""
     special = SpecialTokens.of(model)
-    made = punctuated_texts(plain_words(model.tokenizer, seed=seed), seed=seed)
+    made = punctuated_texts(words, seed=seed)
     context = resolve_max_length(model, None)
     limit = None if context is None else context - 1
     tokenizer = plain_copy(model.tokenizer)
     ids = [[*special.bos, *tokenizer.encode(text).ids][:limit] for text in made]
-    found = tests.measure(inputs_from_ids(model, special, ids))
-    _add_punctuation(
-        tests, found, f"{found.metadata['texts']:,} synthetic texts", "the tokenizer has none"
-    )
+    sample = SampleSize(len(ids), "texts", f"{len(ids):,} synthetic texts")
 
+    def score(found: Statistics) -> Iterable[KindScores]:
+        if found.class_fractions.get("punctuation"):
+            yield punctuation_scores(found, tests.thresholds, sample)
 
-def _add_punctuation(tests: HeadTests, found: Statistics, over: str, why_none: str) -> None:
-    if found.class_fractions.get("punctuation"):
-        tests.scores.append(punctuation_scores(found, tests.thresholds, over))
-    else:
-        tests.missing.setdefault("punctuation", why_none)
+    found = tests.measure_draws(inputs_from_ids(model, special, ids), deal(len(ids)), (), score)
+    if not found.class_fractions.get("punctuation"):
+        tests.missing.setdefault("punctuation", "the tokenizer has none")
 
 
 def measure_copying(tests: HeadTests, model: TextReader) -> None:
     """From the weights alone: does a head raise the logit of the token that it attends to?"""
     if not isinstance(model.config.readout, LanguageHead):
         tests.missing["copying"] = "the model has no language head"
+        return
+    if not model.native:
+        tests.missing["copying"] = "the weights of a wrapped model are not read"
         return
     stack: StackName = "main"
     sublayers = [Sublayer.ATTENTION]
@@ -301,74 +356,102 @@ def measure_copying(tests: HeadTests, model: TextReader) -> None:
     tests.scores.append(copying_scores(every_head, tests.thresholds))
 
 
-def measure_marks(tests: HeadTests, model: TextReader, seed: int) -> None:
+def measure_marks(tests: HeadTests, words: Sequence[str], seed: int) -> None:
     """Brackets and quotes, and numbered lists."""
-    words = plain_words(model.tokenizer, seed=seed)
-    made = {
-        "bracket": bracketed_texts(words, seed=seed),
-        "numbering": numbered_lists(words, seed=seed),
-    }
-    for kind, texts in made.items():
+    makers = {"bracket": (bracketed_texts, 10), "numbering": (numbered_lists, 7)}
+    for kind, (make, count) in makers.items():
         if not tests.complete:
             return
-        for task, found in tests.measure_words(kind, list(texts), f"testing {kind} heads").items():
-            tests.scores.append(word_target_scores(kind, found, tests.thresholds, task))
+        texts = [
+            replace(text, group=draw)
+            for draw in range(DRAWS)
+            for text in make(words, count, seed=seed * DRAWS + draw)
+        ]
+        measured = tests.measure_words(kind, texts, f"testing {kind} heads")
+        tests.scores += [
+            drawn_word_scores(kind, found, tests.thresholds, task)
+            for task, found in measured.items()
+        ]
 
 
 def measure_syntax(tests: HeadTests, sentences: Sequence[AnnotatedText]) -> None:
     """Every relation of a treebank in both directions; rare relations are skipped."""
     rare = []
-    for task, found in tests.measure_words("syntactic", sentences, "reading a treebank").items():
-        if np.nanmax(found.counts) < MIN_WORDS:
+    halves = [
+        replace(text, group=half)
+        for text, half in zip(sentences, halve(len(sentences)), strict=True)
+    ]
+    measured = tests.measure_words("syntactic", halves, "reading a treebank")
+    for task, found in measured.items():
+        if min(np.nanmax(half.counts) for half in found.groups) < MIN_WORDS:
             rare.append(task)
         else:
-            tests.scores.append(word_target_scores("syntactic", found, tests.thresholds, task))
+            tests.scores.append(confirmed_word_scores("syntactic", found, tests.thresholds, task))
     tests.metadata["rare_relations"] = rare
 
 
-def measure_coreference(tests: HeadTests, references: Sequence[AnnotatedText]) -> None:
-    """Pronouns and their mentions."""
-    for found in tests.measure_words("coreference", references, "testing coreference").values():
-        tests.scores.append(word_target_scores("coreference", found, tests.thresholds))
+def measure_coreference(tests: HeadTests, parts: Sequence[Sequence[AnnotatedText]]) -> None:
+    """Pronouns and their mentions, in one or both parts of counterbalanced text."""
+    texts = []
+    for part, own in enumerate(parts):
+        for text, half in zip(own, halve(len(own)), strict=True):
+            pairs = tuple(replace(pair, task=f"{pair.task}, {PARTS[part]}") for pair in text.pairs)
+            texts.append(replace(text, pairs=pairs, group=half))
+    measured = tests.measure_words("coreference", texts, "testing coreference")
+    found = list(measured.values())
+    if not found:
+        return
+    tests.scores.append(coreference_scores(found, tests.thresholds))
+    if len(parts) == 1:
+        tests.missing["coreference"] = (
+            "only one half of counterbalanced text is given, which cannot tell coreference from "
+            "gender: give both"
+        )
+    elif len(found) == 2:
+        one, two = found
+        enough = np.fmin(one.counts, two.counts) >= MIN_WORDS
+        tests.bias = (
+            np.where(enough, one.accuracy - two.accuracy, np.nan),
+            np.where(enough, np.hypot(one.errors, two.errors), np.nan),
+        )
 
 
 def measure_images(tests: HeadTests, model: Vision, images: Any, seed: int) -> None:
     """Given images, or random ones."""
     inputs = read_inputs(model, random_images(model, seed=seed) if images is None else images)
-    tests.metadata |= {"images": len(inputs), "given": images is not None}
-    found = tests.measure(inputs)
-    over = pluralise(found.metadata["texts"], "image")
-    tests.scores.append(broad_scores(found, tests.thresholds, over))
+    count, draws = len(inputs), DRAWS if images is None else 0
+    tests.metadata |= {"images": count, "given": images is not None}
+    sample = SampleSize(count, "images", pluralise(count, "image"))
+
+    def score(found: Statistics) -> Iterable[KindScores]:
+        yield broad_scores(found, tests.thresholds, sample)
+
+    if draws:
+        tests.measure_draws(inputs, deal(count), (), score)
+    else:
+        tests.scores += score(tests.measure(inputs))
     if tests.complete:
-        patches = measure_patch_attention(model, inputs, progress=tests.progress)
+        patches = measure_patch_attention(model, inputs, draws, progress=tests.progress)
         tests.complete &= patches.complete
-        tests.scores += patch_scores(patches, tests.thresholds)
+        by_draw = [list(patch_scores(each, tests.thresholds, sample)) for each in patches.draws]
+        for number, each in enumerate(patch_scores(patches, tests.thresholds, sample)):
+            own = [scores[number] for scores in by_draw]
+            tests.scores.append(with_draws(each, own) if own else each)
 
 
-def add_partners(
-    model: Model, labels: dict[Address, tuple[Label, ...]]
-) -> tuple[dict[Address, tuple[Label, ...]], dict[str, dict[str, Any]]]:
-    """Name the previous-token partner of each induction head in its evidence."""
-    of_kind = {
-        kind: [address for address, own in labels.items() if any(each.kind == kind for each in own)]
-        for kind in ("induction", "previous-token")
-    }
-    partners = find_partners(model, of_kind["induction"], of_kind["previous-token"])
-    extended = dict(labels)
-    for address in of_kind["induction"]:
-        partner = partners.get(address)
-        note = (
-            "there is no previous-token head before it"
-            if partner is None
-            else f"its keys read {partner.address} (composition {partner.composition:.2f})"
-        )
-        extended[address] = tuple(
-            replace(label, evidence=f"{label.evidence}; {note}")
-            if label.kind == "induction"
-            else label
-            for label in labels[address]
-        )
-    return extended, {
-        str(address): {"head": str(partner.address), "composition": partner.composition}
-        for address, partner in partners.items()
-    }
+def partners_of_induction(
+    tests: HeadTests, labels: Mapping[Address, Sequence[Label]], seed: int
+) -> dict[Address, InductionPartner]:
+    """The heads that induction heads build on, by ablation unless the tests were interrupted."""
+    induction = [
+        address for address, own in labels.items() if any(each.kind == "induction" for each in own)
+    ]
+    previous = next((each.scores for each in tests.scores if each.kind == "previous-token"), None)
+    if not induction or previous is None:
+        return {}
+    inputs = None
+    if tests.complete:
+        made = repeated_tokens(tests.model, PARTNER_SEQUENCES, seed)
+        inputs = inputs_from_ids(tests.model, SpecialTokens.of(tests.model), made)
+    by_head = dict(zip(labels, previous.tolist(), strict=True))
+    return find_partners(tests.model, induction, by_head, inputs)

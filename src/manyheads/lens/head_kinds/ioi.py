@@ -4,23 +4,30 @@
 """
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.attribution.direct_logits import DirectLogits, attribute_logits
 from manyheads.lens.causal.path_patching import patch_paths
-from manyheads.lens.inputs.cached_run import HeadScope, head_scope
-from manyheads.lens.inputs.metrics import LogitDifference
+from manyheads.lens.inputs.cached_run import (
+    ActivationEditor,
+    EditFunction,
+    HeadScope,
+    head_scope,
+)
+from manyheads.lens.inputs.metrics import LogitDifference, weighted_mean
 from manyheads.lens.inputs.texts import forward, read_inputs
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import eval_mode
 from manyheads.models.decoder import Decoder
-from manyheads.taps import Head, Patterns, Record, Tap
+from manyheads.taps import Head, Patterns, Site, Tap
 
 NAMES = (
     *("Mary", "John", "Tom", "James", "Dan", "Martin", "Amy", "Anna", "Paul", "Mark", "Sarah"),
@@ -37,18 +44,25 @@ TEMPLATES = (
 )
 
 # Fractions of the mean logit difference: by direct logit attribution for the first two, by path
-# patching into the queries of the name movers for the third.
+# patching into the queries of the name movers for the third, and by the rise of the direct effect
+# without the name movers for backups.
 MOVER_ABOVE = 0.1
 NEGATIVE_BELOW = -0.1
 INHIBITION_ABOVE = 0.05
+BACKUP_ABOVE = 0.1
+# What a name mover's ablation must change, as a fraction of its direct effect and in errors.
+MIN_EFFECT, MIN_ERRORS = 0.25, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class IOIPrompts:
-    """Prompts, the same prompts with three other names, and the token ids of the names."""
+    """Prompts, the same prompts with three other names, and the token ids of the names.
 
-    clean: tuple[str, ...]
-    corrupted: tuple[str, ...]
+    A prompt is a text, or a tuple of token ids.
+    """
+
+    clean: tuple[str | tuple[int, ...], ...]
+    corrupted: tuple[str | tuple[int, ...], ...]
     objects: tuple[int, ...]
     subjects: tuple[int, ...]
 
@@ -60,19 +74,33 @@ class IOIPrompts:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
 class IOIHeads(ByHead):
-    """Scores of each head: "direct", "inhibition", and attention "to_object" and "to_subject".
+    """Scores of each head: "direct", "ablation", "takeover", "inhibition", "to_object", ...
 
-    "direct" is the direct attribution to the logit difference, "inhibition" the fraction of it that
-    goes through the name movers' queries, and attention is that of the last token.
+    "direct" is the direct attribution to the logit difference. "ablation" is how far the difference
+    falls if the head's output is that on other names, "takeover" how much the direct effects of
+    all other heads rise then; both are known for the candidates. "backup" is the rise of the head's
+    own direct effect when all name movers are ablated. "inhibition" is the fraction of the
+    difference that goes through the name movers' queries. "to_object" and "to_subject" are the
+    attention of the last token.
     """
 
     @property
     def roles(self) -> dict[str, list[Head]]:
-        """Name movers, negative name movers and inhibition heads."""
+        """Name movers, negative name movers, inhibition heads and backup name movers.
+
+        Name movers of either sign are confirmed by ablation: the logit difference changes, or
+        other heads take over. Those with a direct effect alone are in `unconfirmed`. A backup name
+        mover takes over when the name movers are ablated (section 3.4 of arXiv 2211.00593).
+        """
         return {
             name: [Head.parse(each) for each in heads]
             for name, heads in self.metadata["roles"].items()
         }
+
+    @property
+    def unconfirmed(self) -> list[Head]:
+        """Heads that resemble name movers by direct effect alone."""
+        return [Head.parse(each) for each in self.metadata["unconfirmed"]]
 
 
 def ioi_prompts(model: Decoder, prompts: int = 64, seed: int = 0) -> IOIPrompts:
@@ -102,44 +130,152 @@ def ioi_prompts(model: Decoder, prompts: int = 64, seed: int = 0) -> IOIPrompts:
 def find_ioi_heads(
     model: Decoder, task: IOIPrompts | None = None, *, progress: bool = True
 ) -> IOIHeads:
-    """Name movers, negative name movers and inhibition heads, each by its scores."""
+    """Name movers of either sign, their backups, and inhibition heads, each by its scores."""
     task = ioi_prompts(model) if task is None else task
     scope = head_scope(model)
     direct = attribute_logits(model, task.clean, task.objects, task.subjects)
     attention = _last_token_attention(scope, task)
     column = direct.heads["logit"].means
     difference = float(direct.logits.mean())
-    movers = assign_roles(scope.heads, column / abs(difference), attention)
+    told = assign_roles(scope.heads, column / abs(difference), attention)
+    knockout = _Knockout(scope, task, direct)
+    candidates = told["name movers"] + told["negative name movers"]
+    ablation, takeover = knockout.alone(candidates)
+    confirmed = {head for head in candidates if knockout.confirms(head)}
+    roles = {name: [head for head in heads if head in confirmed] for name, heads in told.items()}
+    movers = roles["name movers"]
+    backup, roles["backup name movers"] = knockout.backups(movers)
     inhibition = np.full(len(scope.heads), np.nan)
-    if movers["name movers"]:
+    if movers:
         paths = patch_paths(
             model,
             task.clean,
             task.corrupted,
             task.metric,
-            receivers=movers["name movers"],
+            receivers=movers,
             through="query",
             progress=progress,
         )
         inhibition = paths["effect"].means
-    roles = assign_roles(scope.heads, column / abs(difference), attention, inhibition)
+    roles["inhibition heads"] = assign_roles(
+        scope.heads, column / abs(difference), attention, inhibition
+    )["inhibition heads"]
     return IOIHeads(
         kind="IOI heads",
         blocks=scope.blocks,
         means={
             "direct": column,
+            "ablation": ablation[0],
+            "takeover": takeover,
+            "backup": backup[0],
             "inhibition": inhibition,
             "to_object": attention[0],
             "to_subject": attention[1],
         },
-        errors={"direct": direct.heads["logit"].errors},
+        errors={
+            "direct": direct.heads["logit"].errors,
+            "ablation": ablation[1],
+            "backup": backup[1],
+        },
         metadata={
             "logit_difference": difference,
             "accuracy": _accuracy(direct),
             "prompts": len(task.clean),
             "roles": {name: [str(head) for head in heads] for name, heads in roles.items()},
+            "unconfirmed": [str(head) for head in candidates if head not in confirmed],
         },
     )
+
+
+def is_confirmed(direct: float, change: float, error: float, takeover: float) -> bool:
+    """Whether ablation agrees with a direct effect.
+
+    The logit difference must fall by `change` beyond its error, or other heads must take over.
+
+    >>> is_confirmed(1.0, 0.8, 0.1, 0.0), is_confirmed(1.0, 0.0, 0.1, 0.9)
+    (True, True)
+    >>> is_confirmed(1.0, 0.02, 0.1, 0.0), is_confirmed(-1.0, 0.8, 0.1, 0.0)
+    (False, False)
+    """
+    sign = np.sign(direct)
+    moves = sign * change > max(MIN_ERRORS * error, MIN_EFFECT * abs(direct))
+    return bool(moves or sign * takeover > MIN_EFFECT * abs(direct))
+
+
+class _Knockout:
+    """Runs in which some heads write what they write on the prompts with other names."""
+
+    def __init__(self, scope: HeadScope, task: IOIPrompts, direct: DirectLogits) -> None:
+        self.scope, self.task, self.direct = scope, task, direct
+        sites = [scope.site(layer, Tap.HEAD_OUTPUT) for layer in scope.layers]
+        self._other = ActivationEditor({}, sites)
+        with eval_mode(scope.model), torch.no_grad():
+            forward(scope.model, read_inputs(scope.model, list(task.corrupted)), self._other)
+        self._place = {head: place for place, head in enumerate(scope.heads)}
+        self._effects: dict[Head, tuple[float, float, float]] = {}
+
+    def alone(
+        self, heads: Sequence[Head]
+    ) -> tuple[Float[np.ndarray, "2 h"], Float[np.ndarray, " h"]]:
+        """How far the logit difference falls without each head, and how much others take over."""
+        columns = np.full((3, len(self._place)), np.nan)
+        for head in heads:
+            found = self._run([head])
+            change, error = map(float, _mean_and_errors(self.direct.logits - found.logits))
+            rises = found.by_head - self.direct.by_head
+            rises[:, self._place[head]] = 0
+            columns[:, self._place[head]] = change, error, float(rises.sum(1).mean())
+            self._effects[head] = change, error, columns[2, self._place[head]]
+        return columns[:2], columns[2]
+
+    def confirms(self, head: Head) -> bool:
+        """Whether the logit difference moves as the direct effect says, or others take over."""
+        effect = float(self.direct.heads["logit"].means[self._place[head]])
+        return is_confirmed(effect, *self._effects[head])
+
+    def backups(self, movers: Sequence[Head]) -> tuple[Float[np.ndarray, "2 h"], list[Head]]:
+        """How much direct effects rise without the name movers, and the heads that take over."""
+        rise = np.full((2, len(self._place)), np.nan)
+        if not movers:
+            return rise, []
+        found = self._run(movers)
+        rise[:] = np.stack(_mean_and_errors(found.by_head - self.direct.by_head))
+        rise[:, [self._place[head] for head in movers]] = np.nan
+        to_object, to_subject = _last_token_attention(self.scope, self.task, self._edits(movers))
+        least = BACKUP_ABOVE * abs(float(self.direct.logits.mean()))
+        known = np.nan_to_num(rise)
+        takes = (known[0] >= least) & (known[0] > MIN_ERRORS * known[1]) & (to_object > to_subject)
+        return rise, _ranked(self.scope.heads, takes, known[0])
+
+    def _run(self, heads: Sequence[Head]) -> DirectLogits:
+        task = self.task
+        return attribute_logits(
+            self.scope.model, task.clean, task.objects, task.subjects, edits=self._edits(heads)
+        )
+
+    def _edits(self, heads: Sequence[Head]) -> dict[Site, EditFunction]:
+        edits: dict[Site, EditFunction] = {}
+        for layer in {head.layer for head in heads}:
+            site = self.scope.site(layer, Tap.HEAD_OUTPUT)
+            own = [head.head for head in heads if head.layer == layer]
+
+            def replace_heads(
+                values: Tensor, own: list[int] = own, other: Tensor = self._other[site].values
+            ) -> Tensor:
+                values = values.clone()
+                values[:, own] = other[:, own]
+                return values
+
+            edits[site] = replace_heads
+        return edits
+
+
+def _mean_and_errors(
+    values: Float[Tensor, "b *rest"],
+) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
+    """The mean over prompts and its standard error."""
+    mean, error = weighted_mean(values, torch.ones(len(values)))
+    return mean.numpy(), error.numpy()
 
 
 def assign_roles(
@@ -195,20 +331,23 @@ def _single_tokens(tokenizer: Any) -> dict[str, int]:
     return names
 
 
-def _last_token_attention(scope: HeadScope, task: IOIPrompts) -> Float[np.ndarray, "2 h"]:
+def _last_token_attention(
+    scope: HeadScope, task: IOIPrompts, edits: Mapping[Site, EditFunction] | None = None
+) -> Float[np.ndarray, "2 h"]:
     """The attention of the last token to the object, and to the last mention of the subject."""
     inputs = read_inputs(scope.model, list(task.clean))
     assert inputs.ids is not None
-    record = Record([scope.site(layer, Tap.PATTERN) for layer in scope.layers])
+    sites = [scope.site(layer, Tap.PATTERN) for layer in scope.layers]
+    editor = ActivationEditor(edits or {}, sites)
     with eval_mode(scope.model), torch.no_grad():
-        forward(scope.model, inputs, record)
+        forward(scope.model, inputs, editor)
     sums = np.zeros((2, len(scope.heads)))
     for text, pair in enumerate(zip(task.objects, task.subjects, strict=True)):
         ids = inputs.ids.of(text)
         positions = [int((ids == name).nonzero()[-1]) for name in pair]
         rows = []
         for layer in scope.layers:
-            patterns = record[scope.site(layer, Tap.PATTERN)]
+            patterns = editor.recorded[scope.site(layer, Tap.PATTERN)]
             assert isinstance(patterns, Patterns)
             rows.append(patterns.of(text)[:, -1, positions])
         sums += torch.cat(rows).T.double().cpu().numpy()

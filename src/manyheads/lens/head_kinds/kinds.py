@@ -1,7 +1,7 @@
 """The kinds of every head, with scores, thresholds and evidence."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,10 +11,15 @@ import numpy as np
 
 from manyheads.encoding.text_reader import TextReader, require_text_model
 from manyheads.errors import InputError
-from manyheads.lens.head_kinds.criteria import Label, label_heads, threshold_table
+from manyheads.formatting import without_nan
+from manyheads.lens.head_kinds.criteria import (
+    Label,
+    correct_for_chance,
+    label_heads,
+    threshold_table,
+)
 from manyheads.lens.head_kinds.head_tests import (
     HeadTests,
-    add_partners,
     measure_copying,
     measure_coreference,
     measure_images,
@@ -23,9 +28,18 @@ from manyheads.lens.head_kinds.head_tests import (
     measure_repeats,
     measure_syntax,
     measure_texts,
+    partners_of_induction,
 )
-from manyheads.lens.inputs.annotated import coreference_texts, read_references
+from manyheads.lens.head_kinds.partners import InductionPartner, add_partners
+from manyheads.lens.inputs.annotated import (
+    check_counterbalanced,
+    coreference_texts,
+    read_references,
+)
 from manyheads.lens.inputs.conllu import read_conllu, syntax_texts
+from manyheads.lens.inputs.synthetic import plain_words
+from manyheads.lens.inputs.texts import read_inputs
+from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.results.addresses import Address, blocks_of
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.tables import MAX_ROWS, ByHead, Tabular
@@ -37,18 +51,23 @@ KIND = "kinds"
 # The name of a head without a kind.
 MIXED = "mixed"
 MAX_LABELS = 4
+# The column of the difference between the halves of counterbalanced text.
+BIAS = "bias"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
 class Kinds(Tabular):
-    """The labels of every head, best first, and the scores behind them.
+    """The labels of every head, the most specific first, and the scores behind them.
 
-    `scores` has one column per kind, with heads below the threshold too. `metadata` has the inputs,
-    the thresholds, and the kinds that could not be measured and why.
+    `scores` has one column per kind with standard errors, heads below the threshold included, and
+    "bias", where it was measured. `nearest` has the kind that each head without labels comes
+    nearest to, and why it does not have it. `metadata` has the inputs, the thresholds, the partners
+    of induction heads, and the kinds that could not be measured and why.
     """
 
     labels: Mapping[Address, tuple[Label, ...]]
     scores: ByHead
+    nearest: Mapping[Address, Label] = field(default_factory=dict)
     metadata: Metadata = field(default_factory=dict)
 
     @property
@@ -62,7 +81,7 @@ class Kinds(Tabular):
         return dict(self.metadata.get("missing", {}))
 
     def of(self, head: Head | Address) -> tuple[Label, ...]:
-        """All labels of one head, best first; none for a mixed one."""
+        """All labels of one head, the most specific first; none for a mixed one."""
         address = Address(head) if isinstance(head, Head) else head
         if address not in self.labels:
             known = list(self.labels)
@@ -70,7 +89,7 @@ class Kinds(Tabular):
         return self.labels[address]
 
     def best(self, head: Head | Address) -> str:
-        """The name of the best label, or "mixed"."""
+        """The name of the first label, or "mixed"."""
         labels = self.of(head)
         return labels[0].name if labels else MIXED
 
@@ -95,20 +114,20 @@ class Kinds(Tabular):
         for address, labels in self.labels.items():
             where = address.record()
             if not labels:
-                records.append(where | _label_record(None, self._why_mixed(address)))
-            records += [where | _label_record(label, label.evidence) for label in labels]
+                records.append(where | self._mixed_record(address))
+            records += [where | _label_record(label) for label in labels]
         return records
 
     def table(self, *, max_rows: int | None = MAX_ROWS) -> Any:
-        """A rich table: each head, its kinds, and the evidence for the best."""
+        """A rich table: each head, its kinds, its bias if known, and the evidence for the first."""
         from rich.table import Table
 
-        table = Table(
-            "head", "kinds", "evidence", box=None, pad_edge=False, title=KIND, title_justify="left"
-        )
+        titles = ["head", "kinds", *(["bias"] if BIAS in self.scores else []), "evidence"]
+        table = Table(*titles, box=None, pad_edge=False, title=KIND, title_justify="left")
         for address, labels in list(self.labels.items())[:max_rows]:
-            evidence = labels[0].evidence if labels else self._why_mixed(address)
-            table.add_row(str(address), _list_labels(labels), evidence)
+            evidence = labels[0].evidence if labels else self.why_mixed(address)
+            cells = [self.describe(address), *self._bias_cells(address), evidence]
+            table.add_row(str(address), *cells)
         if max_rows is not None and len(self.labels) > max_rows:
             more = len(self.labels) - max_rows
             table.caption = f"{more} more heads: table(max_rows=None), frame() or save()"
@@ -125,8 +144,7 @@ class Kinds(Tabular):
         named = [(address, labels) for address, labels in self.labels.items() if labels]
         width = max((len(str(address)) for address, _ in named), default=0)
         lines += [
-            f"  {address!s:<{width}}  {_list_labels(labels)}"
-            for address, labels in named[:MAX_ROWS]
+            f"  {address!s:<{width}}  {self.describe(address)}" for address, _ in named[:MAX_ROWS]
         ]
         if len(named) > MAX_ROWS:
             lines.append(f"  and {len(named) - MAX_ROWS} more: table(max_rows=None), frame()")
@@ -139,29 +157,56 @@ class Kinds(Tabular):
 
     __repr__ = __str__
 
-    def _why_mixed(self, address: Address) -> str:
-        if str(address) in self.metadata.get("silent", ()):
+    def describe(self, head: Head | Address, max_labels: int = MAX_LABELS) -> str:
+        """The labels of a head in one line, or "mixed" with the nearest kind and its score."""
+        labels = self.of(head)
+        if not labels:
+            address = Address(head) if isinstance(head, Head) else head
+            near = self.nearest.get(address)
+            return MIXED if near is None else f"{MIXED}, nearest {near.name} {near.score:.2f}"
+        text = ", ".join(str(label) for label in labels[:max_labels])
+        more = len(labels) - max_labels
+        return text if more <= 0 else f"{text} and {more} more"
+
+    def why_mixed(self, head: Address) -> str:
+        """Why a head has no kind: what it comes nearest to, and what is lacking."""
+        if str(head) in self.metadata.get("silent", ()):
             return "writes almost nothing to the residual stream"
-        return "below all thresholds"
+        near = self.nearest.get(head)
+        return "below all thresholds" if near is None else near.evidence
+
+    def _mixed_record(self, address: Address) -> dict[str, Any]:
+        near = self.nearest.get(address)
+        blank = Label(kind="", score=0.0, threshold=0.0, evidence="")
+        unknown = dict.fromkeys(_label_record(blank))
+        record = unknown | {"kind": MIXED, "detail": "", "evidence": self.why_mixed(address)}
+        return record if near is None else record | {"nearest": near.name, "score": near.score}
+
+    def _bias_cells(self, address: Address) -> list[str]:
+        if BIAS not in self.scores:
+            return []
+        bias = self.scores[BIAS]
+        return [f"{bias.of(address):+.2f} ± {bias.error_of(address):.2f}"]
 
 
-def _list_labels(labels: tuple[Label, ...]) -> str:
-    if not labels:
-        return MIXED
-    text = ", ".join(str(label) for label in labels[:MAX_LABELS])
-    return text if len(labels) <= MAX_LABELS else f"{text} and {len(labels) - MAX_LABELS} more"
-
-
-def _label_record(label: Label | None, evidence: str) -> dict[str, Any]:
-    if label is None:
-        return {"kind": MIXED, "detail": "", "score": None, "threshold": None, "evidence": evidence}
-    return {
+def _label_record(label: Label) -> dict[str, Any]:
+    held, draws = label.draws or (None, None)
+    record = {
         "kind": label.kind,
         "detail": label.detail,
         "score": label.score,
+        "score_error": label.error,
+        "low": label.interval[0],
+        "high": label.interval[1],
+        "samples": label.samples,
+        "unit": label.unit,
+        "draws_held": held,
+        "draws": draws,
         "threshold": label.threshold,
-        "evidence": evidence,
+        "nearest": "",
+        "evidence": label.evidence,
     }
+    return dict(without_nan(record))
 
 
 HeadTest = Callable[[], None]
@@ -172,32 +217,40 @@ def kinds(
     texts: Any = None,
     *,
     syntax: Path | str | None = None,
-    coreference: Path | str | None = None,
+    coreference: Path | str | Sequence[Path | str] | None = None,
+    measured: Statistics | None = None,
     thresholds: Mapping[str, int | float] | None = None,
     sequences: int = 64,
     seed: int = 0,
     progress: bool = True,
 ) -> Kinds:
-    """Classify every head: all kinds that fit it, best first, with scores and evidence.
+    """Classify every head: all kinds that fit it, the most specific first, with their evidence.
 
-    Heads are tested on synthetic texts of the model's own tokens: repeated random tokens, and words
-    with brackets, quotes, numbers and punctuation. If `texts` are given, as for `statistics` or as
-    its result, they decide previous-token, next-token, self, positional, sink, punctuation and
-    broad. `syntax` is a CoNLL-U file and `coreference` one with brackets around mentions and
-    pronouns. The thresholds and their sources are in `kinds.toml`; `thresholds` changes some, as in
-    {"sink": 0.5}.
+    Heads are tested on synthetic texts of the model's own tokens: `sequences` repeated random
+    tokens, and words with brackets, quotes, numbers and punctuation. All are drawn five times, and
+    a label must hold in most draws. If `texts` are given, as for `statistics`, they decide
+    previous-token, next-token, self, positional, sink, punctuation and broad; `measured` are their
+    statistics, where they are known. The thresholds and their sources are in `kinds.toml`;
+    `thresholds` changes some, as in {"sink": 0.5}.
+
+    `syntax` is a CoNLL-U file. A random half of the sentences chooses the labels, the other half
+    confirms and scores them, corrected for the number of tests (Benjamini and Hochberg, at 5%).
+    `coreference` are two files of counterbalanced text with brackets around mentions and pronouns,
+    such as the pro- and the anti-stereotyped part of WinoBias: a label must hold in both, and
+    "bias" is the accuracy in the first minus that in the second. One file alone gives no label.
 
     - previous-token, next-token, self, positional: more than half of the weight at one offset
     - duplicate-token, induction: on earlier copies of the token, or on the tokens after them; the
-      evidence of an induction head names its previous-token partner by K-composition
-    - copying: the OV circuit raises the logit of the attended token
+      evidence of an induction head names the earlier head without which it loses its score
+    - copying: the OV circuit raises the logit of the attended token, by weights alone
     - sink, punctuation, broad: on the first or special tokens, on punctuation, on everything
     - bracket, numbering: the partner of a bracket or quote, or the previous number, gets the most
       weight, and at least a quarter; a bracket head distinguishes the partner from other marks
     - syntactic, coreference: the right word gets the most weight, more often than by a fixed choice
     - images: self, local, row, column, class-token, broad
 
-    A head without a kind is mixed. Ctrl-C ends the measurement and keeps the finished tests.
+    A head without a kind is mixed, and `nearest` says what it resembles. Ctrl-C ends the
+    measurement and keeps the finished tests.
 
     >>> from manyheads.models.build import build
     >>> result = kinds(build("gpt2", layers=1, width=32, heads=2, vocabulary=60, seed=0))
@@ -213,7 +266,7 @@ def kinds(
         steps: list[HeadTest] = [partial(measure_images, tests, model, texts, seed)]
     else:
         reader = require_text_model(model)
-        steps = _tests_without_files(tests, reader, texts, sequences, seed)
+        steps = _tests_without_files(tests, reader, texts, measured, sequences, seed)
         steps += _tests_with_files(tests, reader, syntax, coreference)
     for step in steps:
         try:
@@ -224,11 +277,16 @@ def kinds(
             tests.complete = False
         if not tests.complete:
             break
-    return _result(tests)
+    return _result(tests, seed)
 
 
 def _tests_without_files(
-    tests: HeadTests, model: TextReader, texts: Any, sequences: int, seed: int
+    tests: HeadTests,
+    model: TextReader,
+    texts: Any,
+    measured: Statistics | None,
+    sequences: int,
+    seed: int,
 ) -> list[HeadTest]:
     """Tests on random tokens, given or synthetic texts, and weights."""
     synthetic = texts is None
@@ -237,21 +295,22 @@ def _tests_without_files(
         partial(measure_copying, tests, model),
     ]
     if not synthetic:
-        steps.insert(1, partial(measure_texts, tests, texts))
+        steps.insert(1, partial(measure_texts, tests, read_inputs(model, texts), measured))
     if model.tokenizer is None:
         for kind in ("punctuation", "bracket", "numbering"):
             tests.missing[kind] = "the model has no tokenizer"
         return steps
+    words = plain_words(model.tokenizer, seed=seed)
     if synthetic:
-        steps.append(partial(measure_punctuation, tests, model, seed))
-    return [*steps, partial(measure_marks, tests, model, seed)]
+        steps.append(partial(measure_punctuation, tests, model, words, seed))
+    return [*steps, partial(measure_marks, tests, words, seed)]
 
 
 def _tests_with_files(
     tests: HeadTests,
     model: TextReader,
     syntax: Path | str | None,
-    coreference: Path | str | None,
+    coreference: Path | str | Sequence[Path | str] | None,
 ) -> list[HeadTest]:
     """Tests on annotated files, which are read now so that errors come before any measurement."""
     for kind, path in {"syntactic": syntax, "coreference": coreference}.items():
@@ -266,27 +325,46 @@ def _tests_with_files(
         sentences = list(syntax_texts(list(read_conllu(syntax))))
         steps.append(partial(measure_syntax, tests, sentences))
     if coreference is not None:
-        references = list(coreference_texts(read_references(coreference)))
-        steps.append(partial(measure_coreference, tests, references))
+        paths = [coreference] if isinstance(coreference, Path | str) else list(coreference)
+        parts = [read_references(path) for path in paths]
+        check_counterbalanced(paths, parts)
+        texts = [list(coreference_texts(part)) for part in parts]
+        steps.append(partial(measure_coreference, tests, texts))
     return steps
 
 
-def _result(tests: HeadTests) -> Kinds:
+def _result(tests: HeadTests, seed: int) -> Kinds:
     blocks = blocks_of(tests.model)
     addresses = tuple(address for block in blocks for address in block.addresses)
     silent = np.zeros(len(addresses), dtype=bool)
     if tests.output_share is not None:
         silent = tests.output_share < tests.thresholds["silent"].above
-    labels, partners = add_partners(tests.model, label_heads(tests.scores, addresses, silent))
+    corrected, count = correct_for_chance(tests.scores)
+    labels, nearest = label_heads(corrected, addresses, silent)
+    partners = partners_of_induction(tests, labels, seed)
     metadata = tests.metadata | {
         "thresholds": {
             kind: asdict(each) for kind, each in tests.thresholds.items() if kind != "silent"
         },
         "missing": tests.missing,
-        "partners": partners,
+        "partners": {str(head): _partner_record(each) for head, each in partners.items()},
+        "tests": count,
         "silent": [str(head) for head, quiet in zip(addresses, silent, strict=True) if quiet],
         "complete": tests.complete,
     }
     means = {each.name: each.scores for each in tests.scores}
-    scores = ByHead(kind="scores of kinds", blocks=blocks, means=means)
-    return Kinds(labels=labels, scores=scores, metadata=metadata)
+    errors = {each.name: each.errors for each in tests.scores}
+    if tests.bias is not None:
+        means[BIAS], errors[BIAS] = tests.bias
+    scores = ByHead(kind="scores of kinds", blocks=blocks, means=means, errors=errors)
+    return Kinds(
+        labels=add_partners(labels, partners), scores=scores, nearest=nearest, metadata=metadata
+    )
+
+
+def _partner_record(partner: InductionPartner) -> dict[str, Any]:
+    by = "ablation" if partner.confirmed else "weights alone"
+    record = {"head": str(partner.address), "composition": partner.composition, "by": by}
+    if partner.confirmed:
+        record |= {"score": partner.score, "without": partner.without}
+    return record

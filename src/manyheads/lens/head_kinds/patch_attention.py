@@ -1,7 +1,7 @@
 """Where the heads of a vision model attend on the grid of patches."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,27 +21,31 @@ CHUNK_WEIGHTS = 2**22
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PatchAttention:
-    """The mean weights of each head by kind, and those of uniform attention.
+    """The mean weights of each head by kind, their errors over images, and uniform attention's.
 
     Over queries that are patches: the weight on the patch itself, on the eight around it, on others
-    of its row and of its column, and on the class token.
+    of its row and of its column, and on the class token. `draws` are the means of groups of images.
     """
 
-    scores: dict[str, Float[np.ndarray, " h"]]
+    means: dict[str, Float[np.ndarray, " h"]]
     uniform: dict[str, Float[np.ndarray, " h"]]
-    images: int
-    complete: bool
+    errors: dict[str, Float[np.ndarray, " h"]]
+    draws: tuple["PatchAttention", ...] = ()
+    complete: bool = True
 
 
 def measure_patch_attention(
-    model: Vision, inputs: ModelInputs, *, progress: bool = True
+    model: Vision, inputs: ModelInputs, draws: int = 0, *, progress: bool = True
 ) -> PatchAttention:
-    """Measure images of any sizes; Ctrl-C keeps finished batches."""
+    """Measure images of any sizes; Ctrl-C keeps finished batches.
+
+    With `draws`, images are dealt to so many groups in turn, each with means of its own.
+    """
     blocks = blocks_of(model)
     side = model.config.patches.size
-    sums: dict[Block, Float[Tensor, "names columns"]] = {}
+    sums: dict[int, dict[Block, Float[Tensor, "names columns"]]] = {}
 
-    def visit(batch: ModelInputs, _: list[int]) -> None:
+    def visit(batch: ModelInputs, numbers: list[int]) -> None:
         patches = _PatchSums(
             [(each.shape[1] // side, each.shape[2] // side) for each in batch.images]
         )
@@ -49,8 +53,7 @@ def measure_patch_attention(
             forward_hidden(
                 model, batch, PatternWatcher(stacks_of(model), patches.add, CHUNK_WEIGHTS)
             )
-        for block, values in patches.sums.items():
-            sums[block] = sums[block] + values if block in sums else values
+        sums.update(zip(numbers, patches.sums, strict=True))
 
     summary = for_each_batch(
         model,
@@ -61,25 +64,44 @@ def measure_patch_attention(
         batch_tokens=BATCH_TOKENS,
         progress=progress,
     )
-    means = [sums[block][:, 1:] / sums[block][:, :1] for block in blocks]
-    return PatchAttention(
-        scores=_by_kind([mean[:, 1:] for mean in means]),
-        uniform=_by_kind([mean[:, :1].expand(-1, mean.shape[1] - 1) for mean in means]),
-        images=summary.texts,
+    every = torch.stack(
+        [torch.cat([by_block[block] for block in blocks], dim=1) for by_block in sums.values()]
+    ).double()
+    columns = [1 + block.heads + 1 for block in blocks]
+    groups = [
+        [place for place, image in enumerate(sums) if image % draws == draw]
+        for draw in range(draws)
+    ]
+    return replace(
+        _mean_attention(every, columns),
+        draws=tuple(_mean_attention(every[group], columns) for group in groups if group),
         complete=summary.complete,
     )
 
 
+def _mean_attention(sums: Float[Tensor, "b names columns"], columns: list[int]) -> PatchAttention:
+    """Means over all patches, and their errors over images (the ratio estimator)."""
+    means, uniform, errors = [], [], []
+    for part in sums.split(columns, dim=2):
+        patches, weights = part[..., :1], part[..., 1:]
+        mean = weights.sum(0) / patches.sum(0)
+        scatter = (weights - mean * patches).square().sum(0) * len(part) / max(1, len(part) - 1)
+        error = scatter.sqrt() / patches.sum(0)
+        means.append(mean[:, 1:])
+        errors.append(error[:, 1:] if len(part) > 1 else torch.full_like(error[:, 1:], torch.nan))
+        uniform.append(mean[:, :1].expand_as(mean[:, 1:]))
+    return PatchAttention(means=_by_kind(means), uniform=_by_kind(uniform), errors=_by_kind(errors))
+
+
 def _by_kind(parts: Sequence[Float[Tensor, "names _"]]) -> dict[str, Float[np.ndarray, " h"]]:
-    joined = torch.cat(list(parts), dim=1).double().numpy()
-    return dict(zip(PATCH_KINDS, joined, strict=True))
+    return dict(zip(PATCH_KINDS, torch.cat(list(parts), dim=1).numpy(), strict=True))
 
 
 class _PatchSums:
-    """Sums by attention over the patches of one batch: patches, uniform attention, each head."""
+    """Sums by image and attention over patches: their number, uniform attention, each head."""
 
     def __init__(self, grids: Sequence[tuple[int, int]]) -> None:
-        self.sums: dict[Block, Float[Tensor, "names columns"]] = {}
+        self.sums: list[dict[Block, Float[Tensor, "names columns"]]] = [{} for _ in grids]
         self._grids = grids
 
     def add(
@@ -99,7 +121,8 @@ class _PatchSums:
         by_kind = torch.einsum("hts,mts->mh", attention, masks)
         patches = torch.full((len(PATCH_KINDS), 1), float(masks.shape[1]))
         total = torch.cat((patches, by_kind), dim=1)
-        self.sums[block] = self.sums[block] + total if block in self.sums else total
+        sums = self.sums[text]
+        sums[block] = sums[block] + total if block in sums else total
 
 
 def _patch_masks(rows: int, columns: int, queries: range) -> Float[Tensor, "names t s"]:

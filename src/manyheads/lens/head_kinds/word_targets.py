@@ -5,7 +5,7 @@ from it their mean; special tokens are not words. A head is compared with the be
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -34,25 +34,26 @@ FloatsByHead = Float[np.ndarray, " h"]
 class WordTargetScores:
     """One task, by head: the fraction of `counts` words that attend most to the right word.
 
-    `weight` is the mean weight on the right words, and `rivals` on all their rivals. `baseline` is
-    the accuracy of the best fixed choice, and `baseline_names` says which that is. A word counts
-    if it sees a right word and a wrong one, and a rival if it has any.
+    `weight` is the mean weight on the right words, `uniform` what uniform attention gives them, and
+    `rivals` the weight on all their rivals. `baseline` is the accuracy of the best fixed choice,
+    and `baseline_names` says which that is. `errors` and `excess_errors` are the standard errors of
+    the accuracy, and of how far it exceeds the baseline on the same words, over `texts` texts whose
+    words may depend on each other. A word counts if it sees a right word and a wrong one, and a
+    rival if it has any.
     """
 
     task: str
     counts: FloatsByHead
+    texts: FloatsByHead
     accuracy: FloatsByHead
     weight: FloatsByHead
+    uniform: FloatsByHead
     rivals: FloatsByHead
     baseline: FloatsByHead
     baseline_names: tuple[str, ...]
-
-    @property
-    def errors(self) -> FloatsByHead:
-        """Standard errors of the accuracy, words being independent."""
-        spread = np.sqrt(self.accuracy * (1 - self.accuracy)) / np.sqrt(np.fmax(self.counts, 1))
-        # An accuracy of exactly 0 or 1 on few words is not that certain.
-        return np.fmax(spread, 0.5 / np.fmax(self.counts, 1))
+    errors: FloatsByHead
+    excess_errors: FloatsByHead
+    groups: tuple["WordTargetScores", ...] = ()
 
 
 def measure_word_targets(
@@ -62,7 +63,10 @@ def measure_word_targets(
     label: str = "scoring words",
     progress: bool = True,
 ) -> tuple[dict[str, WordTargetScores], bool]:
-    """The scores of every task, and whether all texts were read: Ctrl-C keeps finished batches."""
+    """The scores of every task, and whether all texts were read: Ctrl-C keeps finished batches.
+
+    Where texts have several groups, the scores of each come with those of all.
+    """
     blocks = blocks_of(model)
     counts = _TargetCounts(texts)
     special = SpecialTokens.of(model)
@@ -83,42 +87,124 @@ def measure_word_targets(
         batch_tokens=BATCH_TOKENS,
         progress=progress,
     )
-    return {task: counts.result(task, blocks) for task in counts.tasks}, summary.complete
+    found = {}
+    for task in counts.tasks:
+        groups = [counts.result(task, blocks, [group]) for group in range(counts.groups)]
+        whole = counts.result(task, blocks, range(counts.groups))
+        found[task] = replace(whole, groups=tuple(groups))
+    return found, summary.complete
+
+
+@dataclass(slots=True, eq=False)
+class _Sums:
+    """Sums over the texts of one attention, by group and task.
+
+    `values` are the words, the correct baselines, the hits and the weights of heads; `texts` counts
+    the texts. `crossed` are products of one text's words and baselines with its words, baselines
+    and hits, and `squares` those of hits with themselves: errors over texts follow from them.
+    """
+
+    values: Float[Tensor, "g k columns"]
+    texts: Float[Tensor, "g k"]
+    crossed: Float[Tensor, "g k _ _"]
+    squares: Float[Tensor, "g k h"]
+
+    @classmethod
+    def zeros(cls, groups: int, tasks: int, heads: int) -> "_Sums":
+        shape, left = (groups, tasks), 1 + len(BASELINES)
+        return cls(
+            torch.zeros(*shape, left + 1 + 3 * heads),
+            torch.zeros(shape),
+            torch.zeros(*shape, left, left + heads),
+            torch.zeros(*shape, heads),
+        )
+
+    def add(self, group: int, tasks: Int[Tensor, " p"], rows: Float[Tensor, "p columns"]) -> None:
+        """Add the words of one text."""
+        left, heads = self.crossed.shape[2], self.squares.shape[2]
+        present, owner = tasks.unique(return_inverse=True)
+        summed = rows.new_zeros(len(present), rows.shape[1]).index_add(0, owner, rows)
+        counted = summed[:, : left + heads]
+        self.values[group, present] += summed
+        self.texts[group, present] += 1
+        self.crossed[group, present] += counted[:, :left, None] * counted[:, None, :]
+        self.squares[group, present] += counted[:, left:].square()
+
+    def merge(self, other: "_Sums") -> None:
+        # Not in place: the sums of a batch are inference tensors.
+        self.values = self.values + other.values
+        self.texts = self.texts + other.texts
+        self.crossed = self.crossed + other.crossed
+        self.squares = self.squares + other.squares
 
 
 class _TargetCounts:
-    """Sums by attention and task: words, correct baselines, hits and weights of heads."""
+    """The sums of all finished batches, by attention."""
 
     def __init__(self, texts: Sequence[AlignedText]) -> None:
         every = dict.fromkeys(pair.task for text in texts for pair in text.pairs)
         self.tasks = {task: row for row, task in enumerate(every)}
-        self.sums: dict[Block, Float[Tensor, "tasks columns"]] = {}
+        self.groups = 1 + max(text.group for text in texts)
+        self.sums: dict[Block, _Sums] = {}
 
     def merge(self, batch: "_WordTargetSums") -> None:
         for block, sums in batch.sums.items():
-            self.sums[block] = self.sums[block] + sums if block in self.sums else sums
+            if block in self.sums:
+                self.sums[block].merge(sums)
+            else:
+                self.sums[block] = sums
 
-    def result(self, task: str, blocks: Sequence[Block]) -> WordTargetScores:
+    def result(self, task: str, blocks: Sequence[Block], groups: Sequence[int]) -> WordTargetScores:
+        """The scores of some groups; the best fixed choice is that on all texts."""
         columns: dict[str, list[np.ndarray]] = {}
         baseline_names: list[str] = []
         for block in blocks:
-            none = torch.zeros(len(self.tasks), 1 + len(BASELINES) + 3 * block.heads)
-            sums = self.sums.get(block, none)[self.tasks[task]].double().numpy()
-            count, rest = sums[0], sums[1:] / (sums[0] or np.nan)
-            baselines, hits = rest[: len(BASELINES)], rest[len(BASELINES) :]
-            best = int(np.argmax(baselines)) if count else 0
-            parts = {
-                "counts": np.full(block.heads, count),
-                "accuracy": hits[: block.heads],
-                "weight": hits[block.heads : 2 * block.heads],
-                "rivals": hits[2 * block.heads :],
-                "baseline": np.full(block.heads, baselines[best]),
-            }
+            parts, best = self._block(self.tasks[task], block, list(groups))
             for name, values in parts.items():
                 columns.setdefault(name, []).append(values)
             baseline_names += [BASELINES[best]] * block.heads
         joined = {name: np.concatenate(values) for name, values in columns.items()}
-        return WordTargetScores(task=task, baseline_names=tuple(baseline_names), **joined)
+        return WordTargetScores(
+            task=task, baseline_names=tuple(baseline_names), groups=(), **joined
+        )
+
+    def _block(
+        self, task: int, block: Block, groups: list[int]
+    ) -> tuple[dict[str, np.ndarray], int]:
+        heads, choices = block.heads, len(BASELINES)
+        sums = self.sums.get(block, _Sums.zeros(self.groups, len(self.tasks), heads))
+        best = int(sums.values[:, task, 1 : 1 + choices].sum(0).argmax())
+        values, texts, crossed, squares = (
+            each[groups, task].double().sum(0).numpy()
+            for each in (sums.values, sums.texts, sums.crossed, sums.squares)
+        )
+        count, means = values[0], values[1:] / (values[0] or np.nan)
+        baseline, accuracy = means[best], means[choices : choices + heads]
+        uniform, weights = means[choices + heads], means[choices + heads + 1 :]
+        words, fixed = crossed[0], crossed[1 + best]
+        hits = slice(1 + choices, None)
+
+        def error(ratio: np.ndarray, own: np.ndarray, with_words: np.ndarray) -> np.ndarray:
+            """Of a ratio to the words of each text (the estimator for clusters)."""
+            scatter = np.fmax(own - 2 * ratio * with_words + ratio**2 * words[0], 0)
+            spread = np.sqrt(scatter * texts / max(1, texts - 1)) / max(1, count)
+            # A fraction of exactly 0 or 1 of few words is not that certain.
+            return np.fmax(spread, 0.5 / max(1, count))
+
+        excess = error(
+            accuracy - baseline,
+            squares - 2 * fixed[hits] + fixed[1 + best],
+            words[hits] - words[1 + best],
+        )
+        parts = {
+            "accuracy": accuracy,
+            "weight": weights[:heads],
+            "rivals": weights[heads:],
+            "errors": error(accuracy, squares, words[hits]),
+            "excess_errors": excess,
+        }
+        same = {"counts": count, "texts": texts, "baseline": baseline, "uniform": uniform}
+        return parts | {name: np.full(heads, each) for name, each in same.items()}, best
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,8 +263,8 @@ class _WordTargetSums:
     def __init__(
         self, counts: _TargetCounts, texts: Sequence[AlignedText], shifts: dict[str, int]
     ) -> None:
-        self.sums: dict[Block, Float[Tensor, "tasks columns"]] = {}
-        self._tasks, self._texts, self._shifts = counts.tasks, texts, shifts
+        self.sums: dict[Block, _Sums] = {}
+        self._counts, self._texts, self._shifts = counts, texts, shifts
         self._pairs = [_PairArrays.of(text, counts.tasks) for text in texts]
         self._tokens: dict[tuple[int, int], Float[Tensor, "w s"]] = {}
 
@@ -195,7 +281,9 @@ class _WordTargetSums:
         words = self._word_tokens(text, weights.shape[-1], self._shifts[block.stack])
         mean = words / words.sum(1, keepdim=True).clamp(min=1)
         attention = (mean[pairs.sources] @ weights.cpu() @ words.T).float()
-        seen = (words[pairs.sources] @ visible.cpu().float() @ words.T) > 0
+        sight = visible.cpu().float()
+        even = mean[pairs.sources] @ (sight / sight.sum(1, keepdim=True).clamp(min=1)) @ words.T
+        seen = (words[pairs.sources] @ sight @ words.T) > 0
         seen &= pairs.allowed
         right, wrong = seen & pairs.right, seen & ~pairs.right
         rivals = seen & pairs.rivals
@@ -206,9 +294,13 @@ class _WordTargetSums:
         hits = (best_right > best_wrong).float()
         on_right, on_rivals = (attention * right).sum(-1), (attention * rivals).sum(-1)
         ones = torch.ones(len(valid), 1)
-        row = torch.cat((ones, pairs.baselines(seen), hits.T, on_right.T, on_rivals.T), dim=1)
-        sums = self.sums.setdefault(block, torch.zeros(len(self._tasks), row.shape[1]))
-        sums.index_add_(0, pairs.tasks[valid], row[valid])
+        baselines, uniform = pairs.baselines(seen), (even * right).sum(-1, keepdim=True)
+        values = torch.cat((ones, baselines, hits.T, uniform, on_right.T, on_rivals.T), dim=1)
+        if block not in self.sums:
+            self.sums[block] = _Sums.zeros(
+                self._counts.groups, len(self._counts.tasks), len(weights)
+            )
+        self.sums[block].add(self._texts[text].group, pairs.tasks[valid], values[valid])
 
     def _word_tokens(self, text: int, tokens: int, shift: int) -> Float[Tensor, "w s"]:
         """Ones at the tokens of each word, shared by all layers."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.errors import InputError
-from manyheads.tokenizers import plain_copy
+from manyheads.tokenizers import plain_copy, surrogates_refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +27,16 @@ class WordPair:
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedText:
-    """A text, its words as spans of characters, and its pairs of words."""
+    """A text, its words as spans of characters, and its pairs of words.
+
+    Texts of the same `group` (a half of a treebank, or a draw of synthetic texts) are also counted
+    on their own.
+    """
 
     text: str
     words: tuple[tuple[int, int], ...]
     pairs: tuple[WordPair, ...]
+    group: int = 0
 
     @classmethod
     def from_words(cls, words: Sequence[str], pairs: Sequence[WordPair]) -> "AnnotatedText":
@@ -56,6 +61,7 @@ class AlignedText:
     ids: tuple[int, ...]
     words: tuple[tuple[int, ...], ...]
     pairs: tuple[WordPair, ...]
+    group: int = 0
 
 
 def align_texts(
@@ -73,7 +79,8 @@ def align_texts(
     unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
     aligned = []
     for each in texts:
-        encoded = tokenizer.encode(each.text)
+        with surrogates_refused([each.text]):
+            encoded = tokenizer.encode(each.text)
         ids = (*bos, *encoded.ids)
         if max_length is not None and len(ids) > max_length:
             continue
@@ -81,14 +88,14 @@ def align_texts(
             tuple(position + len(bos) for position in tokens)
             for tokens in align_words(encoded, each.text, each.words)
         )
-        # The first token is an attention sink, not a word; unknown tokens are not words either.
+        # The first token is an attention sink, not part of a word; unknown tokens are not words.
         words = tuple(
-            () if 0 in tokens or unknown in {ids[position] for position in tokens} else tokens
+            () if unknown in {ids[position] for position in tokens} else tokens[0 in tokens :]
             for tokens in words
         )
         pairs = [left for pair in each.pairs if (left := _drop_missing(pair, words)) is not None]
         if pairs:
-            aligned.append(AlignedText(ids, words, tuple(pairs)))
+            aligned.append(AlignedText(ids, words, tuple(pairs), each.group))
     return aligned
 
 
@@ -130,6 +137,8 @@ def _drop_missing(pair: WordPair, words: tuple[tuple[int, ...], ...]) -> WordPai
     return replace(pair, targets=targets, candidates=candidates, rivals=rivals)
 
 
+# The fraction of texts that must have a counterpart; published files differ in a few words.
+MIN_MATCHED = 0.9
 COREFERENCE_TASK = "pronoun to its mention"
 PRONOUNS = frozenset(
     (
@@ -165,7 +174,7 @@ def read_references(path: Path | str) -> list[Reference]:
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"there is no file {path}", "pass a file of texts with brackets")
+        raise InputError(f"{path} does not exist", "pass a file of texts with brackets")
     try:
         lines = path.read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -178,6 +187,36 @@ def read_references(path: Path | str) -> list[Reference]:
     if not references:
         raise InputError(f"{path} has no texts", "write one per line, with two brackets each")
     return references
+
+
+def check_counterbalanced(
+    paths: Sequence[Path | str], parts: Sequence[Sequence[Reference]]
+) -> None:
+    """Raise unless there is one part, or two with the same texts but for the pronouns."""
+    if not 1 <= len(parts) <= 2:
+        raise InputError(
+            f"{len(parts)} files of coreference are given",
+            "pass two, such as the pro- and the anti-stereotyped half of WinoBias",
+        )
+    if len(parts) == 1:
+        return
+    one, two = ({_without_pronouns(each): each.text for each in part} for part in parts)
+    matched = sum(text in two and two[text] != one[text] for text in one)
+    if matched < MIN_MATCHED * max(len(one), len(two)):
+        raise InputError(
+            f"{matched} of the {max(len(one), len(two))} texts of {paths[0]} and {paths[1]} occur "
+            "in both with different pronouns",
+            "pass two files with the same texts, the pronouns exchanged",
+        )
+
+
+def _without_pronouns(reference: Reference) -> tuple[str, ...]:
+    """The text between its pronouns, and its mention."""
+    ends = [0, *(end for span in reference.pronouns for end in span), len(reference.text)]
+    between = [
+        reference.text[start:stop] for start, stop in zip(ends[::2], ends[1::2], strict=True)
+    ]
+    return (*between, reference.mention_text)
 
 
 def coreference_texts(references: Sequence[Reference]) -> Iterator[AnnotatedText]:

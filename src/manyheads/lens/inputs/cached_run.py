@@ -7,18 +7,22 @@ from typing import Literal, cast
 from torch import Tensor
 
 from manyheads.attention import Attention, AttentionConfig
+from manyheads.bridge.watched_run import ResidualEntry
+from manyheads.bridge.wrapped_model import WrappedModel
 from manyheads.errors import InputError
-from manyheads.lens.inputs.texts import ModelInputs, forward_hidden
-from manyheads.lens.results.addresses import Address, Block
+from manyheads.lens.inputs.texts import ModelInputs, forward_hidden, repeat_batch, run_wrapped
+from manyheads.lens.results.addresses import Address, Block, stacks_of
 from manyheads.models.build import Model
+from manyheads.models.finite import check_finite
 from manyheads.models.layer import Layer
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import Stack
-from manyheads.ragged import Lengths, Ragged
+from manyheads.ragged import Ragged
 from manyheads.taps import Head, Patterns, Record, Site, Sublayer, Tap
 
 EditFunction = Callable[[Tensor], Tensor]
-StackName = Literal["main", "encoder", "decoder"]
+# "main", or "encoder" and "decoder"; wrapped models may have others.
+StackName = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +35,7 @@ class HeadScope:
 
     @property
     def stack(self) -> Stack:
-        if isinstance(self.model, Seq2Seq):
-            return self.model.encoder if self.stack_name == "encoder" else self.model.decoder
-        return self.model.stack
+        return stacks_of(self.model)[self.stack_name]
 
     def config(self, layer: int) -> AttentionConfig | None:
         config = self.stack.config.layers[layer]
@@ -74,10 +76,10 @@ def head_scope(
     sublayer: Sublayer = Sublayer.ATTENTION,
 ) -> HeadScope:
     """The heads of a stack and sublayer; the default stack of a `Seq2Seq` is its decoder."""
-    seq2seq = isinstance(model, Seq2Seq)
-    name: StackName = stack or ("decoder" if seq2seq else "main")
-    if seq2seq == (name == "main"):
-        names = '"encoder" or "decoder"' if seq2seq else '"main"'
+    check_finite(model)
+    name: StackName = stack or model.readout_stack
+    if name not in (known := stacks_of(model)):
+        names = " or ".join(f'"{each}"' for each in known)
         raise InputError(f"this {type(model).__name__} has no stack {name!r}", f"use {names}")
     if sublayer is Sublayer.FEEDFORWARD:
         raise InputError(
@@ -130,14 +132,6 @@ def layer_input_site(stack: Stack, layer: int) -> Site:
     return Site(layer, Tap.BEFORE, first, stack.name)
 
 
-def repeat_batch(x: Ragged, copies: int) -> Ragged:
-    """The batch, repeated `copies` times."""
-    if copies == 1:
-        return x
-    values = x.values.repeat(copies, *[1] * (x.values.dim() - 1))
-    return Ragged(values, Lengths.of(x.lengths.each * copies, x.device))
-
-
 class ActivationEditor:
     """A watcher that edits the activations at some sites and records those at others.
 
@@ -179,14 +173,13 @@ class CachedRun:
     ) -> None:
         self.scope, self.inputs = scope, inputs
         layers = scope.layers if layers is None else layers
-        sites = [*record, Site(-1, Tap.FINAL, stack=scope.stack_name)]
+        sites = [*record, Site(-1, Tap.FINAL, stack=scope.model.readout_stack)]
         sites += [scope.site(layer, Tap.HEAD_OUTPUT) for layer in layers if scope.config(layer)]
         sites += [layer_input_site(scope.stack, layer) for layer in layers]
         if scope.stack_name == "decoder":
             sites.append(Site(-1, Tap.FINAL, stack="encoder"))
         if scope.stack_name == "encoder":
             sites.append(Site(-1, Tap.EMBEDDINGS, stack="decoder"))
-            sites.append(Site(-1, Tap.FINAL, stack="decoder"))
         self._cache = ActivationEditor({} if edits is None else edits, sites)
         forward_hidden(scope.model, inputs, self._cache)
 
@@ -196,8 +189,7 @@ class CachedRun:
     @property
     def hidden(self) -> Ragged:
         """The input of the readout."""
-        name = "decoder" if self.scope.stack_name == "encoder" else self.scope.stack_name
-        return self[Site(-1, Tap.FINAL, stack=name)]
+        return self[Site(-1, Tap.FINAL, stack=self.scope.model.readout_stack)]
 
     def head_outputs(self, layer: int) -> Ragged:
         return self[self.scope.site(layer, Tap.HEAD_OUTPUT)]
@@ -217,8 +209,9 @@ class CachedRun:
         attention, site = self.scope.attention(layer), self.scope.site(layer, Tap.HEAD_OUTPUT)
         # A gate after the output reads the input of the attention, and cross-attention needs the
         # self-attention before it: these layers run in full.
-        gated = any(gate.at == "final" for gate in attention.config.gates)
-        if gated or self.scope.sublayer is Sublayer.CROSS:
+        whole = any(gate.at == "final" for gate in attention.config.gates)
+        whole = whole or not self.scope.model.native
+        if whole or self.scope.sublayer is Sublayer.CROSS:
             return self.resume(layer, watch, copies)
         outputs = watch.see(site, repeat_batch(self.head_outputs(layer), copies))
         assert isinstance(outputs, Ragged), "head outputs are ragged"
@@ -233,6 +226,12 @@ class CachedRun:
         self, x: Ragged, layer: int, watch: ActivationEditor | None = None, copies: int = 1
     ) -> Ragged:
         """The input of the readout from the residual stream `x` that enters `layer`."""
+        if isinstance(self.scope.model, WrappedModel):
+            entry = ResidualEntry(self.scope.stack_name, layer, x)
+            repeated = self.inputs.repeat(copies)
+            hidden = run_wrapped(self.scope.model, repeated, watch, entry=entry).hidden
+            assert isinstance(hidden, Ragged), "ragged in, ragged out"
+            return hidden
         final, _ = self.scope.stack.resume(x, layer, memory=self._memory(copies), watch=watch)
         if self.scope.stack_name != "encoder":
             return final

@@ -51,7 +51,7 @@ def read_conllu(path: Path | str) -> Iterator[ParsedSentence]:
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"there is no file {path}", "pass a CoNLL-U file")
+        raise InputError(f"{path} does not exist", "pass a CoNLL-U file")
     lines: list[tuple[int, str]] = []
     count = 0
     try:

@@ -134,7 +134,7 @@ class BoundMetric:
         vectors, bias = self._readout().vectors(self._table()), self._readout().bias
         chunk = max(1, MAX_LOGITS // vectors.shape[0])
         chunks = zip(rows.split(chunk), answers.split(chunk), strict=True)
-        loss = partial(_cross_entropy, vectors, bias)
+        loss = partial(_cross_entropy, vectors, bias, self._readout().finish)
         if torch.is_grad_enabled() and rows.requires_grad:
             # The backward pass computes the logits again, so that they are never all in memory.
             losses = [checkpoint(loss, *each, use_reentrant=False) for each in chunks]
@@ -152,10 +152,28 @@ class BoundMetric:
         )
         vectors, bias = self._readout().vectors(self._table()), self._readout().bias
         copies = rows.shape[0] // len(self.texts)
+        if not self._readout().subtracts:
+            return self._capped_differences(rows, answer, distractor, copies)
         # Subtracting the vectors, not the logits, avoids cancellation.
         direction = (vectors[answer] - vectors[distractor]).repeat(copies, 1)
         logits = (rows.float() * direction.float()).sum(-1)
         return logits if bias is None else logits + (bias[answer] - bias[distractor]).repeat(copies)
+
+    def _capped_differences(
+        self,
+        rows: Float[Tensor, "kb c"],
+        answer: Int[Tensor, " b"],
+        distractor: Int[Tensor, " b"],
+        copies: int,
+    ) -> Float[Tensor, " kb"]:
+        """Logits that are capped or scaled do not subtract as their vectors do."""
+        vectors, bias = self._readout().vectors(self._table()), self._readout().bias
+        logits = []
+        for token in (answer, distractor):
+            products = (rows.float() * vectors[token].repeat(copies, 1).float()).sum(-1)
+            products = products if bias is None else products + bias[token].repeat(copies)
+            logits.append(self._readout().finish(products))
+        return logits[0] - logits[1]
 
     def _custom(
         self, metric: CustomMetric, hidden: Ragged, copies: int
@@ -273,10 +291,11 @@ def _pool(model: Model, metric: Similarity, hidden: Ragged) -> Float[Tensor, "b 
 def _cross_entropy(
     vectors: Float[Tensor, "v c"],
     bias: Float[Tensor, " v"] | None,
+    finish: Callable[[Tensor], Tensor],
     rows: Float[Tensor, "m c"],
     answers: Int[Tensor, " m"],
 ) -> Float[Tensor, " m"]:
-    logits = F.linear(rows, vectors, bias).float()
+    logits = finish(F.linear(rows, vectors, bias)).float()
     # Half the memory traffic of a full softmax.
     correct = logits.gather(1, answers.unsqueeze(1)).squeeze(1)
     return logits.logsumexp(1) - correct

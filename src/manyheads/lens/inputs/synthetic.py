@@ -25,6 +25,8 @@ from manyheads.tokenizers import plain_copy
 # The random block that is repeated: long enough that uniform attention scores low, and of varying
 # length, so that no fixed offset looks like induction.
 MAX_BLOCK = 48
+# As many texts as `random_images` has images.
+DEFAULT_SEQUENCES = 16
 MIN_WORDS = 40
 FALLBACK_WORDS = (
     *("river", "stone", "house", "green", "cloud", "paper", "table", "light", "garden", "winter"),
@@ -70,7 +72,9 @@ class SpecialTokens:
 
     def shifts(self, model: Model) -> dict[str, int]:
         """By stack, how many tokens are inserted before those of the tokenizer."""
-        return {"encoder": 0, "decoder": 1} if isinstance(model, Seq2Seq) else {"main": 0}
+        return (
+            {"encoder": 0, "decoder": 1} if isinstance(model, Seq2Seq) else {model.readout_stack: 0}
+        )
 
 
 def inputs_from_ids(
@@ -272,9 +276,13 @@ def passages() -> list[str]:
 
 
 def default_texts(model: Model, seed: int = 0) -> Any:
-    """The articles (both as source and target for a `Seq2Seq`), or random images for a `Vision`."""
+    """The articles (both as source and target for a `Seq2Seq`), or random images for a `Vision`.
+
+    Without a tokenizer, random tokens, each text repeated once.
+    """
     if isinstance(model, Vision):
         return random_images(model, seed=seed)
-    if isinstance(model, Seq2Seq):
-        return [(each, each) for each in passages()]
-    return passages()
+    texts: list[Any] = passages()
+    if model.tokenizer is None:
+        texts = repeated_tokens(model, DEFAULT_SEQUENCES, seed)
+    return [(each, each) for each in texts] if isinstance(model, Seq2Seq) else texts

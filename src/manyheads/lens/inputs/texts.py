@@ -10,10 +10,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from manyheads.bridge.watched_run import ResidualEntry
+from manyheads.bridge.wrapped_model import WrappedModel
 from manyheads.encoding.text_reader import (
     TextReader,
     Texts,
     batch_by_length,
+    check_texts,
     open_reader,
     require_text_model,
     resolve_max_length,
@@ -22,6 +25,7 @@ from manyheads.errors import InputError, TruncationWarning
 from manyheads.lens.results.files import Metadata
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.decoder import Decoder
+from manyheads.models.finite import check_finite
 from manyheads.models.padding import Output
 from manyheads.models.readout import ClassHead, LanguageHead
 from manyheads.models.seq2seq import Seq2Seq
@@ -34,15 +38,29 @@ from manyheads.taps import Watcher
 Targets = Sequence[Mapping[int, int]] | Sequence[int]
 
 
+def repeat_batch(x: Ragged, copies: int) -> Ragged:
+    """The batch, repeated `copies` times."""
+    if copies == 1:
+        return x
+    values = x.values.repeat(copies, *[1] * (x.values.dim() - 1))
+    return Ragged(values, Lengths.of(x.lengths.each * copies, x.device))
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ModelInputs:
-    """The inputs of a model: `ids`, with their `source` for a `Seq2Seq`, or `images`."""
+    """The inputs of a model: `ids`, with their `source` for a `Seq2Seq`, or `images`.
+
+    `examples` are all inputs by name of a wrapped model that reads something else, one at a time.
+    """
 
     ids: Ragged | None = None
     source: Ragged | None = None
     images: tuple[Tensor, ...] = ()
+    examples: tuple[Mapping[str, Any], ...] = ()
 
     def __len__(self) -> int:
+        if self.examples:
+            return len(self.examples)
         return len(self.images) if self.ids is None else len(self.ids)
 
     def sizes(self, model: Model) -> list[int]:
@@ -50,6 +68,8 @@ class ModelInputs:
         if self.ids is not None:
             source = [0] * len(self) if self.source is None else self.source.lengths.each
             return [ids + more for ids, more in zip(self.ids.lengths.each, source, strict=True)]
+        if self.examples:
+            return [1] * len(self)
         assert isinstance(model, Vision), "only images have no ids"
         side = model.config.patches.size
         return [1 + (each.shape[1] // side) * (each.shape[2] // side) for each in self.images]
@@ -65,6 +85,16 @@ class ModelInputs:
             ids=None if self.ids is None else self.ids.select(texts),
             source=None if self.source is None else self.source.select(texts),
             images=tuple(self.images[text] for text in texts) if self.images else (),
+            examples=tuple(self.examples[text] for text in texts) if self.examples else (),
+        )
+
+    def repeat(self, copies: int) -> "ModelInputs":
+        """The inputs, `copies` times one after another."""
+        return ModelInputs(
+            ids=None if self.ids is None else repeat_batch(self.ids, copies),
+            source=None if self.source is None else repeat_batch(self.source, copies),
+            images=self.images * copies,
+            examples=self.examples * copies,
         )
 
 
@@ -85,6 +115,7 @@ def read_inputs(model: Model, texts: Any) -> ModelInputs:
 
     A single string is one text, and an iterator is read to its end.
     """
+    check_finite(model)
     device = next(model.parameters()).device
     if isinstance(texts, ModelInputs):
         return texts
@@ -92,6 +123,10 @@ def read_inputs(model: Model, texts: Any) -> ModelInputs:
         texts = [texts]
     elif isinstance(texts, Iterator):
         texts = list(texts)
+    if isinstance(model, WrappedModel) and (examples := model.read_examples(texts)):
+        return ModelInputs(examples=examples, ids=model.ids_of_examples(examples))
+    if not isinstance(texts, Ragged):
+        check_texts(texts)
     if isinstance(model, Vision):
         if not all(isinstance(image, Tensor) for image in texts):
             raise InputError(
@@ -112,6 +147,8 @@ def read_inputs(model: Model, texts: Any) -> ModelInputs:
 
 def forward(model: Model, inputs: ModelInputs, watch: Watcher | None = None) -> Output:
     """Run the model on any inputs."""
+    if isinstance(model, WrappedModel):
+        return run_wrapped(model, inputs, watch, logits=True)
     if isinstance(model, Vision):
         return model(list(inputs.images), watch=watch)
     assert inputs.ids is not None, "only a Vision has no ids"
@@ -122,6 +159,9 @@ def forward(model: Model, inputs: ModelInputs, watch: Watcher | None = None) -> 
 
 def forward_hidden(model: Model, inputs: ModelInputs, watch: Watcher) -> None:
     """Run the model for a watcher alone, without the readout where it can be left out."""
+    if isinstance(model, WrappedModel):
+        run_wrapped(model, inputs, watch)
+        return
     if isinstance(model, Vision):
         forward(model, inputs, watch)
         return
@@ -130,6 +170,19 @@ def forward_hidden(model: Model, inputs: ModelInputs, watch: Watcher) -> None:
         model.hidden(inputs.source, inputs.ids, watch=watch)
     else:
         model.hidden(inputs.ids, watch=watch)
+
+
+def run_wrapped(
+    model: WrappedModel,
+    inputs: ModelInputs,
+    watch: Watcher | None,
+    *,
+    logits: bool = False,
+    entry: ResidualEntry | None = None,
+) -> Output:
+    """Run a wrapped model, from the residual stream of an `entry` if there is one."""
+    arguments, known = model.read(inputs.ids, inputs.source, inputs.images, inputs.examples)
+    return model.run(arguments, watch, known, logits=logits, entry=entry)
 
 
 def pack_targets(model: Model, inputs: ModelInputs, targets: Targets | None) -> PackedTargets:
@@ -272,6 +325,8 @@ def _check_count(inputs: ModelInputs, targets: Targets) -> None:
 BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
 # Texts that are tokenised and sorted by length together.
 TEXTS_PER_CHUNK = 1024
+# A text of more tokens than this is announced before it runs.
+LONG_TEXT = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +365,8 @@ def for_each_batch(
     limit = default_batch_tokens(model) if batch_tokens is None else batch_tokens
     if limit < 1:
         raise InputError(f"batch_tokens must be at least 1, got {limit}", "use 1 or more")
+    if not isinstance(texts, ModelInputs | Ragged | Mapping):
+        check_texts(texts)
     total = len(texts) if hasattr(texts, "__len__") and not isinstance(texts, str) else None
     done = tokens = first = 0
     with Progress(label, total=total, unit=unit, enabled=progress) as bar, eval_mode(model):
@@ -317,7 +374,8 @@ def for_each_batch(
             for chunk in _chunks(texts):
                 inputs = read_inputs(model, chunk)
                 sizes = inputs.sizes(model)
-                for batch in batch_by_length(sizes, limit):
+                announce_long_text(bar, sizes, first)
+                for batch in batch_by_length(sizes, 1 if inputs.examples else limit):
                     visit(inputs.select(batch), [first + text for text in batch])
                     done += len(batch)
                     tokens += sum(sizes[text] for text in batch)
@@ -330,6 +388,13 @@ def for_each_batch(
     if done == 0:
         raise InputError("there are no texts", "pass at least one")
     return PassSummary(done, tokens, complete=True)
+
+
+def announce_long_text(bar: Progress, sizes: Sequence[int], first: int = 0) -> None:
+    """Say that a single text is so long that it takes a while."""
+    longest = max(sizes, default=0)
+    if longest > LONG_TEXT:
+        bar.announce(f"text {first + sizes.index(longest)} has {longest:,} tokens")
 
 
 def _chunks(texts: Any) -> Iterator[Any]:

@@ -217,7 +217,10 @@ SINK_ABOVE = 0.3
 GATE_CLOSED_BELOW = 0.1
 NEIGHBOURS = {-1: "previous_token", 0: "self", 1: "next_token"}
 
-MeasureValues = tuple[str, Float[Tensor, "n h"], Bool[Tensor, " n"] | None]
+# The smallest weight on keys that is more than rounding error.
+LEAST_MASS = 1e-6
+
+MeasureValues = tuple[str, Float[Tensor, "n h"], Bool[Tensor, " n"] | Bool[Tensor, "n h"] | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -283,11 +286,16 @@ def _weight_measures(
     yield "entropy", sums.entropy, sees_key
     maximum = sums.visible.log()[:, None]
     yield "normalized_entropy", sums.entropy / maximum, sums.visible > 1
-    yield "effective_keys", sums.mass.square() / sums.squares, sees_key
+    yield "effective_keys", sums.mass.square() / sums.squares, _attends(sums, sees_key)
     yield "max_weight", sums.largest, sees_key
     yield "first_token", sums.first, sees_key
     if tiled.request.sink is not None:
         yield "on_no_key", 1 - sums.mass, sees_key
+
+
+def _attends(sums: RowSums, sees_key: Bool[Tensor, " n"]) -> Bool[Tensor, "n h"]:
+    """Which queries attend to keys at all, and do not give everything to a learned sink."""
+    return sees_key[:, None] & (sums.mass > LEAST_MASS)
 
 
 def _position_measures(
@@ -295,7 +303,7 @@ def _position_measures(
 ) -> Iterator[MeasureValues]:
     """Where a head attends; an offset counts for queries that have a token there."""
     yield "distance", sums.distance, sees_key
-    yield "spread", sums.variance.sqrt(), sees_key
+    yield "spread", sums.variance.sqrt(), _attends(sums, sees_key)
     lengths = tiled.request.queries
     length = lengths.offsets.diff().long()[lengths.sequence_of_token]
     for column, offset in enumerate(spec.offsets):
@@ -333,5 +341,5 @@ def _sequence_measures(
         induction = sum_by_sequence(sums.induction.double(), every_query)
         yield "induction_score", induction / mass, some & (mass > 0)
         rest = mass - first
-        # A rest this small is rounding error.
-        yield "induction_score_without_first", induction / rest, some & (rest > 1e-6 * mass)
+        # Per head: a text counts for the heads that have weight left. So little is rounding error.
+        yield "induction_score_without_first", induction / rest, some & (rest > LEAST_MASS * mass)

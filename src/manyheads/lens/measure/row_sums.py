@@ -296,6 +296,8 @@ def cannot(tiled: TiledScores, spec: RowSumSpec) -> str | None:
         return f"head size {size} is larger than {largest}"
     if spec.marks.shape[1] > MAX_MARKS:
         return f"there are {spec.marks.shape[1]} marks, at most {MAX_MARKS} are supported"
+    if request.softcap is not None:
+        return "it has no soft cap"
     if request.scale <= 0:
         return f"scale={request.scale} must be positive"
     return None

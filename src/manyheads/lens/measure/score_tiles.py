@@ -1,6 +1,6 @@
 """Attention scores of one layer, computed tile by tile: some queries and the keys they can see."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from einops import rearrange
@@ -9,13 +9,11 @@ from torch import Tensor
 
 from manyheads.kernels.contract import Request
 from manyheads.lens.results.addresses import attention_at
-from manyheads.models.layer import Layer
 from manyheads.models.stack import Stack
 from manyheads.parts.masks import exact_band
-from manyheads.parts.positions.relative import Bias, ShawTable
-from manyheads.parts.positions.rotary import Rotation
+from manyheads.parts.positions.relative import Bias
 from manyheads.ragged import Ragged
-from manyheads.taps import Site, Sublayer
+from manyheads.taps import Site
 
 # Below every score, and finite: zero times minus infinity is NaN.
 HIDDEN_SCORE = -1e30
@@ -75,6 +73,8 @@ class TiledScores:
         visible = keys[heads.start : heads.stop, tile.keys.start : tile.keys.stop]
         product = query @ visible.transpose(1, 2)
         scored = rearrange(product, "g (r t) s -> (g r) t s", r=self.group_size)
+        if self.request.softcap is not None:
+            scored = self.request.softcap * torch.tanh(scored / self.request.softcap)
         if self.request.bias is not None:
             scored = scored + self._bias(self.request.bias, tile, query_heads)
         return scored, self._hide(scored, tile)
@@ -116,30 +116,13 @@ class TiledScores:
         row = torch.arange(tile.rows.start, tile.rows.stop, device=device)[:, None]
         key = torch.arange(edge.start, edge.stop, device=device)[None] + tile.keys.start
         length = torch.full((1, 1), count, device=device)
-        return self.request.mask.allows(row + self.query_offset(tile.sequence), key, length)
+        mask = self.request.mask.of_sequence(tile.sequence)
+        return mask.allows(row + self.query_offset(tile.sequence), key, length)
 
 
 def tiled_scores(stack: Stack, site: Site, query: Ragged, key: Ragged) -> TiledScores:
     """The scores at a site, from its tapped queries and keys."""
-    attention = attention_at(stack, site.layer, site.sublayer)
-    config = attention.config
-    bias: Bias | None = None
-    if isinstance(attention.table, ShawTable):
-        # Shaw's value vectors do not affect the weights.
-        bias = replace(attention.table.bias(query.values, config.score_scale), values=None)
-    elif site.sublayer is Sublayer.ATTENTION:
-        owner = stack.layers[stack.position_owner[site.layer]]
-        assert isinstance(owner, Layer)
-        assert owner.attention is not None
-        encoding = owner.attention.encode_positions(query.lengths.positions)
-        bias = None if isinstance(encoding, Rotation) else encoding
-    request = Request(
-        queries=query.lengths,
-        keys=key.lengths,
-        mask=config.mask,
-        scale=config.score_scale,
-        bias=bias,
-        sink=attention.sink,
-    )
+    request = stack.request(site.layer, site.sublayer, query, key)
+    config = attention_at(stack, site.layer, site.sublayer).config
     shared = key.values if config.groups is None else key.values[:, list(config.owners)]
     return TiledScores(query.values, shared, request)

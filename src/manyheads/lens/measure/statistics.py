@@ -101,7 +101,7 @@ def statistics(
     ['entropy', 'induction', 'offset-2']
     """
     plan = make_plan(model, classes, offsets, sink_above)
-    totals = _Totals()
+    totals = StatisticsTotals()
 
     def visit(inputs: ModelInputs, numbers: list[int]) -> None:
         watcher = StatisticsWatcher(plan, ids_by_stack(model, inputs), numbers)
@@ -120,8 +120,9 @@ def ids_by_stack(model: Model, inputs: ModelInputs) -> dict[str, Ragged]:
     if inputs.ids is None:
         return {}
     if not isinstance(model, Seq2Seq):
-        return {"main": inputs.ids}
-    assert inputs.source is not None
+        return {model.readout_stack: inputs.ids}
+    if inputs.source is None:
+        return {"decoder": inputs.ids}
     return {"encoder": inputs.source, "decoder": inputs.ids}
 
 
@@ -142,7 +143,7 @@ def make_plan(
     return MeasurementPlan(stacks_of(model), columns, every, sink_above)
 
 
-class _Totals:
+class StatisticsTotals:
     """The sums over all finished batches."""
 
     def __init__(self) -> None:

@@ -140,6 +140,7 @@ class StatisticsWatcher:
         self.sums = MeasureSums()
         self._plan, self._ids, self._texts = plan, ids, texts
         self._query: Ragged | None = None
+        self._patches = 0
         self._residual: Float[Tensor, " n"] | None = None
         self._peaks: dict[tuple[str, int], Float[Tensor, "6"]] = {}
         # Marks and repeats of the tokens of a stack, which all its layers share.
@@ -171,8 +172,8 @@ class StatisticsWatcher:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens; patches of images do not count."""
-        return sum(each.lengths.total for each in self._ids.values())
+        """The number of tokens, or of patches where the inputs are images."""
+        return sum(each.lengths.total for each in self._ids.values()) or self._patches
 
     @property
     def class_counts(self) -> dict[str, float]:
@@ -195,6 +196,7 @@ class StatisticsWatcher:
                 self._residual = norms
             case Tap.QUERY:
                 self._query = value
+                self._patches = value.lengths.total
             case Tap.KEY:
                 self._see_key(site, value)
             case Tap.HEAD_OUTPUT:
@@ -222,7 +224,7 @@ class StatisticsWatcher:
         tiled = tiled_scores(self._plan.stacks[site.stack], site, self._query, key)
         same = site.sublayer is Sublayer.ATTENTION
         read = site.stack if same else "encoder"
-        spec, scope = self._spec(read, key), self._scope(read)
+        spec, scope = self._spec(read, key), self._scope(read, key)
         if not same:
             spec = replace(spec, offsets=(), ids=None)
             scope = replace(scope, same=False, repeats=None)
@@ -231,7 +233,7 @@ class StatisticsWatcher:
         self._query = None
 
     def _spec(self, stack: str, key: Ragged) -> RowSumSpec:
-        ids = self._ids.get(stack)
+        ids = self._ids_of(stack, key)
         if ids is None:
             marks = torch.zeros(key.lengths.total, 0, device=key.device)
             return RowSumSpec(offsets=self._plan.offsets, marks=marks, ids=None)
@@ -242,13 +244,18 @@ class StatisticsWatcher:
         marks = self._shared[f"marks {stack}"]
         return RowSumSpec(offsets=self._plan.offsets, marks=marks, ids=ids.values)
 
-    def _scope(self, stack: str) -> MeasureScope:
+    def _ids_of(self, stack: str, key: Ragged) -> Ragged | None:
+        """The ids of the keys; a wrapped model may have other tokens between them."""
         ids = self._ids.get(stack)
+        return ids if ids is not None and ids.lengths.each == key.lengths.each else None
+
+    def _scope(self, stack: str, key: Ragged) -> MeasureScope:
+        ids = self._ids_of(stack, key)
         if ids is not None and f"repeats {stack}" not in self._shared:
             self._shared[f"repeats {stack}"] = has_earlier_copy(ids.values, ids.lengths)
         return MeasureScope(
             classes=() if ids is None else tuple(self._plan.classes),
-            repeats=self._shared.get(f"repeats {stack}"),
+            repeats=None if ids is None else self._shared.get(f"repeats {stack}"),
             same=True,
             sink_above=self._plan.sink_above,
         )
@@ -272,7 +279,9 @@ class StatisticsWatcher:
 
     def _see_output(self, site: Site, value: Ragged) -> None:
         """The norm of what each head writes, and its ratio to that of the residual stream."""
-        assert self._residual is not None
+        if self._attention(site).output is None:
+            # A wrapped attention whose output projection was not found.
+            return
         grams = self._grams(site)
         norms = []
         for chunk in value.values.split(CHUNK_TOKENS):
@@ -280,8 +289,10 @@ class StatisticsWatcher:
             norms.append((read @ grams.mT).mul_(read).sum(-1).clamp_(min=0).sqrt().T)
         norm = torch.cat(norms) if norms else value.values.new_zeros(value.values.shape[:2]).float()
         owner, block = value.lengths.sequence_of_token, self._block(site)
-        residual = self._residual[:, None]
         self.sums.add(block, "output_norm", norm, SequenceGroups(owner, len(value)))
+        if self._residual is None or len(self._residual) != len(norm):
+            return
+        residual = self._residual[:, None]
         groups = SequenceGroups(owner, len(value), self._residual > 0)
         self.sums.add(block, "output_share", norm / residual, groups)
         self._residual = None

@@ -31,7 +31,7 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.progress import Progress
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
-from manyheads.tokenizers import plain_copy
+from manyheads.tokenizers import plain_copy, surrogates_refused
 
 Level = Literal["token", "word", "text"]
 
@@ -88,7 +88,8 @@ def split_words(
     rows, positions = [], []
     for number, words in enumerate(sentences):
         written = AnnotatedText.from_words(words, ())
-        encoded = tokenizer.encode(written.text)
+        with surrogates_refused([written.text], first=number):
+            encoded = tokenizer.encode(written.text)
         if longest is not None and len(encoded.ids) > longest:
             raise InputError(
                 f"sentence {number} has {len(encoded.ids)} tokens, more than {longest}",

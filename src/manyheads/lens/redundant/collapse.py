@@ -139,22 +139,22 @@ def collapse(
         batch_tokens=batch_tokens,
         progress=progress,
     )
-    found = _Directions(stacks_of(model)[scope.stack_name])
+    directions = _Directions(stacks_of(model)[scope.stack_name])
 
     def visit(some: ModelInputs, _: list[int]) -> None:
-        watcher = _Directions(found.stack)
+        watcher = _Directions(directions.stack)
         with torch.inference_mode():
             forward_hidden(model, some, watcher)
-        found.merge(watcher)
+        directions.merge(watcher)
 
     passed = for_each_batch(
         model, inputs, visit, label="reading tokens", batch_tokens=batch_tokens, progress=progress
     )
-    heads, tokens = _by_layer(pairs), found.means()
+    heads, tokens = _by_layer(pairs), directions.means()
     return Collapse(
         layers=tuple(
             LayerState(layer, heads.get(layer), tokens.get(layer))
-            for layer in range(len(found.stack.layers))
+            for layer in range(len(directions.stack.layers))
         ),
         heads_above=heads_above,
         tokens_above=tokens_above,
@@ -166,13 +166,13 @@ def collapse(
 
 def _by_layer(pairs: ByPair) -> dict[int, float]:
     """The mean over pairs of different heads of each layer with two or more heads."""
-    found, start = {}, 0
+    by_layer, start = {}, 0
     for block in pairs.blocks:
         mine = pairs.values[start : start + block.heads, start : start + block.heads]
         start += block.heads
         if block.heads > 1:
-            found[block.layer] = float(mine[~np.eye(block.heads, dtype=bool)].mean())
-    return found
+            by_layer[block.layer] = float(mine[~np.eye(block.heads, dtype=bool)].mean())
+    return by_layer
 
 
 class _Directions:

@@ -44,12 +44,12 @@ class DeadHeads(ByHead):
     def reasons(self) -> dict[Address, tuple[Reason, ...]]:
         """The reasons of every dead head, by name."""
         checks = self._checks()
-        found: dict[Address, tuple[Reason, ...]] = {}
+        reasons: dict[Address, tuple[Reason, ...]] = {}
         for index, address in enumerate(self.addresses):
             mine = tuple(reason for reason, met in checks.items() if met[index])
             if mine:
-                found[address] = mine
-        return found
+                reasons[address] = mine
+        return reasons
 
     @property
     def heads(self) -> tuple[Address, ...]:
@@ -147,7 +147,7 @@ def dead_heads(
     means, errors = _select(seen, scope.blocks)
     metadata = {name: seen.metadata[name] for name in ("texts", "tokens", "complete")}
     if replace_with is not None and (targets is not None or predicts_next_token(model)):
-        found = ablate(
+        ablation = ablate(
             model,
             inputs,
             replace_with=replace_with,
@@ -157,9 +157,9 @@ def dead_heads(
             batch_tokens=batch_tokens,
             progress=progress,
         )
-        means = {"loss_change": found["change"].means, **means}
-        errors = {"loss_change": found["change"].errors, **errors}
-        metadata["complete"] = seen.complete and found.complete
+        means = {"loss_change": ablation["change"].means, **means}
+        errors = {"loss_change": ablation["change"].errors, **errors}
+        metadata["complete"] = seen.complete and ablation.complete
     thresholds = {
         "loss_below": loss_below,
         "entropy_above": entropy_above,

@@ -135,7 +135,7 @@ class Redundancy(Tabular):
         patterns, outputs, weights = (self.similarity[side] for side in SIDES)
         # A head that writes nothing has no direction, and is no duplicate.
         lesser = np.nan_to_num(np.minimum(patterns, outputs), nan=-1.0)
-        found = [
+        pairs = [
             (one, other)
             for one, other in np.argwhere(np.triu(lesser >= self.duplicate_above, 1))
             if one != other
@@ -149,7 +149,7 @@ class Redundancy(Tabular):
                 float(outputs[one, other]),
                 float(weights[one, other]),
             )
-            for one, other in sorted(found, key=lambda pair: -lesser[pair])
+            for one, other in sorted(pairs, key=lambda pair: -lesser[pair])
         )
 
     @property
@@ -269,7 +269,7 @@ def redundancy(
         batch_tokens=batch_tokens,
         progress=progress,
     )
-    weights = weight_similarity(model, "writes", stack=stack, sublayer=sublayer)
+    weights = weight_similarity(model, "writes", stack=stack, sublayer=sublayer, progress=progress)
     metadata = seen.metadata | {
         "complete": seen.metadata["complete"] and written.metadata["complete"]
     }

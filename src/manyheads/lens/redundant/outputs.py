@@ -43,14 +43,14 @@ def output_similarity(
     >>> from manyheads.models.build import build
     >>> from manyheads.taps import Head
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
-    >>> found = output_similarity(model, [[5, 6, 7, 8]])
-    >>> round(found.of(Head(1, 0), Head(1, 0)), 4)
+    >>> similarity = output_similarity(model, [[5, 6, 7, 8]])
+    >>> round(similarity.of(Head(1, 0), Head(1, 0)), 4)
     1.0
     """
     if measure not in ("cosine", "cka"):
         raise InputError(f"measure must be cosine or cka, got {measure!r}", "use one of them")
     scope = head_scope(model, stack, sublayer)
-    found: _Cosines | _KernelAlignment = (
+    tally: _Cosines | _KernelAlignment = (
         _Cosines(scope) if measure == "cosine" else _KernelAlignment(scope)
     )
 
@@ -59,13 +59,13 @@ def output_similarity(
         with torch.inference_mode():
             forward_hidden(model, inputs, watcher)
         with torch.inference_mode():
-            found.update([watcher.seen[layer] for layer in scope.layers])
+            tally.update([watcher.seen[layer] for layer in scope.layers])
 
     passed = for_each_batch(
         model, texts, visit, label="reading outputs", batch_tokens=batch_tokens, progress=progress
     )
     metadata = passed.metadata | {"measure": measure}
-    return ByPair(kind=KIND, blocks=scope.blocks, values=found.values(), metadata=metadata)
+    return ByPair(kind=KIND, blocks=scope.blocks, values=tally.values(), metadata=metadata)
 
 
 class _Outputs:
@@ -167,9 +167,9 @@ class _KernelAlignment:
 
 def _writers(scope: HeadScope) -> list[Float[Tensor, "h d c"]]:
     """The output projection of each layer, split by head."""
-    found = []
+    weights = []
     for layer in scope.layers:
         attention = scope.attention(layer)
         weight = attention.output.weight.detach().float()
-        found.append(rearrange(weight, "c (h d) -> h d c", h=attention.config.heads).contiguous())
-    return found
+        weights.append(rearrange(weight, "c (h d) -> h d c", h=attention.config.heads).contiguous())
+    return weights

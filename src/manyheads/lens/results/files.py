@@ -64,7 +64,7 @@ def read_result(path: Path | str, kinds: Mapping[str, type[Result]]) -> Result:
     path = Path(path)
     suffix = _suffix(path)
     if not path.is_file():
-        raise InputError(f"there is no file {path}", REMEDY)
+        raise InputError(f"{path} does not exist", REMEDY)
     about, arrays = _read_json(path) if suffix == ".json" else _read_safetensors(path)
     kind = about["kind"]
     if kind not in kinds:

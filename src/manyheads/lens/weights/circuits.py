@@ -16,7 +16,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.errors import InputError
+from manyheads.errors import InputError, NativeModelError
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model
@@ -110,8 +110,11 @@ class Circuits:
 
     def writes(self, head: Head) -> Float[Tensor, "c d"]:
         attention = self.scope.attention(head.layer)
-        size = attention.config.size
-        columns = attention.output.weight.detach()[:, head.head * size : (head.head + 1) * size]
+        if attention.output is None:
+            raise NativeModelError("the output projection, which was not found here,")
+        weight = attention.output.weight.detach()
+        size = weight.shape[1] // attention.config.heads
+        columns = weight[:, head.head * size : (head.head + 1) * size]
         if attention.head_scale is not None:
             columns = columns * attention.head_scale.detach()[head.head]
         return columns.double()

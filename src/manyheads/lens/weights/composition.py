@@ -12,6 +12,7 @@ from manyheads.lens.inputs.cached_run import StackName, head_scope
 from manyheads.lens.results.tables import ByPair
 from manyheads.lens.weights.circuits import Circuits, FactoredMatrix
 from manyheads.models.build import Model
+from manyheads.progress import Progress
 from manyheads.taps import Head, Sublayer
 
 Through = Literal["query", "key", "value"]
@@ -23,7 +24,8 @@ def composition_scores(model: Model, through: Through, *, stack: StackName | Non
 
     The Frobenius norm of the product over the product of norms: QK' OV of the later and the earlier
     head through the query, QK OV through the key, OV OV through the value. Layer norms are folded
-    in; two random heads score about 1 / sqrt(width).
+    in; two random heads score about 1 / sqrt(width). Weights alone do not show that a head is used:
+    confirm a pair by ablation or `patch_paths`.
     """
     if through not in ("query", "key", "value"):
         raise InputError(f"through must be query, key or value, got {through!r}", "use one of them")
@@ -43,7 +45,8 @@ def composition_scores(model: Model, through: Through, *, stack: StackName | Non
             squares = reduce(met.square(), "a (h b) -> h", "sum", b=size)
             values[mine, column] = squares.sqrt().cpu()
     values /= (norms[0][:, None] * norms[1][None, :]).clamp(min=1e-300).cpu()
-    return ByPair(kind=f"{through} composition", blocks=scope.blocks, values=values.numpy())
+    kind = f"{through} composition (by weights alone)"
+    return ByPair(kind=kind, blocks=scope.blocks, values=values.numpy())
 
 
 def weight_similarity(
@@ -52,6 +55,7 @@ def weight_similarity(
     *,
     stack: StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
+    progress: bool = True,
 ) -> ByPair:
     """Similarity of the weights of each two heads.
 
@@ -65,7 +69,13 @@ def weight_similarity(
     if trait in ("ov", "qk"):
         values = _cosines([getattr(found, trait)(head) for head in scope.heads])
     elif trait in ("writes", "query", "key", "value"):
-        values = _overlaps([_subspace(found, head, trait) for head in scope.heads])
+        bases = []
+        label, total = "reading weights", len(scope.heads)
+        with Progress(label, total=total, unit="heads", enabled=progress) as bar:
+            for head in scope.heads:
+                bases.append(_subspace(found, head, trait))
+                bar.advance()
+        values = _overlaps(bases)
     else:
         raise InputError(
             f"trait must be writes, query, key, value, ov or qk, got {trait!r}", "use one of them"

@@ -1,26 +1,30 @@
 """Time a training step against transformers.
 
 python bench/train.py [--part gpt2|masked|gates] [--rounds 8]     with CUDA
-python bench/train.py [--rounds 5]                                otherwise: packed against padded
+python bench/train.py [--part packed|t5|shaw] [--rounds 8]        otherwise
 """
 
 import argparse
 
 import torch
+import train_bias_cpu
 import train_cpu
 import train_cuda
 
+CPU_PARTS = {"packed": train_cpu.run, "t5": train_bias_cpu.run_t5, "shaw": train_bias_cpu.run_shaw}
+
 
 def main() -> None:
+    parts = tuple(train_cuda.PARTS) if torch.cuda.is_available() else tuple(CPU_PARTS)
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--part", choices=train_cuda.PARTS, action="append")
+    parser.add_argument("--part", choices=parts, action="append")
     parser.add_argument("--rounds", type=int, default=8)
     asked = parser.parse_args()
-    if torch.cuda.is_available():
-        for part in asked.part or train_cuda.PARTS:
+    for part in asked.part or parts:
+        if torch.cuda.is_available():
             train_cuda.run(part, asked.rounds)
-    else:
-        train_cpu.run(asked.rounds)
+        else:
+            CPU_PARTS[part](asked.rounds)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,16 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from manyheads.data.chunks import FixedChunks
 from manyheads.data.sources.texts import InMemoryTexts, TextFiles
-from manyheads.data.store import INDEX, TokenStore, open_store
+from manyheads.data.store import INDEX, StoreIndex, TokenStore, open_store
 from manyheads.data.tokenise import write_store
 from manyheads.errors import InputError
 from tests.data.tiny import TEXTS, store_of, tokenizer
@@ -85,14 +87,14 @@ def test_what_is_wrong_with_the_files_is_said(folder: Path, tmp_path: Path) -> N
     with (folder / "tokens.bin").open("r+b") as file:
         file.seek(size - 1)
         file.write(b"\xff")
-    with pytest.raises(InputError, match=r"tokens\.bin is damaged in part \d+: tokenise the texts"):
+    with refuses(InputError, f"{folder}/tokens.bin is damaged in tokens", "tokenised again"):
         open_store(folder).verify()
     with (folder / "tokens.bin").open("r+b") as file:
         file.truncate(size - 2)
     with refuses(
         InputError,
-        f"{folder}/tokens.bin has {size - 2} bytes, and index.json says {size}: "
-        "tokenise the texts again.",
+        f"{folder}/tokens.bin has {size - 2} bytes, and index.json says {size}: ",
+        "tokenised again",
     ):
         open_store(folder)
     (folder / "tokens.bin").unlink()
@@ -108,19 +110,19 @@ def test_what_is_wrong_with_the_index_is_said(folder: Path) -> None:
         f"{folder} was made with another tokenizer: use that one, or tokenise again.",
     ):
         open_store(folder, tokenizer(size=270))
-    spoil(folder, finished=False)
+    unfinished = replace(StoreIndex.read(folder), finished=False).to_json()
+    spoil(folder, dtype="<i2")
+    with refuses(InputError, f"{folder}/index.json is damaged", "tokenised again"):
+        open_store(folder)
+    (folder / INDEX).write_text(unfinished)
     with refuses(
         InputError,
         f"{folder} is incomplete: it has 9 documents so far: "
         "call write_store again, which resumes.",
     ):
         open_store(folder)
-    spoil(folder, format=9)
-    with refuses(
-        InputError,
-        f"{folder}/index.json has format 9, and this version reads "
-        f"format 1: tokenise the texts again.",
-    ):
+    spoil(folder, format=1)
+    with refuses(InputError, f"{folder}/index.json has format 1", "tokenised again"):
         open_store(folder)
     (folder / INDEX).write_text("{")
     with pytest.raises(InputError, match=r"index\.json is damaged \(JSONDecodeError"):
@@ -167,3 +169,35 @@ def test_what_cannot_be_split_is_refused() -> None:
         "use more text, another fraction, or a separator that gives more documents.",
     ):
         store_of([3]).split(0.1, by="documents")
+
+
+def flip(file: Path, bit: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(data)
+
+
+def test_a_flipped_bit_is_found_when_its_block_is_first_read(folder: Path) -> None:
+    index = StoreIndex.read(folder)
+    # In the second part, so that the first is still good.
+    start = index.parts[0].tokens
+    flip(folder / "tokens.bin", 16 * start + 3)
+    store = open_store(folder)
+    before, _ = store.split(0.3)
+    assert store.read(0, start).tolist() == store.tokens[:start].tolist()
+    assert store.blocks.verified.tolist() == [True] + [False] * (len(index.parts) - 1)
+    assert before.blocks is store.blocks
+    with refuses(InputError, f"tokens.bin is damaged in tokens {start} to", "tokenised again"):
+        before.read(start - 1, start + 1)
+    with refuses(InputError, f"tokens.bin is damaged in tokens {start} to"):
+        FixedChunks(store, length=start).batch([0, 1])
+
+
+@pytest.mark.parametrize("file", ["documents.bin", "passages.bin", INDEX])
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.95])
+def test_a_flipped_bit_in_the_tables_or_the_index_is_found_at_once(
+    folder: Path, file: str, place: float
+) -> None:
+    flip(folder / file, int(place * 8 * (folder / file).stat().st_size))
+    with refuses(InputError, f"{folder}/{file} is damaged", "tokenised again"):
+        open_store(folder)

@@ -31,9 +31,17 @@ from tokenizers import Tokenizer
 from manyheads.data.sources import texts
 from manyheads.data import tokenise
 
-corpus, folder, at, how = sys.argv[1:5]
+corpus, folder, how, *kills = sys.argv[1:]
 texts.PASSAGE = 100
-left = int(at)
+# One process after another, each a copy of this one, which has imported everything already.
+for at in kills:
+    left = int(at)
+    child = os.fork()
+    if not child:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
 
 
 def die():
@@ -59,6 +67,7 @@ os.fsync = counted(os.fsync)
 Path.replace = counted(Path.replace)
 tokenizer = Tokenizer.from_file(corpus + "/tokenizer.json")
 tokenise.write_store(texts.TextFiles(corpus + "/*.txt"), tokenizer, folder, part_size=700)
+os._exit(0)
 """
 
 
@@ -71,9 +80,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def write(corpus: Path, folder: Path, at: int, how: str = "before") -> int:
-    script = [sys.executable, "-c", KILLED, str(corpus), str(folder), str(at), how]
-    return subprocess.run(script, cwd=ROOT / "src", check=False).returncode
+def write(corpus: Path, folder: Path, *kills: int, how: str = "before") -> list[int]:
+    """The exit codes of processes that write the store, each killed when it touched the disk."""
+    script = [sys.executable, "-c", KILLED, str(corpus), str(folder), how, *map(str, kills)]
+    run = subprocess.run(script, cwd=ROOT / "src", stdout=subprocess.PIPE, text=True, check=True)
+    return [int(code) for code in run.stdout.split()]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -83,7 +94,7 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def untouched(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("store") / "untouched"
-    assert write(corpus, folder, 10**9) == 0
+    assert write(corpus, folder, 10**9) == [0]
     return files(folder)
 
 
@@ -95,9 +106,8 @@ def test_killed_and_taken_up_again_it_ends_bit_for_bit_the_same(
     how: str, kills: list[int], corpus: Path, untouched: dict[str, bytes], tmp_path: Path
 ) -> None:
     folder = tmp_path / "store"
-    for at in kills:
-        assert write(corpus, folder, at, how) == -signal.SIGKILL
-    assert write(corpus, folder, 10**9) == 0
+    codes = write(corpus, folder, *kills, 10**9, how=how)
+    assert codes == [*[-signal.SIGKILL] * len(kills), 0]
     assert files(folder) == untouched
     parts = json.loads(untouched["index.json"])["parts"]
     assert len(parts) > 4
@@ -109,9 +119,8 @@ def test_killed_at_the_very_end_it_adds_nothing(
     parts = len(json.loads(untouched["index.json"])["parts"])
     # The index is brought to the disk and moved, at first, with each part of three files, at last.
     touches = 2 + 5 * parts + 2
-    for at in (touches - 1, 0):
-        assert write(corpus, tmp_path / "store", at) == -signal.SIGKILL
-    assert write(corpus, tmp_path / "store", 2) == 0
+    codes = write(corpus, tmp_path / "store", touches - 1, 0, 2)
+    assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
     assert files(tmp_path / "store") == untouched
 
 

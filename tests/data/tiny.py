@@ -8,7 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.data.sources.texts import InMemoryTexts
-from manyheads.data.store import FORMAT, StoreIndex, StorePart, TokenStore
+from manyheads.data.store import (
+    BLOCK,
+    FORMAT,
+    StoreIndex,
+    StorePart,
+    TokenBlocks,
+    TokenStore,
+    array_checksum,
+)
 from manyheads.data.tokenizer_training import train_tokenizer
 
 TEXTS = tuple(f"document {number}: " + "the cat sat on the mat, \n" * number for number in range(9))
@@ -23,11 +31,13 @@ def store_of(lengths: Sequence[int]) -> TokenStore:
     ends = np.cumsum(lengths, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
     table: NDArray[np.int64] = np.stack((ends, 3 * ends), axis=1)
+    tokens = np.arange(total, dtype=np.uint32)
     part = StorePart(
         tokens=total,
         documents=len(ends),
         passages=len(ends),
-        checksums=(0, 0, 0),
+        blocks=tuple(array_checksum(tokens[i : i + BLOCK]) for i in range(0, total, BLOCK)),
+        tables=(0, 0),
         next_file=0,
         next_passage=0,
     )
@@ -44,9 +54,10 @@ def store_of(lengths: Sequence[int]) -> TokenStore:
     return TokenStore(
         folder=Path("nowhere"),
         index=index,
-        tokens=np.arange(total, dtype=np.uint32),
+        tokens=tokens,
         documents=table,
         passages=table,
         start=0,
         stop=total,
+        blocks=TokenBlocks.of(index),
     )

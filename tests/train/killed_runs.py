@@ -68,6 +68,34 @@ def before_its_name(nth: int) -> None:
     checkpoint._finish = unfinished
 
 
+def within_its_manifest(nth: int) -> None:
+    """The nth checkpoint has half of its checksums, and no name yet."""
+    saves = iter(range(1, 99))
+    write = checkpoint.write_manifest
+
+    def half(folder: Path) -> None:
+        write(folder)
+        if next(saves) == nth:
+            os.truncate(folder / "manifest.json", 60)
+            die()
+
+    checkpoint.write_manifest = half
+
+
+def while_a_damaged_one_is_replaced(place: Path) -> None:
+    """The damaged checkpoint of step 6 is away, and the new one has no name yet."""
+    rename = Path.rename
+
+    def between(path: Path, target: Path) -> Path:
+        result = rename(path, target)
+        if path.name == "step-6" and target.name.endswith(checkpoint.PART):
+            die()
+        return result
+
+    (place / "checkpoints/step-6").mkdir(parents=True)
+    Path.rename = between  # type: ignore[method-assign, assignment]
+
+
 def while_old_ones_go() -> None:
     drop = checkpoint.shutil.rmtree
 
@@ -80,14 +108,16 @@ def while_old_ones_go() -> None:
     checkpoint.shutil.rmtree = half  # type: ignore[assignment]
 
 
-KILLS: dict[str, Callable[[], None]] = {
-    "before the first step": lambda: before_step(0),
-    "before any checkpoint": lambda: before_step(2),
-    "just after a checkpoint": lambda: before_step(4),
-    "before the last step": lambda: before_step(STEPS - 1),
-    "with half a shard": lambda: with_half_a_shard(2),
-    "before its name": lambda: before_its_name(2),
-    "while old ones go": while_old_ones_go,
+KILLS: dict[str, Callable[[Path], None]] = {
+    "before the first step": lambda _: before_step(0),
+    "before any checkpoint": lambda _: before_step(2),
+    "just after a checkpoint": lambda _: before_step(4),
+    "before the last step": lambda _: before_step(STEPS - 1),
+    "with half a shard": lambda _: with_half_a_shard(2),
+    "before its name": lambda _: before_its_name(2),
+    "within its manifest": lambda _: within_its_manifest(2),
+    "while a damaged one is replaced": while_a_damaged_one_is_replaced,
+    "while old ones go": lambda _: while_old_ones_go(),
 }
 
 
@@ -99,10 +129,10 @@ def forked(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def go(place: Path, kill: Callable[[], None] | None = None) -> Callable[[], None]:
+def go(place: Path, kill: Callable[[Path], None] | None = None) -> Callable[[], None]:
     def work() -> None:
         if kill is not None:
-            kill()
+            kill(place)
         asked = tables(place.parent, dropout=0.1, steps=STEPS, keep=1)
         asked["model"]["change"]["layers"] = 1
         asked["data"] |= {"batch": 64, "micro_batch": 32}

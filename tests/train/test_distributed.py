@@ -70,6 +70,7 @@ def test_the_model_left_behind_is_whole_and_the_same(folder: Path, run: str) -> 
 def test_sharded_each_process_writes_its_own_part(folder: Path) -> None:
     there = {file.name for file in (folder / "fsdp/checkpoints/step-6").iterdir()}
     assert there == {
+        "manifest.json",
         "state.json",
         "shard-00001-model-00001-of-00001.safetensors",
         "shard-00002-model-00001-of-00001.safetensors",

@@ -55,6 +55,10 @@ class DocumentChunks:
     def __len__(self) -> int:
         return len(self._starts)
 
+    @property
+    def checksum(self) -> int:
+        return self.store.checksum
+
     def batch(self, numbers: Sequence[int]) -> Batch:
         lengths = Lengths.of(self.sizes[numbers].tolist())
         values = np.empty(lengths.total, dtype=np.int64)
@@ -66,8 +70,8 @@ class DocumentChunks:
             if self.closing is not None:
                 stop -= 1
                 values[stop] = self.closing
-            source = self._starts[number]
-            values[start:stop] = self.store.tokens[source : source + stop - start]
+            source = int(self._starts[number])
+            values[start:stop] = self.store.read(source, source + stop - start)
         return Batch(texts=Ragged(torch.from_numpy(values), lengths))
 
 
@@ -97,11 +101,15 @@ class FixedChunks:
     def __len__(self) -> int:
         return (self.store.size - self.length) // self.stride + 1
 
+    @property
+    def checksum(self) -> int:
+        return self.store.checksum
+
     def batch(self, numbers: Sequence[int]) -> Batch:
         values = np.empty((len(numbers), self.length), dtype=np.int64)
         for row, number in zip(values, numbers, strict=True):
             start = self.store.start + number * self.stride
-            row[:] = self.store.tokens[start : start + self.length]
+            row[:] = self.store.read(start, start + self.length)
         return Batch(texts=Ragged.from_padded(torch.from_numpy(values)))
 
 

@@ -293,7 +293,7 @@ def record_image_preprocessing(
 ) -> None:
     """Record the image preprocessing in the model, for us and for `transformers`.
 
-    Other settings, such as cropping, are kept.
+    Other settings are kept, except that images of a new `size` are not cropped.
     """
     patches = model.config.patches
     usual = {
@@ -310,6 +310,8 @@ def record_image_preprocessing(
     now: dict[str, Any] = {"image_mean": _listed(mean, model), "image_std": _listed(std, model)}
     if size is not None:
         now["size"] = _square(size)
+        if settings.get("do_center_crop"):
+            now["do_center_crop"] = False
     text = json.dumps({**usual, **settings, **now}, indent=2).encode()
     model.side_files = {**model.side_files, FILE: text}
 
@@ -332,7 +334,7 @@ def find_images(path: Path) -> list[Path]:
     return images
 
 
-def read_image(model: Vision, file: Path) -> Float[Tensor, "channels height width"]:
+def read_image(model: Vision, file: Path | str) -> Float[Tensor, "channels height width"]:
     """Any image that Pillow reads, resized and normalised for the model."""
     patches = model.config.patches
     if patches.channels not in MODES:
@@ -340,5 +342,5 @@ def read_image(model: Vision, file: Path) -> Float[Tensor, "channels height widt
             f"the model reads images of {patches.channels} channels, and files have 1 or 3",
             "use tensors instead of files",
         )
-    pixels = read_pixels(file, channels=patches.channels, size=image_size(model))
+    pixels = read_pixels(Path(file), channels=patches.channels, size=image_size(model))
     return normalise_pixels(pixels, *image_mean_std(model))

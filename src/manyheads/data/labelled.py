@@ -18,6 +18,7 @@ from torch import Tensor
 
 from manyheads.data.batch import IGNORE_INDEX, Batch
 from manyheads.data.sources.rows import Row, RowSource
+from manyheads.data.store import array_checksum
 from manyheads.data.stream import permute
 from manyheads.errors import InputError
 from manyheads.ragged import Lengths, Ragged
@@ -187,6 +188,15 @@ class Examples:
             tags=None if self.tags is None else self.tags.rows(numbers),
             names=self.names,
         )
+
+    @property
+    def checksum(self) -> int:
+        """Of all texts, labels and tags."""
+        checksum = 0
+        for part in (self.texts, self.others, self.tags):
+            if part is not None:
+                checksum = array_checksum(part.offsets, array_checksum(part.values, checksum))
+        return checksum if self.labels is None else array_checksum(self.labels, checksum)
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         labels = None

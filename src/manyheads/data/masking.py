@@ -12,6 +12,7 @@ from torch import Tensor
 
 from manyheads.errors import ConfigError
 from manyheads.ragged import Ragged
+from manyheads.tokenizers import BYTE_LEVEL
 
 MASK_NAMES = ("[MASK]", "<mask>", "<|mask|>")
 
@@ -212,22 +213,11 @@ def _mentions(described: Any, kind: str) -> bool:
     return isinstance(described, list) and any(_mentions(part, kind) for part in described)
 
 
-@lru_cache(maxsize=1)
-def _bytes_by_letter() -> dict[str, int]:
-    """Byte-level tokenizers represent unprintable bytes by characters from 256 on."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {
-        chr(256 + place): byte for place, byte in enumerate(rest)
-    }
-
-
 def _read_bytes(name: str) -> str:
     """One character per byte; bytes of multi-byte characters count as letters."""
-    letters = _bytes_by_letter()
-    if any(letter not in letters for letter in name):
+    if any(letter not in BYTE_LEVEL for letter in name):
         return name
-    return "".join(chr(byte) if byte < 128 else "x" for byte in map(letters.__getitem__, name))
+    return "".join(chr(byte) if byte < 128 else "x" for byte in map(BYTE_LEVEL.__getitem__, name))
 
 
 def _in_word(letter: str) -> bool:

@@ -7,34 +7,46 @@ A store is a folder:
     passages.bin    the same for each passage that was tokenised, so that bytes are known within
                     documents too
     index.json      counts, checksums, tokenizer, source; whether the store is complete
+
+The index and the two tables are verified when a store is opened. The tokens have a checksum for
+every block of 65,536, which is verified when a process first reads the block.
 """
 
 import hashlib
 import json
 import zlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.errors import InputError
+from manyheads.dataclass_codec import DataclassCodec
+from manyheads.errors import InputError, ManyheadsError
 
-FORMAT = 1
+FORMAT = 2
 INDEX = "index.json"
 TABLES = {"documents.bin": "documents", "passages.bin": "passages"}
 ROW = 16
+# Tokens with one checksum.
+BLOCK = 2**16
+CODEC = DataclassCodec("kind")
+AGAIN = "remove this folder, and have the texts tokenised again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorePart:
-    """The counts and checksums of a finished part, and where to continue reading."""
+    """The counts and checksums of a finished part, and where to continue reading.
+
+    `blocks` are the checksums of its tokens, one per block; `tables` those of the other two files.
+    """
 
     tokens: int
     documents: int
     passages: int
-    checksums: tuple[int, int, int]
+    blocks: tuple[int, ...]
+    tables: tuple[int, int]
     next_file: int
     next_passage: int
 
@@ -72,7 +84,9 @@ class StoreIndex:
         return {"tokens.bin": tokens, **tables}
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n"
+        values = asdict(self)
+        text = json.dumps({**values, "checksum": _checksum(values)}, ensure_ascii=False, indent=1)
+        return text + "\n"
 
     @classmethod
     def read(cls, folder: Path) -> "StoreIndex":
@@ -80,20 +94,68 @@ class StoreIndex:
         if not file.is_file():
             raise InputError(f"{folder} is not a token store", f"give a folder with {INDEX}")
         try:
-            known = json.loads(file.read_text(encoding="utf-8"))
-            if known["format"] != FORMAT:
-                raise InputError(
-                    f"{file} has format {known['format']}, and this version reads format {FORMAT}",
-                    "tokenise the texts again",
-                )
-            parts = [
-                StorePart(**{**p, "checksums": tuple(p["checksums"])}) for p in known.pop("parts")
-            ]
-            return cls(**known, parts=tuple(parts))
-        except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise InputError(
-                f"{file} is damaged ({type(error).__name__}: {error})", "tokenise the texts again"
-            ) from None
+            values = json.loads(file.read_bytes())
+            if values.get("format") == FORMAT - 1:
+                raise InputError(f"{file} has format {FORMAT - 1}, without checksums", AGAIN)
+            if values.pop("checksum") != _checksum(values):
+                raise InputError(f"{file} is damaged (its checksum is wrong)", AGAIN)
+            index: StoreIndex = CODEC.decode_table(cls, values)
+            return index
+        except InputError:
+            raise
+        except ManyheadsError as error:
+            why = error.problem
+        except (KeyError, TypeError, AttributeError, ValueError, OSError, RecursionError) as error:
+            why = f"{type(error).__name__}: {error}"
+        raise InputError(f"{file} is damaged ({why})", AGAIN)
+
+
+def array_checksum(array: NDArray[Any], before: int = 0) -> int:
+    """CRC-32 of the values of an array, after those that gave `before`."""
+    return zlib.crc32(array.data, before)
+
+
+def _checksum(values: dict[str, Any]) -> int:
+    """The checksum of an index."""
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenBlocks:
+    """Blocks of tokens: where each starts and the last ends, their checksums, which are verified.
+
+    Views of the same files share them.
+    """
+
+    starts: NDArray[np.int64]
+    checksums: NDArray[np.uint32]
+    verified: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, index: StoreIndex) -> "TokenBlocks":
+        """None is verified yet; every part starts a new block."""
+        starts, before = [np.zeros(0, dtype=np.int64)], 0
+        for part in index.parts:
+            starts.append(np.arange(before, before + part.tokens, BLOCK))
+            before += part.tokens
+        checksums = [each for part in index.parts for each in part.blocks]
+        return cls(
+            np.concatenate([*starts, [before]]),
+            np.array(checksums, dtype=np.uint32),
+            np.zeros(len(checksums), dtype=np.bool_),
+        )
+
+    def find_damage(self, tokens: NDArray[Any], start: int, stop: int) -> tuple[int, int] | None:
+        """The first damaged block of a span; blocks that are verified already are not read."""
+        if start >= stop:
+            return None
+        first, last = np.searchsorted(self.starts, (start, stop - 1), side="right") - 1
+        for number in np.flatnonzero(~self.verified[first : last + 1]) + first:
+            begin, end = int(self.starts[number]), int(self.starts[number + 1])
+            if array_checksum(tokens[begin:end]) != self.checksums[number]:
+                return begin, end
+            self.verified[number] = True
+        return None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -107,6 +169,18 @@ class TokenStore:
     passages: NDArray[np.int64]
     start: int
     stop: int
+    blocks: TokenBlocks = field(repr=False)
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """The tokens from `start` to `stop`; a block is verified when it is first read."""
+        damaged = self.blocks.find_damage(self.tokens, start, stop)
+        if damaged is not None:
+            raise InputError(
+                f"{self.folder / 'tokens.bin'} is damaged in tokens {damaged[0]:,} to "
+                f"{damaged[1] - 1:,}",
+                f"{AGAIN}; a run then resumes from its last checkpoint",
+            )
+        return self.tokens[start:stop]
 
     @property
     def size(self) -> int:
@@ -131,7 +205,7 @@ class TokenStore:
         bounds = self.bounds
         if not 0 <= number < len(bounds) - 1:
             raise InputError(f"there is no document {number}", f"use 0 to {len(bounds) - 2}")
-        return self.tokens[bounds[number] : bounds[number + 1]]
+        return self.read(int(bounds[number]), int(bounds[number + 1]))
 
     @property
     def bytes(self) -> int:
@@ -181,18 +255,17 @@ class TokenStore:
         ends = self.passages[:, 0]
         return int(ends[np.argmin(np.abs(ends - wanted))])
 
+    @property
+    def checksum(self) -> int:
+        """Of all tokens, and of where this view begins and ends."""
+        return array_checksum(
+            np.array((self.start, self.stop)), array_checksum(self.blocks.checksums)
+        )
+
     def verify(self) -> None:
-        """Read everything and compare it with the checksums."""
-        for column, file in enumerate(self.index.sizes):
-            width = np.dtype(self.index.dtype).itemsize if column == 0 else ROW
-            with (self.folder / file).open("rb") as open_file:
-                for number, part in enumerate(self.index.parts):
-                    count = (part.tokens, part.documents, part.passages)[column]
-                    if zlib.crc32(open_file.read(count * width)) != part.checksums[column]:
-                        raise InputError(
-                            f"{self.folder / file} is damaged in part {number}",
-                            "tokenise the texts again",
-                        )
+        """Read all tokens and compare them with their checksums."""
+        self.blocks.verified[:] = False
+        self.read(0, self.index.tokens)
 
 
 def open_store(folder: str | Path, tokenizer: Any = None) -> TokenStore:
@@ -212,9 +285,7 @@ def open_store(folder: str | Path, tokenizer: Any = None) -> TokenStore:
         file = folder / name
         there = file.stat().st_size if file.is_file() else 0
         if there != size:
-            raise InputError(
-                f"{file} has {there} bytes, and {INDEX} says {size}", "tokenise the texts again"
-            )
+            raise InputError(f"{file} has {there} bytes, and {INDEX} says {size}", AGAIN)
     store = TokenStore(
         folder=folder,
         index=index,
@@ -223,11 +294,20 @@ def open_store(folder: str | Path, tokenizer: Any = None) -> TokenStore:
         passages=_mapped(folder / "passages.bin", np.dtype("<i8"), (index.passages, 2)),
         start=0,
         stop=index.tokens,
+        blocks=TokenBlocks.of(index),
     )
-    for table in (store.documents, store.passages):
-        if len(table) and (table[-1, 0] != index.tokens or (np.diff(table[:, 0]) < 0).any()):
-            raise InputError(f"{folder} has inconsistent documents", "tokenise the texts again")
+    for column, table in enumerate((store.documents, store.passages)):
+        _verify_table(folder / list(TABLES)[column], table, index, column)
     return store
+
+
+def _verify_table(file: Path, table: NDArray[np.int64], index: StoreIndex, column: int) -> None:
+    row = 0
+    for part in index.parts:
+        rows = (part.documents, part.passages)[column]
+        if array_checksum(table[row : row + rows]) != part.tables[column]:
+            raise InputError(f"{file} is damaged in rows {row:,} to {row + rows - 1:,}", AGAIN)
+        row += rows
 
 
 def tokenizer_checksum(tokenizer: Any) -> str:

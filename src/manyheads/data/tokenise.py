@@ -7,7 +7,6 @@ atomically. Bytes after the last part of the index are cut off when tokenising i
 import os
 import shutil
 import sys
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -20,11 +19,14 @@ from numpy.typing import NDArray
 from manyheads.atomic_write import exclusive_lock
 from manyheads.data.sources.texts import Passage, TextSource
 from manyheads.data.store import (
+    AGAIN,
+    BLOCK,
     FORMAT,
     INDEX,
     StoreIndex,
     StorePart,
     TokenStore,
+    array_checksum,
     open_store,
     tokenizer_checksum,
 )
@@ -232,19 +234,17 @@ def _write_part(folder: Path, index: StoreIndex, buffer: _PartBuffer) -> StoreIn
     """Append the part to the files, and then enter it in the index."""
     tables = [np.array(rows, dtype="<i8") for rows in (buffer.documents, buffer.passages)]
     ids = np.concatenate([*buffer.ids, np.zeros(0, dtype=index.dtype)])
-    checksums = []
     for name, array in zip(index.sizes, (ids, *tables), strict=True):
-        data = array.tobytes()
-        checksums.append(zlib.crc32(data))
         with (folder / name).open("ab") as file:
-            file.write(data)
+            file.write(array.tobytes())
             file.flush()
             os.fsync(file.fileno())
     part = StorePart(
         tokens=len(ids),
         documents=len(buffer.documents),
         passages=len(buffer.passages),
-        checksums=(checksums[0], checksums[1], checksums[2]),
+        blocks=tuple(array_checksum(ids[i : i + BLOCK]) for i in range(0, len(ids), BLOCK)),
+        tables=(array_checksum(tables[0]), array_checksum(tables[1])),
         next_file=buffer.next_file,
         next_passage=buffer.next_passage,
     )
@@ -269,8 +269,7 @@ def _resumed(folder: Path, index: StoreIndex) -> _PartBuffer:
             there = file.tell()
             if there < size:
                 raise InputError(
-                    f"{folder / name} has {there} bytes, and {INDEX} says {size}",
-                    "remove the folder and tokenise again",
+                    f"{folder / name} has {there} bytes, and {INDEX} says {size}", AGAIN
                 )
             file.truncate(size)
     if not index.parts:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from manyheads.data.sources.texts import TextSource
 from manyheads.errors import ConfigError, InputError, MissingPackageError
 from manyheads.progress import Progress
+from manyheads.tokenizers import plain_copy
 
 EOS = "<|end|>"
 # Ours; then those of GPT-2, of T5 and Llama, of Gemma, and the separator of BERT.
@@ -18,6 +19,29 @@ def appended_eos(tokenizer: Any) -> int | None:
         tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True)
     )
     return None if bare[-1:] == whole[-1:] else int(whole[-1])
+
+
+def appending(tokenizer: Any, token: int) -> Any:
+    """A copy of the tokenizer that appends a token to every text, after what it adds itself."""
+    from tokenizers import processors
+
+    copy = plain_copy(tokenizer)
+    bare, whole = (copy.encode("a", add_special_tokens=added).ids for added in (False, True))
+    start = next(i for i in range(len(whole) + 1) if whole[i : i + len(bare)] == bare)
+    before, after = whole[:start], [*whole[start + len(bare) :], token]
+    names = {each: copy.id_to_token(each) for each in (*before, *after)}
+    opening, closing = ([names[each] for each in some] for some in (before, after))
+    template = processors.TemplateProcessing(
+        single=[*opening, "$A", *closing],
+        pair=[*opening, "$A", *closing, "$B:1", *(f"{name}:1" for name in closing)],
+        special_tokens=[(name, each) for each, name in names.items()],
+    )
+    # Templates cannot follow one another; what adds no tokens can stay.
+    stays = copy.post_processor is not None and bare == whole
+    copy.post_processor = (
+        processors.Sequence([copy.post_processor, template]) if stays else template
+    )
+    return copy
 
 
 def find_eos(tokenizer: Any) -> str | None:

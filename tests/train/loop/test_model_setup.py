@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+from manyheads import generate
 from manyheads.checkpoints.folder import load
+from manyheads.checkpoints.side_files import read_tokenizer
 from manyheads.data.sources.texts import TextFiles
 from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.decoding.generation_config import GenerationDefaults
+from manyheads.decoding.request import read_prompts
 from manyheads.train.loop.session import train
 from manyheads.train.run_file.run_config import parse_run
 from tests.train.tiny import tables, tiny, write_corpus
@@ -59,6 +63,43 @@ def test_a_translator_knows_where_to_start_and_when_to_end(
     for texts in (batch.texts, batch.others):
         assert texts is not None
         assert [texts.of(index)[-1].item() for index in range(3)] == [token(end)] * 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "start", "data"),
+    [
+        ("bytes", "<|end|>", {}),
+        ("wordpiece", "[CLS]", {}),
+        ("wordpiece", "[CLS]", {"end": "[MASK]"}),
+        ("bytes", "<|end|>", {"end": ""}),
+    ],
+)
+def test_a_source_ends_in_use_as_in_training(
+    tmp_path: Path, kind: str, start: str, data: dict[str, str]
+) -> None:
+    asked = translating(tmp_path, kind, start, **data)
+    train(parse_run(asked), progress=False)
+    model = load(tmp_path / "out/model")
+    before = read_tokenizer(
+        {"tokenizer.json": (tmp_path / "tokenizer.json").read_bytes()}, tmp_path
+    )
+    batch = parse_run(asked).data[0].load(before, tmp_path).training.batch([0, 1, 2])
+    assert batch.texts is not None
+    trained = [batch.texts.of(index).tolist() for index in range(3)]
+    texts = [f"the cat {number}" for number in range(3)]
+    settings = {"max_new_tokens": 4, "eos_token_ids": ()}
+    assert read_prompts(model, texts, GenerationDefaults.of(model)) == trained
+    assert [each.ids for each in generate(model, texts, **settings)] == [
+        each.ids for each in generate(model, trained, **settings)
+    ]
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out/model")
+    assert theirs(texts)["input_ids"] == trained
+    # A second run on the trained model appends nothing twice.
+    asked["model"], asked["data"]["tokenizer"] = {"folder": str(tmp_path / "out/model")}, ""
+    again = parse_run(asked).data[0].load(model.tokenizer, tmp_path).training.batch([0])
+    assert again.texts is not None
+    if "end" not in data:
+        assert again.texts.of(0).tolist() == trained[0]
 
 
 def test_a_model_of_vectors_says_how_they_are_pooled(tmp_path: Path) -> None:

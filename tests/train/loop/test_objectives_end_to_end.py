@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from manyheads import load
-from manyheads.data.images import image_normalisation
+from manyheads.data.images import image_normalisation, read_image
 from manyheads.errors import ConfigError, InputError
 from manyheads.train.loop.reporting import MetricsLog
 from manyheads.train.loop.session import train
+from manyheads.train.objectives import ImageClassification
 from manyheads.train.run_file.run_config import parse_run
 from tests.messages import refuses
 from tests.train.tiny import tables, tiny, write_corpus
@@ -149,6 +151,68 @@ def test_images_are_classified(tmp_path: Path) -> None:
     asked["run"] = {"folder": str(tmp_path / "more"), "steps": 1, "device": "cpu"}
     assert train(parse_run(asked), progress=False).state.data["mean"] == 0.4
     assert float(image_normalisation(load(tmp_path / "more/model"), 1)[0]) == pytest.approx(0.4)
+
+
+def photos(folder: Path) -> dict[str, Any]:
+    """A run on image files of several sizes, grey and in colour."""
+    draw = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (folder / "photos" / name).mkdir(parents=True)
+        for number, shape in enumerate([(8, 8, 3), (20, 11, 3), (13, 30)]):
+            pixels = draw.integers(0, 256, shape).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"photos/{name}/{number}.png")
+    change = {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "image": 8, "patch": 4}
+    return {
+        "model": {"size": "vit-b16", "change": change, "classes": 2},
+        "data": {"kind": "images", "train": str(folder / "photos"), "batch": 6},
+        "objective": {"kind": "ImageClassification"},
+        "run": {"folder": str(folder / "out"), "steps": 1, "device": "cpu"},
+    }
+
+
+@pytest.mark.parametrize(("size", "trained"), [(None, 8), (12, 12)])
+def test_image_files_are_read_in_training_as_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int | None, trained: int
+) -> None:
+    asked = photos(tmp_path)
+    asked["data"] |= {"mean": 0.4} if size is None else {"size": size}
+    seen: list[Any] = []
+    prepare = ImageClassification.prepare
+
+    def watching(self: ImageClassification, model: Any, batch: Any, generator: Any) -> Any:
+        seen.append(batch)
+        return prepare(self, model, batch, generator)
+
+    monkeypatch.setattr(ImageClassification, "prepare", watching)
+    train(parse_run(asked), progress=False)
+    model = load(tmp_path / "out/model")
+    said = json.loads(model.side_files["preprocessor_config.json"])
+    assert said["size"] == {"height": trained, "width": trained}
+    files = sorted((tmp_path / "photos").rglob("*.png"))
+    used = {tuple(read_image(model, file).flatten().tolist()) for file in files}
+    assert {tuple(image.flatten().tolist()) for image in seen[0].images} == used
+
+
+def test_images_that_the_model_would_not_read_so_are_refused_at_the_start(tmp_path: Path) -> None:
+    asked = photos(tmp_path)
+    for change, told in (
+        ({"size": 10}, "data.size=10 is not a multiple of the patch size 4: use 8"),
+        ({"channels": 1}, "data.channels=1, and the model reads 3"),
+        ({"std": 0}, "std=0.0 cannot normalise images"),
+        ({"std": -0.5}, "std=-0.5 cannot normalise images"),
+    ):
+        with refuses(ConfigError, told):
+            train(parse_run({**asked, "data": {**asked["data"], **change}}), progress=False)
+    for shape, told in (
+        ((6, 12, 12, 3), "images of 12 x 12 pixels...set data.size=12...only image files"),
+        ((6, 8, 8), "8 x 8 pixels and 1 channels...convert the arrays"),
+        ((6, 8, 12, 3), "8 x 12 pixels...convert the arrays"),
+    ):
+        labels = np.arange(6) % 2
+        np.savez(tmp_path / "images.npz", images=np.zeros(shape, np.uint8), labels=labels)
+        data = {**asked["data"], "train": str(tmp_path / "images.npz")}
+        with refuses(InputError, told):
+            train(parse_run({**asked, "data": data}), progress=False)
 
 
 def test_recomputed_layers_give_the_same_run(tmp_path: Path) -> None:

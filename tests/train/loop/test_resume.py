@@ -37,6 +37,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "before the last step",
         "with half a shard",
         "before its name",
+        "within its manifest",
+        "while a damaged one is replaced",
         "while old ones go",
     ],
 )

@@ -2,7 +2,8 @@
 
 torch.distributed.checkpoint writes and reads the tensors, each process its own shards, so that
 another number of processes can read them again. Its own file format has a pickle in .metadata; its
-safetensors storage has none and is the one used here. Everything else is in state.json.
+safetensors storage has none and is the one used here. Everything else is in state.json, and
+manifest.json has the checksums of all files. A checkpoint is used only if they are right.
 `RunFolder` has the paths of a run, finds the checkpoint to resume from, and locks the folder.
 """
 
@@ -14,7 +15,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,16 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 from torch.optim import Optimizer
 
 from manyheads.atomic_write import exclusive_lock
-from manyheads.errors import ConfigError, InputError, TrainingError
+from manyheads.data.stream import StreamPosition
+from manyheads.dataclass_codec import DataclassCodec
+from manyheads.errors import ConfigError, InputError, ManyheadsError, TrainingError
 from manyheads.train.distributed import ProcessGroup
+from manyheads.train.loop.manifest import MANIFEST, find_damage, write_manifest
 
 STATE = "state.json"
 PART = ".part"
-REMEDY = "remove it to resume from the one before, or choose another with --from"
+REMEDY = "choose another with --from"
+CODEC = DataclassCodec("kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,8 @@ class TrainingState:
     """The progress of a run: all of its state besides tensors.
 
     Random numbers depend on the seed, the step and the micro-batch, so there is no random state to
-    save. `position` is the position in the data that `data` describes, and `run` is the run file.
+    save. `position` is the position in the data that `data` describes, `data_checksum` is that of
+    its texts, and `run` is the run file.
     """
 
     step: int = 0
@@ -69,23 +75,38 @@ class TrainingState:
     kept: bool = False
     position: Mapping[str, int] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
+    data_checksum: int = 0
     run: Mapping[str, Any] = field(default_factory=dict)
-    numbers: Mapping[str, float | int] = field(default_factory=dict)
+    numbers: Mapping[str, int | float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        counts = (self.step, self.tokens, self.consecutive_skips, *self.position.values())
+        if min(counts) < 0:
+            raise ConfigError(f"a count is {min(counts)}", "use 0 or more")
+        if self.position and set(self.position) != set(StreamPosition.__slots__):
+            raise ConfigError(f"position has {', '.join(self.position)}")
+
+    def proves(self, step: int) -> bool:
+        """Whether a finite step followed step `step`, so that the weights after it are sound."""
+        return step < self.step and all(each.step != step + 1 for each in self.skipped)
 
 
 def read_state(checkpoint: Path) -> TrainingState:
     """The state of a checkpoint, without its tensors."""
+    file = checkpoint / STATE
     try:
-        values = json.loads((checkpoint / STATE).read_text("utf-8"))
-        skipped = [
-            SkippedStep(each["step"], tuple(each["micro_batches"])) for each in values["skipped"]
-        ]
-        return TrainingState(**(values | {"skipped": tuple(skipped)}))
-    except (OSError, ValueError) as error:
+        values = json.loads(file.read_bytes())
+        state: TrainingState = CODEC.decode_table(TrainingState, values, STATE)
+        # Earlier versions wrote no checksum of the data.
+        missing = [each.name for each in fields(state) if each.name not in values]
+        if not set(missing) - {"data_checksum"}:
+            return state
+        why = f"it has no {missing[0]}"
+    except ManyheadsError as error:
+        why = error.problem
+    except (OSError, ValueError, RecursionError) as error:
         why = str(error)
-    except (KeyError, TypeError):
-        why = f"{STATE} lacks the state of the run"
-    raise InputError(f"{checkpoint} is not a checkpoint of a run ({why})", REMEDY)
+    raise InputError(f"{file} is not the state of a run ({why})", REMEDY)
 
 
 def state_tensors(
@@ -105,7 +126,7 @@ def check_weights(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
     """The stored entries by name; an error if the weights do not match the model's."""
     try:
         stored = HuggingFaceStorageReader(str(checkpoint)).read_metadata().state_dict_metadata
-    except SafetensorError as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, OSError) as error:
         raise InputError(f"{checkpoint} is damaged ({error})", REMEDY) from None
     if not stored:
         raise InputError(f"{checkpoint} has no weights", REMEDY)
@@ -180,48 +201,75 @@ def _restore_numbers(model: nn.Module, optimiser: Optimizer, numbers: Mapping[st
 
 
 class Checkpoints:
-    """The checkpoints of a run: the last `keep`, and those marked to be kept.
+    """The checkpoints of a run: the last `keep`, those marked to be kept, and the last good one.
 
-    Saving takes a snapshot and writes it in a thread, to a folder that is renamed when complete.
+    Saving takes a snapshot and writes it in a thread, to a folder that is renamed when complete. A
+    checkpoint is intact if its files have their checksums, and good if a finite step followed it.
     """
 
     def __init__(self, folder: Path, processes: ProcessGroup, keep: int) -> None:
         self.folder = folder
         self.processes = processes
         self.keep = keep
+        # The steps whose checkpoints this process has verified or written.
+        self.known: set[int] = set()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step}"
 
     def clean(self) -> None:
         """Remove incomplete checkpoints of a killed run."""
         if self.processes.is_main and self.folder.exists():
             for half in self.folder.glob(f"*{PART}"):
-                shutil.rmtree(half)
+                _remove(half)
         self.processes.barrier()
 
     def all(self) -> dict[int, Path]:
-        """Complete checkpoints by step, oldest first."""
+        """Checkpoints by step, oldest first; some may be damaged."""
         result = {}
         for path in self.folder.glob("step-*"):
             match = re.fullmatch(r"step-(\d+)", path.name)
-            if match and (path / STATE).is_file():
+            if match and any((path / name).exists() for name in (STATE, MANIFEST)):
                 result[int(match[1])] = path
         return dict(sorted(result.items()))
 
-    def newest(self) -> Path | None:
-        every = list(self.all().values())
-        result: Path | None = self.processes.broadcast(every[-1] if every else None)
-        return result
+    def newest_intact(self) -> tuple[Path | None, dict[str, str]]:
+        """The newest intact checkpoint, and what is wrong with newer ones, by their names."""
+        damaged: dict[str, str] = {}
+        result = self._newest_intact(damaged) if self.processes.is_main else None
+        intact: tuple[Path | None, dict[str, str]] = self.processes.broadcast((result, damaged))
+        return intact
+
+    def newest_good(self, state: TrainingState) -> Path | None:
+        """The newest intact checkpoint that a finite step followed, as the state tells."""
+        good: Path | None = self.processes.broadcast(
+            self._newest_good(state) if self.processes.is_main else None
+        )
+        return good
+
+    def _newest_intact(self, damaged: dict[str, str]) -> Path | None:
+        for path in reversed(self.all().values()):
+            why = find_damage(path)
+            if not why:
+                return path
+            damaged[path.name] = why
+        return None
+
+    def _newest_good(self, state: TrainingState) -> Path | None:
+        every = reversed(self.all().items())
+        return next((p for step, p in every if state.proves(step) and not find_damage(p)), None)
 
     def save(self, tensors: Mapping[str, Tensor], state: TrainingState) -> None:
         """Take a snapshot now and write it in the background."""
         self.wait()
-        if self.processes.broadcast(state.step in self.all()):
+        if state.step in self.known:
             return
         snapshot = BlockingAsyncStager().stage(dict(tensors))
         part = self.folder / f"step-{state.step}{PART}"
         if self.processes.is_main:
-            shutil.rmtree(part, ignore_errors=True)
+            _remove(part)
             part.mkdir(parents=True)
         self.processes.barrier()
         _ignore_single_process_warning()
@@ -250,7 +298,9 @@ class Checkpoints:
             )
             if self.processes.is_main:
                 _finish(part, state)
-                self._drop_old()
+            self.known.add(state.step)
+            if self.processes.is_main:
+                self._drop_old(state)
         # Any error is raised in the thread that waits.
         except BaseException as error:
             self._error = error
@@ -262,19 +312,37 @@ class Checkpoints:
         why = _find_os_error(error)
         if why is None:
             return error
-        whole = list(self.all().values())
+        intact = self._newest_intact({})
         remedy = "free some space, or repair the disk"
-        if whole:
-            remedy += f"; the same command resumes from {whole[-1].name}, which is complete"
+        if intact is not None:
+            remedy += f"; the same command resumes from {intact.name}, which is complete"
         return TrainingError(
             f"no checkpoint could be written to {self.folder} ({why.strerror or why})", remedy
         )
 
-    def _drop_old(self) -> None:
-        for old in list(self.all().values())[: -self.keep]:
-            if not read_state(old).kept:
+    def _drop_old(self, state: TrainingState) -> None:
+        # Later ones are damaged, since the run did not resume from them; they will be replaced.
+        older = [(step, path) for step, path in self.all().items() if step < state.step]
+        good = self._newest_good(state)
+        for _, path in older[: max(len(older) - self.keep + 1, 0)]:
+            if path != good and not _is_marked(path):
                 # Renamed first: a half removed checkpoint must not look complete.
-                shutil.rmtree(old.rename(old.with_name(old.name + PART)))
+                shutil.rmtree(path.rename(path.with_name(path.name + PART)))
+
+
+def _is_marked(checkpoint: Path) -> bool:
+    """Whether retention leaves a checkpoint: one to be kept, or one that cannot be read."""
+    try:
+        return read_state(checkpoint).kept
+    except InputError:
+        return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _find_os_error(error: BaseException) -> OSError | None:
@@ -286,17 +354,21 @@ def _find_os_error(error: BaseException) -> OSError | None:
 
 
 def _finish(part: Path, state: TrainingState) -> None:
-    """Write the state once all shards are there, and rename the folder."""
-    with (part / STATE).open("w", encoding="utf-8") as file:
-        json.dump(asdict(state), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    part.rename(part.with_name(part.name.removesuffix(PART)))
+    """Write state and checksums once all shards are there, and rename the folder."""
+    (part / STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+    write_manifest(part)
+    final = part.with_name(part.name.removesuffix(PART))
+    outdated = part.with_name(f"{final.name}.old{PART}")
+    if final.exists():
+        # A damaged checkpoint of this step, from before the run went back to an earlier one.
+        final.rename(outdated)
+    part.rename(final)
     opened = os.open(part.parent, os.O_RDONLY)
     try:
         os.fsync(opened)
     finally:
         os.close(opened)
+    _remove(outdated)
 
 
 def _ignore_single_process_warning() -> None:
@@ -344,23 +416,43 @@ class RunFolder:
 
     def checkpoint_to_resume(
         self, resume_from: str, checkpoints: Checkpoints, *, fresh: bool
-    ) -> Path | None:
-        """The checkpoint to resume from: the requested one, or the newest, or none."""
+    ) -> tuple[Path | None, str]:
+        """The checkpoint to resume from, if any, and a warning if newer ones are damaged.
+
+        It is the requested one, which must be intact, or the newest intact one.
+        """
         if fresh:
             if resume_from:
                 raise ConfigError(
                     "--fresh starts again and --from resumes", "give only one of them"
                 )
-            return None
-        if not resume_from:
-            return checkpoints.newest()
-        for path in (self.checkpoints / resume_from, Path(resume_from)):
-            if (path / STATE).is_file():
-                return path
-        there = ", ".join(f"step-{step}" for step in checkpoints.all()) or "none yet"
-        raise InputError(
-            f"there is no checkpoint {resume_from}", f"use one of {self.checkpoints}: {there}"
-        )
+            return None, ""
+        if resume_from:
+            return self._requested(resume_from, checkpoints)
+        intact, damaged = checkpoints.newest_intact()
+        listed = ", ".join(f"{name} ({why})" for name, why in damaged.items())
+        if not damaged:
+            return intact, ""
+        if intact is None:
+            raise InputError(
+                f"{self.checkpoints} has no intact checkpoint: {listed}",
+                "restore one, or start again with --fresh; --from accepts one that only has no "
+                f"{MANIFEST}, as in earlier versions",
+            )
+        return intact, f"damaged in {self.checkpoints}: {listed}; using {intact.name} instead"
+
+    def _requested(self, name: str, checkpoints: Checkpoints) -> tuple[Path, str]:
+        paths = [path for path in (self.checkpoints / name, Path(name)) if path.is_dir()]
+        if not paths:
+            there = ", ".join(path.name for path in checkpoints.all().values()) or "none yet"
+            raise InputError(
+                f"there is no checkpoint {name}", f"use one of {self.checkpoints}: {there}"
+            )
+        if not (paths[0] / MANIFEST).exists():
+            return paths[0], f"{paths[0]} has no {MANIFEST}, so it may be damaged"
+        if why := find_damage(paths[0]):
+            raise InputError(f"{paths[0]} is damaged ({why})", REMEDY)
+        return paths[0], ""
 
     def set_aside(self, checkpoints: Checkpoints, after: int, processes: ProcessGroup) -> None:
         """Move what was written after a step to a folder before-N; nothing is deleted."""

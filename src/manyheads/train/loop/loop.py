@@ -159,10 +159,10 @@ class Loop:
             return
         self.checkpoints.wait()
         last = ", ".join(map(str, state.skipped[-MAX_SKIPPED:]))
-        good = self.checkpoints.newest()
+        good = self.checkpoints.newest_good(state)
         remedy = "lower the learning rate, or check the data there"
         if good is not None:
-            remedy += f", and resume with --from {good.name}, which is complete"
+            remedy += f", and resume with --from {good.name}, which a finite step followed"
         raise TrainingError(
             f"loss or gradient not finite in {MAX_SKIPPED} consecutive steps: {last}", remedy
         )
@@ -216,6 +216,8 @@ class Loop:
         self.updater.wrapper.evaluate(work)
         for line in watcher.lines():
             self.telemetry.write({"step": step, **line})
+            if self.board is not None:
+                self.board.write_heads({"step": step, **line})
 
 
 def _is_due(every: int, step: int) -> bool:

@@ -11,14 +11,19 @@ from torch import Tensor
 from manyheads.checkpoints.classification_head import Classified, name_classes, with_classes
 from manyheads.checkpoints.folder import Saved, load, save
 from manyheads.checkpoints.side_files import TOKENIZER, read_tokenizer
-from manyheads.data.images import PerChannel, image_mean_std, record_image_preprocessing
+from manyheads.data.images import (
+    PerChannel,
+    image_mean_std,
+    image_size,
+    record_image_preprocessing,
+)
 from manyheads.errors import ConfigError, InputError, ManyheadsError
 from manyheads.models.build import Model, build
 from manyheads.models.provenance import SentenceConfig
 from manyheads.models.readout import ClassHead, TokenHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.models.vision import Vision, VisionConfig
+from manyheads.models.vision import Vision
 from manyheads.parts.positions import Learned
 from manyheads.train.distributed import ModelWrapper
 from manyheads.train.objectives import CausalLM, Contrastive, Objective, Seq2SeqLM
@@ -73,7 +78,9 @@ def run_tokenizer(data: Data, model: Model) -> Any:
 
 def check_fits(model: Model, data: Data, tokenizer: Any) -> None:
     """Raise if the model has too small a vocabulary or too few positions for the data."""
-    if isinstance(model.config, VisionConfig):
+    if isinstance(model, Vision):
+        if isinstance(data, Images):
+            _check_image_shape(data, model)
         return
     if tokenizer is None:
         raise ConfigError("the model has no tokenizer", "set data.tokenizer")
@@ -94,6 +101,20 @@ def check_fits(model: Model, data: Data, tokenizer: Any) -> None:
         )
 
 
+def _check_image_shape(data: Images, model: Vision) -> None:
+    patches, size = model.config.patches, data.size or image_size(model)
+    if size % patches.size:
+        below = max(size // patches.size, 1) * patches.size
+        raise ConfigError(
+            f"data.size={size} is not a multiple of the patch size {patches.size}", f"use {below}"
+        )
+    if data.channels not in ("model", patches.channels):
+        raise ConfigError(
+            f"data.channels={data.channels}, and the model reads {patches.channels}",
+            "leave it out",
+        )
+
+
 def set_class_names(model: Model, names: tuple[str, ...]) -> None:
     """Give the classes of a model the names from the data, unless it has names already."""
     head = model.config.readout
@@ -108,12 +129,16 @@ def set_class_names(model: Model, names: tuple[str, ...]) -> None:
     name_classes(model, names)
 
 
-def with_image_range(data: Data, model: Model) -> Data:
-    """The data with the model's own image normalisation, unless the run file sets it."""
+def with_image_preprocessing(data: Data, model: Model) -> Data:
+    """The data with the model's own size, channels and normalisation of images where not set.
+
+    So image files are read as `read_image` reads them for the trained model.
+    """
     if not isinstance(data, Images) or not isinstance(model, Vision):
         return data
     mean, std = _range(data, model)
-    return replace(data, mean=mean, std=std)
+    channels = cast(Any, model.config.patches.channels)
+    return replace(data, size=data.size or image_size(model), channels=channels, mean=mean, std=std)
 
 
 def _range(data: Images, model: Vision) -> tuple[PerChannel, PerChannel]:
@@ -127,10 +152,12 @@ def _range(data: Images, model: Vision) -> tuple[PerChannel, PerChannel]:
 def record_inference_settings(model: Model, objective: Objective, data: Data) -> None:
     """Record in the model how to use it: start and end tokens, image normalisation, pooling.
 
-    Start and end tokens that the model has already are kept.
+    Start and end tokens that the model has already are kept. The tokenizer of an encoder-decoder
+    ends texts as training did, so that `generate` encodes a source in the same way.
     """
     if isinstance(data, Images) and isinstance(model, Vision):
-        record_image_preprocessing(model, *_range(data, model), data.size)
+        size = data.size or image_size(model)
+        record_image_preprocessing(model, *_range(data, model), size)
     if isinstance(objective, Contrastive) and objective.pooling != "model":
         model.sentence = replace(model.sentence or SentenceConfig(), pooling=objective.pooling)
     result: dict[str, int | None] = {}
@@ -138,6 +165,10 @@ def record_inference_settings(model: Model, objective: Objective, data: Data) ->
         result["decoder_start_token_id"] = objective.start_of(model)
     if isinstance(objective, CausalLM | Seq2SeqLM) and isinstance(data, Texts | Pairs):
         result["eos_token_id"] = data.eos_id(model.tokenizer)
+    if isinstance(objective, Seq2SeqLM) and isinstance(data, Pairs):
+        model.tokenizer = data.ending_tokenizer(model.tokenizer)
+    if isinstance(data, Texts | Pairs):
+        model.trained_length = data.length
     known = {**(model.source_config or {}), **model.generation}
     new = {
         key: value for key, value in result.items() if value is not None and known.get(key) is None

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import sys
 import time
 import warnings
@@ -16,7 +17,7 @@ from torch import nn
 
 from manyheads.atomic_write import atomic_write
 from manyheads.attention import Attention
-from manyheads.errors import MissingPackageError
+from manyheads.errors import InputError, MissingPackageError
 from manyheads.models.build import Model
 from manyheads.parts.experts import Experts
 from manyheads.progress import duration
@@ -30,13 +31,25 @@ class MetricsLog:
         self.file = file
         self._enabled = enabled
 
-    def truncate_after(self, step: int) -> None:
-        """Remove the lines after a step, before a resumed run writes them again."""
+    def truncate_after(self, step: int) -> str:
+        """Remove the lines after a step, before a resumed run writes them again.
+
+        Damaged lines are removed too; the returned warning says which.
+        """
         if not self._enabled or not self.file.exists():
-            return
-        kept = [line for line in _complete_lines(self.file) if json.loads(line)["step"] <= step]
+            return ""
+        entries = self._entries()
+        damaged = [str(number) for number, (_, entry) in enumerate(entries, 1) if entry is None]
+        aside = self.file.with_name(f"{self.file.name}.damaged")
+        if damaged:
+            shutil.copy2(self.file, aside)
+        kept = [line for line, entry in entries if entry is not None and entry["step"] <= step]
         with atomic_write(self.file) as fresh:
-            fresh.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            fresh.write_bytes(b"".join(line + b"\n" for line in kept))
+        if not damaged:
+            return ""
+        which = f"line {damaged[0]} is" if len(damaged) == 1 else f"lines {', '.join(damaged)} are"
+        return f"{self.file}: {which} damaged and left out; the file as it was is {aside.name}"
 
     def write(self, line: Mapping[str, Any]) -> None:
         if not self._enabled:
@@ -52,15 +65,31 @@ class MetricsLog:
         """Whether a line of this step has this key."""
         if not self.file.exists():
             return False
-        return any(line["step"] == step and name in line for line in self.read())
+        entries = (entry for _, entry in self._entries() if entry is not None)
+        return any(entry["step"] == step and name in entry for entry in entries)
 
     def read(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in _complete_lines(self.file)]
+        """All lines; an error if one of them is damaged."""
+        result = []
+        for number, (_, entry) in enumerate(self._entries(), 1):
+            if entry is None:
+                raise InputError(f"{self.file}, line {number} is damaged", "remove that line")
+            result.append(entry)
+        return result
+
+    def _entries(self) -> list[tuple[bytes, dict[str, Any] | None]]:
+        """Every complete line, with its object or None if it is damaged."""
+        *lines, _ = self.file.read_bytes().split(b"\n")
+        return [(line, _entry(line)) for line in lines]
 
 
-def _complete_lines(file: Path) -> list[str]:
-    *lines, _ = file.read_text(encoding="utf-8").split("\n")
-    return lines
+def _entry(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    is_entry = isinstance(entry, dict) and type(entry.get("step")) is int
+    return entry if is_entry else None
 
 
 def _json_safe(value: Any) -> Any:
@@ -85,6 +114,16 @@ class TensorBoardWriter:
             if name != "step" and isinstance(value, int | float):
                 self._writer.add_scalar(name, value, line["step"])
 
+    def write_heads(self, line: Mapping[str, Any]) -> None:
+        """A line of telemetry: each number by layer and head, as in heads/entropy/L5H1."""
+        stack = "" if line["stack"] == "main" else f"{line['stack']}/"
+        for name, value in line.items():
+            if name in ("step", "stack"):
+                continue
+            for address, number in _by_address(value):
+                tag = f"heads/{stack}{name}{address and '/'}{address}"
+                self._writer.add_scalar(tag, number, line["step"])
+
     def close(self) -> None:
         self._writer.close()
 
@@ -97,6 +136,22 @@ def _flat(line: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
         else:
             result.append((f"{before}{name}", value))
     return result
+
+
+def _by_address(value: Any) -> Iterator[tuple[str, float]]:
+    """Numbers with the address of their layer or head.
+
+    >>> list(_by_address([[0.5, 0.25], [], 2.0]))
+    [('L0H0', 0.5), ('L0H1', 0.25), ('L2', 2.0)]
+    """
+    if not isinstance(value, list):
+        yield "", value
+        return
+    for layer, numbers in enumerate(value):
+        if isinstance(numbers, list):
+            yield from ((f"L{layer}H{head}", number) for head, number in enumerate(numbers))
+        else:
+            yield f"L{layer}", numbers
 
 
 # Dense bfloat16 operations per second, from the vendors' data sheets.
@@ -186,6 +241,7 @@ class Display:
     unit: str = "tokens"
     stream: Any = None
     clock: Callable[[], float] = time.monotonic
+    warnings: bool = True
     _next: float = 0.0
     _drawn: bool = False
 
@@ -207,6 +263,11 @@ class Display:
     def message(self, text: str) -> None:
         """Print a line that is not overwritten."""
         if self.progress:
+            self._write(text, over=False)
+
+    def warn(self, text: str) -> None:
+        """Print a line about damage, also where progress is not shown."""
+        if self.warnings:
             self._write(text, over=False)
 
     def _write(self, text: str, *, over: bool) -> None:

@@ -36,7 +36,7 @@ from manyheads.train.loop.model_setup import (
     record_inference_settings,
     run_tokenizer,
     set_class_names,
-    with_image_range,
+    with_image_preprocessing,
 )
 from manyheads.train.loop.reporting import (
     Display,
@@ -120,16 +120,20 @@ class _Session:
         self.objective = run.full_objective
         self.folder = RunFolder(run.run.folder)
         self.checkpoints = Checkpoints(self.folder.checkpoints, processes, run.run.keep)
-        self.display = Display(run.ends[-1], progress, run.unit)
+        self.display = Display(run.ends[-1], progress, run.unit, warnings=processes.is_main)
         self.metrics = MetricsLog(self.folder.metrics, enabled=processes.is_main)
         self.telemetry = MetricsLog(self.folder.telemetry, enabled=processes.is_main)
 
     def run(self, resume_from: str, fresh: bool) -> TrainResult:
         model = self._initial_model()
         self._check(model)
-        origin = self.folder.checkpoint_to_resume(resume_from, self.checkpoints, fresh=fresh)
-        state = self._initial_state(origin, resume_from, model)
         with self.folder.locked(self.processes):
+            origin, warning = self.folder.checkpoint_to_resume(
+                resume_from, self.checkpoints, fresh=fresh
+            )
+            state = self._initial_state(origin, resume_from, model)
+            if warning:
+                self.display.warn(warning)
             self._prepare(state, fresh=fresh or bool(resume_from))
             return self._train_phases(model, origin, state)
 
@@ -141,8 +145,8 @@ class _Session:
         for index in range(first, len(ends)):
             if index > first:
                 # The next phase starts from the last checkpoint of this one.
-                model, origin = self._initial_model(), self.checkpoints.newest()
-            wrapper, state, stopped = self._phase(index, model, origin, state)
+                model, origin = self._initial_model(), self.checkpoints.path(state.step)
+            wrapper, state, stopped = self._phase(index, model, origin, state, first=index == first)
             if stopped:
                 exit_code, is_main = self.stop.exit_code, self.processes.is_main
                 return TrainResult(state=state, saved=None, exit_code=exit_code, is_main=is_main)
@@ -173,20 +177,20 @@ class _Session:
 
     def _check(self, model: Model) -> None:
         """Check everything that can be checked before training."""
-        config = self.config
-        for data in config.data:
-            tokenizer = run_tokenizer(data, model)
-            check_fits(model, data, tokenizer)
-            _check_micro_batches(data, self.processes.world_size)
-            # The checks of an objective may depend on the tokenizer.
-            model.tokenizer = tokenizer
+        config, own = self.config, model.tokenizer
         attach(self.objective, model)
-        self.objective.check(model)
+        for data in config.data:
+            model.tokenizer = run_tokenizer(data, model)
+            check_fits(model, data, model.tokenizer)
+            _check_micro_batches(data, self.processes.world_size)
+            # Its checks may depend on the tokenizer.
+            self.objective.check(model)
+            model.tokenizer = own
         # This also checks the patterns of learning-rate factors.
         config.optimiser.build(model)
         for phase in config.phases.each:
             if phase.rotary != "kept":
-                with_rotary_base(cast(Any, model.config), phase.rotary)
+                _check_rotary(phase.rotary, model)
         _check_layers(config, model)
         state = 3 * sum(each.numel() * each.element_size() for each in model.parameters())
         check_disk_space(self.folder.path, state * (config.run.keep + 1 + len(config.data)))
@@ -205,6 +209,8 @@ class _Session:
             self._warn_of_rate_jump(state)
         # Before any file is moved.
         check_weights(origin, model)
+        if origin.parent == self.folder.checkpoints:
+            self.checkpoints.known.add(state.step)
         return replace(state, run=self.config.tables)
 
     def _check_end(self, origin: Path, step: int) -> None:
@@ -236,7 +242,8 @@ class _Session:
         if fresh:
             self.folder.set_aside(self.checkpoints, step if step else -1, self.processes)
         for log in (self.metrics, self.telemetry):
-            log.truncate_after(step)
+            if warning := log.truncate_after(step):
+                self.display.warn(warning)
         end, folder = self.config.ends[-1], self.folder.path
         if step:
             self.display.message(f"resuming at step {step:,} of {end:,} in {folder}")
@@ -244,10 +251,11 @@ class _Session:
             self.display.message(f"training for {end:,} steps in {folder}")
 
     def _phase(
-        self, index: int, model: Model, origin: Path | None, state: TrainingState
+        self, index: int, model: Model, origin: Path | None, state: TrainingState, *, first: bool
     ) -> tuple[ModelWrapper, TrainingState, bool]:
         """Set up a phase, load the checkpoint, and train to the end of the phase."""
-        config, data = self.config, with_image_range(self.config.data[index], model)
+        config, own = self.config, model.tokenizer
+        data = with_image_preprocessing(config.data[index], model)
         # "kept" is the base of the last phase that changed it.
         for phase in config.phases.each[: index + 1]:
             if phase.rotary != "kept":
@@ -256,6 +264,13 @@ class _Session:
         described = json.loads(json.dumps(asdict(without_store(data))))
         seen = state.data == described
         phase_data = self._load_data(data, model, seen=seen)
+        if seen and state.data_checksum not in (0, phase_data.checksum):
+            raise ConfigError(
+                f"the texts of {', '.join(data.train)} have changed since this run was started",
+                "restore them, or start again with --fresh",
+            )
+        if first:
+            self._check_later_data(index, model, own)
         attach(self.objective, model)
         wrapper = ModelWrapper(
             model.to(self.processes.device),
@@ -276,7 +291,12 @@ class _Session:
             seed=config.run.seed,
         )
         position = StreamPosition(**state.position) if seen else StreamPosition()
-        state = replace(state, data=described, position=asdict(position))
+        state = replace(
+            state,
+            data=described,
+            data_checksum=phase_data.checksum,
+            position=asdict(position),
+        )
         pin = self.processes.device.type == "cuda"
         steps = prepare_steps(
             stream.steps(position, rank=self.processes.rank, world_size=self.processes.world_size),
@@ -291,6 +311,16 @@ class _Session:
             loop.save(state)
         state = loop.run(prefetch(steps, pin=pin), state, config.ends[index])
         return wrapper, state, loop.stopped
+
+    def _check_later_data(self, index: int, model: Model, own: Any) -> None:
+        """Read the data of later phases, so that what is wrong with them is told now."""
+        here = model.tokenizer
+        for later in self.config.data[index + 1 :]:
+            data = with_image_preprocessing(later, model)
+            model.tokenizer = own
+            model.tokenizer = run_tokenizer(data, model)
+            self._load_data(data, model, seen=False)
+        model.tokenizer = here
 
     def _load_data(self, data: Data, model: Model, *, seen: bool) -> PhaseData:
         """The main process tokenises, then all processes open the result.
@@ -383,6 +413,13 @@ def _check_micro_batches(data: Data, world_size: int) -> None:
                 f"{count} micro-batches per step cannot be divided among {world_size} processes",
                 f"choose data.micro_batch so that their number is a multiple of {world_size}",
             )
+
+
+def _check_rotary(base: float, model: Model) -> None:
+    try:
+        with_rotary_base(cast(Any, model.config), base)
+    except ConfigError as error:
+        raise ConfigError(f"phase.rotary={base:g}: {error.problem}", "leave it out") from None
 
 
 def _check_layers(run: Run, model: Model) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from manyheads.data.chunks import Chunks, DocumentChunks, FixedChunks
-from manyheads.data.images import ImageFolder, PerChannel, load_idx, load_npz
+from manyheads.data.images import ImageArrays, ImageFolder, PerChannel, load_idx, load_npz
 from manyheads.data.labelled import (
     LabelledTexts,
     TaggedTexts,
@@ -22,7 +22,13 @@ from manyheads.data.sources.rows import HUB, row_source
 from manyheads.data.sources.texts import Errors, Format, TextSource, text_source
 from manyheads.data.store import TokenStore
 from manyheads.data.tokenise import store_mismatch, write_store
-from manyheads.data.tokenizer_training import EOS, KNOWN_EOS, appended_eos, find_eos
+from manyheads.data.tokenizer_training import (
+    EOS,
+    KNOWN_EOS,
+    appended_eos,
+    appending,
+    find_eos,
+)
 from manyheads.errors import ConfigError, InputError
 from manyheads.train.interrupt import interruptible
 from manyheads.train.optim.schedules import BatchGrowth
@@ -88,6 +94,11 @@ class PhaseData:
         """The names of the classes, if the data have them."""
         names: tuple[str, ...] = getattr(self.training, "names", ())
         return names
+
+    @property
+    def checksum(self) -> int:
+        """The checksum of the training texts; 0 for images, which are not read yet."""
+        return int(getattr(self.training, "checksum", 0))
 
 
 def check_first_row(read: Iterable[Any], paths: tuple[str, ...]) -> None:
@@ -205,6 +216,11 @@ class Pairs(RowsData):
         added = self._added(tokenizer)
         return appended_eos(tokenizer) if added is None else added
 
+    def ending_tokenizer(self, tokenizer: Any) -> Any:
+        """The tokenizer that ends texts as training does, for the trained model."""
+        added = self._added(tokenizer)
+        return tokenizer if added is None else appending(tokenizer, added)
+
     def _added(self, tokenizer: Any) -> int | None:
         name = self.end
         if name == EOS:
@@ -235,7 +251,7 @@ class Tagged(RowsData):
         return tagged_examples(source, tokenizer, max_length=self.length, names=names)
 
 
-RANGE = "use finite numbers, and no standard deviation of 0"
+RANGE = "use finite numbers, and standard deviations above 0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,13 +403,16 @@ class Texts(BatchConfig):
 class Images(BatchConfig):
     """One folder per class, an .npz, or two idx files (images, labels); a batch counts images.
 
-    `mean` and `std`, one number or one per channel, are the model's own by default.
+    Image files are resized to squares of `size` pixels per side and converted to `channels`, in
+    training as in use; both are the model's own by default. The arrays of the other files are not
+    resized, and must have that shape. `mean` and `std`, one number or one per channel, are the
+    model's own by default too.
     """
 
     train: tuple[str, ...]
     validation: tuple[str, ...] = ()
     size: int | None = None
-    channels: Literal[1, 3] = 3
+    channels: Literal[1, 3, "model"] = "model"
     mean: PerChannel | Literal["model"] = "model"
     std: PerChannel | Literal["model"] = "model"
 
@@ -406,7 +425,9 @@ class Images(BatchConfig):
         for name in ("mean", "std"):
             value = getattr(self, name)
             numbers = () if value == "model" else value if isinstance(value, tuple) else (value,)
-            if not all(map(math.isfinite, numbers)) or (name == "std" and 0 in numbers):
+            if not all(map(math.isfinite, numbers)) or (
+                name == "std" and min(numbers, default=1) <= 0
+            ):
                 raise ConfigError(f"{name}={value} cannot normalise images", RANGE)
 
     @property
@@ -436,15 +457,30 @@ class Images(BatchConfig):
         options: dict[str, Any] = {name: each for name, each in values.items() if each != "model"}
         first = Path(paths[0])
         if first.is_dir():
-            options |= {"size": self.size, "channels": self.channels}
-            return ImageFolder(first, names=names, **options)
+            channels = 3 if self.channels == "model" else self.channels
+            return ImageFolder(first, names=names, size=self.size, channels=channels, **options)
         if first.suffix == ".npz":
-            return load_npz(first, **options)
+            return self._checked(load_npz(first, **options), first)
         if len(paths) == 2:
-            return load_idx(first, paths[1], **options)
+            return self._checked(load_idx(first, paths[1], **options), first)
         raise ConfigError(
             f"{first} is neither a folder nor an .npz", "give one, or two idx files: images, labels"
         )
+
+    def _checked(self, arrays: ImageArrays, file: Path) -> ImageArrays:
+        """Arrays are read as they are, so they must be as the model will read other images."""
+        height, width, channels = (*arrays.pixels.shape[1:], 1)[:3]
+        size = self.size or height
+        if (height, width) != (size, size) or self.channels not in ("model", channels):
+            expected = channels if self.channels == "model" else self.channels
+            raise InputError(
+                f"{file} has images of {height} x {width} pixels and {channels} channels, and "
+                f"{size} x {size} and {expected} were expected",
+                f"set data.size={height}, or resize the arrays: only image files are resized"
+                if channels == expected and height == width
+                else "convert the arrays: only image files are resized and converted",
+            )
+        return arrays
 
 
 Data = Texts | Labelled | Pairs | Tagged | Images

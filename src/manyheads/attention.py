@@ -8,6 +8,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyheads.argument_checks import check_fields
 from manyheads.cache import CacheSlot, KeyValues, StaticCachePlan
 from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.kernels import reference
@@ -16,6 +17,7 @@ from manyheads.kernels.contract import Facts, Request, Want
 from manyheads.parts.gates import GATE_TAPS, Gate, GatePlace, check_gates
 from manyheads.parts.head_groups import (
     KeyHeads,
+    divisors,
     groups_of,
     key_head_of_query,
     listed,
@@ -58,6 +60,7 @@ PositionEncoding = Rotation | AlibiBias | BucketBias | None
 OUTPUT_ALONE = Want()
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConfig:
     """The config of an attention layer.
@@ -100,10 +103,9 @@ class AttentionConfig:
             if isinstance(number, int) and number < 1:
                 raise ConfigError(f"{name} must be at least 1, got {number}")
         if self.head_size == "even" and self.width % self.heads:
-            fitting = [n for n in range(1, self.width + 1) if self.width % n == 0]
             raise ConfigError(
                 f"heads must divide width={self.width}, got {self.heads}",
-                f"use {listed(nearest(fitting, self.heads))} heads, or set head_size",
+                f"use {listed(nearest(divisors(self.width), self.heads))} heads, or set head_size",
             )
         object.__setattr__(self, "kv_heads", normalise_kv_heads(self.heads, self.kv_heads))
         for name, rate in (("dropout", self.dropout), ("drop_heads", self.drop_heads)):
@@ -371,11 +373,7 @@ class Attention(nn.Module):
                 "give one memory per sequence",
             )
         request = self._request(x.lengths, keys.lengths, self._bias(query, encoding))
-        if look is not None and _opens(look):
-            scores = look.at(Tap.SCORES, reference.scores(query, keys.k, request))
-            pattern = look.at(Tap.PATTERN, reference.patterns(scores, request))
-            return reference.mix(pattern, keys.v, request).reshape(query.shape)
-        return attend(query, keys.k, keys.v, request, self.config.kernel).output
+        return mix(query, keys.k, keys.v, request, look, self.config.kernel)
 
     def _request(self, queries: Lengths, keys: Lengths, bias: Bias | None) -> Request:
         return Request(
@@ -409,6 +407,22 @@ class Attention(nn.Module):
                 opened = seen(look, GATE_TAPS[at], opened, source)
                 value = gate.apply(value, opened)
         return value
+
+
+def mix(
+    query: Float[Tensor, "n h d"],
+    key: Float[Tensor, "m g d"],
+    value: Float[Tensor, "m g e"],
+    request: Request,
+    look: Look | None = None,
+    kernel: str = "auto",
+) -> Float[Tensor, "n h e"]:
+    """The output of each head; a watcher may replace the scores and the pattern."""
+    if look is None or not _opens(look):
+        return attend(query, key, value, request, kernel).output
+    scores = look.at(Tap.SCORES, reference.scores(query, key, request))
+    pattern = look.at(Tap.PATTERN, reference.patterns(scores, request))
+    return reference.mix(pattern, value, request).reshape(*query.shape[:2], value.shape[2])
 
 
 def _opens(look: Look | None) -> bool:

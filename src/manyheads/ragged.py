@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from operator import index
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from manyheads.errors import InputError, ShapeError
+from manyheads.errors import InputError, ShapeError, short_repr
 
 
 class HostLengths:
@@ -51,6 +52,8 @@ class Lengths:
     @classmethod
     def of(cls, each: Sequence[int], device: torch.device | str = "cpu") -> "Lengths":
         """Sequences end to end."""
+        if not torch.compiler.is_compiling() and not _are_integers(each):
+            raise InputError(f"lengths must be a sequence of integers, got {short_repr(each)}")
         each = tuple(int(length) for length in each)
         if any(length < 0 for length in each):
             raise InputError(f"lengths must be at least 0, got {each}")
@@ -140,8 +143,16 @@ class Ragged:
     @classmethod
     def from_list(cls, sequences: Sequence[Shaped[Tensor, "_ *rest"]]) -> "Ragged":
         """Concatenate tensors that differ only in their first axis."""
+        if not isinstance(sequences, Sequence):
+            raise InputError(f"sequences must be a list of tensors, got {short_repr(sequences)}")
         if not sequences:
             raise InputError("the list of sequences is empty", "give at least one")
+        for number, sequence in enumerate(sequences):
+            if not isinstance(sequence, Tensor) or not sequence.dim():
+                raise InputError(
+                    f"sequence {number} must be a tensor with at least one axis, got "
+                    f"{short_repr(sequence)}"
+                )
         tails = {tuple(sequence.shape[1:]) for sequence in sequences}
         if len(tails) > 1:
             raise ShapeError(
@@ -241,6 +252,13 @@ class Ragged:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+
+def _are_integers(each: object) -> bool:
+    try:
+        return all(index(length) == length for length in each)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return False
 
 
 def _checked_mask(

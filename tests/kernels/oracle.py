@@ -144,6 +144,7 @@ def attention(
     added: Added | None = None,
     read_by_distance: Callable[[Tensor], Tensor] | None = None,
     sink: Tensor | None = None,
+    softcap: float | None = None,
 ) -> Expected:
     """Sequence by sequence, head by head; the last query stands at the last key."""
     outputs, lses, patterns = [], [], []
@@ -159,6 +160,8 @@ def attention(
         each = []
         for head in range(heads):
             scores = scale * query[:, head] @ key[:, head // share].T
+            if softcap is not None:
+                scores = softcap * (scores / softcap).tanh()
             if added is not None:
                 scores = scores + added(head, query[:, head], distance)
             scores = scores.masked_fill(~table.reshape(t, s), -math.inf)

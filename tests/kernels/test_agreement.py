@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from manyheads.kernels import banded, fused, reference
+from manyheads.kernels import banded, batched, fused, reference
 from manyheads.kernels.contract import Attended, Facts, Want
 from manyheads.ragged import Lengths
 from tests.kernels.oracle import (
@@ -26,7 +26,12 @@ from tests.kernels.oracle import (
 )
 from tests.sampling import cover
 
-KERNELS: dict[str, ModuleType] = {"reference": reference, "fused": fused, "banded": banded}
+KERNELS: dict[str, ModuleType] = {
+    "reference": reference,
+    "fused": fused,
+    "banded": banded,
+    "batched": batched,
+}
 DTYPES = list(TOLERANCE)
 LENGTHS = (5, 0, 1, 11, 5)
 
@@ -34,14 +39,16 @@ LENGTHS = (5, 0, 1, 11, 5)
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of six queries and blocks of five, so that small inputs cross their borders."""
-    for module in (reference, fused):
+    for module in (reference, fused, batched):
         monkeypatch.setattr(module, "rows_per_chunk", lambda heads, keys: 6)  # noqa: ARG005
     monkeypatch.setattr(banded, "BLOCK", 5)
+    monkeypatch.setattr(batched, "PADDING_PER_BLOCK", 640)
+    monkeypatch.setattr(batched, "KEPT_KEYS", 6)
 
 
 def claims(kernel: str, rule: Rule, biased: Biased, grad: bool) -> bool:
     """What a kernel must be able to do: the rest of the matrix belongs to the reference."""
-    if kernel == "reference":
+    if kernel in ("reference", "batched"):
         return True
     if biased.needs_pattern or (grad and biased.learned):
         return False
@@ -151,7 +158,9 @@ def test_any_ragged_batch_gives_the_definition(
     sink: bool,
     seed: int,
 ) -> None:
-    grad = claims(kernel, RULES[rule], BIASES[bias], True) and (kernel == "reference" or not sink)
+    grad = claims(kernel, RULES[rule], BIASES[bias], True) and (
+        kernel in ("reference", "batched") or not sink
+    )
     if not claims(kernel, RULES[rule], BIASES[bias], grad):
         kernel = "reference"
     problem = Problem.of(
@@ -169,7 +178,7 @@ def test_any_ragged_batch_gives_the_definition(
 
 
 @given(
-    kernel=st.sampled_from(["reference", "fused"]),
+    kernel=st.sampled_from(["reference", "fused", "batched"]),
     rule=st.sampled_from(list(RULES)),
     bias=st.sampled_from(["no bias", "alibi", "t5", "t5 backwards"]),
     each=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=4),
@@ -183,7 +192,7 @@ def test_the_last_query_stands_at_the_last_key(
 
 
 @given(
-    kernel=st.sampled_from(["reference", "fused"]),
+    kernel=st.sampled_from(["reference", "fused", "batched"]),
     rule=st.sampled_from(list(RULES)),
     each=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=4),
     spare=st.integers(0, 3),
@@ -203,7 +212,7 @@ def test_keys_with_room_between_sequences_are_read_in_their_places(
 
 
 @given(
-    kernel=st.sampled_from(["reference", "fused"]),
+    kernel=st.sampled_from(["reference", "fused", "batched"]),
     each=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=4),
     heads=head_counts,
 )
@@ -215,7 +224,7 @@ def test_cross_attention_reads_all_of_a_memory_of_any_length(
     agree(kernel, problem, problem.expected())
 
 
-@pytest.mark.parametrize("kernel", ["reference", "fused"])
+@pytest.mark.parametrize("kernel", ["reference", "fused", "batched"])
 def test_an_empty_memory_gives_zeros(kernel: str) -> None:
     problem = Problem(RULES["all"], Lengths.of([3, 2]), Lengths.of([0, 0]))
     leaves, found = run(kernel, problem, Want(lse=True))
@@ -224,7 +233,7 @@ def test_an_empty_memory_gives_zeros(kernel: str) -> None:
     assert all(not gradient.any() for gradient in problem.gradients(found.output, leaves))
 
 
-@pytest.mark.parametrize("kernel", ["reference", "fused"])
+@pytest.mark.parametrize("kernel", ["reference", "fused", "batched"])
 @pytest.mark.parametrize(("size", "value_size"), [(8, 3), (4, 8), (1, 2)])
 def test_values_may_have_a_size_of_their_own(kernel: str, size: int, value_size: int) -> None:
     problem = Problem.of("longformer", LENGTHS, size=size, value_size=value_size)
@@ -241,7 +250,7 @@ def test_a_sink_is_one_more_key_without_a_value(
 ) -> None:
     if not claims(kernel, RULES[rule], BIASES["no bias"], False):
         rule = "both sides"
-    grad = kernel == "reference"
+    grad = kernel in ("reference", "batched")
     problem = Problem.of(rule, LENGTHS, heads=HEADS[heads], dtype=dtype, sink=True, grad=grad)
     agree(kernel, problem, problem.expected())
 

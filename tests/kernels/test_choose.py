@@ -27,6 +27,7 @@ CUDA = replace(CPU, device="cuda", dtype=torch.bfloat16)
 
 MIXED = Lengths.of([1000, 17, 300])
 EQUAL = Lengths.of([300, 300])
+SHORT = Lengths.of([128, 17, 30])
 
 ALIBI = Alibi().bias(8, torch.device("cpu"))
 T5 = BucketBias(T5Buckets(), torch.zeros(32, 8, requires_grad=True))
@@ -59,6 +60,9 @@ def asked(
     ("request_", "facts", "kernel"),
     [
         (asked(Full()), CPU, "fused"),
+        (asked(Full(), SHORT), CPU, "batched"),
+        (asked(Full(), SHORT), replace(CPU, grad=False), "fused"),
+        (asked(Full(), Lengths.of([17, 17])), CPU, "fused"),
         (asked(Causal()), CPU, "fused"),
         (asked(Blocks(64) | RandomBlocks(64) | GlobalTokens()), CPU, "fused"),
         (asked(Window(64, 64)), CPU, "banded"),
@@ -66,12 +70,12 @@ def asked(
         (asked(Window(64, 64), bias=ALIBI), CPU, "banded"),
         (asked(Window(600)), CPU, "fused"),
         (asked(Window(64, 64), EQUAL, sink=True), replace(CPU, grad=False), "banded"),
-        (asked(Window(64, 64), sink=True), CPU, "reference"),
-        (asked(Full(), bias=T5), CPU, "reference"),
+        (asked(Window(64, 64), sink=True), CPU, "batched"),
+        (asked(Full(), bias=T5), CPU, "batched"),
         (asked(Full(), bias=T5), replace(CPU, grad=False), "fused"),
         (asked(Full(), bias=T5_FIXED), CPU, "fused"),
-        (asked(Full(), bias=SHAW_VALUES), replace(CPU, grad=False), "reference"),
-        (asked(Causal(), dropout=0.1), CPU, "reference"),
+        (asked(Full(), bias=SHAW_VALUES), replace(CPU, grad=False), "batched"),
+        (asked(Causal(), dropout=0.1), CPU, "batched"),
         (asked(Window(64), pattern=True), CPU, "reference"),
         (asked(Window(64)), replace(CPU, value_size=32), "fused"),
         (asked(Causal()), CUDA, "varlen"),
@@ -82,9 +86,9 @@ def asked(
         (asked(Causal(), sink=True), CUDA, "flex"),
         (asked(Window(64) | GlobalTokens()), CUDA, "flex"),
         (asked(Causal(), dropout=0.1), CUDA, "fused"),
-        (asked(Full(), bias=SHAW_VALUES), CUDA, "reference"),
+        (asked(Full(), bias=SHAW_VALUES), CUDA, "batched"),
         (asked(Causal(), pattern=True), CUDA, "reference"),
-        (asked(Full()), replace(CPU, device="mps"), "reference"),
+        (asked(Full()), replace(CPU, device="mps"), "batched"),
     ],
 )
 def test_the_fastest_kernel_that_can_is_chosen(
@@ -97,7 +101,7 @@ def test_the_fastest_kernel_that_can_is_chosen(
 
 def test_a_choice_says_why_it_skipped_the_others() -> None:
     assert str(choose(asked(Causal(), dropout=0.1), CPU)) == (
-        "reference (not banded: the mask is not limited on both sides; "
+        "batched (not banded: the mask is not limited on both sides; "
         "not fused: the CPU's fused kernel has no dropout)"
     )
     assert str(choose(asked(Window(400)), CPU)) == "banded"
@@ -119,7 +123,7 @@ def test_auto_and_every_able_kernel_by_name_give_one_answer() -> None:
     q, k, v = torch.randn(3, 41, 4, 8).unbind()
     request = Request(queries=lengths, keys=lengths, mask=Window(5, 2), scale=0.3)
     expected = attend(q, k, v, request, "reference").output
-    for kernel in ("auto", "fused", "banded"):
+    for kernel in ("auto", "fused", "banded", "batched"):
         torch.testing.assert_close(attend(q, k, v, request, kernel).output, expected)
 
 
@@ -128,7 +132,7 @@ def test_a_kernel_asked_by_name_for_what_it_cannot_do_says_who_can() -> None:
     request = asked(Full(), Lengths.of([5]))
     with refuses(
         KernelError,
-        "the mask is not limited on both sides: use auto, reference, fused.",
+        "the mask is not limited on both sides: use auto, reference, fused, batched.",
     ):
         attend(q, q, q, request, "banded")
 
@@ -137,7 +141,8 @@ def test_an_unknown_kernel_is_an_error_that_lists_the_known() -> None:
     q = torch.randn(5, 2, 8)
     with refuses(
         KernelError,
-        "there is no kernel 'flash': use auto, reference, fused, banded, varlen, flex, step.",
+        "there is no kernel 'flash': "
+        "use auto, reference, fused, banded, batched, varlen, flex, step.",
     ):
         attend(q, q, q, asked(Full(), Lengths.of([5])), "flash")
 

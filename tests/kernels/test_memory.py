@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from manyheads.kernels import banded, fused, reference
+from manyheads.kernels import banded, batched, fused, reference
 from manyheads.kernels.contract import Facts, Request
 from manyheads.parts.masks import Blocks, Causal, Full, Mask, Window
 from manyheads.parts.positions.alibi import Alibi
@@ -75,6 +75,8 @@ def train(kernel: ModuleType, mask: Mask, alibi: bool, tokens: int, grad: bool =
 CASES = {
     "reference, causal": (reference, Causal(), False),
     "reference, alibi": (reference, Full(), True),
+    "batched, causal": (batched, Causal(), False),
+    "batched, alibi": (batched, Full(), True),
     "fused, causal": (fused, Causal(), False),
     "fused, blocks": (fused, Blocks(64), False),
     "fused, alibi": (fused, Causal(), True),
@@ -94,7 +96,9 @@ def test_twice_the_tokens_need_at_most_twice_the_memory(
     assert long.largest <= 2.1 * short.largest
 
 
-@pytest.mark.parametrize("case", ["reference, causal", "fused, blocks", "banded"])
+@pytest.mark.parametrize(
+    "case", ["reference, causal", "batched, causal", "fused, blocks", "banded"]
+)
 def test_8192_tokens_need_no_table_of_all_pairs(case: str) -> None:
     watched = train(*CASES[case], 8192, grad=False)
     assert watched.peak < 4 * 8192**2 / 2

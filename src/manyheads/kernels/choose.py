@@ -7,18 +7,24 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.errors import KernelError
-from manyheads.kernels import banded, flex, fused, reference, step, varlen
+from manyheads.kernels import banded, batched, flex, fused, reference, step, varlen
 from manyheads.kernels.contract import Attended, Facts, Request
 from manyheads.kernels.uneven import attend_by_group, attend_repeated
+from manyheads.parts.masks import MaskBySequence
+from manyheads.parts.positions.relative import DenseBias
 
 KERNELS: dict[str, ModuleType] = {
     "reference": reference,
     "fused": fused,
     "banded": banded,
+    "batched": batched,
     "varlen": varlen,
     "flex": flex,
     "step": step,
 }
+
+# In training on the CPU, sequences of different lengths up to this are padded into blocks.
+PADDED_UP_TO = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,7 @@ def choose(request: Request, facts: Facts) -> Choice:
     """The fastest kernel of the device that supports the request."""
     skipped: list[tuple[str, str]] = []
     for name in _order(request, facts):
-        reason = KERNELS[name].cannot(request, facts) or _not_worth(name, request)
+        reason = _refusal(name, request, facts) or _not_worth(name, request, facts)
         if reason is None:
             return Choice(name, tuple(skipped))
         skipped.append((name, reason))
@@ -60,8 +66,8 @@ def attend(
         kernel = choose(request, facts).kernel
     elif kernel not in KERNELS:
         raise KernelError(f"there is no kernel {kernel!r}", f"use auto, {', '.join(KERNELS)}")
-    elif reason := KERNELS[kernel].cannot(request, facts):
-        able = [name for name, one in KERNELS.items() if one.cannot(request, facts) is None]
+    elif reason := _refusal(kernel, request, facts):
+        able = [name for name in KERNELS if _refusal(name, request, facts) is None]
         raise KernelError(f"kernel {kernel!r}: {reason}", f"use auto, {', '.join(able)}")
     if request.groups is not None and kernel != "reference":
         # A decoding step reads all keys and should read them only once.
@@ -76,16 +82,29 @@ def _order(request: Request, facts: Facts) -> tuple[str, ...]:
     if request.keys.filled is not None:
         return ("step",)
     if facts.device == "cuda" and request.uniform:
-        return ("fused", "varlen", "flex", "reference")
+        return ("fused", "varlen", "flex", "batched", "reference")
     if facts.device == "cuda":
-        return ("varlen", "flex", "fused", "reference")
-    return ("banded", "fused", "reference")
+        return ("varlen", "flex", "fused", "batched", "reference")
+    return ("banded", "fused", "batched", "reference")
 
 
-def _not_worth(name: str, request: Request) -> str | None:
-    if name != "banded":
-        return None
+def _refusal(name: str, request: Request, facts: Facts) -> str | None:
+    """Why a kernel does not support the request; a few things only the definition computes."""
+    if name not in ("reference", "batched") and request.softcap is not None:
+        return "it has no soft cap"
+    if name != "reference" and isinstance(request.mask, MaskBySequence):
+        return "each sequence has its own mask"
+    if name not in ("reference", "fused") and isinstance(request.bias, DenseBias):
+        return "the bias is a tensor without room for padding"
+    return KERNELS[name].cannot(request, facts)
+
+
+def _not_worth(name: str, request: Request, facts: Facts) -> str | None:
     reach, longest = request.mask.reach, request.queries.longest
-    if reach.before + reach.after + 1 >= longest / 2:
+    if name == "banded" and reach.before + reach.after + 1 >= longest / 2:
         return f"the window saves nothing on sequences of at most {longest} tokens"
+    longest = max(longest, request.keys.longest)
+    trains = facts.device == "cpu" and facts.grad and not request.uniform
+    if name == "fused" and trains and longest <= PADDED_UP_TO:
+        return f"one call per length costs more than padding to at most {longest} tokens"
     return None

@@ -26,8 +26,9 @@ class Request:
     """One attention: the lengths of queries and keys, the mask, the bias.
 
     Queries are aligned to the END of their keys, so that a step with a cache is the same request.
-    `sink` is an additional score per head in the softmax, without a value. `groups` is how many
-    query heads each key head serves, if not all serve the same number.
+    `sink` is an additional score per head in the softmax, without a value. `softcap` bends scaled
+    scores s to softcap * tanh(s / softcap), before bias and mask. `groups` is how many query heads
+    each key head serves, if not all serve the same number.
     """
 
     queries: Lengths
@@ -36,6 +37,7 @@ class Request:
     scale: float
     bias: Bias | None = None
     sink: Float[Tensor, " h"] | None = None
+    softcap: float | None = None
     dropout: float = 0.0
     groups: tuple[int, ...] | None = None
     want: Want = Want()
@@ -86,7 +88,7 @@ class Facts:
 class Attended:
     """The output and what was wanted besides: log-sum-exp in float32, patterns per sequence.
 
-    Only the log-sum-exp of reference and flex carries gradients.
+    Only the log-sum-exp of reference, batched and flex carries gradients.
     """
 
     output: Float[Tensor, "n h e"]

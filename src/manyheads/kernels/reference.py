@@ -33,7 +33,9 @@ def attend(
     if request.want.pattern:
         seen = patterns(scores(q, k, request), request)
         lse = _full_lse(q, k, request) if request.want.lse else None
-        return Attended(mix(seen, v, request), lse, seen)
+        # An empty batch has no pattern to take the number of heads from.
+        output = mix(seen, v, request).reshape(*q.shape[:2], v.shape[2])
+        return Attended(output, lse, seen)
     grad = Facts.of(q, k, v, request).grad
     outputs, lses = [q.new_zeros(0, q.shape[1], v.shape[2])], [q.new_zeros(0, q.shape[1]).float()]
     for sequence, length in enumerate(request.queries.each):
@@ -106,9 +108,11 @@ def _scores(
     query = rearrange(query, "t (g r) d -> g (t r) d", r=group)
     product = query @ rearrange(key, "s g d -> g d s")
     scored = rearrange(product, "g (t r) s -> (g r) t s", r=group) * request.scale
+    if request.softcap is not None:
+        scored = request.softcap * torch.tanh(scored / request.softcap)
     if request.bias is not None:
         scored = scored + _bias(request, sequence, rows, scored)
-    hidden = ~visible(request.mask, rows, queries, keys, q.device)
+    hidden = ~visible(request.mask.of_sequence(sequence), rows, queries, keys, q.device)
     return scored.masked_fill(hidden, -torch.inf)
 
 

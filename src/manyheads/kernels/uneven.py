@@ -72,6 +72,7 @@ def _part(request: Request, queries: list[slice]) -> Request:
         scale=request.scale,
         bias=None if request.bias is None else request.bias.of_heads(queries),
         sink=None if request.sink is None else torch.cat([request.sink[span] for span in queries]),
+        softcap=request.softcap,
         dropout=request.dropout,
         want=request.want,
     )

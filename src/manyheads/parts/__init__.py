@@ -1,5 +1,6 @@
 """The parts of a layer: masks, positions, norms, feed-forwards, experts and gates."""
 
+from manyheads.argument_checks import check_fields_of
 from manyheads.parts.experts import Experts
 from manyheads.parts.feedforward import MLP, GeGLU, SwiGLU
 from manyheads.parts.gates import Gate
@@ -56,3 +57,5 @@ __all__ = [
     "Window",
     "YarnScaling",
 ]
+
+check_fields_of({name: globals()[name] for name in __all__})

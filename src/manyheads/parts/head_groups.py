@@ -22,7 +22,7 @@ def normalise_kv_heads(heads: int, kv_heads: KeyHeads) -> KeyHeads:
         return kv_heads
     if isinstance(kv_heads, int):
         if heads % kv_heads:
-            fitting = [number for number in range(1, heads + 1) if heads % number == 0]
+            fitting = divisors(heads)
             raise ConfigError(
                 f"kv_heads must divide heads={heads} ({listed(fitting)}), got {kv_heads}"
             )
@@ -62,6 +62,16 @@ def listed(numbers: list[int]) -> str:
     """
     *head, last = map(str, numbers)
     return f"{', '.join(head)} or {last}" if head else last
+
+
+def divisors(number: int) -> list[int]:
+    """The divisors up to 1,000, and the number itself: enough to choose from.
+
+    >>> divisors(12), divisors(2**40)[-3:]
+    ([1, 2, 3, 4, 6, 12], [256, 512, 1099511627776])
+    """
+    small = [each for each in range(1, min(number, 1001)) if number % each == 0]
+    return [*small, number]
 
 
 def nearest(choices: list[int], wanted: int) -> list[int]:

@@ -51,6 +51,10 @@ class Mask(ABC):
         """Whether a pair of tokens stays visible or hidden as the sequence grows."""
         return True
 
+    def of_sequence(self, sequence: int) -> "Mask":  # noqa: ARG002, for those that differ
+        """The mask of one sequence of a batch."""
+        return self
+
     def __and__(self, other: "Mask") -> "Mask":
         return And(self, other)
 
@@ -305,6 +309,45 @@ class Or(Mask):
         return all(rule.fills_reach for rule in rules) or any(
             rule.fills_reach and rule.reach == self.reach for rule in rules
         )
+
+
+@dataclass(frozen=True, slots=True)
+class MaskBySequence(Mask):
+    """A mask for each sequence of one batch."""
+
+    each: tuple[Mask, ...]
+
+    def of_sequence(self, sequence: int) -> Mask:
+        return self.each[sequence]
+
+    def allows(self, *_: Int[Tensor, "*#at"]) -> Bool[Tensor, "*#at"]:
+        raise AssertionError("ask the mask of a sequence")
+
+    @property
+    def reach(self) -> Band:
+        bands = [mask.reach for mask in self.each]
+        return Band(max(band.before for band in bands), max(band.after for band in bands))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorMask(Mask):
+    """A tensor that says which keys each query sees; the last query is at the last key."""
+
+    visible: Bool[Tensor, "t s"]
+
+    def allows(
+        self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
+    ) -> Bool[Tensor, "*#at"]:
+        queries, keys = self.visible.shape
+        return self.visible[query - (keys - queries), key] & (length >= 0)
+
+    @property
+    def independent_of_length(self) -> bool:
+        return False
+
+    @property
+    def reach(self) -> Band:
+        return Band(math.inf, math.inf)
 
 
 Simple = Literal["all", "causal", "other"]

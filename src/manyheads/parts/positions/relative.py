@@ -94,7 +94,7 @@ class Shaw:
     """A learned vector per distance up to `reach`, multiplied by the query (arXiv 1803.02155).
 
     `values` adds a second vector per distance to the output of the head. That needs the attention
-    on each distance, so only the reference kernel supports it.
+    on each distance, which fused kernels do not give.
     """
 
     reach: int = 16
@@ -153,6 +153,39 @@ class ShawBias:
         return self.products[row, head, self.distance(query, key)]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseBias:
+    """A score for each query and key of each sequence, as a tensor that somebody else computed.
+
+    `sequence` and `position` say where a packed row of queries stands in it.
+    """
+
+    values: Float[Tensor, "b h t s"]
+    sequence: Int[Tensor, " n"]
+    position: Int[Tensor, " n"]
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.values.requires_grad
+
+    def of_heads(self, spans: Sequence[slice]) -> "DenseBias":
+        """The bias of these heads only."""
+        values = torch.cat([self.values[:, span] for span in spans], dim=1)
+        return DenseBias(values, self.sequence, self.position)
+
+    def score(
+        self,
+        head: Int[Tensor, "*#at"],
+        row: Int[Tensor, "*#at"],
+        query: Int[Tensor, "*#at"],  # noqa: ARG002, one signature for all biases
+        key: Int[Tensor, "*#at"],
+    ) -> Float[Tensor, "*#at"]:
+        batch, heads = self.values.shape[:2]
+        return self.values[
+            self.sequence[row] % batch, head % heads, self.position[row], key
+        ].float()
+
+
 # Each has `score(head, row, query, key)`, elementwise over index tensors that broadcast: one kernel
 # computes blocks with it, another uses it as a score_mod.
-Bias = AlibiBias | BucketBias | ShawBias
+Bias = AlibiBias | BucketBias | DenseBias | ShawBias

@@ -126,8 +126,16 @@ class Rotary:
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"fraction must be in (0, 1], got {self.fraction}")
-        if not isinstance(self.scaling, NoScaling) and self.scaling.factor < 1:
+        if not isinstance(self.scaling, NoScaling) and not self.scaling.factor >= 1:
             raise ConfigError(f"factor must be at least 1, got {self.scaling.factor}")
+        if not 1 < self.theta < math.inf:
+            raise ConfigError(f"theta must be above 1, got {self.theta}")
+        if isinstance(self.scaling, YarnScaling | Llama3Scaling):
+            scaling = self.scaling
+            if scaling.original_length < 1 or not scaling.fast > scaling.slow > 0:
+                raise ConfigError(
+                    f"original_length must be at least 1 and fast above slow, {scaling}"
+                )
 
     def rotated_channels(self, size: int) -> int:
         """How many channels of a head of this size are rotated."""

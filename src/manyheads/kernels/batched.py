@@ -1,0 +1,294 @@
+"""The definition in few large products: sequences of similar length, padded into blocks.
+
+It computes what fused kernels do not: gradients of a learned bias or sink, dropout on the CPU,
+Shaw's value vectors. It also takes many short sequences of different lengths, for which a fused
+kernel needs a call each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from manyheads.kernels.contract import Attended, Facts, Request
+from manyheads.kernels.fused import scale_by_sink
+from manyheads.kernels.reference import rows_per_chunk
+from manyheads.parts.masks import Full
+from manyheads.parts.positions.relative import BucketBias, ShawBias
+from manyheads.ragged import Lengths
+
+# Padding that takes as long as one more block, in multiply-adds of queries with keys.
+PADDING_PER_BLOCK = 2**23
+# The pattern of a query with at most so many keys is kept for the backward pass and that of a
+# longer one is recomputed, so memory is linear in the tokens.
+KEPT_KEYS = 256
+
+
+def cannot(request: Request, facts: Facts) -> str | None:  # noqa: ARG001, part of the contract
+    if request.want.pattern:
+        return "a block of padded sequences is not a pattern"
+    if request.keys.filled is not None:
+        return "the lengths of the keys are not known on the host"
+    return None
+
+
+def attend(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "m g d"],
+    v: Float[Tensor, "m g e"],
+    request: Request,
+) -> Attended:
+    blocks = _blocks(request, *q.shape[1:])
+    queries = _Slots.of(request.queries, blocks, [block.queries for block in blocks])
+    keys = _Slots.of(request.keys, blocks, [block.keys for block in blocks])
+    bias = request.bias
+    products: Sequence[Tensor | None] = [None] * len(blocks)
+    if isinstance(bias, ShawBias):
+        products = queries.spread(bias.products)
+    each = zip(blocks, queries.spread(q), keys.spread(k), keys.spread(v), products, strict=True)
+    pieces = [_attend_block(*tensors, request) for tensors in each]
+    no_output = v.new_zeros(0, q.shape[1], v.shape[2])
+    output = queries.collect([output for output, _ in pieces], no_output)
+    if not _needs_lse(request):
+        return Attended(output)
+    lse = queries.collect([lse for _, lse in pieces], q.new_zeros(0, q.shape[1]).float())
+    if request.sink is not None:
+        output, lse = scale_by_sink(output, lse, request.sink)
+    return Attended(output, lse if request.want.lse else None)
+
+
+def _needs_lse(request: Request) -> bool:
+    return request.want.lse or request.sink is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Sequences that are computed together, padded behind to the longest.
+
+    The first query is at position `shift`, since queries are aligned to the end of their keys.
+    """
+
+    sequences: tuple[int, ...]
+    queries: int
+    keys: int
+    shift: int
+
+
+def _blocks(request: Request, heads: int, size: int) -> list[_Block]:
+    """Sequences by length; a block ends where its padding costs more than a block."""
+    queries, keys = request.queries.each, request.keys.each
+    any_shift = request.bias is None and isinstance(request.mask, Full)
+    shift = [0 if any_shift else s - t for t, s in zip(queries, keys, strict=True)]
+    order = sorted(range(len(queries)), key=lambda i: (shift[i], keys[i], queries[i]), reverse=True)
+    most_padding = PADDING_PER_BLOCK // (heads * size)
+    groups: list[list[int]] = []
+    useful = widest = 0
+    for index in order:
+        pairs, wide = queries[index] * keys[index], max(widest, queries[index])
+        if groups and shift[index] == shift[groups[-1][0]]:
+            count, deep = len(groups[-1]), keys[groups[-1][0]]
+            padding = wide * deep * (count + 1) - useful - pairs
+            if padding <= most_padding and count < rows_per_chunk(heads * wide, deep):
+                groups[-1].append(index)
+                useful, widest = useful + pairs, wide
+                continue
+        groups.append([index])
+        useful, widest = pairs, queries[index]
+    return [
+        _Block(
+            sequences=tuple(sorted(group)),
+            queries=max([queries[index] for index in group]),
+            keys=keys[group[0]],
+            shift=shift[group[0]],
+        )
+        for group in groups
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Slots:
+    """Where each token is in the blocks, which lie end to end.
+
+    `tokens` are their rows in the packed tensor and `slots` those in the blocks, None if equal.
+    """
+
+    shapes: tuple[tuple[int, int], ...]
+    tokens: Int[Tensor, " n"] | None
+    slots: Int[Tensor, " n"] | None
+
+    @classmethod
+    def of(cls, lengths: Lengths, blocks: Sequence[_Block], longest: Sequence[int]) -> "_Slots":
+        shapes = tuple(
+            (len(block.sequences), length) for block, length in zip(blocks, longest, strict=True)
+        )
+        device = lengths.positions.device
+        tokens = None
+        if not lengths.tight:
+            starts = torch.tensor(lengths.starts, dtype=torch.long, device=device)
+            tokens = starts[lengths.sequence_of_token] + lengths.positions
+        if lengths.uniform and len(blocks) == 1:
+            return cls(shapes, tokens, None)
+        first = [0] * len(lengths)
+        ends = (0, *accumulate(count * length for count, length in shapes))
+        for block, (_, length), start in zip(blocks, shapes, ends[:-1], strict=True):
+            for row, sequence in enumerate(block.sequences):
+                first[sequence] = start + row * length
+        starts = torch.tensor(first, dtype=torch.long, device=device)
+        return cls(shapes, tokens, starts[lengths.sequence_of_token] + lengths.positions)
+
+    def spread(self, x: Float[Tensor, "n h d"]) -> list[Float[Tensor, "b t h d"]]:
+        """The tokens of each block, with zeros as padding."""
+        sizes = [count * length for count, length in self.shapes]
+        x = x if self.tokens is None else x[self.tokens]
+        if self.slots is not None:
+            x = x.new_zeros(sum(sizes), *x.shape[1:]).index_copy(0, self.slots, x)
+        pieces = x.split(sizes) if len(sizes) > 1 else [x] * len(sizes)
+        return [each.unflatten(0, shape) for each, shape in zip(pieces, self.shapes, strict=True)]
+
+    def collect(self, pieces: list[Tensor], empty: Tensor) -> Float[Tensor, "n *rest"]:
+        """The tokens in their order, without the padding; `empty` if there are none."""
+        joined = torch.cat(pieces or [empty]) if len(pieces) != 1 else pieces[0]
+        return joined if self.slots is None else joined.index_select(0, self.slots)
+
+
+def _attend_block(
+    block: _Block,
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    v: Float[Tensor, "b s g e"],
+    products: Float[Tensor, "b t h distances"] | None,
+    request: Request,
+) -> tuple[Float[Tensor, "bt h e"], Float[Tensor, "bt h"]]:
+    """A block of one long sequence is computed in chunks of queries."""
+    if not block.keys or not block.queries:
+        nothing = v.new_zeros(len(q) * block.queries, q.shape[2], v.shape[3])
+        return nothing, torch.full(nothing.shape[:2], -torch.inf, device=q.device)
+    step = rows_per_chunk(q.shape[2] * len(q), block.keys)
+    recompute = torch.is_grad_enabled() and block.keys > KEPT_KEYS
+    outputs, lses = [], []
+    for start, stop in pairwise((*range(0, block.queries, step), block.queries)):
+        rows = slice(start, stop)
+        some = None if products is None else products[:, rows]
+        arguments = (block, range(start, stop), q[:, rows], k, v, some, request)
+        output, lse = (
+            checkpoint(
+                _rows, *arguments, use_reentrant=False, preserve_rng_state=request.dropout > 0
+            )
+            if recompute
+            else _rows(*arguments)
+        )
+        outputs.append(output)
+        lses.append(lse)
+    if len(outputs) == 1:
+        return outputs[0].flatten(0, 1), lses[0].flatten(0, 1)
+    return torch.cat(outputs, 1).flatten(0, 1), torch.cat(lses, 1).flatten(0, 1)
+
+
+def _rows(
+    block: _Block,
+    rows: range,
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    v: Float[Tensor, "b s g e"],
+    products: Float[Tensor, "b t h distances"] | None,
+    request: Request,
+) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b t h"]]:
+    shared = q.shape[2] // k.shape[2]
+    query = rearrange(q.float() * request.scale, "b t (g r) d -> b g (r t) d", r=shared)
+    key, value = (rearrange(x.float(), "b s g d -> b g s d") for x in (k, v))
+    # Autocast would leave them in half precision.
+    scores = (query @ key.transpose(2, 3)).float()
+    if request.softcap is not None:
+        scores = request.softcap * (scores / request.softcap).tanh()
+    distance = _distances(block, rows, q.device)
+    if request.bias is not None:
+        bias = _bias(request, distance, products, q.shape[2])
+        scores += rearrange(bias, "b (g r) t s -> b g (r t) s", r=shared)
+    seen = _seen(block, rows, request, q.device)
+    blind = None
+    if seen is not None:
+        blind = ~seen.any(-1)
+        # A row without visible keys is computed as if it saw all, and its output is zero.
+        hidden = ~seen & ~blind.unsqueeze(-1)
+        added = scores.new_zeros(seen.shape).masked_fill_(hidden, -torch.inf)
+        scores += added.repeat(1, shared, 1).unsqueeze(1)
+    pattern = scores.softmax(-1)
+    dropped = F.dropout(pattern, request.dropout) if request.dropout else pattern
+    mixed = dropped @ value
+    if isinstance(request.bias, ShawBias) and request.bias.values is not None:
+        mixed = mixed + _by_distance(dropped, request.bias, distance, shared)
+    output = rearrange(mixed, "b g (r t) e -> b t (g r) e", r=shared)
+    if blind is not None:
+        output = output.masked_fill(blind[:, :, None, None], 0.0)
+    if not _needs_lse(request):
+        # Nobody reads it.
+        return output.to(v.dtype), output.new_zeros(()).expand(output.shape[:3])
+    lse = rearrange(scores.logsumexp(-1), "b g (r t) -> b t (g r)", r=shared)
+    if blind is not None:
+        lse = lse.masked_fill(blind.unsqueeze(-1), -torch.inf)
+    return output.to(v.dtype), lse
+
+
+def _distances(block: _Block, rows: range, device: torch.device) -> Int[Tensor, "t s"]:
+    """Key position minus query position."""
+    query = torch.arange(rows.start, rows.stop, device=device) + block.shift
+    return torch.arange(block.keys, device=device) - query[:, None]
+
+
+def _bias(
+    request: Request,
+    distance: Int[Tensor, "t s"],
+    products: Float[Tensor, "b t h reached"] | None,
+    heads: int,
+) -> Float[Tensor, "#b h t s"]:
+    """Both learned biases are selected along one axis: their gradients are sums over runs of it."""
+    bias = request.bias
+    if isinstance(bias, ShawBias):
+        assert products is not None
+        table = rearrange(products, "b t h reached -> b h t reached")
+        index = bias.distance(torch.zeros_like(distance), distance)
+        return table.gather(-1, index.expand(*table.shape[:2], *index.shape))
+    if isinstance(bias, BucketBias):
+        rows, columns = distance.shape
+        # A bucket per diagonal, not per pair.
+        diagonal = torch.arange(1 - rows, columns, device=distance.device) + distance[0, 0]
+        bucket = bias.config.bucket(diagonal)[distance - diagonal[0]]
+        return bias.table.T.index_select(1, bucket.flatten()).unflatten(1, distance.shape)[None]
+    assert bias is not None
+    head = torch.arange(heads, device=distance.device)[:, None, None]
+    zero = torch.zeros_like(distance)
+    return bias.score(head, zero, zero, distance)[None]
+
+
+def _seen(
+    block: _Block, rows: range, request: Request, device: torch.device
+) -> Bool[Tensor, "#b t s"] | None:
+    """Which keys the queries see; None if all of them."""
+    lengths = [request.keys.each[each] for each in block.sequences]
+    padded = min(lengths) < block.keys
+    mask = request.mask
+    if isinstance(mask, Full) and not padded:
+        return None
+    each = torch.tensor(lengths, device=device)[:, None, None]
+    query = torch.arange(rows.start, rows.stop, device=device)[:, None] + block.shift
+    key = torch.arange(block.keys, device=device)
+    seen = mask.allows(query, key, each[:1] if mask.independent_of_length else each)
+    # Only padding sees the padding behind its sequence if no query looks ahead.
+    return seen & (key < each) if padded and mask.reach.after > 0 else seen
+
+
+def _by_distance(
+    pattern: Float[Tensor, "b g rt s"], bias: ShawBias, distance: Int[Tensor, "t s"], shared: int
+) -> Float[Tensor, "b g rt e"]:
+    """Shaw's value vectors, weighted by the mass that falls on each distance."""
+    assert bias.values is not None
+    index = bias.distance(torch.zeros_like(distance), distance).repeat(shared, 1)
+    mass = pattern.new_zeros(*pattern.shape[:3], bias.values.shape[0])
+    mass = mass.scatter_add(-1, index.expand_as(pattern), pattern)
+    return mass @ bias.values.float()

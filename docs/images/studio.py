@@ -14,7 +14,7 @@ from manyheads import load  # noqa: E402
 from tests.studio.live_server import live_server  # noqa: E402
 
 TEXT = "Trondheim lies on a fjord in Norway. In 1921 the harbour of Trond"
-SHARED = {"m": "house-gpt", "h": "L2H7,L2H6,L1H0", "c": "induction", "t": TEXT}
+SHARED = {"m": "house-gpt", "h": "L2H6,L2H7,L1H0", "c": "induction", "t": TEXT}
 PICTURES = {
     "light": SHARED | {"v": "lines"},
     "dark": SHARED | {"v": "map", "o": "L2H7,L2H6"},

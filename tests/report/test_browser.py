@@ -109,5 +109,29 @@ def test_a_share_stands_behind_its_word_whichever_way_that_is_written(
     other.close()
 
 
+def test_the_cards_of_a_row_share_their_lines(page: Any) -> None:
+    tops = page.eval_on_selector_all(
+        ".card", "cards => cards.map((card) => [...card.children].map((each) => each.offsetTop))"
+    )
+    assert len(tops) > 3
+    assert all(each == tops[0] for each in tops), tops
+
+
+def test_print_fits_a4(page: Any) -> None:
+    page.emulate_media(media="print")
+    # 210 mm less two margins of 14 mm, at 96 dots an inch.
+    page.set_viewport_size({"width": 688, "height": 1000})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 688
+    page.emulate_media(media="screen")
+
+
+def test_a_phone_has_a_theme_button_of_full_size(page: Any) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    box = page.locator("#theme").bounding_box()
+    assert (box["width"], box["height"]) == (44, 44)
+    page.set_viewport_size({"width": 1280, "height": 900})
+
+
 def test_nothing_ran_or_was_asked_for_that_is_not_ours(page: Any) -> None:
     assert page.trouble == []

@@ -18,6 +18,7 @@ def studio() -> Iterator[LiveServer]:
         ("tiny", models.decoder()),
         ("other", models.decoder(seed=5)),
         ("sees", models.vision()),
+        ("fills", models.masked()),
     ]
     with live_server(store) as found:
         yield found

@@ -44,8 +44,15 @@ def learned(*, positions: int = 16) -> Any:
 
 
 def encoder() -> Any:
-    model = build("bert-base", layers=2, width=32, heads=4, hidden=64, vocabulary=320, seed=2)
+    model = build("bert-base", layers=2, width=32, heads=4, hidden=64, vocabulary=324, seed=2)
     model.tokenizer = tokenizer()
+    return model
+
+
+def masked() -> Any:
+    """An encoder whose tokenizer has a mask."""
+    model = encoder()
+    model.tokenizer.add_special_tokens(["[MASK]"])
     return model
 
 

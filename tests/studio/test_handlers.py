@@ -76,10 +76,18 @@ def test_every_model_is_described(client: TestClient) -> None:
 
 
 def test_tokens_are_the_letters_of_the_text(client: TestClient) -> None:
-    for text in (TEXT, "Привет, мир! 你好", "a\n\n b\t", "<|end|>"):
-        tokens = ask(client, "tokens", text=text)["tokens"]
-        if "你" not in text:
-            assert "".join(tokens) == text
+    for text in (TEXT, "Привет, мир! 你好", "a\n\n b\t", "<|end|>", "שלום 👋🏽"):
+        response = ask(client, "tokens", text=text)
+        assert "".join(response["letters"]) == text
+        assert not any("\ufffd" in token for token in response["tokens"])
+        assert response["start"] == len(response["tokens"]) - 1
+        count = ask(client, "token_count", text=text)["tokens"]
+        assert count == len(response["tokens"])
+
+
+def test_a_prediction_inside_a_letter_is_a_byte(client: TestClient) -> None:
+    response = ask(client, "predictions", text=TEXT, top_k=LIMITS.predictions)
+    assert not any("\ufffd" in each["text"] for each in response["top"])
 
 
 def test_a_text_is_cut_where_positions_end(client: TestClient) -> None:
@@ -282,7 +290,7 @@ def test_a_long_text_is_answered_by_windows(client: TestClient) -> None:
         ("predictions", {"edits": {"patched": ["L0H0"]}}, "source is missing"),
         ("predictions", {"edits": {"patched": ["L0H0"], "source": "one"}}, "the other prompt has"),
         ("generate", {"max_new_tokens": 10_000}, "512, got 10000"),
-        ("generate", {"temperature": -1}, "10.0, got -1"),
+        ("generate", {"temperature": -1}, "5.0, got -1"),
         ("generate", {"model": "reads"}, "cannot generate text"),
         ("generate", {"model": "short", "max_new_tokens": 400}, "positions"),
         ("patching", {"source": TEXT}, "for both prompts"),
@@ -299,7 +307,10 @@ def test_a_bad_request_gets_a_sentence(
 
 
 def test_heads_get_names(client: TestClient) -> None:
-    response = ask(client, "kinds", model="sees")["heads"]
+    found = ask(client, "kinds", model="sees")
+    response, nearest = found["heads"], found["nearest"]
     assert set(response) == {f"L{layer}H{head}" for layer in range(2) for head in range(4)}
-    for labels in response.values():
-        assert all(set(label) == {"name", "score", "evidence"} for label in labels)
+    assert set(nearest) == {head for head, labels in response.items() if not labels}
+    every = [*nearest.values(), *(label for labels in response.values() for label in labels)]
+    wanted = {"name", "score", "interval", "samples", "sample", "draws", "threshold", "evidence"}
+    assert all(wanted <= set(label) for label in every)

@@ -246,9 +246,9 @@ def test_all_of_an_image_is_read_in_the_size_of_the_model(page: Page, tmp_path: 
 def test_a_bad_request_shows_its_error(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
     page.get_by_text("Patching", exact=True).click()
-    page.get_by_label("Other prompt").fill("one")
+    page.get_by_label("Other prompt").fill(TEXT)
     page.get_by_role("button", name="Patch each head in turn").click()
-    expect(page.locator("#error")).to_contain_text("the other prompt has")
+    expect(page.locator("#error")).to_contain_text("for both prompts")
     # The page goes on.
     page.get_by_label("Text", exact=True).fill("the dog")
     expect(page.locator(".token")).to_have_count(2)

@@ -2,16 +2,22 @@
 
 import json
 import random
+import socket
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from manyheads.studio import security
 from manyheads.studio.requests import LIMITS
-from manyheads.studio.security import Endpoint
+from manyheads.studio.security import Endpoint, is_loopback
 from manyheads.studio.server import bind_endpoint, make_app
 from tests.studio import models
+from tests.studio.live_server import LiveServer, live_server
 
 ADDRESS = "http://127.0.0.1:8765"
 REQUEST = {"model": "tiny", "text": "The cat"}
@@ -112,7 +118,23 @@ def test_an_endpoint_outside_loopback_has_a_token() -> None:
     server_socket.close()
     assert there.token is not None
     assert len(there.token) >= 32
-    assert f"?token={there.token}" in there.url
+    assert all(f"?token={there.token}" in url for url in (*there.urls, there.local_url))
+
+
+def test_addresses_that_others_can_reach_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "_own_addresses", lambda _: ("10.0.0.7",))
+    monkeypatch.setattr(socket, "gethostname", lambda: "machine")
+    endpoint = Endpoint(host="0.0.0.0", port=80, token="secret")
+    assert endpoint.urls == ("http://10.0.0.7:80/?token=secret", "http://machine:80/?token=secret")
+    assert all(endpoint.accepts_host(url.split("/")[2]) for url in endpoint.urls)
+    # The browser of this machine needs no name at all.
+    assert endpoint.local_url == "http://127.0.0.1:80/?token=secret"
+    assert Endpoint(port=80).urls == ("http://127.0.0.1:80/",)
+
+
+def test_own_addresses_are_not_of_this_machine_alone() -> None:
+    for host in ("0.0.0.0", "::"):
+        assert not any(map(is_loopback, security._own_addresses(host)))
 
 
 def test_a_page_that_points_its_own_name_here_is_not_known() -> None:
@@ -160,6 +182,7 @@ def test_no_path_reaches_another_file(client: TestClient, path: str) -> None:
 
 NAMES = (
     "tokens",
+    "token_count",
     "statistics",
     "attention_from",
     "attention_to",
@@ -229,3 +252,73 @@ def test_odd_methods_are_refused(client: TestClient) -> None:
         answer = client.request(method, "/api/tokens")
         assert answer.status_code == 405
         assert answer.json()["error"].endswith(".")
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[LiveServer]:
+    with live_server([("tiny", models.decoder(layers=1))]) as found:
+        yield found
+
+
+def _connect(live: LiveServer) -> socket.socket:
+    return socket.create_connection((live.endpoint.host, live.endpoint.port), timeout=10)
+
+
+def _read_all(connection: socket.socket) -> bytes:
+    """What comes until the server closes the connection."""
+    parts = []
+    with suppress(ConnectionResetError):
+        while part := connection.recv(2**16):
+            parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("drips", [True, False])
+def test_a_slow_body_is_given_up(
+    live: LiveServer, monkeypatch: pytest.MonkeyPatch, drips: bool
+) -> None:
+    monkeypatch.setattr(security, "LIMITS", replace(LIMITS, body_seconds=0.4))
+    begun = time.monotonic()
+    with _connect(live) as connection:
+        port = live.endpoint.port
+        connection.sendall(
+            f"POST /api/tokens HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 900\r\n"
+            "Content-Type: application/json\r\n\r\n{".encode()
+        )
+        # Each byte comes in time, and all of them would take a minute.
+        while drips and time.monotonic() < begun + 0.6:
+            with suppress(OSError):
+                connection.sendall(b" ")
+            time.sleep(0.05)
+        answer = _read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"took too long" in answer
+    assert time.monotonic() - begun < 5
+
+
+def test_others_are_served_while_a_body_is_slow(live: LiveServer) -> None:
+    with _connect(live) as slow, _connect(live) as other:
+        host = f"Host: 127.0.0.1:{live.endpoint.port}\r\n"
+        slow.sendall(
+            f"POST /api/tokens HTTP/1.1\r\n{host}Content-Length: 900\r\n"
+            "Content-Type: application/json\r\n\r\n{".encode()
+        )
+        other.sendall(f"GET /api/models HTTP/1.1\r\n{host}Connection: close\r\n\r\n".encode())
+        assert _read_all(other).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", None])
+@pytest.mark.parametrize("path", ["/", "/api/models", "/api/generate", "/socket"])
+def test_a_websocket_is_never_opened(
+    live: LiveServer, path: str, origin: str | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sent = "" if origin is None else f"Origin: {origin}\r\n"
+    with _connect(live) as connection:
+        connection.sendall(
+            f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{live.endpoint.port}\r\n{sent}"
+            "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
+        )
+        status = int(connection.recv(2**16).split()[1])
+    assert status == 403 if origin else status in (200, 404, 405)
+    assert capfd.readouterr() == ("", "")

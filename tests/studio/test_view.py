@@ -158,15 +158,6 @@ def test_heads_that_were_let_go_stay_so(page: Page, studio: LiveServer) -> None:
     expect(page.locator(".cell.selected")).to_have_count(0)
 
 
-def test_part_of_a_token_is_not_written(page: Page, studio: LiveServer) -> None:
-    visit(page, studio)
-    page.get_by_label("Tokens to generate").fill("2.5")
-    page.get_by_role("button", name="Generate").click()
-    expect(page.get_by_label("Text", exact=True)).not_to_have_value(TEXT)
-    expect(page.get_by_label("Tokens to generate")).to_have_value("3")
-    expect(page.locator("#error")).to_be_hidden()
-
-
 def test_the_menu_closes_once_focus_has_left_it(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
     page.locator("#export").click()

@@ -1,7 +1,7 @@
 """The data of a report: an inspection, importance, attention patterns and suggestions."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from manyheads.formatting import pluralise, without_nan
 from manyheads.lens.attention_maps.patterns import TopKeys, top_keys
 from manyheads.lens.causal.ablation import Ablation, ablate
 from manyheads.lens.causal.gradient_importance import Importance, importance
-from manyheads.lens.head_kinds.kinds import Kinds
+from manyheads.lens.head_kinds.kinds import BIAS, Kinds
 from manyheads.lens.inputs.metrics import Similarity
 from manyheads.lens.inspection import HeadImportance, Inspection, inspect
 from manyheads.lens.measure.measures import SINK_ABOVE, MeasureInfo, describe_measure, sort_measures
@@ -43,6 +43,7 @@ MIN_KEYS, MAX_KEYS = 4, 32
 TABLE_COLUMNS = (
     "loss_change",
     "similarity_drop",
+    "bias",
     "normalized_entropy",
     "max_weight",
     "distance",
@@ -112,6 +113,12 @@ class ReportData:
             values, errors = self.importance.change, self.importance.errors
             name = self.importance.measure
             shown.append(ReportMeasure(name=name, about=about, values=values, errors=errors))
+        if BIAS in self.kinds.scores:
+            bias = self.kinds.scores[BIAS]
+            about = describe_measure(BIAS)
+            shown.append(
+                ReportMeasure(name=BIAS, about=about, values=bias.means, errors=bias.errors)
+            )
         order = sort_measures(name for name in self.statistics.names if not name.startswith(HIDDEN))
         for name in sorted(order, key=lambda name: name not in TABLE_COLUMNS):
             column = self.statistics[name]
@@ -130,14 +137,16 @@ def collect_report(
     by: ImportanceMethod = "auto",
     tokens: int = 4096,
     pattern_tokens: int = 256,
+    syntax: Path | str | None = None,
+    coreference: Path | str | Sequence[Path | str] | None = None,
     progress: bool = True,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> ReportData:
     """Inspect a model on a text of `tokens` tokens; keep patterns of the first `pattern_tokens`.
 
     A path is that of an image, for a `Vision`. Importance is measured `by` ablation or estimated
-    from one backward pass; "auto" ablates small models. `on_progress` receives the
-    name of each step.
+    from one backward pass; "auto" ablates small models. `syntax` and `coreference` are files of
+    annotated text, as for `lens.kinds`. `on_progress` receives the name of each step.
     """
     for what, count in (("tokens", tokens), ("pattern_tokens", pattern_tokens)):
         if count < 2:
@@ -150,6 +159,8 @@ def collect_report(
     inspection = inspect(
         model,
         texts,
+        syntax=syntax,
+        coreference=coreference,
         sequences=KIND_SEQUENCES,
         redundancy_texts=REDUNDANCY_TEXTS,
         progress=progress,

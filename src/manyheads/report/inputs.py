@@ -78,8 +78,10 @@ def check_model(model: Model, name: str) -> TextReader:
 
 def read_file(file: Path, tokens: int) -> str:
     """Read the beginning of a file, long enough for this many tokens."""
-    if not file.is_file():
-        raise InputError(f"there is no file {file}", "pass an existing text file")
+    if file.is_dir():
+        raise InputError(f"{file} is a folder", "name a text file")
+    if not file.exists():
+        raise InputError(f"{file} does not exist", "name a text file")
     with file.open("rb") as opened:
         raw = opened.read(CHARACTERS_PER_TOKEN * tokens + 4)
         complete = not opened.read(1)
@@ -110,9 +112,10 @@ def read_text_input(
         )
     numbers = [int(each) for each in ids]
     pieces = _pieces(model.tokenizer, text, measured, limit)
-    return ReportInput(
-        tuple(pieces), tuple(numbers), tuple(token_texts(model.tokenizer, text, numbers))
-    )
+    texts = token_texts(model.tokenizer, text, numbers)
+    # A letter of several tokens is written at the first of them, bytes at the others.
+    tokens = (letters or token for token, letters in texts)
+    return ReportInput(tuple(pieces), tuple(numbers), tuple(tokens))
 
 
 def read_image(model: Vision, file: Path) -> ReportImage:

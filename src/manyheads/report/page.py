@@ -113,7 +113,7 @@ def _data(report: ReportData, measures: list[ReportMeasure]) -> dict[str, Any]:
     flags = report.inspection.flags()
     heads = []
     for address in report.statistics.addresses:
-        labels = report.kinds.of(address)
+        labels, near = report.kinds.of(address), report.kinds.nearest.get(address)
         heads.append(
             {
                 "name": str(address),
@@ -121,10 +121,9 @@ def _data(report: ReportData, measures: list[ReportMeasure]) -> dict[str, Any]:
                 "head": address.head.head,
                 "kind": report.kinds.best(address),
                 "group": labels[0].kind if labels else "mixed",
-                "kinds": [
-                    {"name": each.name, "score": round(each.score, 3), "evidence": each.evidence}
-                    for each in labels
-                ],
+                "kinds": [each.record() for each in labels],
+                "nearest": None if near is None else near.record(),
+                "why": labels[0].evidence if labels else report.kinds.why_mixed(address),
                 "flags": flags[address],
             }
         )

@@ -10,7 +10,7 @@ from manyheads.formatting import number, percent, pluralise
 from manyheads.lens.head_kinds.criteria import Label
 from manyheads.lens.inspection import HeadImportance
 from manyheads.lens.measure.measures import SINK_ABOVE, format_value
-from manyheads.lens.results.addresses import attention_at, stacks_of
+from manyheads.lens.results.addresses import Address, attention_at, stacks_of
 from manyheads.models.decoder import Decoder
 from manyheads.report.data import ReportData, ReportMeasure, Suggestion
 from manyheads.taps import Sublayer
@@ -186,7 +186,7 @@ def head_table(report: ReportData, measures: Sequence[ReportMeasure]) -> tuple[s
         cells = [
             f'<th scope="row" data-value="{index}"><a href="#head" data-head="{index}">{name}</a>'
             f"{marks}</th>",
-            f'<td data-value="{escape(report.kinds.best(address))}">{_kinds(labels)}</td>',
+            f'<td data-value="{escape(report.kinds.best(address))}">{_kinds(report, address)}</td>',
         ]
         for each in shown:
             value, error = float(each.values[index]), float(each.errors[index])
@@ -194,7 +194,7 @@ def head_table(report: ReportData, measures: Sequence[ReportMeasure]) -> tuple[s
             more = "" if np.isnan(error) else f' title="standard error {error:.2g}"'
             sort = "" if np.isnan(value) else f"{value:.6g}"
             cells.append(f'<td class="number" data-value="{sort}"{more}>{text}</td>')
-        evidence = labels[0].evidence if labels else "reaches no threshold"
+        evidence = labels[0].evidence if labels else report.kinds.why_mixed(address)
         cells.append(f'<td class="evidence">{escape(evidence)}</td>')
         body.append(f"<tr>{''.join(cells)}</tr>")
     return head, "\n".join(body)
@@ -230,10 +230,11 @@ def definitions(report: ReportData, measures: Sequence[ReportMeasure]) -> str:
     return (
         "<h3>Measures</h3><p>The weights A of a query sum to 1 over its visible keys. Standard "
         f"errors are over {over}.</p><dl>{defined}</dl><h3>Kinds</h3><p>A head has every kind "
-        "whose score reaches its threshold; the best comes first, and a head without any is "
-        f"mixed.</p><dl>{kinds}{missing}</dl><h3>Patterns</h3><p>For each query the file keeps "
-        f"the largest weights, up to 98% of the total and at most {report.keys} keys, with eight "
-        "bits each; the rest is given beside each token.</p>"
+        "whose score exceeds its threshold, on synthetic texts in most of the draws; in brackets "
+        "the 95% interval. The most specific kind comes first. A head without any is mixed, "
+        f"with the nearest one.</p><dl>{kinds}{missing}</dl><h3>Patterns</h3><p>For each query the "
+        "file keeps the largest weights, up to 98% of the total and at most "
+        f"{report.keys} keys, with eight bits each; the rest is given beside each token.</p>"
     )
 
 
@@ -282,12 +283,20 @@ def _bars(
     return f'<ol class="bars">{"".join(lines)}</ol>'
 
 
-def _kinds(labels: Sequence[Label]) -> str:
+def _kinds(report: ReportData, address: Address) -> str:
+    """Each kind with its score, interval and sample, or the nearest kind."""
+    labels = report.kinds.of(address)
     if not labels:
-        return '<span class="quiet">mixed</span>'
-    return ", ".join(
-        f'{escape(label.name)} <span class="quiet">{label.score:.2f}</span>' for label in labels[:3]
+        return f'<span class="quiet">{escape(report.kinds.describe(address))}</span>'
+    return "<br>".join(
+        f'{escape(label.name)} <span class="quiet">{_score(label)}</span>' for label in labels[:3]
     )
+
+
+def _score(label: Label) -> str:
+    low, high = label.interval
+    range_ = "" if np.isnan(low) else f" [{low:.2f}, {high:.2f}]"
+    return f"{label.score:.2f}{range_}, {escape(label.sample)}"
 
 
 def _section(title: str, about: str, lines: Sequence[tuple[str, str]]) -> str:

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manyheads.bridge.wrapped_model import WrappedModel
+from manyheads.bridge.wrapped_steps import WrappedCache, step
 from manyheads.decoding.generation_config import GenerationConfig
 from manyheads.decoding.request import GenerationRequest
 from manyheads.decoding.sampling import Sample, draw
@@ -47,6 +49,7 @@ class WatchedGeneration:
         self._ended = False
         self._heads, self._edits = heads, edits
         self._cache = self.model.new_cache(config.cache)
+        self._theirs = WrappedCache()
         self._decoder = StreamDecoder(self._request.tokenizer, self._request.context(0))
         self._logits: Tensor | None = None
         self.length = len(text)
@@ -82,6 +85,9 @@ class WatchedGeneration:
         return self._decoder.finish()
 
     def _feed(self, ids: Ragged, watch: "_RowRecorder") -> None:
+        if isinstance(self.model, WrappedModel):
+            self._logits = step(self.model, self._theirs, ids.values, watch=watch)
+            return
         plan = self._cache.plan(ids.lengths)
         x = self.model.embedding(ids, plan.positions, None)
         hidden, _ = self.model.stack(

@@ -44,7 +44,11 @@ class Handlers:
     def models(self) -> dict[str, Any]:
         return {
             "models": [loaded.describe() for loaded in self.store.models.values()],
-            "limits": {"heads": LIMITS.heads, "max_new_tokens": LIMITS.max_new_tokens},
+            "limits": {
+                "max_new_tokens": LIMITS.max_new_tokens,
+                "temperature": LIMITS.temperature,
+                "patching_tokens": LIMITS.patching_tokens,
+            },
         }
 
     def tokens(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
@@ -52,6 +56,11 @@ class Handlers:
         body.check_fields(*INPUT)
         loaded, text = self._open(body)
         return views.tokens(loaded, text, self._run(loaded, text, body.edits(), cancelled))
+
+    def token_count(self, body: RequestBody, _: IsCancelled) -> dict[str, Any]:
+        """The number of tokens of a text, without running the model."""
+        body.check_fields("model", "text")
+        return {"tokens": self.store[body.name("model")].count_tokens(body.text())}
 
     def statistics(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
         """Every statistic of every head on a text."""
@@ -84,19 +93,19 @@ class Handlers:
         if loaded.name not in self._kinds:
             if cancelled():
                 return {}
-            result = kinds(loaded.model, sequences=LIMITS.kind_sequences, progress=False)
+            large = loaded.parameters > LIMITS.large_parameters
+            sequences = LIMITS.large_kind_sequences if large else LIMITS.kind_sequences
+            result = kinds(loaded.model, sequences=sequences, progress=False)
             self._kinds[loaded.name] = {
-                str(address): [
-                    {
-                        "name": label.name,
-                        "score": views.rounded(label.score),
-                        "evidence": label.evidence,
-                    }
-                    for label in labels
-                ]
-                for address, labels in result.labels.items()
+                "heads": {
+                    str(address): [label.record() for label in labels]
+                    for address, labels in result.labels.items()
+                },
+                "nearest": {
+                    str(address): label.record() for address, label in result.nearest.items()
+                },
             }
-        return {"heads": self._kinds[loaded.name]}
+        return self._kinds[loaded.name]
 
     def attention_from(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
         """The tokens that one token attends to."""
@@ -182,7 +191,7 @@ class Handlers:
         loaded, text = self._open(body)
         if not loaded.generates:
             raise InputError(f"{loaded.name} cannot generate text", "use a decoder")
-        edits, temperature = body.edits(), body.number("temperature", 0.0, 10.0, 0.0)
+        edits, temperature = body.edits(), body.number("temperature", 0.0, LIMITS.temperature, 0.0)
         if edits.patched:
             raise InputError(
                 "patched heads have outputs for the tokens of the prompt only",

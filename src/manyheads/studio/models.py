@@ -1,13 +1,14 @@
 """The models of a studio by name, with their inputs and outputs as text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from manyheads.data.images import image_normalisation, image_size, to_greyscale
+from manyheads.data.masking import MASK_NAMES
 from manyheads.decoding.request import check_generates
 from manyheads.encoding.text_reader import open_reader, require_text_model, resolve_max_length
 from manyheads.errors import InputError, ManyheadsError
@@ -19,6 +20,7 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.parts.positions import Learned
 from manyheads.ragged import Ragged
+from manyheads.studio.examples import examples_for
 from manyheads.studio.requests import LIMITS, RawImage
 from manyheads.tokenizers import token_text, token_texts
 
@@ -34,6 +36,10 @@ class StudioInput:
     tokens: tuple[str, ...]
     key: tuple[Any, ...]
     truncated: bool = False
+    # The letters of the text that begin in each token, see `token_texts`.
+    letters: tuple[str | None, ...] | None = None
+    # The token to select at first.
+    start: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -93,7 +99,12 @@ class LoadedModel:
         """The length that it was trained on, if known; some models can read longer texts."""
         if isinstance(self.model, Vision):
             return None
-        return resolve_max_length(require_text_model(self.model), None)
+        reader = require_text_model(self.model)
+        return reader.trained_length or resolve_max_length(reader, None)
+
+    @property
+    def parameters(self) -> int:
+        return sum(each.numel() for each in self.model.parameters())
 
     def describe(self) -> dict[str, Any]:
         """What the page needs to know before its first request."""
@@ -103,30 +114,36 @@ class LoadedModel:
             "input": "image" if isinstance(model, Vision) else "text",
             "output": self.output,
             "generates": self.generates,
-            "parameters": sum(each.numel() for each in model.parameters()),
+            "parameters": self.parameters,
             "layers": [{"layer": each.layer, "heads": each.heads} for each in blocks_of(model)],
             "max_tokens": self.max_tokens,
             "trained_tokens": self.trained_tokens,
         }
         if isinstance(model, Vision):
             description["image"] = {"side": image_size(model), "patch": model.config.patches.size}
+        else:
+            examples = examples_for(self.name, self.output, self._mask, self.count_tokens)
+            description["examples"] = [asdict(each) for each in examples]
         return description
+
+    def count_tokens(self, text: str) -> int:
+        """The number of tokens of a text, at most `max_tokens`."""
+        return len(self._tokenise(text)[0])
 
     def read_text(self, text: str) -> StudioInput:
         """Tokenize a text, truncated to `max_tokens`."""
-        if isinstance(self.model, Vision):
-            raise InputError(f"{self.name} reads images, not text", "choose an image")
-        reader = open_reader(require_text_model(self.model), [text], self.max_tokens)
-        [ids], truncated = reader.read(range(1))
-        if not len(ids):
+        numbers, truncated = self._tokenise(text)
+        if not numbers:
             raise InputError("the text is empty", "type at least one character")
-        inputs = ModelInputs(ids=Ragged.from_list([torch.from_numpy(ids)]).to(self._device))
-        numbers = ids.tolist()
+        inputs = ModelInputs(ids=Ragged.from_list([torch.tensor(numbers)]).to(self._device))
+        texts = token_texts(self.model.tokenizer, text, numbers)
         return StudioInput(
             inputs=inputs,
-            tokens=tuple(token_texts(self.model.tokenizer, text, numbers)),
+            tokens=tuple(token for token, _ in texts),
             key=("text", self.name, *numbers),
-            truncated=bool(truncated),
+            truncated=truncated,
+            letters=tuple(letters for _, letters in texts),
+            start=self._start(numbers, [letters for _, letters in texts]),
         )
 
     def read_image(self, image: RawImage) -> StudioInput:
@@ -167,6 +184,31 @@ class LoadedModel:
             names = (self.model.source_config or {}).get("id2label") or {}
             return str(names.get(str(number), names.get(number, f"class {number}")))
         return token_text(self.model.tokenizer, number)
+
+    def _tokenise(self, text: str) -> tuple[list[int], bool]:
+        """The ids of a text up to `max_tokens`, and whether there are more."""
+        if isinstance(self.model, Vision):
+            raise InputError(f"{self.name} reads images, not text", "choose an image")
+        reader = open_reader(require_text_model(self.model), [text], self.max_tokens)
+        [ids], truncated = reader.read(range(1))
+        return ids.tolist(), bool(truncated)
+
+    def _start(self, ids: list[int], letters: list[str | None]) -> int:
+        """The mask where there is one; else the last token of the text, or the very last."""
+        if self.output == "masked token" and self._mask is not None:
+            mask = self.model.tokenizer.token_to_id(self._mask)
+            if mask in ids:
+                return ids.index(mask)
+        if self.output != "next token":
+            own = [position for position, each in enumerate(letters) if each is not None]
+            return own[-1] if own else len(ids) - 1
+        return len(ids) - 1
+
+    @property
+    def _mask(self) -> str | None:
+        """The name of the mask token."""
+        tokenizer = self.model.tokenizer
+        return next((name for name in MASK_NAMES if tokenizer.token_to_id(name) is not None), None)
 
     @property
     def _device(self) -> torch.device:

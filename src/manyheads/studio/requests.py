@@ -33,10 +33,14 @@ class Limits:
     rows: int = 256
     cells: int = 512
     max_new_tokens: int = 512
+    temperature: float = 5.0
     predictions: int = 20
     # Statistics need every pair of tokens in every head, so they use the beginning of a long text.
     statistics_tokens: int = 2048
-    kind_sequences: int = 8
+    # As `lens.kinds` by default, so that both give the same labels; fewer for a large model.
+    kind_sequences: int = 64
+    large_kind_sequences: int = 16
+    large_parameters: int = 50_000_000
     # Patching runs the model once per head.
     patching_tokens: int = 256
     queued: int = 32

@@ -95,7 +95,7 @@ class TracedRun:
             return None
         table = getattr(self.model, "table", None)
         features = readout.features(self.hidden.values[rows])
-        return F.linear(features, readout.vectors(table), readout.bias).float()
+        return readout.finish(F.linear(features, readout.vectors(table), readout.bias)).float()
 
     def losses(self) -> Float[Tensor, " t"]:
         """The loss of a generative model at every token but the first, in nats."""

@@ -4,7 +4,9 @@ import asyncio
 import hmac
 import json
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
@@ -20,6 +22,9 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ANY_HOST = ("0.0.0.0", "::")
+# Addresses for documentation, to which nothing is sent: the system only looks up its way there.
+ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 # Only our own scripts and styles; no frames, no forms, nothing from elsewhere.
 POLICY = (
@@ -51,11 +56,23 @@ class Endpoint:
         return f"manyheads-{self.port}"
 
     @property
-    def url(self) -> str:
-        """The address to open in a browser."""
-        name = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
-        name = f"[{name}]" if ":" in name else name
-        return f"http://{name}:{self.port}/" + (f"?token={self.token}" if self.token else "")
+    def urls(self) -> tuple[str, ...]:
+        """The addresses to open in a browser, those that other machines can reach first."""
+        names: tuple[str, ...] = (self.host,)
+        if self.host in ANY_HOST:
+            # Others may not be able to resolve the machine's name.
+            names = (*_own_addresses(self.host), socket.gethostname())
+        query = f"?token={self.token}" if self.token else ""
+        hosts = [f"[{name}]" if ":" in name else name for name in names]
+        return tuple(f"http://{host}:{self.port}/{query}" for host in hosts)
+
+    @property
+    def local_url(self) -> str:
+        """The address for a browser on this machine."""
+        if self.host not in ANY_HOST:
+            return self.urls[0]
+        host = "[::1]" if ":" in self.host else "127.0.0.1"
+        return f"http://{host}:{self.port}/?token={self.token}"
 
     def accepts_host(self, host: str) -> bool:
         """Whether a Host header names this studio, which protects against DNS rebinding.
@@ -150,6 +167,16 @@ class SecurityMiddleware:
         return [*headers, *((name.encode(), value.encode()) for name, value in added.items())]
 
 
+def _own_addresses(host: str) -> tuple[str, ...]:
+    """The addresses of this machine in its networks: 0.0.0.0 listens on IPv4, :: on both."""
+    found = []
+    for family, elsewhere in ELSEWHERE[: 1 + (host == "::")]:
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((elsewhere, 9))
+            found.append(str(probe.getsockname()[0]))
+    return tuple(each for each in found if not ip_address(each).is_loopback)
+
+
 def is_loopback(host: str) -> bool:
     """
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
@@ -161,13 +188,14 @@ def is_loopback(host: str) -> bool:
 def _limit_body(receive: Receive) -> Receive:
     """Limit the size and the time of a body; its Content-Length header may be wrong."""
     received, done = 0, False
+    deadline = time.monotonic() + LIMITS.body_seconds
 
     async def receive_limited() -> Message:
         nonlocal received, done
         if done:
             return await receive()
         try:
-            message = await asyncio.wait_for(receive(), LIMITS.body_seconds)
+            message = await asyncio.wait_for(receive(), deadline - time.monotonic())
         except TimeoutError:
             raise RequestError(408, "The body took too long to arrive.") from None
         received += len(message.get("body", b""))
@@ -181,7 +209,12 @@ def _limit_body(receive: Receive) -> Receive:
 
 async def _send_error(error: RequestError, send: Send) -> None:
     body = json.dumps({"error": error.message}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        # The body of the request is not read.
+        (b"connection", b"close"),
+    ]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

@@ -109,9 +109,10 @@ def serve(
     """Answer requests until Ctrl-C."""
     server = make_server(make_app(models, endpoint))
     with suppress(KeyboardInterrupt):
-        print(f"studio: {endpoint.url}  (Ctrl-C to stop)", file=sys.stderr, flush=True)
+        addresses = "\n        ".join(endpoint.urls)
+        print(f"studio: {addresses}  (Ctrl-C to stop)", file=sys.stderr, flush=True)
         if open_browser:
-            threading.Timer(0.5, webbrowser.open, (endpoint.url,)).start()
+            threading.Timer(0.5, webbrowser.open, (endpoint.local_url,)).start()
         server.run(sockets=[server_socket])
 
 
@@ -135,7 +136,9 @@ async def error_response(_: Request, error: Exception) -> Response:
     status, message = _describe_error(error)
     if status == 500:
         LOG.error("a request failed", exc_info=error)
-    return JSONResponse({"error": message}, status_code=status)
+    # What is left of a body that was given up is not read.
+    headers = {"connection": "close"} if status in (408, 413) else None
+    return JSONResponse({"error": message}, status_code=status, headers=headers)
 
 
 def _describe_error(error: Exception) -> tuple[int, str]:
@@ -187,6 +190,7 @@ def _api_routes(handlers: Handlers, queue: RequestQueue, kinds_queue: RequestQue
 
     by_name: dict[str, Handler] = {
         "tokens": handlers.tokens,
+        "token_count": handlers.token_count,
         "statistics": handlers.statistics,
         "attention_from": handlers.attention_from,
         "attention_to": handlers.attention_to,

@@ -23,6 +23,8 @@ def tokens(loaded: LoadedModel, text: StudioInput, run: TracedRun) -> dict[str, 
     """The tokens, with the loss at each for a generative model."""
     view: dict[str, Any] = {
         "tokens": list(text.tokens),
+        "letters": None if text.letters is None else list(text.letters),
+        "start": text.start,
         "truncated": text.truncated,
         "max_tokens": loaded.max_tokens,
         "loss": None,

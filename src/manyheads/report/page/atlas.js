@@ -84,7 +84,7 @@ function drawLegend(measure, scale) {
   legend.replaceChildren();
   document.getElementById("measured").textContent = measure ? measure.about
     : colouring === "pattern" ? "The attention pattern of each head on the text: queries down, keys across."
-      : "The best kind of each head; heads that reach no threshold are mixed.";
+      : "The most specific kind of each head; heads that reach no threshold are mixed.";
   if (measure) {
     const bar = make("i", "", { class: "ramp" });
     const stops = Array.from({ length: 9 }, (_, index) => css(scale.colour(scale.low + (scale.high - scale.low) * index / 8)));

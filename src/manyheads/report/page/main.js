@@ -7,14 +7,18 @@ function selectHead(index) {
   view.head = index;
   const head = data.heads[index];
   cells.forEach((cell, each) => cell.setAttribute("aria-pressed", each === index));
-  document.getElementById("title").textContent = `${head.name} · ${head.kind}`;
+  const near = head.nearest ? `, nearest ${head.nearest.name} ${decimal(head.nearest.score)}` : "";
+  document.getElementById("title").textContent = `${head.name} · ${head.kind}${near}`;
   const labels = document.getElementById("labels");
   labels.replaceChildren();
-  const first = head.kinds[0];
-  labels.append(make("p", first ? first.evidence : "No kind: it reaches no threshold."));
+  labels.append(make("p", head.why));
   const chips = make("p", "", { class: "chips" });
   for (const flag of head.flags) chips.append(make("em", flag, { class: "flag" }));
-  for (const kind of head.kinds.slice(1)) chips.append(make("span", `also ${kind.name} ${decimal(kind.score)}`));
+  for (const kind of head.kinds) {
+    const [low, high] = kind.interval;
+    const range = low === null ? "" : `, 95% interval ${decimal(low)} to ${decimal(high)}`;
+    chips.append(make("span", `${kind.name} ${decimal(kind.score)} (${kind.sample})`, { title: `threshold ${decimal(kind.threshold)}${range}` }));
+  }
   for (const measure of data.measures.slice(0, 7)) {
     const value = measure.values[index];
     if (value !== null) chips.append(make("span", `${measure.label}: ${formatted(value, measure.unit)}`, { title: measure.about }));

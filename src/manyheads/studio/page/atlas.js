@@ -4,28 +4,36 @@
 import { css, diverging, inkOn, sequential } from "./colour.js";
 import { h, announce } from "./dom.js";
 import { formatted } from "./format.js";
-import { inOrder, definitionOf, labelOf, rangeOf, shortOf, unitOf } from "./measures.js";
+import { kindElement } from "./kinds.js";
+import { inOrder, isDefined, definitionOf, labelOf, rangeOf, shortOf, unitOf, whyUndefined } from "./measures.js";
+
+const TOUCH = window.matchMedia("(pointer: coarse)");
 
 export class Atlas {
   constructor(side) {
     this.side = side;
     this.cells = new Map();
     this.focused = null;
-    this.select = h("select", { "aria-label": "Measure that colours the heads", on: { change: () => side.measure(this.select.value) } });
+    this.select = h("select", { "aria-label": "Measure that colours the heads", on: { change: () => side.colourBy(this.select.value) } });
     this.grid = h("div", { class: "atlas", role: "grid", "aria-label": "Heads of the model", "aria-multiselectable": "true" });
     this.grid.addEventListener("keydown", (event) => this.#key(event));
     this.bar = h("canvas", { width: 256, height: 1, "aria-hidden": "true" });
     this.low = h("span", { class: "number" });
     this.high = h("span", { class: "number" });
     this.colours = h("div", { class: "scale" }, this.low, this.bar, this.high);
-    this.about = h("p", { class: "about" });
+    this.instead = h("p", { class: "instead", role: "note", hidden: true });
+    // The head under the pointer has a line of its own, so that nothing jumps.
+    this.tip = h("p", { class: "head-tip" });
+    this.about = h("p", { class: "quiet" });
     this.picks = h("ul", { class: "picks", "aria-label": "Selected heads" });
     this.element = h(
       "section",
       { class: "card place-heads", "aria-label": "Heads" },
       h("header", {}, h("h2", {}, "Heads"), this.select),
+      this.instead,
       this.grid,
       this.colours,
+      this.tip,
       this.about,
       this.picks,
     );
@@ -66,9 +74,10 @@ export class Atlas {
     const found = side.statistics;
     const names = found ? inOrder(found) : [];
     this.#options(names);
-    const values = found?.[side.statistic] ?? [];
-    const [low, high] = rangeOf(side.statistic, values);
-    const split = side.statistic === "patching";
+    const { measure } = side;
+    const values = found?.[measure] ?? [];
+    const [low, high] = rangeOf(measure, values);
+    const split = measure === "patching";
     const scale = split ? diverging : sequential;
     [...this.cells].forEach(([head, cell], place) => {
       const value = values[place] ?? null;
@@ -88,13 +97,18 @@ export class Atlas {
     });
     this.#scale(scale, split, low, high);
     this.#list();
+    this.#explain();
     this.tell(null);
   }
 
+  // Measures that this text does not define are listed, and cannot be selected.
   #options(names) {
-    const same = names.length === this.select.options.length && names.every((name, place) => this.select.options[place].value === name);
-    if (!same) this.select.replaceChildren(...names.map((name) => h("option", { value: name }, labelOf(name))));
-    this.select.value = this.side.statistic;
+    const { side } = this;
+    const options = names.map((name) => h("option", { value: name, disabled: !isDefined(side.statistics, name) }, labelOf(name)));
+    const same = options.length === this.select.options.length && options.every((each, place) => each.isEqualNode(this.select.options[place]));
+    // An open list would close.
+    if (!same) this.select.replaceChildren(...options);
+    this.select.value = side.measure;
     // Hidden without a text, but still there, so that the layout does not jump.
     for (const each of [this.select, this.colours]) each.style.visibility = names.length ? "" : "hidden";
   }
@@ -105,31 +119,38 @@ export class Atlas {
       ink.fillStyle = css(scale(split ? place / 127.5 - 1 : place / 255));
       ink.fillRect(place, 0, 1, 1);
     }
-    const unit = unitOf(this.side.statistic);
+    const unit = unitOf(this.side.measure);
     this.low.textContent = formatted(low, unit);
     this.high.textContent = formatted(high, unit);
   }
 
   #described(head, value) {
     const [, layer, number] = head.match(/L(\d+)H(\d+)/);
-    const kind = this.side.kindOf(head);
-    const parts = [`Layer ${layer}, head ${number}`, kind, value === null ? null : `${labelOf(this.side.statistic)} ${formatted(value, unitOf(this.side.statistic))}`];
+    const parts = [`Layer ${layer}, head ${number}`, this.side.describeKind(head), value === null ? null : `${labelOf(this.side.measure)} ${formatted(value, unitOf(this.side.measure))}`];
     if (this.side.ablated.has(head)) parts.push("switched off");
     return parts.filter(Boolean).join(", ");
   }
 
+  // What the colours mean, and why it may not be what was selected.
+  #explain() {
+    const { side } = this;
+    const { measure, statistic } = side;
+    const over = side.atlasTokens && side.atlasTokens < side.tokens.length ? ` Measured on the first ${side.atlasTokens.toLocaleString("en")} tokens.` : "";
+    this.about.textContent = side.statistics ? `${labelOf(measure)}: ${definitionOf(measure)}${over}` : "";
+    this.instead.hidden = !side.statistics || measure === statistic;
+    this.instead.textContent = this.instead.hidden ? "" : `${whyUndefined(statistic)} The colours show “${labelOf(measure)}” instead.`;
+  }
+
   tell(head) {
     const { side } = this;
-    const measure = side.statistic;
     if (head === null) {
-      const over = side.atlasTokens && side.atlasTokens < side.tokens.length ? ` Measured on the first ${side.atlasTokens.toLocaleString("en")} tokens.` : "";
-      const definition = side.statistics ? `${labelOf(measure)}: ${definitionOf(measure)}${over} ` : "";
-      this.about.textContent = `${definition}Click to select, right-click to switch off.`;
+      this.tip.textContent = TOUCH.matches ? "Tap a head to select it; switch it off below." : "Click to select, right-click to switch off.";
       return;
     }
     const place = [...this.cells.keys()].indexOf(head);
-    const value = side.statistics?.[measure]?.[place] ?? null;
-    this.about.replaceChildren(h("b", {}, head), ` ${[side.kindOf(head), `${labelOf(measure)} ${formatted(value, unitOf(measure))}`].filter(Boolean).join(" · ")}`);
+    const value = side.statistics?.[side.measure]?.[place] ?? null;
+    const number = value === null ? null : `${labelOf(side.measure)} ${formatted(value, unitOf(side.measure))}`;
+    this.tip.replaceChildren(h("b", {}, head), ` ${[number, side.describeKind(head)].filter(Boolean).join(" · ")}`);
   }
 
   #list() {
@@ -141,7 +162,7 @@ export class Atlas {
         {},
         h("span", { class: "swatch", vars: { "--colour": side.colourOf(head) } }),
         h("b", {}, head),
-        h("span", { class: "kind" }, side.kindOf(head) ?? ""),
+        kindElement(head in side.kinds, side.kinds[head], side.nearest[head]),
         h("button", { type: "button", "aria-pressed": String(off), "aria-label": `Switch ${head} ${off ? "on" : "off"}`, on: { click: () => side.toggleAblated(head) } }, off ? "Off" : "On"),
         h("button", { type: "button", "aria-label": `Deselect ${head}`, on: { click: () => side.toggleSelected(head) } }, "✕"),
       );

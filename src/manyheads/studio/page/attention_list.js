@@ -1,6 +1,6 @@
 // The tokens that the current one attends to, by selected head, and those that attend to it.
 
-import { shortToken, h, announce } from "./dom.js";
+import { h, announce } from "./dom.js";
 import { percent } from "./format.js";
 
 const TOP_K = 3;
@@ -21,9 +21,9 @@ export class AttentionList {
       this.clear();
       return;
     }
-    const word = h("span", { class: "word" }, shortToken(side.tokens[at] ?? "", 24));
+    const word = h("span", { class: "word" }, side.label(at, 24));
     this.element.replaceChildren(this.#list([word, " attends to"], from), this.#list([word.cloneNode(true), " is attended to by"], to));
-    announce(`Token ${at + 1}, ${shortToken(side.tokens[at] ?? "")}. ${this.#spoken(from)}`);
+    announce(`Token ${at + 1}, ${side.label(at)}. ${this.#spoken(from)}`);
   }
 
   #list(title, found) {
@@ -39,7 +39,7 @@ export class AttentionList {
     if (!found.positions.length) return "–";
     return found.positions.slice(0, TOP_K).flatMap((place, index) => [
       index ? "  " : "",
-      h("span", { class: "word", title: `token ${place + 1}` }, shortToken(this.side.tokens[place] ?? "", 14)),
+      h("span", { class: "word", title: `token ${place + 1}` }, this.side.label(place, 14)),
       ` ${percent(found.weights[index])}`,
     ]);
   }
@@ -47,7 +47,7 @@ export class AttentionList {
   #spoken(found) {
     return this.side.selected
       .filter((head) => found[head]?.positions.length)
-      .map((head) => `${head} attends to ${shortToken(this.side.tokens[found[head].positions[0]] ?? "")}, ${percent(found[head].weights[0])}`)
+      .map((head) => `${head} attends to ${this.side.label(found[head].positions[0])}, ${percent(found[head].weights[0])}`)
       .join(". ");
   }
 }

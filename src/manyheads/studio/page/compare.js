@@ -2,11 +2,12 @@
 
 import { signed } from "./predictions.js";
 import { colourTable, css, diverging } from "./colour.js";
-import { shortToken, h, debounce } from "./dom.js";
+import { h, debounce } from "./dom.js";
 import { formatted, percent } from "./format.js";
 import { pixels } from "./map_view.js";
 import { labelOf, unitOf } from "./measures.js";
 import { MAX_COMPLETE } from "./patterns.js";
+import { shortToken } from "./token_text.js";
 
 const LARGEST = 96;
 

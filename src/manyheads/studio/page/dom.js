@@ -50,17 +50,6 @@ export function showError(sentence) {
   fading = setTimeout(() => (place.hidden = true), 12000);
 }
 
-// A token with visible white space.
-export function visibleToken(token) {
-  const bare = token.replaceAll("\n", "↵").replaceAll("\t", "⇥");
-  return bare === "" ? "∅" : bare.trim() === "" ? bare.replaceAll(" ", "␣") : bare;
-}
-
-export function shortToken(token, most = 18) {
-  const text = visibleToken(token).trim();
-  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
-}
-
 export function pluralise(count, thing) {
   return `${count.toLocaleString("en")} ${thing}${count === 1 ? "" : "s"}`;
 }

@@ -1,17 +1,15 @@
 // The layout of a side: its text or image, its tokens and its views.
 
-import { pluralise, h, visibleToken } from "./dom.js";
+import { pluralise, h } from "./dom.js";
 
-const EXAMPLES = [
-  ["Names", "When Mary and John went to the shop, John gave a bottle of milk to"],
-  ["Repetition", "The quick brown fox met a lazy dog. The quick brown fox met a lazy"],
-  ["A story", "Once upon a time there was a little girl who lived in a house by the sea. Every morning she"],
-];
+const HINT = "Type any text. Click a token to see what the selected heads attend to from it, and what the model predicts there.";
 
 export function frame(side) {
   const prompt = h("textarea", { rows: 3, "aria-label": "Text", placeholder: "Type a text…", spellcheck: "false" });
   prompt.addEventListener("input", () => {
     side.at = null;
+    // A shorter line below must not move the page while somebody types.
+    shows.style.minHeight = `${shows.offsetHeight}px`;
     side.runSoon();
   });
   prompt.addEventListener("keydown", (event) => {
@@ -20,11 +18,11 @@ export function frame(side) {
   const models = h("select", { "aria-label": "Model", on: { change: () => side.openModel(models.value) } });
   models.append(...side.models.map((each) => h("option", { value: each.name }, each.name)));
   const about = h("span", { class: "quiet" });
-  const read = h("button", { type: "button", class: "primary", on: { click: () => side.run() } }, "Run");
-  const examples = h("span", { class: "examples" }, h("span", { class: "quiet" }, "Try"));
-  for (const [name, text] of EXAMPLES) examples.append(h("button", { type: "button", class: "plain", on: { click: () => side.setText(text) } }, name));
-  const words = h("div", {}, prompt, h("div", { class: "row" }, read, side.generation.element, h("span", { class: "push" }, examples)));
-  const given = h("section", { class: "card prompt place-text", "aria-label": "Input" }, h("header", {}, h("span", { class: "model" }, models, about)), words, side.imageView.drop);
+  const run = h("button", { type: "button", class: "primary run", on: { click: () => side.run() } }, "Run");
+  const examples = h("div", { class: "examples", role: "group", "aria-label": "Examples" });
+  const shows = h("p", { class: "shows", role: "note" });
+  const words = h("div", {}, prompt, shows, h("div", { class: "row" }, run, side.generation.element), side.generation.hint);
+  const input = h("section", { class: "card prompt place-text", "aria-label": "Input" }, h("header", {}, h("span", { class: "model" }, models, about), examples), words, side.imageView.drop);
 
   const count = h("span", { class: "quiet number" });
   const note = h("p", { class: "quiet", role: "note" });
@@ -38,10 +36,16 @@ export function frame(side) {
   const place = h("div", { class: "view", role: "tabpanel", "aria-label": "Attention" });
   const views = h("section", { class: "card place-views", "aria-label": "Attention" }, h("header", {}, h("h2", {}, "Attention"), side.lines.pager, tabs), place);
 
-  const left = h("div", { class: "column" }, given, tokens, views);
+  const left = h("div", { class: "column" }, input, tokens, views);
   const right = h("div", { class: "column" }, side.atlas.element, side.predictions.element, side.patching.element);
   const title = h("h2", { class: "side-title", hidden: true });
   const element = h("section", { class: "side" }, title, h("div", { class: "side-body" }, left, right));
+
+  function drawExamples() {
+    const buttons = (side.model.examples ?? []).map((each) => h("button", { type: "button", class: "plain", "aria-pressed": String(each.text === side.text), on: { click: () => side.open(each) } }, each.name));
+    examples.replaceChildren(h("span", { class: "quiet" }, "Try"), ...buttons);
+    shows.textContent = (side.blank ? "" : side.example?.about) || HINT;
+  }
 
   return {
     element,
@@ -49,16 +53,17 @@ export function frame(side) {
     title,
     place,
 
-    // A model has been selected, perhaps with a text from the address.
-    open(text) {
+    // A model has been selected, and a text.
+    open() {
       const { model } = side;
       models.value = model.name;
       models.hidden = side.models.length < 2;
       const heads = model.layers.reduce((sum, layer) => sum + layer.heads, 0);
       about.replaceChildren(models.hidden ? h("b", {}, `${model.name} `) : "", `${model.layers.length} layers, ${heads} heads, ${sized(model.parameters)} parameters`);
-      words.hidden = side.isVision;
+      words.hidden = examples.hidden = side.isVision;
       side.imageView.drop.hidden = !side.isVision;
-      prompt.value = side.isVision ? "" : (text ?? EXAMPLES[0][1]);
+      prompt.value = side.text;
+      shows.style.minHeight = "";
       side.generation.show(model.generates);
       side.patching.show(model.output === "next token");
       tokens.hidden = side.isVision;
@@ -74,7 +79,7 @@ export function frame(side) {
     },
 
     read(response) {
-      count.textContent = `${pluralise(response.tokens.length, "token")}${response.loss === null ? "" : ` · loss ${response.loss.toFixed(3)}`}`;
+      count.textContent = pluralise(response.tokens.length, "token");
       note.textContent = noted(side, response);
       note.hidden = !note.textContent;
     },
@@ -82,7 +87,7 @@ export function frame(side) {
     busy(is) {
       element.classList.toggle("reading", is);
       element.setAttribute("aria-busy", String(is));
-      read.textContent = is ? "Running…" : "Run";
+      run.textContent = is ? "Running…" : "Run";
     },
 
     draw() {
@@ -92,10 +97,10 @@ export function frame(side) {
       else if (place.firstChild !== view.element) place.replaceChildren(view.element);
       side.lines.pager.hidden = view !== side.lines;
       for (const tab of tabs.children) tab.setAttribute("aria-selected", String(tab.dataset.view === side.view));
-      const focus = side.tokens[side.at] === undefined ? "" : visibleToken(side.tokens[side.at]).trim();
       const swatches = side.selected.map((head) => h("span", {}, h("span", { class: "swatch", vars: { "--colour": side.colourOf(head) } }), ` ${head}`));
-      const hint = focus ? "Bars below a token: attention from the selected token. Bars above: attention to the selected token." : "";
+      const hint = side.tokens.length ? "Bars below a token: attention from the selected token. Bars above: attention to the selected token." : "";
       legend.replaceChildren(...swatches, h("span", {}, hint));
+      drawExamples();
     },
   };
 }
@@ -108,7 +113,7 @@ function noted(side, response) {
 }
 
 function sized(count) {
-  if (count >= 1e9) return `${(count / 1e9).toFixed(1)} billion`;
-  if (count >= 1e6) return `${(count / 1e6).toFixed(count >= 1e7 ? 0 : 1)} million`;
+  if (count >= 1e9) return `${(count / 1e9).toFixed(1)}B`;
+  if (count >= 1e6) return `${(count / 1e6).toFixed(count >= 1e7 ? 0 : 1)}M`;
   return count.toLocaleString("en");
 }

@@ -3,19 +3,39 @@
 import { wasAborted } from "./api.js";
 import { pluralise, h, announce } from "./dom.js";
 
+let hints = 0;
+
 export class Generation {
   constructor(side) {
+    const { max_new_tokens: most, temperature: hottest } = side.limits;
+    const [id, on] = [`generation-hint-${(hints += 1)}`, { input: () => this.#check() }];
     this.side = side;
     this.running = false;
-    this.count = h("input", { type: "number", min: 1, max: 512, value: 24, "aria-label": "Tokens to generate" });
-    this.temperature = h("input", { type: "number", min: 0, max: 5, step: 0.1, value: 0.8, "aria-label": "Temperature; 0 always takes the most likely token", title: "0 always takes the most likely token" });
-    this.button = h("button", { type: "button", on: { click: () => (this.running ? this.stop() : this.start()) } }, "Generate");
-    this.element = h("span", { class: "row", vars: { "margin-top": "0" } }, this.button, h("label", {}, this.count, "tokens"), h("label", {}, "temperature", this.temperature));
+    this.count = h("input", { type: "number", min: 1, max: most, step: 1, value: 24, required: true, "aria-label": "Tokens to generate", "aria-describedby": id, on });
+    this.temperature = h("input", {
+      type: "number", min: 0, max: hottest, step: "any", value: 0.8, required: true, "aria-label": "Temperature", title: "0 always takes the most likely token", "aria-describedby": id, on,
+    });
+    this.button = h("button", { type: "button", class: "generate", on: { click: () => (this.running ? this.stop() : this.start()) } }, "Generate");
+    this.element = h("span", { class: "row generation" }, this.button, h("label", {}, this.count, "tokens"), h("label", {}, "temperature", this.temperature));
+    this.hint = h("p", { class: "hint", id, role: "status", hidden: true });
+    this.limits = [
+      [this.count, `The number of tokens must be a whole number from 1 to ${most}.`],
+      [this.temperature, `The temperature must be from 0, which always takes the most likely token, to ${hottest}.`],
+    ];
   }
 
   show(able) {
     this.element.hidden = !able;
-    this.element.style.display = able ? "" : "none";
+    this.#check();
+  }
+
+  // What is wrong with a field is said below it.
+  #check() {
+    const wrong = this.limits.filter(([input]) => !input.checkValidity());
+    for (const [input] of this.limits) input.setAttribute("aria-invalid", String(!input.checkValidity()));
+    this.hint.textContent = wrong.map(([, sentence]) => sentence).join(" ");
+    this.hint.hidden = this.element.hidden || !wrong.length;
+    this.button.disabled = wrong.length > 0 && !this.running;
   }
 
   stop() {
@@ -30,13 +50,12 @@ export class Generation {
     const typed = side.frame.prompt.value;
     let text = side.text;
     this.#setRunning(true);
-    this.count.value = Math.round(bounded(this.count, 24, 1, 512));
     const body = {
       model: side.model.name,
       text,
       heads: side.selected,
       max_new_tokens: Number(this.count.value),
-      temperature: bounded(this.temperature, 0, 0, 5),
+      temperature: Number(this.temperature.value),
       seed: Math.floor(Math.random() * 2 ** 31),
       edits: { ablated: [...side.ablated], replace_with: side.replaceWith },
     };
@@ -61,10 +80,6 @@ export class Generation {
     this.running = running;
     this.button.textContent = running ? "Stop" : "Generate";
     this.button.setAttribute("aria-pressed", String(running));
+    this.#check();
   }
-}
-
-function bounded(input, otherwise, least, most) {
-  const value = Number(input.value);
-  return input.value !== "" && Number.isFinite(value) ? Math.min(most, Math.max(least, value)) : otherwise;
 }

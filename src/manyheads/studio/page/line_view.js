@@ -1,7 +1,7 @@
-// LineView from tokens to the tokens they attend to: queries at the left, keys at the right, one colour
+// Lines from tokens to the tokens they attend to: queries at the left, keys at the right, one colour
 // per head. A long text is drawn around the selected token.
 
-import { shortToken, h, s } from "./dom.js";
+import { h, s } from "./dom.js";
 
 const ROW = 25;
 const SPAN = 36;
@@ -64,7 +64,9 @@ export class LineView {
     const height = (stop - start) * ROW + 34;
     const y = (place) => (place - start) * ROW + 34 + ROW / 2;
     const ink = [];
-    for (const head of side.selected) {
+    side.selected.forEach((head, order) => {
+      // Lines of two heads between the same tokens lie side by side.
+      const aside = 3 * (order - (side.selected.length - 1) / 2);
       (found[head] ?? []).forEach((row, offset) => {
         const query = start + offset;
         const chosen = focus === null || focus === query;
@@ -76,20 +78,20 @@ export class LineView {
           const opacity = (chosen ? 0.12 + 0.8 * weight : 0.35 * weight) * (focus === null ? 0.75 : 1);
           ink.push(
             s("path", {
-              d: `M${left} ${y(query)}C${left + bend} ${y(query)} ${right - bend} ${y(key)} ${right} ${y(key)}`,
+              d: `M${left} ${y(query) + aside}C${left + bend} ${y(query) + aside} ${right - bend} ${y(key) + aside} ${right} ${y(key) + aside}`,
               fill: "none", stroke: side.colourOf(head), "stroke-width": (0.8 + 3.4 * weight).toFixed(2), "stroke-opacity": opacity.toFixed(3),
               "stroke-dasharray": chosen ? null : "3 4", "stroke-linecap": "round",
             }),
           );
         });
       });
-    }
+    });
     const words = [];
     for (let place = start; place < stop; place += 1) {
       const dim = focus !== null && focus !== place ? "dim" : null;
       const bold = focus === place ? 700 : null;
-      words.push(s("text", { x: left - 10, y: y(place) + 5, "text-anchor": "end", class: dim, "font-weight": bold }, shortToken(side.tokens[place], letters)));
-      words.push(s("text", { x: right + 10, y: y(place) + 5 }, shortToken(side.tokens[place], letters)));
+      words.push(s("text", { x: left - 10, y: y(place) + 5, "text-anchor": "end", class: dim, "font-weight": bold }, side.label(place, letters)));
+      words.push(s("text", { x: right + 10, y: y(place) + 5 }, side.label(place, letters)));
     }
     const titles = [
       s("text", { x: left - 10, y: 18, "text-anchor": "end", class: "dim", "font-size": "12.5" }, "query"),

@@ -18,6 +18,7 @@ const place = byId("sides");
 const sides = [];
 const difference = new Difference(byId("difference"));
 let models = [];
+let limits = {};
 
 const keep = debounce(250, () => writeAddress(sides.map((side) => side.state())));
 
@@ -27,7 +28,7 @@ function changed() {
 }
 
 function add(given) {
-  const side = new Side(models, changed);
+  const side = new Side(models, limits, changed);
   sides.push(side);
   place.append(side.element);
   arrange();
@@ -141,7 +142,7 @@ async function begin() {
   byId("compare").addEventListener("click", compare);
   byId("help").addEventListener("click", () => byId("guide").showModal());
   try {
-    ({ models } = await new Api().models());
+    ({ models, limits } = await new Api().models());
   } catch (error) {
     showError(errorMessage(error));
     return;

@@ -2,7 +2,7 @@
 // overview beside it where a click moves the window.
 
 import { colourTable, sequential } from "./colour.js";
-import { shortToken, h } from "./dom.js";
+import { h } from "./dom.js";
 import { percent } from "./format.js";
 
 const WINDOW = 160;
@@ -82,7 +82,7 @@ export class MapView {
     if (this.most) this.tip.textContent = `Queries down, keys across: a row shows the attention of its token. The strongest colour is ${percent(this.most)}.`;
   }
 
-    #paint() {
+  #paint() {
     const { side, at } = this;
     const count = at.rows[1] - at.rows[0];
     const names = count <= 44;
@@ -118,7 +118,7 @@ export class MapView {
     ink.fillStyle = style.color;
     if (points < 8) return;
     for (let place = 0; place < count; place += 1) {
-      const word = shortToken(this.side.tokens[this.at.rows[0] + place], 14);
+      const word = this.side.label(this.at.rows[0] + place, 14);
       ink.font = `${this.at.rows[0] + place === focus ? 700 : 400} ${points}px ${style.fontFamily}`;
       ink.textAlign = "right";
       ink.textBaseline = "middle";
@@ -127,7 +127,7 @@ export class MapView {
       ink.translate(room + (place + 0.5) * cell, top - 6);
       ink.rotate(-Math.PI / 3);
       ink.textAlign = "left";
-      ink.fillText(shortToken(this.side.tokens[this.at.keys[0] + place], 12), 0, 0);
+      ink.fillText(this.side.label(this.at.keys[0] + place, 12), 0, 0);
       ink.restore();
     }
   }
@@ -182,9 +182,9 @@ export class MapView {
   #point(event) {
     const found = this.#under(event);
     if (!found) return;
-    const { tokens } = this.side;
+    const word = (index) => h("span", { class: "word" }, this.side.label(index));
     this.pointing = true;
-    this.tip.replaceChildren(h("span", { class: "word" }, shortToken(tokens[found.query])), " attends to ", h("span", { class: "word" }, shortToken(tokens[found.key])), ` with a weight of ${percent(found.value)}`);
+    this.tip.replaceChildren(word(found.query), " attends to ", word(found.key), ` with a weight of ${percent(found.value)}`);
     this.side.hover(found.query, false);
   }
 }

@@ -9,6 +9,7 @@ const SHORT = {
   local: "loc", row: "row", column: "col", "class-token": "cls",
 };
 
+const REPEATS = new Set(["induction", "duplicate_token"]);
 const FIRST = ["induction", "previous_token", "first_token", "duplicate_token", "normalized_entropy", "distance", "output_share"];
 
 export function setMeasures(measures) {
@@ -31,10 +32,20 @@ export function unitOf(measure) {
   return known[measure]?.unit ?? "number";
 }
 
-// The most useful measures first; those without any value are left out.
+// The most useful measures first.
 export function inOrder(statistics) {
-  const there = Object.keys(statistics).filter((name) => statistics[name].some((value) => value !== null));
+  const there = Object.keys(statistics);
   return [...FIRST.filter((name) => there.includes(name)), ...there.filter((name) => !FIRST.includes(name))];
+}
+
+// Whether any head has a value: induction, for one, needs a token that is repeated.
+export function isDefined(statistics, measure) {
+  return statistics[measure]?.some((value) => value !== null) ?? false;
+}
+
+export function whyUndefined(measure) {
+  const reason = REPEATS.has(measure) ? "no token of it is repeated" : "it is too short";
+  return `${labelOf(measure)} is undefined on this text, because ${reason}.`;
 }
 
 export function rangeOf(measure, values) {

@@ -1,35 +1,63 @@
 // Patching: heads take their output from another prompt with the same number of tokens.
 
 import { wasAborted } from "./api.js";
-import { h, announce } from "./dom.js";
+import { announce, debounce, h, pluralise } from "./dom.js";
 import { percent } from "./format.js";
 
 export class Patching {
   constructor(side) {
     this.side = side;
-    this.source = h("textarea", { "aria-label": "Other prompt", placeholder: "The same text with one word changed", spellcheck: "false" });
-    this.result = h("p", { class: "quiet" });
-    this.every = h("button", { type: "button", on: { click: () => this.#patchEach() } }, "Patch each head in turn");
+    this.countSoon = debounce(200, () => this.#count());
+    this.source = h("textarea", { "aria-label": "Other prompt", placeholder: "The same text with one word changed", spellcheck: "false", on: { input: () => this.countSoon() } });
+    this.counts = h("p", { class: "counts quiet", role: "status" });
+    this.result = h("p", { class: "result" });
+    this.every = h("button", { type: "button", class: "primary", on: { click: () => this.#patchEach() } }, "Patch each head in turn");
     this.selected = h("button", { type: "button", "aria-pressed": "false", on: { click: () => this.#patchSelected() } }, "Patch the selected heads");
     this.element = h(
       "details",
       { class: "card patch place-patch" },
       h("summary", {}, "Patching"),
       h("p", { class: "quiet" }, "Which heads make the difference between two prompts? Each head in turn takes its output from the other prompt, and the heads are coloured by how much of the other answer that restores."),
-      h("div", { class: "row" }, this.source),
+      this.source,
+      this.counts,
       h("div", { class: "row" }, this.every, this.selected),
-      h("div", { class: "row" }, this.result),
+      this.result,
     );
+    this.element.addEventListener("toggle", () => this.#count());
   }
 
   show(able) {
     this.element.hidden = !able;
+    this.result.textContent = "";
   }
 
   draw() {
     const on = this.side.patched.size > 0;
     this.selected.setAttribute("aria-pressed", String(on));
     this.selected.textContent = on ? "Remove the patch" : "Patch the selected heads";
+    this.countSoon();
+  }
+
+  // How many tokens both prompts have, before anything is run.
+  async #count() {
+    const { side } = this;
+    if (!this.element.open) return;
+    const source = this.source.value;
+    let other = 0;
+    try {
+      if (source) other = (await side.api.ask("token_count", { model: side.model.name, text: source })).tokens;
+    } catch (error) {
+      if (!wasAborted(error)) side.failed(error);
+      return;
+    }
+    const own = side.tokens.length;
+    const most = side.limits.patching_tokens;
+    const equal = source !== "" && own === other;
+    const fits = Math.max(own, other) <= most;
+    this.counts.classList.toggle("bad", source !== "" && !(equal && fits));
+    this.counts.textContent = `${pluralise(other, "token")} here, ${own.toLocaleString("en")} in the text: ${verdict(source, own - other, fits, most)}`;
+    this.every.disabled = !equal || !fits;
+    this.selected.disabled = !side.patched.size && (!equal || !side.selected.length);
   }
 
   async #patchEach() {
@@ -52,4 +80,10 @@ export class Patching {
     const { side } = this;
     side.patch(side.patched.size ? [] : side.selected, this.source.value);
   }
+}
+
+function verdict(source, missing, fits, most) {
+  if (source === "") return "type the other prompt.";
+  if (missing) return `${missing > 0 ? "add" : "remove"} ${pluralise(Math.abs(missing), "token")}.`;
+  return fits ? "ready." : `use at most ${most.toLocaleString("en")}.`;
 }

@@ -1,7 +1,8 @@
 // Ablation, and the predictions at the selected token with and without it.
 
-import { shortToken, pluralise, h, announce, visibleToken } from "./dom.js";
+import { pluralise, h, announce } from "./dom.js";
 import { percent } from "./format.js";
+import { visibleToken } from "./token_text.js";
 
 const TITLES = {
   "next token": "Next token",
@@ -55,10 +56,10 @@ export class Predictions {
   show(response) {
     const { side } = this;
     this.title.textContent = TITLES[response.output];
-    const word = side.tokens[response.position] ?? "";
+    const word = h("span", { class: "word" }, side.label(response.position));
     this.after.replaceChildren();
-    if (response.output === "next token") this.after.append("after ", h("span", { class: "word" }, shortToken(word)));
-    if (response.output === "masked token") this.after.append("in place of ", h("span", { class: "word" }, shortToken(word)));
+    if (response.output === "next token") this.after.append("after ", word);
+    if (response.output === "masked token") this.after.append("in place of ", word);
     if (!response.top.length) {
       this.bars.replaceChildren(h("li", { class: "empty" }, "This model outputs vectors and predicts no tokens."));
       this.loss.replaceChildren();

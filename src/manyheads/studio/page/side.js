@@ -7,28 +7,31 @@ import { headColour, MOST_HEADS } from "./colour.js";
 import { showError, debounce, announce } from "./dom.js";
 import { frame } from "./frame.js";
 import { ImageView } from "./image_view.js";
+import { kindInWords } from "./kinds.js";
 import { LineView } from "./line_view.js";
 import { AttentionList } from "./attention_list.js";
 import { MapView } from "./map_view.js";
-import { inOrder, setMeasures, clearestHeads } from "./measures.js";
+import { inOrder, isDefined, setMeasures, clearestHeads } from "./measures.js";
 import { Patching } from "./patching.js";
 import { Patterns } from "./patterns.js";
-import { restored, stateOf } from "./state.js";
+import { exampleOf, restored, stateOf } from "./state.js";
+import { joinedTokens, tokenLabel } from "./token_text.js";
 import { Tokens } from "./tokens.js";
 import { Generation } from "./generation.js";
 
 const NOTHING = { positions: [], weights: [] };
 
 export class Side {
-  constructor(models, changed) {
+  constructor(models, limits, changed) {
     this.models = models;
+    this.limits = limits;
     this.onChange = changed;
     this.api = new Api();
     this.failed = (error, words = errorMessage(error)) => {
       if (!wasAborted(error)) showError(words);
     };
-    Object.assign(this, { tokens: [], losses: null, selected: [], ablated: new Set(), patched: new Set(), source: "", replaceWith: "zero" });
-    Object.assign(this, { at: null, hovered: null, view: "lines", statistic: "induction", statistics: null, kinds: {}, text: "", prediction: null });
+    Object.assign(this, { tokens: [], groups: new Map(), losses: null, selected: [], ablated: new Set(), patched: new Set(), source: "", replaceWith: "zero" });
+    Object.assign(this, { at: null, hovered: null, view: "lines", statistic: "induction", statistics: null, kinds: {}, nearest: {}, text: "", prediction: null });
     this.strip = new Tokens({ hover: (index) => this.hover(index), pick: (index) => this.select(index) });
     this.atlas = new Atlas(this);
     this.predictions = new Predictions(this);
@@ -63,6 +66,17 @@ export class Side {
     return this.isVision ? !this.imageView.pixels : !this.text;
   }
 
+  // The example that is shown, if it is one.
+  get example() {
+    return exampleOf(this.model, this.text);
+  }
+
+  // The measure that colours the heads: the selected one, or another if this text does not define it.
+  get measure() {
+    if (!this.statistics || isDefined(this.statistics, this.statistic)) return this.statistic;
+    return inOrder(this.statistics).find((name) => isDefined(this.statistics, name)) ?? this.statistic;
+  }
+
   get changed() {
     return this.ablated.size + this.patched.size > 0;
   }
@@ -87,6 +101,16 @@ export class Side {
     return this.kinds[head]?.[0]?.name ?? null;
   }
 
+  // Its kind with score, interval and sample, once that is measured.
+  describeKind(head) {
+    return head in this.kinds ? kindInWords(this.kinds[head], this.nearest[head]) : null;
+  }
+
+  // The name of a token in lists and drawings.
+  label(index, most) {
+    return tokenLabel(this.tokens[index] ?? "", this.groups.get(index), most);
+  }
+
   // The state for the address bar.
   state() {
     return stateOf(this);
@@ -96,7 +120,7 @@ export class Side {
     Object.assign(this, restored(given, this.models, MOST_HEADS));
     this.patching.source.value = this.source;
     this.atlas.build(this.model.layers);
-    this.frame.open(given.t);
+    this.frame.open();
     // Another model may want the image in another size.
     if (this.isVision) this.imageView.fit();
     await this.run();
@@ -104,8 +128,17 @@ export class Side {
 
   openModel(name) {
     this.api.stopAll();
-    Object.assign(this, { statistics: null, tokens: [], kinds: {}, patterns: null });
-    this.restore({ ...this.state(), m: name, o: "", p: "", h: undefined });
+    const { example } = this;
+    Object.assign(this, { statistics: null, tokens: [], kinds: {}, nearest: {}, patterns: null });
+    const state = { ...this.state(), m: name, o: "", p: "", q: undefined, h: undefined, at: undefined };
+    // Another model has other examples, but keeps what was typed.
+    this.restore(example ? { ...state, t: undefined, c: undefined } : state);
+  }
+
+  // An example starts afresh, with its own heads.
+  open(example) {
+    this.api.stopAll();
+    this.restore({ m: this.model.name, t: example.text, v: this.view });
   }
 
   setText(text, at = null) {
@@ -128,11 +161,13 @@ export class Side {
     this.frame.busy(true);
     try {
       const response = await this.api.ask("tokens", this.base);
-      Object.assign(this, { tokens: response.tokens, losses: response.losses, truncated: response.truncated });
-      this.at = this.isVision ? Math.min(this.at ?? 0, response.tokens.length - 1) : Math.min(this.at ?? response.tokens.length - 1, response.tokens.length - 1);
-      this.patterns = new Patterns(this.api, this.base, response.tokens.length);
+      const { tokens, losses } = response;
+      const groups = joinedTokens(response.letters).flatMap((group) => tokens.slice(group.start, group.stop).map((_, place) => [group.start + place, group]));
+      Object.assign(this, { tokens, losses, groups: new Map(groups) });
+      this.at = Math.min(this.at ?? response.start, tokens.length - 1);
+      this.patterns = new Patterns(this.api, this.base, tokens.length);
       this.frame.read(response);
-      this.strip.show(this.tokens, this.losses);
+      this.strip.show(tokens, losses, this.groups);
       this.strip.reveal(this.at);
       this.lines.follow(this.at);
       this.map.follow(this.at);
@@ -152,7 +187,7 @@ export class Side {
   // Selected and ablated heads stay for the next text.
   #empty() {
     this.api.stopAll();
-    Object.assign(this, { tokens: [], losses: null, at: null, patterns: null, statistics: null, atlasTokens: null, prediction: null });
+    Object.assign(this, { tokens: [], groups: new Map(), losses: null, at: null, patterns: null, statistics: null, atlasTokens: null, prediction: null });
     this.frame.busy(false);
     this.frame.empty();
     this.redraw();
@@ -173,7 +208,8 @@ export class Side {
   async #name() {
     if (Object.keys(this.kinds).length) return;
     try {
-      this.kinds = (await this.api.ask("kinds", { model: this.model.name })).heads ?? {};
+      const { heads, nearest } = await this.api.ask("kinds", { model: this.model.name });
+      Object.assign(this, { kinds: heads ?? {}, nearest: nearest ?? {} });
     } catch {
       // The page works without kinds.
     }
@@ -256,7 +292,7 @@ export class Side {
   addToken(tokens, begin, response) {
     this.tokens = tokens;
     this.at = response.position;
-    this.strip.show(tokens, this.losses, begin);
+    this.strip.show(tokens, this.losses, this.groups, begin);
     this.#mark(response.heads, {});
     this.strip.choose(response.position);
     this.strip.reveal(response.position);
@@ -299,12 +335,28 @@ export class Side {
   }
 
   #edited() {
-    if (this.tokens.length) this.patterns = new Patterns(this.api, this.base, this.tokens.length);
+    if (this.tokens.length) {
+      this.patterns = new Patterns(this.api, this.base, this.tokens.length);
+      this.#measureLosses();
+    }
     this.redraw();
     this.ask();
   }
 
-  measure(name) {
+  // The loss at every token changes with the heads.
+  async #measureLosses() {
+    const { patterns } = this;
+    try {
+      const { losses } = await this.api.ask("tokens", this.base, "losses");
+      if (patterns !== this.patterns) return;
+      this.losses = losses;
+      this.strip.show(this.tokens, losses, this.groups);
+    } catch (error) {
+      this.failed(error);
+    }
+  }
+
+  colourBy(name) {
     this.statistic = name;
     this.redraw();
   }
@@ -312,7 +364,7 @@ export class Side {
   addStatistic(name, heads, values) {
     const by = new Map(heads.map((head, place) => [head, values[place]]));
     this.statistics = { ...this.statistics, [name]: [...this.atlas.cells.keys()].map((head) => by.get(head) ?? null) };
-    this.measure(name);
+    this.colourBy(name);
   }
 
   setView(view) {

@@ -44,18 +44,27 @@ export function stateOf(side) {
 // The state of a link, without what the models do not have: anybody may have written it.
 export function restored(given, models, most) {
   const model = models.find((each) => each.name === given.m) ?? models[0];
+  // Without a text in the link the first example of the model is opened.
+  const text = given.t ?? model.examples?.[0].text ?? "";
+  const example = exampleOf(model, text);
   const known = new Set(model.layers.flatMap(({ layer, heads }) => Array.from({ length: heads }, (_, head) => `L${layer}H${head}`)));
   const heads = (text) => [...new Set((text ?? "").split(","))].filter((each) => known.has(each));
   return {
     model,
-    selected: heads(given.h).slice(0, most),
-    automaticHeads: given.h === undefined,
+    text,
+    selected: heads(given.h ?? example?.heads.join(",")).slice(0, most),
+    automaticHeads: given.h === undefined && !example?.heads.length,
     ablated: new Set(heads(given.o)),
     patched: new Set(given.q ? heads(given.p) : []),
-    source: given.q ?? "",
+    source: given.q ?? example?.source ?? "",
     replaceWith: given.w === "mean" ? "mean" : "zero",
     view: given.v === "map" ? "map" : "lines",
-    statistic: given.c ?? "induction",
+    statistic: given.c ?? (model.generates ? "induction" : "previous_token"),
     at: /^\d{1,6}$/.test(given.at ?? "") ? Number(given.at) : null,
   };
+}
+
+// The example of a model with this text.
+export function exampleOf(model, text) {
+  return model.examples?.find((each) => each.text === text);
 }

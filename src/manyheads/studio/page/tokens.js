@@ -1,8 +1,10 @@
 // The tokens of a text in lines; only the visible ones are in the document. Bars below a token show
-// attention from the selected token, bars above attention to it.
+// attention from the selected token, bars above attention to it. A letter of several tokens stands over
+// all of them.
 
 import { alpha } from "./colour.js";
-import { h, visibleToken } from "./dom.js";
+import { h } from "./dom.js";
+import { bareBytes, tokenLabel, visibleToken } from "./token_text.js";
 
 const GAP = 2;
 const TEXT = 26;
@@ -15,15 +17,18 @@ export class Tokens {
     this.hover = hover;
     this.pick = pick;
     this.tokens = [];
+    this.groups = new Map();
     this.boxes = [];
     this.marks = [];
     this.at = this.over = null;
     this.canvas = h("canvas", { "aria-hidden": "true" });
     this.sheet = h("div", { class: "sheet", role: "presentation" });
+    this.letters = h("div", { class: "sheet", "aria-hidden": "true" });
     this.element = h(
       "div",
       { class: "strip", role: "listbox", tabindex: 0, "aria-label": "Tokens of the text", "aria-orientation": "horizontal" },
       this.canvas,
+      this.letters,
       this.sheet,
     );
     this.element.addEventListener("scroll", () => this.#draw());
@@ -34,15 +39,16 @@ export class Tokens {
     new ResizeObserver(() => this.layout()).observe(this.element);
   }
 
-  show(tokens, losses, fresh = tokens.length) {
-    Object.assign(this, { tokens, losses: losses ?? [], fresh });
+  // `groups` are the tokens that share a letter.
+  show(tokens, losses, groups, fresh = tokens.length) {
+    Object.assign(this, { tokens, losses: losses ?? [], groups, fresh });
     const mean = this.losses.reduce((sum, loss) => sum + (loss ?? 0), 0) / Math.max(1, this.losses.length);
     this.surprising = Math.max(6, 1.7 * mean);
     this.layout();
   }
 
   clear() {
-    Object.assign(this, { tokens: [], losses: [], marks: [], at: null, over: null });
+    Object.assign(this, { tokens: [], losses: [], groups: new Map(), marks: [], at: null, over: null });
     this.layout();
   }
 
@@ -68,18 +74,16 @@ export class Tokens {
   layout() {
     const width = this.element.clientWidth - 4;
     if (width <= 0) return;
-    const style = getComputedStyle(this.element);
-    pen.font = `16px ${style.fontFamily}`;
-    const widths = new Map();
+    const widths = this.#widths(width);
     let x = 0;
     let line = 0;
-    this.boxes = this.tokens.map((token) => {
-      const text = visibleToken(token);
-      if (!widths.has(text)) widths.set(text, Math.ceil(pen.measureText(text).width) + 10);
-      const wide = Math.min(widths.get(text), width);
-      if (x + wide > width) [x, line] = [0, line + 1];
+    this.boxes = this.tokens.map((token, index) => {
+      const wide = widths[index];
+      const group = this.#group(index);
+      const needs = group ? (index === group.start ? group.wide : 0) : wide;
+      if (x + needs > width) [x, line] = [0, line + 1];
       const place = { x, line, wide };
-      x += wide + GAP;
+      x += wide + (group && index + 1 < group.stop ? 0 : GAP);
       if (token.endsWith("\n")) [x, line] = [0, line + 1];
       return place;
     });
@@ -94,6 +98,38 @@ export class Tokens {
     this.#draw();
   }
 
+  // The tokens that share a letter with this one, where they fit into a line.
+  #group(index) {
+    const group = this.groups.get(index);
+    return group?.fits ? group : null;
+  }
+
+  // The width of every token; parts of a letter are at least as wide as the letter together.
+  #widths(most) {
+    const { fontFamily } = getComputedStyle(this.element);
+    const measured = new Map();
+    const measure = (text, font, around) => {
+      const key = `${font} ${text}`;
+      if (!measured.has(key)) {
+        pen.font = `${font} ${fontFamily}`;
+        measured.set(key, Math.ceil(pen.measureText(text).width) + around);
+      }
+      return measured.get(key);
+    };
+    const widths = this.tokens.map((token, index) =>
+      Math.min(most, this.groups.has(index) ? Math.max(19, measure(bareBytes(token), "10px", 7)) : measure(visibleToken(token), "16px", 10)),
+    );
+    for (const group of new Set(this.groups.values())) {
+      const parts = widths.slice(group.start, group.stop);
+      const bare = parts.reduce((sum, wide) => sum + wide, 0);
+      const stretch = Math.max(1, measure(group.text, "15px", 10) / bare);
+      parts.forEach((wide, place) => (widths[group.start + place] = Math.ceil(wide * stretch)));
+      group.wide = widths.slice(group.start, group.stop).reduce((sum, wide) => sum + wide, 0);
+      group.fits = group.wide <= most;
+    }
+    return widths;
+  }
+
   reveal(index) {
     const place = this.boxes[index];
     if (!place) return;
@@ -106,6 +142,7 @@ export class Tokens {
   #draw() {
     if (!this.boxes.length) {
       this.sheet.replaceChildren();
+      this.letters.replaceChildren();
       this.element.removeAttribute("aria-activedescendant");
       this.#paint(0, 0, 0, this.element.clientHeight);
       return;
@@ -124,23 +161,39 @@ export class Tokens {
   #write(start, stop) {
     const known = new Map([...this.sheet.children].map((each) => [Number(each.dataset.index), each]));
     const wanted = [];
+    const letters = [];
     for (let index = start; index < stop; index += 1) {
       const token = known.get(index) ?? this.#made(index);
-      const text = visibleToken(this.tokens[index]);
+      const group = this.#group(index);
+      const text = this.groups.has(index) ? bareBytes(this.tokens[index]) : visibleToken(this.tokens[index]);
       if (token.textContent !== text) token.textContent = text;
-      const { x, line } = this.boxes[index];
-      const y = line * this.lineHeight + (BAR + 1) * Math.max(1, this.marks.length) + 3;
-      token.style.transform = `translate(${x}px, ${y}px)`;
       token.className = this.#names(index);
+      this.#place(token, index, this.groups.has(index) ? this.boxes[index].wide : null);
+      token.setAttribute("aria-label", tokenLabel(this.tokens[index], this.groups.get(index), 60));
       token.setAttribute("aria-selected", String(index === this.at));
       token.setAttribute("aria-setsize", String(this.tokens.length));
       wanted.push(token);
+      if (group?.start === index) letters.push(this.#letter(group));
     }
+    this.letters.replaceChildren(...letters);
     const same = wanted.length === this.sheet.children.length && wanted.every((each, place) => each === this.sheet.children[place]);
     if (!same) this.sheet.replaceChildren(...wanted);
     const active = this.at === null ? null : wanted[this.at - start];
     if (active) this.element.setAttribute("aria-activedescendant", active.id);
     else this.element.removeAttribute("aria-activedescendant");
+  }
+
+  #place(element, index, wide) {
+    const { x, line } = this.boxes[index];
+    const y = line * this.lineHeight + (BAR + 1) * Math.max(1, this.marks.length) + 3;
+    element.style.transform = `translate(${x}px, ${y}px)`;
+    element.style.width = wide === null ? "" : `${wide}px`;
+  }
+
+  #letter(group) {
+    const letter = h("div", { class: "letter" }, group.text);
+    this.#place(letter, group.start, group.wide);
+    return letter;
   }
 
   #made(index) {
@@ -152,6 +205,7 @@ export class Tokens {
 
   #names(index) {
     const names = ["token"];
+    if (this.groups.has(index)) names.push("part");
     if (/^[<[].*[>\]]$/.test(this.tokens[index].trim())) names.push("special");
     if ((this.losses[index] ?? 0) > this.surprising) names.push("surprise");
     if (index === this.at) names.push("at");

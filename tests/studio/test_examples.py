@@ -1,0 +1,136 @@
+"""The examples show what they say, on the models that they are shipped for."""
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from manyheads import load
+from manyheads.studio.examples import BUNDLED
+from manyheads.studio.models import LoadedModel
+from manyheads.studio.security import Endpoint
+from manyheads.studio.server import make_app
+from tests.studio import models
+
+# The prediction at the selected token of each example, and its probability.
+PREDICTED = {
+    "house-gpt": {
+        "Repeated name": ("he", 0.82),
+        "Repeated treaty": ("a", 0.99),
+        "Known phrase": (" States", 0.84),
+    },
+    "house-gpt-gated": {
+        "Repeated name": ("he", 0.98),
+        "Repeated treaty": ("a", 1.0),
+        "Known phrase": (" States", 0.69),
+    },
+    "house-bert": {
+        "Repeated name": ("he", 1.0),
+        "Repeated word": (" battle", 0.94),
+        "Known phrase": (" largest", 0.82),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def client() -> Any:
+    store = [(name, load(name)) for name in BUNDLED]
+    app = make_app(store, Endpoint(port=8765))
+    with TestClient(app, base_url="http://127.0.0.1:8765") as client:
+        yield client
+
+
+def ask(client: TestClient, name: str, model: str, text: str, **fields: Any) -> Any:
+    answer = client.post(f"/api/{name}", json={"model": model, "text": text, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def attended(client: TestClient, model: str, text: str, at: int, head: str) -> int:
+    """The token that a head attends to most."""
+    response = ask(client, "attention_from", model, text, heads=[head], position=at)
+    position: int = response["heads"][head]["positions"][0]
+    return position
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_every_example_predicts_what_it_promises(client: TestClient, name: str) -> None:
+    for example in BUNDLED[name]:
+        at = ask(client, "tokens", name, example.text)["start"]
+        best = ask(client, "predictions", name, example.text, position=at)["top"][0]
+        token, probability = PREDICTED[name][example.name]
+        assert best["text"] == token
+        assert best["probability"] == pytest.approx(probability, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "induction", "previous"),
+    [("house-gpt", ("L2H6", "L2H7"), "L1H0"), ("house-gpt-gated", ("L3H7",), "L2H5")],
+)
+def test_the_selected_heads_do_it(
+    client: TestClient, name: str, induction: tuple[str, ...], previous: str
+) -> None:
+    for example in BUNDLED[name][:2]:
+        assert set(example.heads) == {*induction, previous}
+        tokens = ask(client, "tokens", name, example.text)["tokens"]
+        last = len(tokens) - 1
+        copied = tokens.index(PREDICTED[name][example.name][0])
+        for head in induction:
+            assert attended(client, name, example.text, last, head) == copied
+        assert attended(client, name, example.text, last, previous) == last - 1
+        assert attended(client, name, example.text, copied, previous) == copied - 1
+        off = {"ablated": list(example.heads)}
+        top = ask(client, "predictions", name, example.text, edits=off)["top"]
+        [best] = [each for each in top if each["text"] == tokens[copied]]
+        assert best["probability"] < best["before"] / 2
+
+
+def test_no_other_heads_do_it_as_clearly(client: TestClient) -> None:
+    response = ask(client, "statistics", "house-gpt", BUNDLED["house-gpt"][0].text)
+
+    def best(measure: str, count: int) -> set[str]:
+        values = dict(zip(response["heads"], response["statistics"][measure], strict=True))
+        return set(sorted(values, key=values.__getitem__)[-count:])
+
+    assert best("induction", 2) == {"L2H6", "L2H7"}
+    assert best("previous_token", 1) == {"L1H0"}
+
+
+def test_masked_models_select_the_mask_and_copy(client: TestClient) -> None:
+    for example in BUNDLED["house-bert"]:
+        response = ask(client, "tokens", "house-bert", example.text)
+        assert response["tokens"][response["start"]] == "[MASK]"
+    name = BUNDLED["house-bert"][0]
+    tokens = ask(client, "tokens", "house-bert", name.text)["tokens"]
+    at = tokens.index("[MASK]")
+    assert attended(client, "house-bert", name.text, at, "L3H1") == tokens.index("he")
+    for head, step in (("L2H4", -1), ("L2H1", 1)):
+        assert attended(client, "house-bert", name.text, at, head) == at + step
+
+
+@pytest.mark.parametrize("name", ["house-gpt", "house-gpt-gated"])
+def test_the_pairs_for_patching_work_at_the_first_try(client: TestClient, name: str) -> None:
+    pairs = [each for each in BUNDLED[name] if each.source]
+    assert len(pairs) == 2
+    for example in pairs:
+        response = ask(client, "patching", name, example.text, source=example.source)
+        assert response["distractor"] == PREDICTED[name][example.name][0]
+        by_head = dict(zip(response["heads"], response["recovered"], strict=True))
+        best = sorted(by_head, key=by_head.__getitem__)[-2:]
+        assert example.heads[0] in best
+
+
+def test_other_models_get_examples_that_they_can_read() -> None:
+    decoder = LoadedModel("tiny", models.decoder(layers=1)).describe()["examples"]
+    tiny = LoadedModel("tiny", models.decoder(layers=1))
+    for example in decoder:
+        if example["source"]:
+            assert tiny.count_tokens(example["source"]) == tiny.count_tokens(example["text"])
+    plain = LoadedModel("reads", models.encoder()).describe()["examples"]
+    assert not any(example["source"] for example in plain)
+    reads = LoadedModel("fills", models.masked())
+    for example in reads.describe()["examples"]:
+        # The tokenizer of bytes would make a token of the space before a mask.
+        assert " [MASK]" not in example["text"]
+        text = reads.read_text(example["text"])
+        assert text.tokens[text.start] == "[MASK]"

@@ -32,7 +32,7 @@ NEED_TRITON = [
 collect_ignore = [] if find_spec("triton") else NEED_TRITON
 
 # `--quick` runs one test in so many, and no file that imports one of these peers: they load slowly.
-ONE_IN = 12
+ONE_IN = 20
 PEERS = {
     "datasets",
     "peft",
@@ -58,12 +58,20 @@ if SHAPES_ARE_CHECKED:
     # A quote that is neither of a class nor of a shape: of a Literal, or around an annotation.
     QUOTED = re.compile(r"""(?<!<class )(?<!Tensor, )['"](?=\w)""")
 
-    def check_shapes(checked: Any = None, *, typechecker: Any) -> Any:
-        """What jaxtyping's own decorator does, without most of its bookkeeping.
+    # How often a function was called or, within another, made; forgotten before each test.
+    SEEN: dict[object, int] = {}
 
-        That costs more than most tests do: it binds arguments to names and checks them twice, for
-        a message that tells shapes, and does so where no shape is annotated. Annotations in quotes
-        may name what is imported for type checkers alone; jaxtyping knows how to pass over them.
+    def is_due(key: object) -> bool:
+        """Whether this is the first, second, fourth, eighth ... time in this test."""
+        SEEN[key] = times = SEEN.get(key, 0) + 1
+        return not times & (times - 1)
+
+    def check_shapes(checked: Any = None, *, typechecker: Any) -> Any:
+        """What jaxtyping's own decorator does, where a check is due.
+
+        To check the shapes of every call takes more time than the tests themselves do, and to
+        prepare every function more than to import torch. So a function is prepared when it is
+        first called, and in each test its shapes are checked ever more rarely.
         """
         if checked is None:
             return partial(check_shapes, typechecker=typechecker)
@@ -72,21 +80,48 @@ if SHAPES_ARE_CHECKED:
                 init = check_shapes(checked.__init__, typechecker=typechecker)
                 checked.__init__ = init  # type: ignore[method-assign]
             return checked
-        hints = list(getattr(checked, "__annotations__", {}).values())
-        # A generator runs after its context has ended, so that its shapes would leak into another.
-        own = inspect.isfunction(checked) and not inspect.isgeneratorfunction(checked)
-        if not own or QUOTED.search(repr(hints)):
+        if not inspect.isfunction(checked) or inspect.iscoroutinefunction(checked):
             return jaxtyped(checked, typechecker=typechecker)
-        function = typechecker(checked)
-        if "jaxtyping" not in repr(hints):
-            return function
+        inner = "<locals>" in checked.__qualname__
+        if inner and not is_due(checked.__code__):
+            return checked
+        key, cheap = object(), False
+        prepared: Any = None
 
         @wraps(checked)
+        def call(*given: Any, **named: Any) -> Any:
+            nonlocal prepared, cheap
+            if not cheap:
+                # `is_due` in two lines: most calls end here.
+                SEEN[key] = times = SEEN.get(key, 0) + 1
+                if times & (times - 1):
+                    return checked(*given, **named)
+                if prepared is None:
+                    prepared, cheap = prepare(checked, typechecker)
+            return prepared(*given, **named)
+
+        return call
+
+    def prepare(function: Any, typechecker: Any) -> tuple[Any, bool]:
+        """The function with its checks, and whether these are cheap, for there is no shape in them.
+
+        It does without most of the bookkeeping of jaxtyping, which binds arguments to names and
+        checks them twice, for a message that tells shapes. Annotations in quotes may name what is
+        imported for type checkers alone; jaxtyping knows how to pass over them.
+        """
+        hints = repr(list(getattr(function, "__annotations__", {}).values()))
+        # A generator runs after its context has ended, so that its shapes would leak into another.
+        if inspect.isgeneratorfunction(function) or QUOTED.search(hints):
+            return jaxtyped(function, typechecker=typechecker), False
+        checking = typechecker(function)
+        if "jaxtyping" not in hints:
+            return checking, True
+
         def with_shapes(*given: Any, **named: Any) -> Any:
             with jaxtyped("context"):
-                return function(*given, **named)
+                return checking(*given, **named)
 
-        return with_shapes
+        return with_shapes, False
 
     jaxtyping.jaxtyped = check_shapes  # type: ignore[assignment]
     install_import_hook("manyheads", "beartype.beartype")
@@ -100,10 +135,20 @@ if find_spec("hypothesis"):
     settings.load_profile("manyheads")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if SHAPES_ARE_CHECKED:
+        SEEN.clear()
+    elif item.get_closest_marker("shapes_unchecked") and "torch._dynamo" in sys.modules:
+        # As in a process of its own: what others compiled counts against no limit.
+        sys.modules["torch._dynamo"].reset()
+
+
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a test marked `shapes_unchecked` in a process of its own, without the import hook.
 
     torch.compile(fullgraph=True) cannot trace the checks, and what is decorated once stays so.
+    `make test` runs these tests in one process without the hook and leaves them out here.
     """
     if not (SHAPES_ARE_CHECKED and pyfuncitem.get_closest_marker("shapes_unchecked")):
         return None

@@ -3,9 +3,11 @@
 import io
 import subprocess
 import sys
+import time
 
 import pytest
 
+from manyheads import progress
 from manyheads.progress import Progress
 
 
@@ -111,3 +113,61 @@ def test_rich_is_loaded_only_where_a_bar_is_drawn() -> None:
         "with Progress('x', total=1) as bar: bar.advance()\nsys.exit('rich' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_a_single_long_step_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LOOKS", 0.01)
+    stream, clock = io.StringIO(), Clock()
+    with Progress("reading", total=1, unit="pages", stream=stream, clock=clock) as bar:
+        for _ in range(12):
+            clock.now += 1
+            time.sleep(0.05)
+        bar.advance()
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "reading: 0 of 1 pages, 2 s so far"
+    assert lines[1].endswith(("6 s so far", "7 s so far"))
+    assert lines[-1] == "reading: 1 pages in 12 s, 0.083 pages/s"
+
+
+def test_only_the_innermost_bar_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LOOKS", 0.01)
+    stream, clock = Terminal(), Clock()
+    more = {"stream": stream, "clock": clock}
+    with Progress("outer", total=2, **more) as outer:  # type: ignore[arg-type]
+        clock.now += 3
+        outer.advance()
+        with Progress("inner", total=2, **more) as inner:  # type: ignore[arg-type]
+            for _ in range(2):
+                clock.now += 3
+                time.sleep(0.05)
+                inner.advance()
+        clock.now += 3
+        time.sleep(0.05)
+    told = stream.getvalue()
+    assert told.index("outer") < told.index("inner") < told.rindex("outer")
+
+
+def test_a_bar_around_everything_speaks_only_while_nothing_else_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LOOKS", 0.01)
+    stream, clock = Terminal(), Clock()
+    with Progress("inspect", stream=stream, clock=clock, draws_bar=False):
+        with Progress("reading", total=4, stream=io.StringIO(), clock=clock) as inner:
+            for _ in range(4):
+                clock.now += 5
+                time.sleep(0.05)
+                inner.advance()
+        clock.now += 4
+        time.sleep(0.05)
+        assert stream.getvalue() == ""
+        clock.now += 1
+        time.sleep(0.05)
+    assert stream.getvalue() == "inspect: working, 25 s so far\n"
+
+
+def test_long_work_is_announced_before_it_begins() -> None:
+    stream = io.StringIO()
+    with Progress("reading", stream=stream) as bar:
+        bar.announce("text 0 has 90,000 tokens")
+    assert stream.getvalue() == "reading: text 0 has 90,000 tokens\n"

@@ -1,11 +1,15 @@
 """See, measure and reshape every attention head, at full speed."""
 
 from importlib import import_module as _import_module
+from inspect import isfunction as _isfunction
+
+from manyheads.argument_checks import checked as _checked
 
 # Where each public name lives. It is fetched when first used, so that the command line can answer
 # before torch is loaded. Type checkers read __init__.pyi, and a test holds the two together.
 _HOMES = {
     "attention": ("Attention", "AttentionConfig"),
+    "bridge.wrapped_model": ("wrap",),
     "cache": ("Cache", "DynamicCache", "StaticCache"),
     "checkpoints.classification_head": ("with_classes",),
     "checkpoints.folder": ("load", "save"),
@@ -17,6 +21,7 @@ _HOMES = {
     "encoding.classify": ("classify", "classify_images", "tag"),
     "encoding.encode": ("encode",),
     "errors": ("ManyheadsError",),
+    "lens.measure.live_statistics": ("patch_attention",),
     "models.build": ("build", "get_config", "list_configs"),
     "models.decoder": ("Decoder", "DecoderConfig"),
     "models.padding": ("Output",),
@@ -35,6 +40,8 @@ def __getattr__(name: str) -> object:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'manyheads' has no attribute {name!r}")
     value = getattr(_import_module(f"manyheads.{_HOME_OF[name]}"), name)
+    if _isfunction(value):
+        value = _checked(value)
     globals()[name] = value
     return value
 

@@ -1,6 +1,7 @@
 """See, measure and reshape every attention head, at full speed."""
 
 from manyheads.attention import Attention, AttentionConfig
+from manyheads.bridge.wrapped_model import wrap
 from manyheads.cache import Cache, DynamicCache, StaticCache
 from manyheads.checkpoints.classification_head import with_classes
 from manyheads.checkpoints.folder import load, save
@@ -12,6 +13,7 @@ from manyheads.decoding.sampling import BeamSearch, Greedy, Sample
 from manyheads.encoding.classify import classify, classify_images, tag
 from manyheads.encoding.encode import encode
 from manyheads.errors import ManyheadsError
+from manyheads.lens.measure.live_statistics import patch_attention
 from manyheads.models.build import build, get_config, list_configs
 from manyheads.models.decoder import Decoder, DecoderConfig
 from manyheads.models.encoder import Encoder, EncoderConfig
@@ -60,9 +62,11 @@ __all__ = [
     "get_config",
     "list_configs",
     "load",
+    "patch_attention",
     "read_image",
     "save",
     "stream",
     "tag",
     "with_classes",
+    "wrap",
 ]

@@ -33,6 +33,10 @@ class InputError(ManyheadsError, ValueError):
     """Data the model cannot read: an unknown token, a text too long, an image of a wrong size."""
 
 
+class ArgumentError(InputError, ConfigError):
+    """An argument of a wrong type, or a name that is not among those allowed."""
+
+
 class KernelError(ManyheadsError, RuntimeError):
     """A kernel that was requested by name does not support the request."""
 
@@ -52,12 +56,59 @@ class MissingPackageError(ManyheadsError, ImportError):
         )
 
 
+class NativeModelError(ManyheadsError, AttributeError):
+    """A part that a wrapped `transformers` model does not have.
+
+    >>> NativeModelError("pruning").problem
+    'pruning needs a native model, and this one is run by transformers'
+    """
+
+    def __init__(self, part: str) -> None:
+        super().__init__(
+            f"{part} needs a native model, and this one is run by transformers",
+            "open its folder with manyheads.load if manyheads knows the family",
+        )
+
+
 class TrainingError(ManyheadsError, RuntimeError):
     """A training run that cannot continue."""
 
 
-class TruncationWarning(UserWarning):
+class ManyheadsWarning(UserWarning):
+    """The base of all warnings; the command line prints each once, in one line."""
+
+
+class LongTextWarning(ManyheadsWarning):
+    """Some texts are longer than those that the model was trained on."""
+
+
+class TruncationWarning(ManyheadsWarning):
     """Some texts were longer than the model can read and were truncated."""
+
+
+class WrappedModelWarning(ManyheadsWarning):
+    """A model was opened by `transformers`, so that it can be read but not changed."""
+
+
+class NonFiniteWarning(ManyheadsWarning):
+    """Some weights of a model are NaN or infinite."""
+
+
+class MixedDtypeWarning(ManyheadsWarning):
+    """The weights of a folder have several dtypes and were loaded in one of them."""
+
+
+# Longer values are cut in messages.
+LONGEST_REPR = 80
+
+
+def short_repr(value: object) -> str:
+    """The value in one short line."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= LONGEST_REPR else f"{text[: LONGEST_REPR - 1]}…"
 
 
 def check_int(name: str, value: object, *, minimum: int) -> None:
@@ -68,7 +119,7 @@ def check_int(name: str, value: object, *, minimum: int) -> None:
     manyheads.errors.ConfigError: top_k must be an integer, got 2.5.
     """
     if not isinstance(value, Integral) or isinstance(value, bool):
-        raise ConfigError(f"{name} must be an integer, got {value!r}")
+        raise ConfigError(f"{name} must be an integer, got {short_repr(value)}")
     if int(value) < minimum:
         raise ConfigError(f"{name} must be at least {minimum}, got {value}")
 
@@ -83,6 +134,6 @@ def check_number(
     manyheads.errors.ConfigError: top_p must be in (0, 1], got 1.5.
     """
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise ConfigError(f"{name} must be a number, got {value!r}")
+        raise ConfigError(f"{name} must be a number, got {short_repr(value)}")
     if not is_allowed(float(value)):
         raise ConfigError(f"{name} must be {allowed}, got {value}")

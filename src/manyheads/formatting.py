@@ -10,10 +10,11 @@ UNKNOWN = "–"
 
 def pluralise(count: int, noun: str) -> str:
     """
-    >>> pluralise(1, "text"), pluralise(1200, "text")
-    ('1 text', '1,200 texts')
+    >>> pluralise(1, "text"), pluralise(1200, "text"), pluralise(2, "patch")
+    ('1 text', '1,200 texts', '2 patches')
     """
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    plural = f"{noun}es" if noun.endswith(("ch", "s")) else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
 
 
 def alternatives(words: Sequence[str]) -> str:

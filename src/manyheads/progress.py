@@ -1,20 +1,27 @@
 """Progress of long work: a bar on a terminal, a line every few seconds elsewhere."""
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from io import TextIOBase
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 QUIET_SECONDS = 2.0
 # A bar is redrawn in place; a log grows with each line.
 SECONDS_BETWEEN_DRAWINGS = 0.1
-SECONDS_BETWEEN_LINES = 5.0
+SECONDS_BETWEEN_LINES = 4.5
+# How often a thread looks whether a step takes long.
+SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class Progress:
-    """Counts the work done and, after two seconds, reports it on stderr.
+    """Counts the work done and, after two seconds, reports it on stderr, at least every 5 seconds.
+
+    While one step takes long, a thread reports the time it has taken so far. Of nested bars only
+    the innermost reports, so that a bar around everything, which advances never and with
+    `draws_bar=False` prints lines on a terminal too, speaks while nothing else does.
 
     >>> with Progress("encoding", total=3, unit="tokens") as bar:
     ...     for _ in range(3):
@@ -23,6 +30,10 @@ class Progress:
     3
     """
 
+    # Bars that are running, the innermost last.
+    _running: ClassVar[list["Progress"]] = []
+    _lock: ClassVar[threading.RLock] = threading.RLock()
+
     def __init__(
         self,
         label: str,
@@ -30,6 +41,7 @@ class Progress:
         total: int | float | None = None,
         unit: str = "steps",
         enabled: bool = True,
+        draws_bar: bool = True,
         stream: TextIOBase | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -39,15 +51,20 @@ class Progress:
         self.done: int | float = 0
         self._stream: Any = sys.stderr if stream is None else stream
         self._enabled = enabled
+        self._draws_bar = draws_bar
         self._clock = clock
         self._started = clock()
         self._next = self._started + QUIET_SECONDS
         self._reported = False
         self._bar: Any = None
+        self._ended = threading.Event()
 
     def __enter__(self) -> "Progress":
         self._started = self._clock()
-        self._next = self._started + QUIET_SECONDS
+        self._next = self._started + (QUIET_SECONDS if self._draws_bar else SECONDS_BETWEEN_LINES)
+        if self._enabled:
+            self._running.append(self)
+            threading.Thread(target=self._watch, name="progress", daemon=True).start()
         return self
 
     def __exit__(
@@ -56,10 +73,16 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-        if self._reported and kind is None:
-            self._print(f"{self.done:,.0f} {self.unit} in {duration(self.seconds)}, {self._rate()}")
+        self._ended.set()
+        with self._lock:
+            if self in self._running:
+                self._running.remove(self)
+            self._stop_bar()
+            for outer in self._running[-1:]:
+                outer._next = outer._clock() + SECONDS_BETWEEN_LINES
+            if self._reported and self.done and kind is None:
+                count = f"{self.done:,.0f} {self.unit} in {duration(self.seconds)}"
+                self._print(f"{count}, {self._rate()}")
 
     @property
     def seconds(self) -> float:
@@ -70,15 +93,36 @@ class Progress:
         self.done += amount
         finished = self.total is not None and self.done >= self.total
         if self._enabled and not finished and self._clock() >= self._next:
-            self._report()
+            with self._lock:
+                self._report()
 
     def expect(self, total: int | float) -> None:
         """Set the total, where it is known only later."""
         self.total = total
 
+    def announce(self, text: str) -> None:
+        """Print a line about work that will take long, before it begins."""
+        if self._enabled:
+            with self._lock:
+                self._stop_bar()
+                self._print(text)
+
+    def _watch(self) -> None:
+        """Report from a thread of its own while a step takes long."""
+        while not self._ended.wait(SECONDS_BETWEEN_LOOKS):
+            with self._lock:
+                quiet_for = self._clock() - self._next
+                if not self._ended.is_set() and self._running[-1:] == [self] and quiet_for >= 0:
+                    self._report()
+
+    def _stop_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
     def _report(self) -> None:
         self._reported = True
-        if self._stream.isatty():
+        if self._draws_bar and self._stream.isatty():
             self._next = self._clock() + SECONDS_BETWEEN_DRAWINGS
             self._draw()
         else:
@@ -94,8 +138,11 @@ class Progress:
         from rich.progress import Progress as Bars
 
         if self._bar is None:
+            # A terminal shows one bar at a time.
+            for other in self._running:
+                other._stop_bar()
             columns = (TextColumn(self.label), BarColumn(), TextColumn("{task.fields[forecast]}"))
-            # Drawn by the caller, so that no thread of its own competes with the work.
+            # Drawn when there is something new, so that no thread competes with the work.
             self._bar = Bars(
                 *columns,
                 console=Console(file=self._stream, highlight=False),
@@ -109,11 +156,15 @@ class Progress:
         self._bar.refresh()
 
     def _count(self) -> str:
+        if self.total is None and not self.done:
+            return "working"
         of = "" if self.total is None else f" of {self.total:,.0f}"
         return f"{self.done:,.0f}{of} {self.unit}"
 
     def _forecast(self) -> str:
         """Fraction, rate and time left, as far as they are known."""
+        if not self.done:
+            return f"{duration(self.seconds)} so far"
         parts = [self._rate()]
         if self.total and self.done:
             left = max(0.0, self.total / self.done - 1) * self.seconds

@@ -1,5 +1,8 @@
 """Tokenizers without padding, and with no truncation or one of our own."""
 
+import codecs
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from manyheads.errors import InputError
@@ -12,9 +15,26 @@ def disable_padding_and_truncation(tokenizer: Any) -> Any:
     return tokenizer
 
 
+@contextmanager
+def unreadable_refused(problem: str, remedy: str) -> Iterator[None]:
+    """Refuse a tokenizer.json that the package cannot read.
+
+    It raises no narrower class than Exception, and panics with one that is not even that.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        first = str(error).partition("\n")[0][:200]
+        raise InputError(f"{problem} ({first})", remedy) from None
+
+
 def plain_copy(tokenizer: Any) -> Any:
     """A copy that neither pads nor truncates."""
-    return disable_padding_and_truncation(type(tokenizer).from_str(tokenizer.to_str()))
+    with unreadable_refused("the tokenizer contradicts itself", "use a complete tokenizer.json"):
+        copy = type(tokenizer).from_str(tokenizer.to_str())
+    return disable_padding_and_truncation(copy)
 
 
 def truncating_copy(tokenizer: Any, longest: int | None) -> Any:
@@ -36,21 +56,72 @@ def truncating_copy(tokenizer: Any, longest: int | None) -> Any:
     return copy
 
 
+@contextmanager
+def surrogates_refused(texts: Sequence[Any], first: int = 0) -> Iterator[None]:
+    """Name the text, counted from `first`, that a tokenizer refuses because it is not Unicode."""
+    try:
+        yield
+    except (TypeError, UnicodeEncodeError):
+        for index, text in enumerate(texts, start=first):
+            try:
+                (text if isinstance(text, str) else " ".join(map(str, text))).encode()
+            except UnicodeEncodeError as error:
+                raise InputError(
+                    f"text {index} has a lone surrogate at character {error.start}",
+                    "decode it again, for example with errors='replace'",
+                ) from None
+        raise
+
+
 def token_text(tokenizer: Any, token: int) -> str:
-    """The text of a token, or its own name where it has none."""
+    """The text of a token, with bytes for parts of a letter: <0xD0>; its name if it has no text."""
     text: str = tokenizer.decode([token], skip_special_tokens=True)
-    return text or str(tokenizer.id_to_token(token) or f"token {token}")
+    name = str(tokenizer.id_to_token(token) or f"token {token}")
+    if REPLACEMENT_CHARACTER in text and set(name) <= BYTE_LEVEL.keys():
+        return bytes(BYTE_LEVEL[each] for each in name).decode("utf-8", "manyheads.spell_bytes")
+    return name if REPLACEMENT_CHARACTER in text or not text else text
 
 
-def token_texts(tokenizer: Any, text: str, ids: list[int]) -> list[str]:
-    """The part of the text that each token covers; its own name where it covers none."""
-    encoding = tokenizer.encode(text)
+def token_texts(tokenizer: Any, text: str, ids: list[int]) -> list[tuple[str, str | None]]:
+    """For each token its text and the letters of `text` that begin in it.
+
+    The letters of all tokens together are the text. A token inside a letter has none, "", and one
+    that stands for no part of the text, such as [CLS], has None.
+    """
+    with surrogates_refused([text]):
+        encoding = tokenizer.encode(text)
     if list(encoding.ids[: len(ids)]) != ids:
-        return [token_text(tokenizer, token) for token in ids]
-    parts, before = [], (-1, -1)
-    for token, span in zip(ids, encoding.offsets, strict=False):
-        part = text[span[0] : span[1]]
-        # Tokens within one character share its span.
-        parts.append(part if part and span != before else token_text(tokenizer, token))
-        before = span
+        return [(token_text(tokenizer, token), None) for token in ids]
+    spans = [*encoding.offsets[: len(ids)], (len(text), len(text))]
+    parts: list[tuple[str, str | None]] = []
+    end = 0
+    for token, (start, stop), following in zip(ids, spans, spans[1:], strict=False):
+        if start == stop:
+            parts.append((token_text(tokenizer, token), None))
+            continue
+        # Tokens within one letter share its span.
+        shared = start < end or following[0] < min(stop, following[1])
+        whole = token_text(tokenizer, token) if shared else text[start:stop]
+        parts.append((whole, text[max(start, end) : stop]))
+        end = max(end, stop)
     return parts
+
+
+def _byte_level() -> dict[str, int]:
+    """GPT-2's letters for the 256 bytes: printable ones are themselves, others follow U+0100."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + place): byte for place, byte in enumerate(others)
+    }
+
+
+def _spell_bytes(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    broken = error.object[error.start : error.end]
+    return "".join(f"<0x{byte:02X}>" for byte in broken), error.end
+
+
+REPLACEMENT_CHARACTER = "\ufffd"
+BYTE_LEVEL = _byte_level()
+codecs.register_error("manyheads.spell_bytes", _spell_bytes)

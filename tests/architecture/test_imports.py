@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 
 from packaging.requirements import Requirement
@@ -62,14 +63,18 @@ def distributions_behind(names: set[str]) -> set[str]:
     return found
 
 
-def import_alone(modules: list[str]) -> subprocess.CompletedProcess[str]:
+@cache
+def packages_behind() -> list[str]:
     behind = distributions_behind(ALLOWED)
-    installed = sorted(
+    return sorted(
         top
         for top, distributions in packages_distributions().items()
         if behind & {canonicalize_name(name) for name in distributions}
     )
-    argument = json.dumps([installed, modules])
+
+
+def import_alone(modules: list[str]) -> subprocess.CompletedProcess[str]:
+    argument = json.dumps([packages_behind(), modules])
     return subprocess.run(
         [sys.executable, "-c", IMPORT_WITH_NOTHING_ELSE_INSTALLED, argument],
         cwd=ROOT / "src",

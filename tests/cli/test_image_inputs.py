@@ -36,6 +36,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_images_are_inspected(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos = place / "photos"
+    words = ["inspect", str(place / "one"), "--image"]
+    assert main([*words, str(photos / "cat" / "0.png"), str(photos / "dog")]) == 0
+    assert "Measured on 5 images, 25 patches." in " ".join(capsys.readouterr().out.split())
+    assert main([*words, str(photos), "--tokens", "10"]) == 0
+    assert "Measured on 2 images, 10 patches." in " ".join(capsys.readouterr().out.split())
+    assert main([*words, str(photos / "none.png")]) == 2
+    assert "none.png" in capsys.readouterr().err
+    assert main(words[:2]) == 0
+    assert "Measured on 16 random images, 80 patches." in " ".join(capsys.readouterr().out.split())
+
+
 def test_heads_are_ablated_on_a_folder_a_class(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

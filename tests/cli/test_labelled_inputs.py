@@ -71,5 +71,5 @@ def test_what_no_class_of_the_model_is_called_is_refused(
     )
     assert main([*asked, "--text", "the cat"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "error: --text has no label: give --file with rows of text and label."
+        "error: --text and --ids have no label: give --file with rows of text and label."
     )

@@ -1,6 +1,7 @@
 """The same names for the same options in every command."""
 
 from collections import defaultdict
+from functools import cache
 
 import pytest
 
@@ -11,6 +12,7 @@ LOOKING = ("inspect", "ablate", "attribute", "compare", "report")
 WRITING = ("report", "encode", "classify", "convert", "tokenizer", "prune", "gate")
 
 
+@cache
 def by_name() -> dict[str, list[tuple[str, Option]]]:
     found: dict[str, list[tuple[str, Option]]] = defaultdict(list)
     for command, asked in COMMANDS.items():

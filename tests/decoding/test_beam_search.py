@@ -1,5 +1,6 @@
 """Beam search gives the texts of `transformers`, for one prompt or many."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -127,6 +128,7 @@ def test_stop_strings_are_refused() -> None:
         generate(pair("gpt2")[1], PROMPTS, sampling=BeamSearch(), stop_strings="end")
 
 
+@cache
 def frequent(model: Any) -> list[int]:
     """Tokens that come up soon, so that beams do end on the way."""
     plain = generate(

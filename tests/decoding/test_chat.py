@@ -192,3 +192,37 @@ def test_no_template_no_messages_and_no_jinja_are_said_clearly(
     message = "a chat template needs the package jinja2: run pip install jinja2."
     with refuses(MissingPackageError, message):
         apply_chat(TALK, config(CHATML))
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ 'a' * 10 ** 10 }}", "characters"),
+        ("{{ 'a' * 11000000 }}", "characters"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+    ],
+)
+def test_a_template_that_goes_too_far_is_stopped(template: str, said: str) -> None:
+    with refuses(InputError, "chat template", said):
+        apply_chat(TALK, {"chat_template": template})
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        # A list of two to the power of sixty parts that share their memory.
+        "{% set x = namespace(y=[]) %}{% for i in range(60) %}{% set x.y = [x.y, x.y] %}"
+        "{% endfor %}{{ x.y }}",
+    ],
+)
+def test_a_template_that_loops_is_stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyheads.decoding.chat.PATIENCE", 0.5)
+    with refuses(InputError, "chat template takes more than 2 seconds"):
+        apply_chat(TALK, {"chat_template": template})
+
+
+def test_what_another_process_cannot_receive_is_refused() -> None:
+    with refuses(InputError, "strings, numbers, lists and dictionaries"):
+        apply_chat([{"role": "user", "content": object()}], {"chat_template": "a"})

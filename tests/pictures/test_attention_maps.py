@@ -40,24 +40,20 @@ def texts_drawn(monkeypatch: pytest.MonkeyPatch, tokens: list[str]) -> list[str]
     return [text.get_text() for text in caught[0].findobj(Text) if text.get_visible()]
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 18])
+@pytest.mark.parametrize("length", [1, 18])
 def test_a_picture_fits_a_readme(tmp_path: Path, length: int) -> None:
     path = tmp_path / "map.png"
     draw(path, [f"слово{index}" for index in range(length)])
     assert path.read_bytes().startswith(b"\x89PNG")
     assert imread(path).shape[:2] == (900, 1600)
     assert list(tmp_path.iterdir()) == [path]
+    colours = (255 * imread(path)[..., :3]).astype(int) @ [1, 256, 256**2]
+    assert length == 1 or len(np.unique(colours)) > 100
 
 
 def test_a_long_sentence_gets_a_larger_picture(tmp_path: Path) -> None:
     draw(tmp_path / "map.png", [f"слово{index}" for index in range(30)])
     assert imread(tmp_path / "map.png").shape[:2] == (1215, 2160)
-
-
-def test_the_colours_differ_where_the_weights_do(tmp_path: Path) -> None:
-    draw(tmp_path / "map.png", list("абвгд"))
-    pixels = imread(tmp_path / "map.png")[..., :3].reshape(-1, 3)
-    assert len(np.unique(pixels, axis=0)) > 100
 
 
 def test_heads_have_their_addresses_and_entropies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +82,7 @@ def test_letters_that_mean_something_to_matplotlib_are_only_letters(tmp_path: Pa
     assert (tmp_path / "map.png").is_file()
 
 
-@pytest.mark.parametrize("count", [1, 4, 6, 12])
+@pytest.mark.parametrize("count", [1, 4, 6])
 def test_any_number_of_heads_can_be_drawn(tmp_path: Path, count: int) -> None:
     draw(tmp_path / "map.png", list("аб"), count)
     assert imread(tmp_path / "map.png").shape[0] == 100 * (1 + 4 * math.ceil(count / 4))

@@ -2,9 +2,7 @@
 
 import json
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import tyro
 
 from manyheads.atomic_write import atomic_write, check_writable
-from manyheads.errors import InputError, TruncationWarning
+from manyheads.errors import InputError
 from manyheads.formatting import without_nan
 
 if TYPE_CHECKING:
@@ -40,6 +38,12 @@ LineFiles = Annotated[
     tyro.conf.UseAppendAction[tuple[Path, ...]],
     tyro.conf.arg(metavar="TEXTFILE", help_behavior_hint="(repeatable)"),
 ]
+# Token ids instead of a text, such as "1 2 3".
+ManyIds = Annotated[
+    tyro.conf.UseAppendAction[tuple[str, ...]],
+    tyro.conf.arg(metavar='"1 2 3"', help_behavior_hint="(repeatable)"),
+]
+ImageFiles = Annotated[tuple[Path, ...], tyro.conf.arg(metavar="IMAGE", help_behavior_hint="")]
 ImageDirectory = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
 JsonFile = Annotated[Path | None, tyro.conf.arg(metavar="OUT", help_behavior_hint="")]
 PngFile = Annotated[Path | None, tyro.conf.arg(metavar="PNG", help_behavior_hint="")]
@@ -112,16 +116,6 @@ def write_json(path: Path, value: Any) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-@contextmanager
-def truncation_on_stderr() -> Iterator[None]:
-    """Print each warning about truncated texts once, on stderr."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", TruncationWarning)
-        yield
-    for message in dict.fromkeys(str(warning.message) for warning in caught):
-        print(message, file=sys.stderr)
-
-
 def read_file(file: Path, flag: str = "--file") -> str:
     """The content of a UTF-8 file with some text in it; - is the standard input."""
     if file.is_dir():
@@ -164,20 +158,24 @@ def split_pairs(texts: list[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def load_texts(model: "Model", text: tuple[str, ...], file: Path | None, tokens: int) -> Any:
-    """The texts of --text, the first tokens of --file, or the texts that come with manyheads.
+def load_texts(
+    model: "Model", text: tuple[str, ...], file: Path | None, tokens: int, ids: tuple[str, ...] = ()
+) -> Any:
+    """The texts of --text or --ids, the first tokens of --file, or those that come with manyheads.
 
     For an encoder-decoder each line is a source, a tab and its target.
     """
     from manyheads.lens.inputs.synthetic import default_texts
     from manyheads.models.seq2seq import Seq2Seq
 
-    if text and file is not None:
-        raise InputError("--text and --file exclude each other", "give one of them")
-    check_tokenizer(model)
+    if bool(text) + bool(ids) + (file is not None) > 1:
+        raise InputError("--text, --file and --ids exclude each other", "give one of them")
+    if ids:
+        return read_ids(ids, pairs=isinstance(model, Seq2Seq))
     texts: list[Any] = list(text) or ([] if file is None else read_paragraphs(file))
     if not texts:
         return default_texts(model)
+    check_tokenizer(model)
     for each in texts:
         if not each.strip():
             raise InputError(f"--text {each!r} is empty", "give at least one word")
@@ -186,11 +184,32 @@ def load_texts(model: "Model", text: tuple[str, ...], file: Path | None, tokens:
     return texts if text else split_texts(model, texts, tokens)[0]
 
 
+def read_ids(texts: Sequence[str], *, pairs: bool = False) -> list[Any]:
+    """The token ids of each text, separated by spaces; of pairs, source and target by a tab.
+
+    >>> read_ids(["1 2 3"]), read_ids(["1 2\\t3"], pairs=True)
+    ([[1, 2, 3]], [([1, 2], [3])])
+    """
+    if pairs:
+        return [tuple(read_ids(pair)) for pair in split_pairs(list(texts))]
+    try:
+        listed = [[int(each) for each in text.replace(",", " ").split()] for text in texts]
+    except ValueError:
+        listed = []
+    if not listed or not all(listed):
+        shown = " ".join(f"--ids {text!r}" for text in texts)
+        raise InputError(f"{shown} must be integers", 'separate them by spaces, as in "1 2 3"')
+    return listed
+
+
 def check_tokenizer(model: "Model") -> None:
     from manyheads.encoding.text_reader import require_text_model
 
     if require_text_model(model).tokenizer is None:
-        raise InputError("this model has no tokenizer", "put a tokenizer.json into its folder")
+        raise InputError(
+            "this model has no tokenizer",
+            "put a tokenizer.json into its folder, or give token ids with --ids where it is taken",
+        )
 
 
 def split_texts(model: "Model", texts: list[Any], tokens: int) -> tuple[list[Any], list[Any]]:
@@ -272,6 +291,25 @@ def image_source(model: "Model", image: Path | None, *, texts: bool) -> Path | N
     return image
 
 
+def load_images(model: "Model", paths: Sequence[Path], tokens: int) -> "list[Tensor]":
+    """The images of some files and folders, with a number of tokens in all, or one image."""
+    from manyheads.data.images import find_images, read_image
+    from manyheads.models.vision import Vision
+
+    if not isinstance(model, Vision):
+        raise InputError(
+            "--image needs a vision model and this one reads text", "give --text or --file"
+        )
+    files = [file for path in paths for file in find_images(path)]
+    return [read_image(model, file) for file in files[: max(1, tokens // _tokens_per_image(model))]]
+
+
+def _tokens_per_image(model: "Vision") -> int:
+    from manyheads.data.images import image_size
+
+    return (image_size(model) // model.config.patches.size) ** 2 + 1
+
+
 def sample_images(
     model: "Vision", folder: Path, tokens: int, seed: int, more: int = 0
 ) -> tuple[ClassInputs, ClassInputs]:
@@ -281,11 +319,11 @@ def sample_images(
     """
     import torch
 
-    from manyheads.data.images import find_images, image_size
+    from manyheads.data.images import find_images
     from manyheads.models.readout import ClassHead
 
     check_minimum("--tokens", tokens, 1)
-    per_image = (image_size(model) // model.config.patches.size) ** 2 + 1
+    per_image = _tokens_per_image(model)
     labelled = isinstance(model.config.readout, ClassHead)
     files = _class_files(model, folder) if labelled else [(file, 0) for file in find_images(folder)]
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -3,11 +3,15 @@
 import os
 import re
 import shlex
+import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from difflib import get_close_matches
 from io import StringIO
+from typing import Any
 
 import tyro
 
@@ -20,8 +24,9 @@ from manyheads.cli.command_table import (
     summary_of,
 )
 from manyheads.cli.completion import Completion
-from manyheads.errors import InputError, ManyheadsError
+from manyheads.errors import InputError, LongTextWarning, ManyheadsError, ManyheadsWarning
 from manyheads.formatting import alternatives
+from manyheads.progress import Progress
 
 COMMANDS: dict[str, Callable[..., Command]] = {**WORKING, "completion": Completion}
 
@@ -50,26 +55,26 @@ The options of a command: manyheads inspect --help
 The version: manyheads --version"""
 
 DONE, FAILED, WRONG_USE = 0, 1, 2
+# Longer errors, with a value that fills a screen, lose their middle.
+LONGEST_ERROR = 800
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 wrong use."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     _never_fail_to_print()
-    if not words:
-        print(FIRST)
-        return DONE
-    if words in (["--help"], ["-h"]):
-        names = [f"  {name:<12}{summary_of(command)}" for name, command in COMMANDS.items()]
-        print(HELP.format(commands="\n".join(names)))
-        return DONE
-    if words == ["--version"]:
-        print(f"manyheads {_version()}")
-        return DONE
     command: Command | None = None
     try:
+        page = _front_page(words)
+        if page:
+            print(wrapped(page))
+            return DONE
         command = _parse(words)
-        return command.run()
+        _check_encoding(command)
+        # These print as they go, or wait for somebody.
+        talks = words[0] in ("generate", "studio", "train", "adapt", "completion")
+        with warnings_on_stderr(), Progress(words[0], enabled=not talks, draws_bar=False):
+            return command.run()
     except BrokenPipeError:
         # The reader of the output, such as head, has closed it.
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115, kept open until the end
@@ -82,6 +87,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except KeyboardInterrupt:
         return _fail("interrupted.", FAILED)
+
+
+def _front_page(words: Sequence[str]) -> str:
+    """What the program says about itself, if these words ask for it."""
+    if not words:
+        return FIRST
+    if words in (["--help"], ["-h"]):
+        names = [f"  {name:<12}{summary_of(command)}" for name, command in COMMANDS.items()]
+        return HELP.format(commands="\n".join(names))
+    return f"manyheads {_version()}" if words == ["--version"] else ""
+
+
+@contextmanager
+def warnings_on_stderr() -> Iterator[None]:
+    """Print each of our warnings at once and only once, in one line."""
+    printed: set[object] = set()
+
+    def show(message: Warning | str, category: type[Warning], *more: Any) -> None:
+        if not issubclass(category, ManyheadsWarning):
+            before(message, category, *more)
+            return
+        key = category if category is LongTextWarning else str(message)
+        if key not in printed:
+            printed.add(key)
+            print(f"note: {message}", file=sys.stderr, flush=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", ManyheadsWarning)
+        before, warnings.showwarning = warnings.showwarning, show  # type: ignore[assignment]
+        yield
+
+
+def _check_encoding(command: Command) -> None:
+    """Refuse texts with bytes that are not UTF-8; the name of a file may have any."""
+    for option in (*options_of(type(command)), *positionals_of(type(command))):
+        value = getattr(command, option.field, None)
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, str) and option.kind not in ("file", "model"):
+                try:
+                    each.encode()
+                except UnicodeEncodeError:
+                    name = (*option.names, option.metavar)[0]
+                    raise InputError(f"{name} {each!r} is not UTF-8", "convert it first") from None
 
 
 def _parse(words: list[str]) -> Command:
@@ -103,7 +151,44 @@ def _parse(words: list[str]) -> Command:
     except SystemExit as ended:
         if ended.code == WRONG_USE:
             raise wrong_use(words, COMMANDS) from None
-    return parse(console_outputs=True)
+    text = _Captured()
+    try:
+        with redirect_stdout(text):
+            return parse(console_outputs=True)
+    finally:
+        print(wrapped(text.getvalue()), end="")
+
+
+class _Captured(StringIO):
+    """Captures help in the colours and letters of the terminal."""
+
+    @property
+    def encoding(self) -> str | None:  # type: ignore[override]
+        return getattr(sys.__stdout__, "encoding", None)
+
+    def isatty(self) -> bool:
+        return sys.__stdout__ is not None and sys.__stdout__.isatty()
+
+
+def wrapped(text: str) -> str:
+    """The lines of a text that are wider than the terminal, wrapped; boxes fit already."""
+    columns = shutil.get_terminal_size().columns
+    lines = []
+    for line in text.split("\n"):
+        if len(line) <= columns or line[:1] in ("╭", "│", "╰", "\033"):
+            lines.append(line)
+            continue
+        # A command and its summary, or an indented example.
+        name = re.match(r" +(\S+ {2,})?", line)
+        indent = " " * (len(name[0]) if name else 0)
+        lines += textwrap.wrap(
+            line,
+            columns,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)
 
 
 def wrong_use(words: Sequence[str], commands: Mapping[str, Callable[..., object]]) -> InputError:
@@ -233,7 +318,10 @@ def _with_flags(error: ManyheadsError, command: Command) -> str:
 
 
 def _fail(reason: str, code: int) -> int:
-    print(f"error: {' '.join(reason.splitlines())}", file=sys.stderr)
+    line = " ".join(reason.splitlines())
+    if len(line) > LONGEST_ERROR:
+        line = f"{line[: LONGEST_ERROR // 2]} … {line[-LONGEST_ERROR // 2 :]}"
+    print(f"error: {line}", file=sys.stderr)
     return code
 
 

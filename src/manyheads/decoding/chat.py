@@ -1,18 +1,29 @@
 """Chat: messages rendered by the model's template to the text that it continues."""
 
+import atexit
 import json
+import marshal
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cache
-from typing import Any, NoReturn
+from pathlib import Path
+from threading import Lock, Timer
+from typing import Any
 
 from manyheads.decoding.request import tokenizer_of
+from manyheads.decoding.template_worker import CPU_SECONDS, LONGEST_TEXT, MEMORY
 from manyheads.errors import InputError, MissingPackageError
+from manyheads.tokenizers import surrogates_refused
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
 # Templates use these by name.
 SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+FIX = "fix chat_template in its tokenizer_config.json, or its chat_template.jinja"
+# Seconds until the process that renders is given up, however little of them it could compute.
+PATIENCE = 20
 
 Message = Mapping[str, Any]
 
@@ -62,7 +73,8 @@ def chat_prompt(model: Any, messages: Sequence[Message], **more: Any) -> list[in
     tokenizer = tokenizer_of(model, "a conversation")
     text = apply_chat(messages, tokenizer_config_of(model), **more)
     # The template itself adds the beginning-of-text token.
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    with surrogates_refused([text]):
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids
 
 
@@ -73,17 +85,23 @@ def tokenizer_config_of(model: Any) -> dict[str, Any]:
     if CONFIG_FILE in files:
         try:
             config = json.loads(files[CONFIG_FILE])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{CONFIG_FILE} is not valid JSON, {error}", "fix the file") from None
+        if not isinstance(config, dict):
+            raise InputError(f"{CONFIG_FILE} must hold an object {{...}}", "fix the file")
     if TEMPLATE_FILE in files:
-        config["chat_template"] = files[TEMPLATE_FILE].decode("utf-8")
+        try:
+            config["chat_template"] = files[TEMPLATE_FILE].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{TEMPLATE_FILE} is not UTF-8, {error}", "fix the file") from None
     return config
 
 
 def _template(config: Mapping[str, Any], *, with_tools: bool) -> str:
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {each["name"]: each["template"] for each in template}
+        pairs = [each for each in template if isinstance(each, Mapping)]
+        named = {str(each.get("name")): each.get("template") for each in pairs}
         wanted = "tool_use" if with_tools and "tool_use" in named else "default"
         template = named.get(wanted)
     if not isinstance(template, str):
@@ -106,71 +124,91 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _render(template: str, variables: Mapping[str, Any]) -> str:
-    try:
-        from jinja2.exceptions import TemplateError, TemplateSyntaxError
-    except ImportError:
-        raise MissingPackageError("a chat template", "jinja2") from None
-    try:
-        text: str = _environment().from_string(template).render(variables)
-    except TemplateSyntaxError as error:
-        raise InputError(
-            f"the model's chat template cannot be read, {error.message} in line {error.lineno}",
-            "fix chat_template in its tokenizer_config.json, or its chat_template.jinja",
-        ) from None
-    except TemplateError as error:
-        raise InputError(
-            f"the model's chat template refuses these messages, {error}", "change the messages"
-        ) from None
-    except (TypeError, AttributeError, KeyError, ValueError) as error:
-        raise InputError(
-            f"the model's chat template fails on these messages, {error}",
-            "give each message a role and a content",
-        ) from None
-    return text
+def _plain(value: Any) -> Any:
+    """The same value without subclasses, which another process may not know."""
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, str) else value
+
+
+_LOCK = Lock()
 
 
 @cache
-def _environment() -> Any:
-    """A sandbox: a template is an untrusted program and must not change or reach anything."""
-    from jinja2 import nodes
-    from jinja2.exceptions import TemplateError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def _worker(parent: int) -> "subprocess.Popen[bytes]":
+    """The process that renders the templates of this one; a fork has a process of its own."""
+    del parent
+    command = [sys.executable, "-I", str(Path(__file__).with_name("template_worker.py"))]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    atexit.register(_stop, worker)
+    assert worker.stdin is not None
+    marshal.dump(sys.path, worker.stdin)
+    return worker
 
-    class GenerationTag(Extension):
-        """Templates for training mark the model's own words; here they are plain text."""
 
-        tags = {"generation"}  # noqa: RUF012  jinja2 declares it without ClassVar
+def _stop(worker: "subprocess.Popen[bytes]") -> None:
+    _worker.cache_clear()
+    atexit.unregister(_stop)
+    worker.kill()
+    worker.communicate()
 
-        def parse(self, parser: Any) -> nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)
 
-    def refuse(message: str) -> NoReturn:
-        raise TemplateError(message)
+def _answer(worker: "subprocess.Popen[bytes]", task: bytes) -> tuple[str, str]:
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    timer = Timer(PATIENCE, worker.kill)
+    timer.start()
+    try:
+        worker.stdin.write(task)
+        worker.stdin.flush()
+        outcome, text = marshal.load(worker.stdout)
+    except (OSError, EOFError, ValueError, TypeError):
+        _stop(worker)
+        return "limit", ""
+    except BaseException:
+        _stop(worker)
+        raise
+    finally:
+        timer.cancel()
+    return outcome, text
 
-    # The filter of jinja2 would escape for HTML.
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(
-            value,
-            ensure_ascii=ensure_ascii,
-            indent=indent,
-            separators=separators,
-            sort_keys=sort_keys,
-        )
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+def _render(template: str, variables: Mapping[str, Any]) -> str:
+    """Render in a process of its own, which the system stops where it goes too far."""
+    try:
+        import jinja2  # noqa: F401
+    except ImportError:
+        raise MissingPackageError("a chat template", "jinja2") from None
+    try:
+        task = marshal.dumps((template, _plain(variables)))
+    except (ValueError, RecursionError):
+        raise InputError(
+            "a chat template takes strings, numbers, lists and dictionaries",
+            "convert the messages, tools and variables to these",
+        ) from None
+    with _LOCK:
+        if _worker(os.getpid()).poll() is not None:
+            _stop(_worker(os.getpid()))
+        outcome, text = _answer(_worker(os.getpid()), task)
+    first = text.partition("\n")[0][:300]
+    match outcome:
+        case "text":
+            return str(text)
+        case "syntax":
+            raise InputError(f"the model's chat template cannot be read, {first}", FIX)
+        case "refused":
+            raise InputError(
+                f"the model's chat template refuses these messages, {first}", "change the messages"
+            )
+        case "failed":
+            raise InputError(
+                f"the model's chat template fails on these messages, {first}",
+                "give each message a role and a content, or fix the template",
+            )
+    raise InputError(
+        f"the model's chat template takes more than {CPU_SECONDS} seconds, "
+        f"{MEMORY >> 20} MB or {LONGEST_TEXT:,} characters",
+        FIX,
     )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment

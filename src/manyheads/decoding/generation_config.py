@@ -7,11 +7,12 @@ from difflib import get_close_matches
 from numbers import Integral
 from typing import Any, Literal, TypedDict, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from manyheads.cache import DynamicCache, StaticCache
 from manyheads.decoding.sampling import BeamSearch, Greedy, Sample, Sampling
-from manyheads.errors import ConfigError, InputError, check_int, check_number
+from manyheads.errors import ConfigError, InputError, check_int, check_number, short_repr
 
 FinishReason = Literal["length", "eos", "stop string"]
 
@@ -55,7 +56,8 @@ class GenerationConfig:
     - `seed`: with a seed, a prompt gives the same tokens at the same index of any batch.
     - `logprobs`: also return the log-probability of each token, before penalties and temperature.
     - `cache`: `DynamicCache(...)` or `StaticCache(...)` for the keys and values.
-    - `compiled`: on CUDA, compile the step first; takes half a minute and pays off for many texts.
+    - `compiled`: on CUDA, compile the step first, once for all texts of up to 1,024 tokens; takes
+      half a minute and pays off for many texts.
 
     For the three token options "model" means what generation_config.json and config.json of the
     model say.
@@ -188,13 +190,13 @@ class GenerationDefaults:
 def _check_type(name: str, value: object, types: tuple[type, ...]) -> None:
     if not isinstance(value, types):
         allowed = " or ".join("None" if each is type(None) else each.__name__ for each in types)
-        raise ConfigError(f"{name} must be {allowed}, got {value!r}")
+        raise ConfigError(f"{name} must be {allowed}, got {short_repr(value)}")
 
 
 def _strings(value: object) -> tuple[str, ...]:
     strings = (value,) if isinstance(value, str) else value
     if not isinstance(strings, Iterable) or not all(isinstance(each, str) for each in strings):
-        raise ConfigError(f"stop_strings must be a string or several, got {value!r}")
+        raise ConfigError(f"stop_strings must be a string or several, got {short_repr(value)}")
     if "" in strings:
         raise ConfigError(
             "stop_strings must not contain an empty string, which would end every text",
@@ -204,17 +206,17 @@ def _strings(value: object) -> tuple[str, ...]:
 
 
 def _token_ids(name: str, value: object) -> Literal["model"] | tuple[int, ...]:
-    if value == "model":
+    if isinstance(value, str) and value == "model":
         return "model"
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | np.ndarray):
         value = value.tolist()
     ids = [value] if isinstance(value, Integral) else value
     if isinstance(ids, str) or not isinstance(ids, Iterable):
-        raise ConfigError(f'{name} must be token ids or "model", got {value!r}')
-    unique = dict.fromkeys(ids)
-    for each in unique:
+        raise ConfigError(f'{name} must be token ids or "model", got {short_repr(value)}')
+    listed = list(ids)
+    for each in listed:
         check_int(name, each, minimum=0)
-    return tuple(map(int, unique))
+    return tuple(dict.fromkeys(map(int, listed)))
 
 
 def _suggestion(name: str, names: Sequence[str]) -> str:

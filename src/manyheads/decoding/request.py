@@ -1,12 +1,15 @@
 """One call of `generate`, checked and resolved before the first step."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from manyheads.bridge.wrapped_model import WrappedModel
+from manyheads.bridge.wrapped_steps import WrappedSteps
 from manyheads.cache import DynamicCache, FullLayerCache, StaticCache
 from manyheads.decoding.generation_config import GenerationConfig, GenerationDefaults, TokenIds
 from manyheads.decoding.sampling import RepetitionPenalty, TokenConstraints
@@ -19,7 +22,7 @@ from manyheads.models.readout import LanguageHead
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.parts.positions import Learned
 from manyheads.ragged import Ragged
-from manyheads.tokenizers import plain_copy
+from manyheads.tokenizers import plain_copy, surrogates_refused
 
 # A list holds texts, lists of ids or tensors of ids, all of one kind. Not a Sequence, because a
 # text is one too.
@@ -38,6 +41,11 @@ class GenerationRequest:
         defaults = GenerationDefaults.of(model)
         self.prompts = read_prompts(model, prompts, defaults)
         check_length(self.model, self.prompts, config.max_new_tokens, config.cache)
+        longest, new = max(map(len, self.prompts), default=0), config.max_new_tokens
+        if isinstance(self.model, Seq2Seq):
+            self.model.warn_if_longer(max(longest, new), "a prompt or its answer")
+        else:
+            self.model.warn_if_longer(longest + new, f"a prompt with {new:,} new tokens")
         self.tokenizer = getattr(model, "tokenizer", None)
         self.start_id = self._start_id(defaults)
         self.eos_token_ids, self.stop_strings = self._stops(defaults)
@@ -57,7 +65,7 @@ class GenerationRequest:
 
     @property
     def device(self) -> torch.device:
-        return self.model.embedding.tokens.weight.device
+        return next(self.model.parameters()).device
 
     def batch(self) -> Ragged:
         """The prompts as the model takes them."""
@@ -66,6 +74,8 @@ class GenerationRequest:
     def steps(self) -> Steps:
         """How the steps are computed; the only place where that is decided."""
         config, model = self.config, self.model
+        if isinstance(model, WrappedModel):
+            return WrappedSteps(model, self.start_id)
         longest = max(map(len, self.prompts), default=0) + config.max_new_tokens
         # Beams reorder their caches, and a StaticCache is used as it was requested.
         free = isinstance(config.cache, DynamicCache) and not config.uses_beams
@@ -244,7 +254,12 @@ def _check_positions(limit: int, longest: int, before: int, max_new_tokens: int)
 
 def _ids_of_all(model: Any, prompts: Prompts) -> list[list[int]]:
     if isinstance(prompts, Ragged):
-        return [ids.tolist() for ids in prompts.to_list()]
+        return [_plain(ids, index) for index, ids in enumerate(prompts.to_list())]
+    if not isinstance(prompts, Sequence | Tensor):
+        raise InputError(
+            f"prompts must be a sequence, got a {type(prompts).__name__}",
+            "give texts, or a list of token ids per prompt",
+        )
     if isinstance(prompts, Tensor):
         if prompts.dim() != 2:
             raise InputError(
@@ -262,7 +277,8 @@ def _tokenised(model: Any, prompts: Sequence[Any]) -> list[list[int]]:
     if len(texts) < len(prompts):
         raise InputError("prompts mix texts and token ids", "give all of one kind")
     tokenizer = tokenizer_of(model, "a text prompt")
-    return [list(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
+    with surrogates_refused(texts):
+        return [list(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
 
 
 def _plain(prompt: Any, index: int) -> list[int]:
@@ -270,9 +286,14 @@ def _plain(prompt: Any, index: int) -> list[int]:
         raise InputError(
             f"prompt {index} is the single number {prompt}", "give a list of prompts, [[5, 6, 7]]"
         )
-    ids = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
-    if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
+    try:
+        ids = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
+    except TypeError:
+        ids = None
+    if not isinstance(ids, list) or not all(
+        isinstance(one, Integral) and not isinstance(one, bool) for one in ids
+    ):
         raise InputError(
             f"prompt {index} is not a list of token ids", "give one list of integers per prompt"
         )
-    return ids
+    return [int(one) for one in ids]

@@ -26,6 +26,7 @@ from manyheads.models.readout import ClassHead, ReadoutLayer, TokenHead
 from manyheads.models.vision import Vision
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
+from manyheads.tokenizers import surrogates_refused
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,7 +185,8 @@ def tag(
         )
     words = [text.split() if isinstance(text, str) else list(text) for text in texts]
     tokenizer = truncating_tokenizer(reader, resolve_max_length(reader, longest))
-    encoded: Sequence[Any] = tokenizer.encode_batch(words, is_pretokenized=True)
+    with surrogates_refused(words):
+        encoded: Sequence[Any] = tokenizer.encode_batch(words, is_pretokenized=True)
     names = class_names_of(model, head)
     device = next(model.parameters()).device
     batch_tokens = batch_tokens or BATCH_TOKENS["cpu" if device.type == "cpu" else "cuda"]

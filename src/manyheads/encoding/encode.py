@@ -101,7 +101,8 @@ def encode(
     `longest` tokens are truncated, their special tokens kept, and a `TruncationWarning` counts
     them. Texts may also be token ids, in lists or a `Ragged`, which are used as they are. A text
     without any token gives zeros, and an encoder-decoder uses its encoder. The vectors are returned
-    on `device`.
+    on `device`. Texts in another order, in other company or alone give the same vectors up to
+    rounding, in float32 within 1e-5 of the largest number.
 
     >>> from manyheads.models.build import build
     >>> encode(build("tiny-encoder", seed=0), [[5, 6, 7], [8]]).shape

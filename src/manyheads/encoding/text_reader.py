@@ -1,6 +1,6 @@
 """Texts as token ids, truncated to what the model can read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,7 +17,7 @@ from manyheads.models.encoder import Encoder
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.parts.positions import Learned
 from manyheads.ragged import Lengths, Ragged
-from manyheads.tokenizers import truncating_copy
+from manyheads.tokenizers import surrogates_refused, truncating_copy
 
 Ids = NDArray[np.int64]
 # Strings, or the token ids of each text as a list, an array or a tensor.
@@ -36,6 +36,7 @@ class Reader:
     tokenizer: Any
     vocabulary: int
     longest: int | None
+    model: TextReader
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -51,6 +52,11 @@ class Reader:
             cut = sum(bool(one.overflowing) for one in encoded)
         for each, index in zip(ids, indices, strict=True):
             self._check(each, index)
+        if ids:
+            length, index = max(
+                (len(each), -index) for each, index in zip(ids, indices, strict=True)
+            )
+            self.model.warn_if_longer(length, f"text {-index}")
         return ids, cut
 
     def _check(self, ids: Ids, index: int) -> None:
@@ -77,17 +83,28 @@ def require_text_model(model: Model) -> TextReader:
     )
 
 
+def check_texts(texts: object) -> None:
+    """Refuse what is not a sequence of texts or images."""
+    single = isinstance(texts, Tensor | np.ndarray) and not texts.ndim
+    if single or isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+        raise InputError(
+            f"texts must be strings or lists of token ids, got a {type(texts).__name__}",
+            "give a string, or a list with one item per text",
+        )
+
+
 def open_reader(model: TextReader, texts: Texts, longest: int | None) -> Reader:
     """A reader of strings, or of token ids."""
     vocabulary = model.config.embedding.vocabulary
     if isinstance(texts, Ragged):
         if texts.values.is_floating_point() or texts.values.dim() != 1:
             raise InputError("the Ragged holds no token ids", "give one integer per token")
-        return Reader(texts.to("cpu").to_list(), None, vocabulary, longest)
+        return Reader(texts.to("cpu").to_list(), None, vocabulary, longest, model)
+    check_texts(texts)
     listed = [texts] if isinstance(texts, str) else list(texts)
     strings = [isinstance(text, str) for text in listed]
     if not any(strings) and listed:
-        return Reader(listed, None, vocabulary, longest)
+        return Reader(listed, None, vocabulary, longest, model)
     if not all(strings):
         index = strings.index(False)
         raise InputError(
@@ -95,7 +112,7 @@ def open_reader(model: TextReader, texts: Texts, longest: int | None) -> Reader:
             "give only strings, or only token ids",
         )
     return Reader(
-        listed, truncating_tokenizer(model, longest) if listed else None, vocabulary, longest
+        listed, truncating_tokenizer(model, longest) if listed else None, vocabulary, longest, model
     )
 
 
@@ -134,18 +151,8 @@ def truncating_tokenizer(model: TextReader, longest: int | None) -> Any:
 
 
 def _tokenise(tokenizer: Any, texts: Sequence[str], indices: range) -> Sequence[Any]:
-    try:
+    with surrogates_refused(texts, first=indices.start):
         return tokenizer.encode_batch_fast(texts)
-    except TypeError:
-        for text, index in zip(texts, indices, strict=True):
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise InputError(
-                    f"text {index} has a lone surrogate at character {error.start}",
-                    "decode it again, for example with errors='replace'",
-                ) from None
-        raise
 
 
 def _as_ids(text: Any, index: int) -> Ids:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.attention import Attention, AttentionConfig
+from manyheads.bridge.automatic import require_native
 from manyheads.errors import ConfigError, InputError
 from manyheads.lens.inputs.cached_run import ActivationEditor
 from manyheads.lens.inputs.metrics import bind_metric
@@ -29,6 +30,7 @@ from manyheads.surgery.evaluation_inputs import prepare_inputs
 from manyheads.surgery.finetune.loop import finetune, objective_for
 from manyheads.surgery.finetune.trainable import freeze_except_gates, unfreeze_all
 from manyheads.taps import Site, Sublayer, Tap
+from manyheads.tokenizers import surrogates_refused
 from manyheads.train.optim.optimisers import AdamW
 from manyheads.train.optim.schedules import Cosine
 
@@ -272,6 +274,7 @@ def train_gates(
     progress: bool = True,
 ) -> GatedModel:
     """A copy of the model with trained gates; both are measured on the held-out texts."""
+    require_native(model, "a gate")
     if not isinstance(model, Decoder | Encoder) or not isinstance(
         model.config.readout, LanguageHead
     ):
@@ -362,7 +365,8 @@ def split_chunks(
 
     def cut() -> Iterable[list[int]]:
         for text in texts:
-            ids = tokenizer.encode(text).ids
+            with surrogates_refused([text]):
+                ids = tokenizer.encode(text).ids
             for start in range(0, len(ids), length):
                 if len(chunk := ids[start : start + length]) > 1:
                     yield chunk

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from manyheads.attention import Attention
+from manyheads.bridge.automatic import require_native
 from manyheads.errors import InputError
 from manyheads.lens.causal.evaluate import Evaluation, Variant
 from manyheads.lens.inputs.cached_run import StackName
@@ -68,7 +69,8 @@ class PruningResult:
     """The selection, the pruned model, and both models side by side.
 
     `pruned` is the metric after pruning and `recovered` after recovery, both measured again on the
-    texts of the selection. Where the request could not be met nothing is pruned.
+    texts of the selection. Where the request could not be met, or the selection was interrupted,
+    nothing is pruned.
     """
 
     selection: AnySelection
@@ -111,6 +113,7 @@ def run_pruning(
 
     A classifier needs `targets`, the correct classes.
     """
+    require_native(model, "pruning")
     if config.recovery_steps < 0:
         raise InputError(
             f"recovery_steps must be at least 0, got {config.recovery_steps}", "use 0 or more"
@@ -119,7 +122,7 @@ def run_pruning(
         raise InputError("a model without a readout cannot be trained", "leave recovery out")
     inputs = prepare_inputs(model, texts, targets=targets, seed=config.seed)
     selection = _select(model, inputs, config, progress)
-    if not selection.met:
+    if not (selection.met and selection.complete):
         return PruningResult(selection=selection)
     pruned = _prune(model, selection, config, inputs)
     value, recovered = _evaluate(pruned, model, inputs), None

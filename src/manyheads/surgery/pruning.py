@@ -189,7 +189,7 @@ def _means(model: Model, heads: Sequence[Address], texts: Any) -> Means:
     stacks = stacks_of(model)
     for name, sublayer in dict.fromkeys((head.stack, head.sublayer) for head in heads):
         assert name in stacks, "the addresses were checked"
-        part = head_scope(model, name, sublayer)  # type: ignore[arg-type]
+        part = head_scope(model, name, sublayer)
         with eval_mode(model), torch.no_grad():
             means = replacement_values(
                 part, inputs, "mean", seed=0, batch_tokens=batch_tokens

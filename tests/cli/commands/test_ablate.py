@@ -70,7 +70,7 @@ def test_a_model_that_reads_is_asked_for_masked_words(
         (["decoder", "--text", "T"], "no text has a second token"),
         (["decoder", "--file", "nowhere.txt"], "nowhere.txt does not exist"),
         (["encoder", "--text", TEXT], "[MASK]"),
-        (["bare"], "has no tokenizer"),
+        (["bare", "--text", "a"], "has no tokenizer"),
     ],
 )
 def test_what_cannot_be_asked(

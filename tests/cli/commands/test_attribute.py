@@ -71,11 +71,16 @@ def test_a_long_text_shows_its_last_tokens_and_how_to_see_all(
     assert "more" not in said
 
 
-def test_so_many_steps_are_taken(place: Path, tmp_path: Path) -> None:
+def test_so_many_steps_are_taken_and_it_says_that_they_did_not_converge(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "why.json"
-    asked = ["attribute", str(place / "small"), "--text", TEXT, "--method", "heads"]
-    assert main([*asked, "--steps", "3", "--json", str(out)]) == 0
-    assert lens.load(out).path_steps == 3
+    asked = ["attribute", str(place / "small"), "--text", TEXT, "--method", "integrated"]
+    assert main([*asked, "--steps", "2", "--json", str(out)]) == 0
+    assert lens.load(out).path_steps == 2
+    assert "Not converged: 2 steps leave" in capsys.readouterr().out
+    assert main([*asked, "--steps", "96"]) == 0
+    assert "Not converged" not in capsys.readouterr().out
 
 
 def test_the_likeliest_word_is_traced_by_default(

@@ -75,7 +75,7 @@ def test_a_model_without_its_last_layer_is_compared(
     ("more", "match"),
     [
         (["decoder", "small"], "layers"),
-        (["bare", "bare"], "has no tokenizer"),
+        (["bare", "bare", "--text", "a"], "has no tokenizer"),
         (["decoder", "decoder", "--file", "nowhere.txt"], "nowhere.txt does not exist"),
         (["decoder", "decoder", "--text", ""], "--text '' is empty"),
     ],

@@ -101,7 +101,7 @@ def test_cut_texts_are_told_of(
     ("arguments", "said"),
     [
         (["--text", "a"], "add --out vectors.npy."),
-        (["--out", "x.npy"], "--text or --file: give one of them."),
+        (["--out", "x.npy"], "--text, --file or --ids: give one of them."),
         (["--text", "a", "--out", "x.txt"], "x.txt"),
         (["--text", "a", "--out", "no/x.npy"], "there is no folder no: "),
         (

@@ -297,10 +297,10 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert 'manyheads explain "' in capsys.readouterr().out
 
 
-def test_help_lists_every_command_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(COMMANDS)
+    assert [line.split()[0] for line in lines if re.match("  [a-z]", line)] == list(COMMANDS)
 
 
 def test_an_interrupted_command_says_so_in_one_line(

@@ -160,7 +160,7 @@ def test_a_conversation_remembers_and_ends_with_an_empty_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "manyheads generate needs a prompt: give --text, --file or --chat."),
+        ([], "manyheads generate needs a prompt: give --text, --file, --ids or --chat."),
         (["--file", "nowhere.txt"], "--file nowhere.txt does not exist: name a file with text."),
         (["--text", "a", "--json", "out.txt"], "--json out.txt does not end in .json: "),
         (["--text", "a", "--temperature", "-1"], "--temperature must be above 0, got -1: "),

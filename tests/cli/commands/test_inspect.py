@@ -72,7 +72,10 @@ def test_ctrl_c_keeps_what_was_measured(
         (["decoder", "--file", "nowhere.txt"], "nowhere.txt does not exist"),
         (["decoder", "--file", "{place}/empty.txt"], "contains no text"),
         (["decoder", "--text", " "], "--text ' ' is empty"),
-        (["decoder", "--text", "a", "--file", "b.txt"], "--text and --file exclude each other"),
+        (
+            ["decoder", "--text", "a", "--file", "b.txt"],
+            "--text, --file and --ids exclude each other",
+        ),
         (["decoder", "--json", "out.txt"], "does not end in .json"),
         (["decoder", "--device", "abacus"], "auto, cpu or cuda"),
         (
@@ -81,7 +84,11 @@ def test_ctrl_c_keeps_what_was_measured(
         ),
         (["decoder", "--tokens", "-5"], "--tokens must be at least 1, got -5"),
         (["bare", "--text", "a"], "has no tokenizer"),
-        (["bare"], "has no tokenizer"),
+        (["bare", "--ids", "1 x"], "--ids '1 x' must be integers"),
+        (["bare", "--ids", "1 2 900000"], "900000"),
+        (["decoder", "--ids", "1 2", "--text", "a"], "exclude each other"),
+        (["decoder", "--image", "a.png"], "needs a vision model"),
+        (["decoder", "--image", "a.png", "--ids", "1"], "--image excludes"),
     ],
 )
 def test_what_cannot_be_asked(
@@ -90,6 +97,15 @@ def test_what_cannot_be_asked(
     model, *rest = [each.format(place=place) for each in more]
     assert main(["inspect", str(place / model), *rest]) == 2
     assert match in capsys.readouterr().err
+
+
+def test_a_model_without_tokenizer_is_inspected_on_ids(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(place / "bare"), "--ids", "5 6 7 5 6", "--ids", "8,9,10"]) == 0
+    assert "2 texts, 8 tokens" in " ".join(capsys.readouterr().out.split())
+    assert main(["inspect", str(place / "bare")]) == 0
+    assert "16 texts of random tokens" in " ".join(capsys.readouterr().out.split())
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:

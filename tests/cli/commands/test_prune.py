@@ -1,7 +1,9 @@
 """manyheads prune as a person at a terminal meets it."""
 
 import json
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from manyheads.checkpoints.side_files import read_tokenizer
 from manyheads.cli.arguments import split_texts
 from manyheads.cli.commands.prune import _harm, _listed
 from manyheads.cli.main import main
+from manyheads.lens.causal import evaluate
 from manyheads.surgery import origins
 from tests.train.tiny import write_corpus
 
@@ -261,3 +264,30 @@ def test_many_that_do_harm_are_counted() -> None:
     assert _harm({"harmful": 0, "units": 1}) == ""
     assert _harm({"harmful": 1, "units": 1}) == ", harmful"
     assert _harm({"harmful": 2, "units": 9}) == ", 2 of them harmful"
+
+
+def test_ctrl_c_says_that_it_stopped_and_what_was_kept(
+    place: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    collect, calls = evaluate.Evaluation.collect, []
+
+    def interrupted(runs: Any) -> Any:
+        yield from islice(runs, 2)
+        raise KeyboardInterrupt
+
+    def first_interrupted(self: Any, label: str, count: int, runs: Any) -> Any:
+        calls.append(label)
+        return collect(self, label, count, interrupted(runs) if len(calls) == 1 else runs)
+
+    monkeypatch.setattr(evaluate.Evaluation, "collect", first_interrupted)
+    out, numbers = tmp_path / "pruned", tmp_path / "numbers.json"
+    assert prune(place, "--fraction", "0.5", "-o", str(out), "--json", str(numbers)) == 1
+    told = capsys.readouterr().err
+    assert "interrupted after " in told
+    assert " of 8 heads" in told
+    assert "no model was saved" in told
+    assert not out.exists()
+    assert numbers.exists()

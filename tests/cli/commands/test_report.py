@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from manyheads.checkpoints.folder import save
@@ -30,6 +32,23 @@ def test_a_report_its_pictures_and_the_next_command(
     assert "manyheads studio" in said
     drawn = sorted(each.name.split("-")[0] for each in (folder / "drawn").iterdir())
     assert drawn == ["atlas.png", "head", "layer"]
+
+
+def test_pictures_show_every_weight(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = {}
+
+    def draw_head_map(pattern: Any, *_: Any, title: str, **__: Any) -> None:
+        drawn[title.split()[1].rstrip(":")] = pattern
+
+    monkeypatch.setattr("manyheads.pictures.draw_head_map", draw_head_map)
+    monkeypatch.setattr("manyheads.report.data._keys_per_query", lambda *_: 2)
+    words = ["report", str(folder / "model"), "--file", str(folder / "text.txt")]
+    options = ["--by", "none", "--pattern-tokens", "20", "--pictures", str(folder / "exact")]
+    assert main([*words, "-o", str(folder / "third.html"), *options]) == 0
+    [(_, pattern)] = drawn.items()
+    # The report itself keeps two weights of each query; the picture draws them all.
+    np.testing.assert_allclose(pattern.sum(1), 1, atol=1e-5)
+    assert (pattern[-1] > 0).sum() == 20
 
 
 def test_numbers_go_to_a_file_of_json(folder: Path) -> None:
@@ -75,6 +94,8 @@ def test_a_missing_text_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     missing = tmp_path / "none.txt"
     assert main(["report", "house-gpt", "--file", str(missing)]) == 2
     assert str(missing) in capsys.readouterr().err
+    assert main(["report", "house-gpt", "--file", str(tmp_path)]) == 2
+    assert f"{tmp_path} is a folder" in capsys.readouterr().err
 
 
 def test_without_words_it_is_about_our_own_model_and_articles(

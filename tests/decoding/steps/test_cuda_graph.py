@@ -9,7 +9,13 @@ import torch
 from manyheads import DynamicCache, Ragged, StaticCache, build
 from manyheads.cache import RingLayerCache
 from manyheads.decoding.steps.cached import CachedSteps
-from manyheads.decoding.steps.cuda_graph import cannot, fixed_shape_step, ignores_key_order
+from manyheads.decoding.steps.cuda_graph import (
+    cannot,
+    capacity_for,
+    cuda_graph_steps,
+    fixed_shape_step,
+    ignores_key_order,
+)
 from manyheads.models.decoder import Decoder
 from tests.models.zoo import DECODERS, SEQ2SEQS, VOCABULARY
 
@@ -69,3 +75,37 @@ def test_a_model_that_cannot_be_captured_says_why() -> None:
     assert "on cpu" in str(cannot(made("llama"), torch.device("cpu")))
     assert "expert" in str(cannot(made("experts"), cuda))
     assert "Seq2Seq" in str(cannot(build(SEQ2SEQS["t5"], seed=0), cuda))
+
+
+def test_compiled_steps_serve_texts_of_other_lengths() -> None:
+    model = made("llama")
+    steps = cuda_graph_steps(model, 2, 300, compiled=True)
+    assert cuda_graph_steps(model, 2, 900, compiled=True) is steps
+    longer = cuda_graph_steps(model, 2, 1500, compiled=True)
+    assert longer is not steps
+    assert cuda_graph_steps(model, 2, 20, compiled=True) is longer
+    assert cuda_graph_steps(model, 3, 20, compiled=True) is not longer
+
+
+@pytest.mark.shapes_unchecked
+@torch.inference_mode()
+def test_a_step_is_compiled_once_for_prompts_of_any_length() -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:  # noqa: ARG001
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    step = torch.compile(fixed_shape_step, fullgraph=True, dynamic=False, backend=backend)
+    model, ids = made("window"), torch.tensor([3, 4])
+    for lengths, tokens in (((5, 2), 300), ((1, 9), 700)):
+        prompts = Ragged.from_list([torch.arange(length) for length in lengths])
+        cache = model.new_cache(StaticCache(size=capacity_for(tokens, compiled=True)))
+        model.next_logits(prompts, cache)
+        expected = made("window").new_cache()
+        model.next_logits(prompts, expected)
+        found = step(model, ids, cache, cache.static_plan())
+        ones = Ragged.from_list([each[None] for each in ids])
+        torch.testing.assert_close(found, model.next_logits(ones, expected), rtol=1e-4, atol=1e-5)
+    assert len(graphs) == 1

@@ -11,11 +11,13 @@ from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
-from manyheads import build, load
+from manyheads import build, load, save
+from manyheads.data.tokenizer_training import appending
 from manyheads.errors import ConfigError, InputError
 from manyheads.surgery import LoraConfig, adapt, delete_adapter, load_adapter, merge, save_adapter
 from manyheads.surgery.lora.low_rank import LowRankUpdate
 from manyheads.train.regularisers import L0Gates
+from tests.data.tiny import tokenizer
 from tests.messages import refuses
 from tests.surgery.families import FAMILIES, shaken
 
@@ -155,6 +157,32 @@ def saved(tmp_path: Path, **shape: Any) -> Path:
     model = build("gpt2", layers=1, width=24, heads=3, vocabulary=50, seed=0, **shape)
     adapt(model, LoraConfig(rank=2, targets=("project",)))
     return save_adapter(model, tmp_path / "adapter")
+
+
+def test_an_adapter_names_its_base_model(tmp_path: Path) -> None:
+    save(build("gpt2", layers=1, width=24, heads=3, vocabulary=50, seed=0), tmp_path / "base")
+    model = load(tmp_path / "base")
+    adapt(model, LoraConfig(rank=2, targets=("project",)))
+    folder = save_adapter(model, tmp_path / "adapter")
+    named = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
+    assert named == str(tmp_path / "base")
+    other = build("llama-1b-shape", layers=1, width=24, heads=8, hidden=8, vocabulary=50, seed=0)
+    with refuses(InputError, "which this model does not have", f"load it into {tmp_path}/base"):
+        load_adapter(other, folder)
+    # A model that was made here has no name.
+    described = json.loads((saved(tmp_path) / "adapter_config.json").read_text())
+    assert described["base_model_name_or_path"] is None
+
+
+def test_an_adapter_of_an_encoder_decoder_ends_texts_as_in_training(tmp_path: Path) -> None:
+    shape = {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "vocabulary": 300}
+    model, fresh = (build("transformer-base", seed=0, **shape) for _ in range(2))
+    fresh.tokenizer = tokenizer()
+    model.tokenizer = appending(tokenizer(), 0)
+    adapt(model, LoraConfig(rank=2, targets=("project",)))
+    load_adapter(fresh, save_adapter(model, tmp_path / "adapter"))
+    plain = tokenizer().encode("a cat").ids
+    assert fresh.tokenizer.encode("a cat").ids == [*plain, 0]
 
 
 def test_an_adapter_of_another_shape_is_refused_whole(tmp_path: Path) -> None:

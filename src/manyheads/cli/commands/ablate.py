@@ -12,6 +12,7 @@ from manyheads.cli.arguments import (
     DeviceName,
     ImageDirectory,
     JsonFile,
+    ManyIds,
     ManyTexts,
     OptionalModel,
     TextFile,
@@ -23,7 +24,6 @@ from manyheads.cli.arguments import (
     open_model,
     sample_images,
     split_labelled,
-    truncation_on_stderr,
 )
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise, without_nan
@@ -56,6 +56,9 @@ class Ablate:
 
     file: TextFile = None
     """A file of texts separated by blank lines, or one text per line without any."""
+
+    ids: ManyIds = ()
+    """Token ids to read instead of a text; a model without a tokenizer needs them."""
 
     image: ImageDirectory = None
     """For a vision model: a folder of images; for a classifier, one folder per class."""
@@ -93,9 +96,8 @@ class Ablate:
         heads: Any = [name for name in self.heads.split(",") if name.strip()] or "all"
         model = open_model(self.model, self.device)
         self._check(model, heads)
-        with truncation_on_stderr():
-            texts, targets = self._inputs(model)
-            inputs = prepare_inputs(model, texts, targets=targets, seed=self.seed)
+        texts, targets = self._inputs(model)
+        inputs = prepare_inputs(model, texts, targets=targets, seed=self.seed)
         shared: dict[str, Any] = {"targets": inputs.targets, **attention_site(self.of)}
         options: dict[str, Any] = {
             "metric": inputs.metric,
@@ -121,13 +123,15 @@ class Ablate:
 
     def _inputs(self, model: Any) -> tuple[Any, Any]:
         """What to measure on, and its classes if it has any."""
-        folder = image_source(model, self.image, texts=bool(self.text or self.file))
+        folder = image_source(model, self.image, texts=bool(self.text or self.file or self.ids))
         if folder is not None:
             return sample_images(model, folder, self.tokens, self.seed)[0]
         if not is_text_classifier(model):
-            return load_texts(model, self.text, self.file, self.tokens), None
-        if self.text:
-            raise InputError("--text has no label", "give --file with rows of text and label")
+            return load_texts(model, self.text, self.file, self.tokens, self.ids), None
+        if self.text or self.ids:
+            raise InputError(
+                "--text and --ids have no label", "give --file with rows of text and label"
+            )
         return split_labelled(model, self.file, self.tokens)[0]
 
     def _check(self, model: Any, heads: Any) -> None:

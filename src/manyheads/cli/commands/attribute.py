@@ -16,7 +16,6 @@ from manyheads.cli.arguments import (
     check_json,
     open_model,
     read_file,
-    truncation_on_stderr,
 )
 from manyheads.errors import InputError
 
@@ -75,10 +74,9 @@ class Attribute:
         check_json(self.json)
         text = self._text()
         model = open_model(self.model, self.device)
-        with truncation_on_stderr():
-            attribution = attribute(
-                model, text, self.target, self.against, method=self.method, steps=self.steps
-            )
+        attribution = attribute(
+            model, text, self.target, self.against, method=self.method, steps=self.steps
+        )
         _print(self.model, attribution, every_row=self.all)
         if self.json is not None:
             attribution.save(self.json)
@@ -106,6 +104,12 @@ def _print(name: str, attribution: "Attribution", *, every_row: bool) -> None:
     end = visible(attribution.text.replace("\n", " "))
     end = f"…{end[-SHOWN_CHARACTERS:]}" if len(end) > SHOWN_CHARACTERS else end
     page.paragraph(f"After “{end}”: {visible(attribution.summary)}.")
+    if not attribution.converged:
+        page.paragraph(
+            f"Not converged: {attribution.path_steps} steps leave {attribution.completeness:.2g} "
+            f"of {attribution.value:.4g} unexplained. Give more --steps.",
+            "bold red",
+        )
     page.heading("Tokens" if attribution.by_token else "Parts")
     table = attribution.table(None if every_row else MAX_ROWS)
     # The caption is about Python.

@@ -19,7 +19,6 @@ from manyheads.cli.arguments import (
     RequiredModel,
     open_model,
     read_lines,
-    truncation_on_stderr,
 )
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise
@@ -123,8 +122,7 @@ class Classify:
         """Print one word per line and a blank line between texts, or write rows for training."""
         from manyheads.encoding.classify import tag
 
-        with truncation_on_stderr():
-            tagged = tag(model, texts, batch_tokens=self.batch_tokens)
+        tagged = tag(model, texts, batch_tokens=self.batch_tokens)
         if self.out is None:
             blocks = (
                 "\n".join(f"{each.word}\t{each.label}\t{each.probability:.3f}" for each in words)

@@ -10,6 +10,7 @@ from manyheads.cli.arguments import (
     Flag,
     ImageDirectory,
     JsonFile,
+    ManyIds,
     ManyTexts,
     TextFile,
     check_json,
@@ -17,7 +18,6 @@ from manyheads.cli.arguments import (
     load_texts,
     open_model,
     sample_images,
-    truncation_on_stderr,
 )
 
 if TYPE_CHECKING:
@@ -55,6 +55,9 @@ class Compare:
     file: TextFile = None
     """A file of texts separated by blank lines, or one text per line without any."""
 
+    ids: ManyIds = ()
+    """Token ids to read instead of a text; a model without a tokenizer needs them."""
+
     image: ImageDirectory = None
     """For vision models: a folder of images; for classifiers, one folder per class."""
 
@@ -83,17 +86,16 @@ class Compare:
 
         check_json(self.json)
         before, after = (open_model(name, self.device) for name in (self.before, self.after))
-        with truncation_on_stderr():
-            texts, targets = self._inputs(before)
-            comparison = compare(
-                before,
-                after,
-                texts,
-                targets=targets,
-                origins=origins_in(before, after),
-                compare_kinds=not self.no_kinds,
-                replace_with=self.replace_with,
-            )
+        texts, targets = self._inputs(before)
+        comparison = compare(
+            before,
+            after,
+            texts,
+            targets=targets,
+            origins=origins_in(before, after),
+            compare_kinds=not self.no_kinds,
+            replace_with=self.replace_with,
+        )
         _print(f"{self.before} → {self.after}", comparison)
         if self.json is not None:
             comparison.save(self.json)
@@ -102,10 +104,10 @@ class Compare:
 
     def _inputs(self, model: Any) -> tuple[Any, Any]:
         """What both models read, and the classes of images if they have any."""
-        folder = image_source(model, self.image, texts=bool(self.text or self.file))
+        folder = image_source(model, self.image, texts=bool(self.text or self.file or self.ids))
         if folder is not None:
             return sample_images(model, folder, self.tokens, seed=0)[0]
-        return load_texts(model, self.text, self.file, self.tokens), None
+        return load_texts(model, self.text, self.file, self.tokens, self.ids), None
 
 
 def _print(title: str, comparison: "Comparison") -> None:

@@ -3,7 +3,7 @@
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -13,10 +13,12 @@ from manyheads.cli.arguments import (
     DtypeName,
     Flag,
     LineFiles,
+    ManyIds,
     ManyTexts,
     OutFile,
     RequiredModel,
     open_model,
+    read_ids,
     read_lines,
 )
 from manyheads.errors import InputError
@@ -41,6 +43,9 @@ class Encode:
 
     file: LineFiles = ()
     """A file with one text per line, empty lines included; - is the standard input."""
+
+    ids: ManyIds = ()
+    """Token ids to encode instead of a text; a model without a tokenizer needs them."""
 
     out: OutFile = None
     """The file to write the vectors to: .npy, .safetensors or .jsonl."""
@@ -70,13 +75,14 @@ class Encode:
         """Print how many texts were encoded, how fast, and where the vectors are."""
         if self.out is None:
             raise InputError("manyheads encode needs --out FILE", "add --out vectors.npy")
-        if bool(self.file) == bool(self.text):
-            raise InputError("manyheads encode needs --text or --file", "give one of them")
+        if bool(self.file) + bool(self.text) + bool(self.ids) != 1:
+            raise InputError("manyheads encode needs --text, --file or --ids", "give one of them")
         from manyheads.encoding.encode import check_target, store
 
         check_target(self.out)
         options = self._options()
-        texts = list(self.text) or read_lines(self.file)
+        texts: list[Any] = read_ids(self.ids) if self.ids else []
+        texts = texts or list(self.text) or read_lines(self.file)
         from manyheads.encoding.encode import encode_counted
 
         model = open_model(self.model, self.device, self.dtype)

@@ -13,11 +13,13 @@ from manyheads.cli.arguments import (
     DtypeName,
     Flag,
     JsonFile,
+    ManyIds,
     OptionalModel,
     TextFile,
     check_json,
     open_model,
     read_file,
+    read_ids,
     write_json,
 )
 from manyheads.errors import InputError
@@ -50,6 +52,9 @@ class Generate:
         Many, tyro.conf.arg(aliases=["--prompt"], metavar="TEXT", help_behavior_hint="(repeatable)")
     ] = ()
     """The prompt to continue."""
+
+    ids: ManyIds = ()
+    """The token ids of a prompt; a model without a tokenizer needs them, and ids are printed."""
 
     file: TextFile = None
     """A file of prompts, one per line."""
@@ -115,19 +120,25 @@ class Generate:
         model = open_model(self.model, self.device, self.dtype)
         if self.chat and not prompts:
             self._chat(model)
-        elif len(prompts) == 1 and not self._needs_whole_texts():
+        elif len(prompts) == 1 and not self._needs_whole_texts() and model.tokenizer is not None:
             self._print(self._stream(model, self._input(model, prompts[0])))
         else:
             self._generate_all(model, prompts)
         return 0
 
-    def _prompts(self) -> list[str]:
+    def _prompts(self) -> "list[str] | list[list[int]]":
         check_json(self.json)
+        if self.ids:
+            if self.text or self.file is not None or self.chat:
+                raise InputError("--ids excludes --text, --file and --chat", "give one of them")
+            return read_ids(self.ids)
         prompts = list(self.text)
         if self.file is not None:
             prompts += [line for line in read_file(self.file).splitlines() if line.strip()]
         if not prompts and not self.chat:
-            raise InputError("manyheads generate needs a prompt", "give --text, --file or --chat")
+            raise InputError(
+                "manyheads generate needs a prompt", "give --text, --file, --ids or --chat"
+            )
         if self.system is not None and not self.chat:
             raise InputError("--system needs --chat", "give --chat too")
         if self.chat and not prompts and self._needs_whole_texts():
@@ -182,9 +193,11 @@ class Generate:
             logprobs=self.logprobs,
         )
 
-    def _input(self, model: Any, prompt: str) -> str | list[int]:
+    def _input(self, model: Any, prompt: str | list[int]) -> str | list[int]:
         """The prompt itself, or with --chat the ids of the conversation that it begins."""
-        return self._conversation(model, [("user", prompt)]) if self.chat else prompt
+        if not self.chat or isinstance(prompt, list):
+            return prompt
+        return self._conversation(model, [("user", prompt)])
 
     def _conversation(self, model: Any, turns: Sequence[tuple[str, str]]) -> list[int]:
         from manyheads.decoding.chat import chat_prompt
@@ -214,12 +227,12 @@ class Generate:
             answer = self._print(self._stream(model, self._conversation(model, turns)))
             turns.append(("assistant", answer))
 
-    def _generate_all(self, model: Any, prompts: Sequence[str]) -> None:
+    def _generate_all(self, model: Any, prompts: "Sequence[str] | Sequence[list[int]]") -> None:
         from manyheads.decoding.generation import generate
 
-        inputs = [self._input(model, prompt) for prompt in prompts]
+        inputs: Any = [self._input(model, prompt) for prompt in prompts]
         generations = generate(model, inputs, self._config())
-        pairs = list(zip(prompts, generations, strict=True))
+        pairs: list[tuple[Any, Generation]] = list(zip(prompts, generations, strict=True))
         for prompt, generation in pairs:
             _print_plain(prompt, generation, model.tokenizer, with_prompt=len(prompts) > 1)
         if self.json is not None:
@@ -233,7 +246,7 @@ def _ask() -> str:
     return sys.stdin.readline().rstrip("\r\n")
 
 
-def _row(prompt: str, generation: "Generation") -> dict[str, Any]:
+def _row(prompt: str | list[int], generation: "Generation") -> dict[str, Any]:
     row = {"prompt": prompt, **asdict(generation)}
     if generation.logprobs is None:
         del row["logprobs"]
@@ -241,14 +254,17 @@ def _row(prompt: str, generation: "Generation") -> dict[str, Any]:
 
 
 def _print_plain(
-    prompt: str, generation: "Generation", tokenizer: Any, *, with_prompt: bool
+    prompt: str | list[int], generation: "Generation", tokenizer: Any, *, with_prompt: bool
 ) -> None:
     if with_prompt:
-        print(f"> {_printable(prompt)}")
+        shown = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
+        print(f"> {_printable(shown)}")
     print(_printable(str(generation)))
     for token, logprob in zip(generation.ids, generation.logprobs or (), strict=False):
-        letters = tokenizer.decode([token], skip_special_tokens=False)
-        print(f"{logprob:9.4f}  {token:>7}  {letters!r}")
+        text = ""
+        if tokenizer is not None:
+            text = repr(tokenizer.decode([token], skip_special_tokens=False))
+        print(f"{logprob:9.4f}  {token:>7}  {text}".rstrip())
     if with_prompt:
         print()
 

@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING, Any
 from manyheads.cli.arguments import (
     DEFAULT_MODEL,
     DeviceName,
+    ImageFiles,
     JsonFile,
+    LineFiles,
+    ManyIds,
     ManyTexts,
     OptionalModel,
     TextFile,
     check_json,
     check_minimum,
+    load_images,
     load_texts,
     open_model,
-    truncation_on_stderr,
 )
+from manyheads.errors import InputError
 from manyheads.formatting import percent, pluralise
 
 if TYPE_CHECKING:
@@ -35,12 +39,12 @@ class Inspect:
 
     For example: manyheads inspect gpt2/ --file book.txt --json gpt2.json
 
-    The default model is house-gpt, the default text a few short articles. Ctrl-C ends the
-    measurement and keeps what was measured.
+    The default model is house-gpt, the default text a few short articles, or random tokens for a
+    model without a tokenizer. Ctrl-C ends the measurement and keeps what was measured.
     """
 
     model: OptionalModel = DEFAULT_MODEL
-    """The folder of a model with a tokenizer, a house model, or a model of the hub: org/name."""
+    """The folder of a model, a house model, or a model of the hub: org/name."""
 
     text: ManyTexts = ()
     """A text to read."""
@@ -48,8 +52,20 @@ class Inspect:
     file: TextFile = None
     """A file of texts separated by blank lines, or one text per line without any."""
 
+    ids: ManyIds = ()
+    """Token ids to read instead of a text; a model without a tokenizer needs them."""
+
+    image: ImageFiles = ()
+    """Images to read, or folders of them, for a vision model; by default random images."""
+
     tokens: int = 5_000
-    """How many tokens of the file to read."""
+    """How many tokens of the file to read; an image has one per patch, and one more."""
+
+    syntax: TextFile = None
+    """A treebank in CoNLL-U, to find syntactic heads with."""
+
+    coreference: LineFiles = ()
+    """Two files of counterbalanced text with mentions and pronouns in brackets, as of WinoBias."""
 
     json: JsonFile = None
     """A JSON file to save everything to; manyheads.lens reads it back."""
@@ -68,17 +84,32 @@ class Inspect:
         check_minimum("--tokens", self.tokens, 1)
         model = open_model(self.model, self.device)
         on_cpu = next(model.parameters()).device.type == "cpu"
-        with truncation_on_stderr():
-            texts = None
-            if self.text or self.file is not None:
-                texts = load_texts(model, self.text, self.file, self.tokens)
-            batch_tokens = CPU_BATCH_TOKENS if on_cpu else None
-            inspection = inspect(model, texts, seed=self.seed, batch_tokens=batch_tokens)
+        texts = self._inputs(model)
+        batch_tokens = CPU_BATCH_TOKENS if on_cpu else None
+        inspection = inspect(
+            model,
+            texts,
+            syntax=self.syntax,
+            coreference=self.coreference or None,
+            seed=self.seed,
+            batch_tokens=batch_tokens,
+        )
         _print(self.model, inspection, model.tokenizer)
         if self.json is not None:
             inspection.save(self.json)
             print(f"saved everything to {self.json}")
         return 0 if inspection.complete else 1
+
+    def _inputs(self, model: Any) -> Any:
+        """What to read; None for the defaults."""
+        texts = bool(self.text or self.ids or self.file)
+        if self.image and texts:
+            raise InputError("--image excludes --text, --file and --ids", "give one of them")
+        if self.image:
+            return load_images(model, self.image, self.tokens)
+        if not texts:
+            return None
+        return load_texts(model, self.text, self.file, self.tokens, self.ids)
 
 
 def _print(name: str, inspection: "Inspection", tokenizer: Any) -> None:
@@ -87,13 +118,21 @@ def _print(name: str, inspection: "Inspection", tokenizer: Any) -> None:
     page = TerminalPage(table_width=TABLE_WIDTH)
     page.title(name)
     metadata = inspection.statistics.metadata
-    own = " that come with manyheads" if inspection.metadata["default_texts"] else ""
+    vision = inspection.model.type == "Vision"
+    own = " that come with manyheads" if tokenizer is not None else " of random tokens"
+    own = own if inspection.metadata["default_texts"] and not vision else ""
+    noun = "image" if vision else "text"
+    if vision and inspection.metadata["default_texts"]:
+        noun = "random image"
     page.paragraph(
-        f"{inspection.model} Measured on {pluralise(metadata['texts'], 'text')}{own}, "
-        f"{pluralise(metadata['tokens'], 'token')}."
+        f"{inspection.model} Measured on {pluralise(metadata['texts'], noun)}{own}, "
+        f"{pluralise(metadata['tokens'], 'patch' if vision else 'token')}."
     )
     if inspection.kinds is not None:
         page.paragraph(str(inspection.kinds).splitlines()[0].capitalize() + ".")
+        one_half = inspection.kinds.missing.get("coreference", "")
+        if "coreference" in inspection.kinds.scores and one_half:
+            page.paragraph(f"No coreference labels: {one_half}.")
     page.heading("Heads")
     page.console.print(inspection.table(max_rows=None))
     page.heading("Sinks and largest activations")

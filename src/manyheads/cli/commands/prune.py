@@ -32,7 +32,6 @@ from manyheads.cli.arguments import (
     split_labelled,
     split_pairs,
     split_texts,
-    truncation_on_stderr,
     write_json,
 )
 from manyheads.errors import InputError
@@ -147,19 +146,28 @@ class Prune:
         (measured, targets), (more, more_targets) = inputs
         if self.recover and not more:
             print(TRAINED_ON_MEASURED, file=sys.stderr)
-        with truncation_on_stderr():
-            result = run_pruning(
-                model,
-                measured,
-                config,
-                recovery_texts=more,
-                targets=targets,
-                recovery_targets=more_targets,
-            )
+        result = run_pruning(
+            model,
+            measured,
+            config,
+            recovery_texts=more,
+            targets=targets,
+            recovery_targets=more_targets,
+        )
         evaluated_on = pluralise(len(measured), "text" if folder is None else "image")
         _print(Console(highlight=False), result, evaluated_on)
         if self.json is not None:
             write_json(self.json, result.to_dict())
+        selection = result.selection
+        if not selection.complete:
+            measured_units = f"{len(selection.candidates):,} of {selection.total:,}"
+            kept = "what is above" if self.json is None else f"what is above and in {self.json}"
+            print(
+                f"interrupted after {measured_units} {selection.unit}: {kept} was measured, and "
+                "no model was saved",
+                file=sys.stderr,
+            )
+            return 1
         if result.model is None:
             print(f"nothing was saved: {result.selection.shortfall}", file=sys.stderr)
             return 1
@@ -243,7 +251,7 @@ def _curve(result: "PruningResult") -> "Table":
         table.add_column(name, justify="right")
     table.add_row("0", "none", "the full model", f"{selection.baseline:.4f}", "", "")
     for row in selection.rows():
-        if not (row["selected"] or not selection.met):
+        if (selection.met and not row["selected"]) or isnan(row["value"]):
             continue
         table.add_row(
             f"{row['removed']:,}",

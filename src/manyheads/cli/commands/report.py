@@ -14,6 +14,7 @@ from manyheads.cli.arguments import (
     DEFAULT_MODEL,
     DeviceName,
     JsonFile,
+    LineFiles,
     OneText,
     OptionalModel,
     TextFile,
@@ -72,6 +73,12 @@ class Report:
     by: Literal["auto", "ablation", "gradient", "none"] = "auto"
     """How to measure the importance of a head: exactly by ablation, or by gradients."""
 
+    syntax: TextFile = None
+    """A treebank in CoNLL-U, to find syntactic heads with."""
+
+    coreference: LineFiles = ()
+    """Two files of counterbalanced text with mentions and pronouns in brackets, as of WinoBias."""
+
     pictures: Annotated[
         Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(none are drawn)")
     ] = None
@@ -107,6 +114,8 @@ class Report:
                 by=self.by,
                 tokens=self.tokens,
                 pattern_tokens=self.pattern_tokens,
+                syntax=self.syntax,
+                coreference=self.coreference or None,
                 on_progress=lambda step: print(step, file=sys.stderr, flush=True),
             )
         source = "articles that come with manyheads" if self.text is None else "the text of --text"
@@ -218,6 +227,7 @@ def _draw_pictures(report: "ReportData", folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     best = _clearest(report)
     layer = [each for each in report.statistics.addresses if each.head.layer == best.head.layer]
+    maps = _patterns(report, layer)
     tokens = list(report.input.tokens)[:MAX_TOKENS]
     paths = [
         folder / "atlas.png",
@@ -227,14 +237,14 @@ def _draw_pictures(report: "ReportData", folder: Path) -> list[Path]:
     _draw_atlas(report, paths[0])
     kind = report.kinds.best(best)
     draw_head_map(
-        _dense(report, best)[: len(tokens), : len(tokens)],
+        maps[layer.index(best)][: len(tokens), : len(tokens)],
         tokens,
         paths[1],
         title=f"{report.name} {best}: {kind}",
         subtitle=f"on the first {len(tokens)} tokens of the text",
     )
     draw_grid(
-        [[_dense(report, each) for each in layer]],
+        [maps],
         paths[2],
         numbers=[best.head.layer],
         names={(0, each.head.head): report.kinds.best(each) for each in layer},
@@ -243,25 +253,29 @@ def _draw_pictures(report: "ReportData", folder: Path) -> list[Path]:
     )
     if report.input.image is not None:
         paths.append(folder / f"class-{best.head.layer}.png")
-        _draw_class(report, report.input.image, layer, paths[-1])
+        _draw_class(report, report.input.image, layer, maps, paths[-1])
     return paths
 
 
 def _draw_class(
-    report: "ReportData", image: "ReportImage", heads: "Sequence[Address]", path: Path
+    report: "ReportData",
+    image: "ReportImage",
+    heads: "Sequence[Address]",
+    maps: "Sequence[Float[np.ndarray, 't t']]",
+    path: Path,
 ) -> None:
     """Draw the attention of the class token over the image."""
     import numpy as np
 
     from manyheads.pictures import draw_over_image
 
-    maps = [_dense(report, each)[0, 1:].reshape(image.rows, image.columns) for each in heads]
+    grids = [each[0, 1:].reshape(image.rows, image.columns) for each in maps]
     pixels = image.pixels.float().cpu()
     # Scale the pixels to [0, 1], whatever range the model reads.
     scaled = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp_min(1e-9)
     draw_over_image(
         scaled.expand(3, -1, -1).permute(1, 2, 0).numpy(),
-        np.stack(maps),
+        np.stack(grids),
         path,
         names=[str(each) for each in heads],
         title=f"{report.name}: attention of the class token",
@@ -301,12 +315,9 @@ def _draw_atlas(report: "ReportData", path: Path) -> None:
     )
 
 
-def _dense(report: "ReportData", address: "Address") -> "Float[np.ndarray, 't t']":
-    """A pattern as a square matrix; weights that were not kept are 0."""
-    import numpy as np
+def _patterns(report: "ReportData", heads: "Sequence[Address]") -> "list[Float[np.ndarray, 't t']]":
+    """All weights of some heads; the report itself has only the largest of each query."""
+    from manyheads.lens import patterns
 
-    largest = next(each for each in report.largest if each.address == address)
-    length = len(report.input)
-    pattern = np.zeros((length, length), dtype=np.float32)
-    np.put_along_axis(pattern, largest.keys.cpu().numpy(), largest.weights.cpu().numpy(), axis=1)
-    return pattern
+    measured = patterns(report.model, report.input.shown, heads)
+    return [measured.of(head).weights.float().cpu().numpy() for head in heads]

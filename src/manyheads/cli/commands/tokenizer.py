@@ -24,7 +24,11 @@ class TrainTokenizer:
         "specials": "--special-token",
     }
 
-    files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE ...")]
+    files: Annotated[
+        tuple[str, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="FILE ...", help_behavior_hint=""),
+    ]
     """Files, folders or quoted globs: plain text and code, .jsonl, .parquet, compressed too; or
     hub:ORG/NAME, a dataset of the Hugging Face hub."""
 

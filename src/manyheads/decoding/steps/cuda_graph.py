@@ -22,6 +22,8 @@ Step = Callable[[Decoder, Tensor, Cache, StaticCachePlan], Tensor]
 WARM_UPS = 3
 # The capacity of a cache is a multiple of this, so that one graph serves texts of many lengths.
 CAPACITY_MULTIPLE = 256
+# A compiled step is compiled for one capacity, so this is the least and it only ever doubles.
+LEAST_COMPILED_CAPACITY = 1024
 
 
 def cannot(model: object, device: torch.device) -> str | None:
@@ -51,7 +53,7 @@ def cuda_graph_steps(
     model: Decoder, sequences: int, tokens: int, *, compiled: bool = False
 ) -> "CudaGraphSteps":
     """Steps for a number of sequences of up to `tokens`; the latest graph of a model is reused."""
-    capacity = -(-tokens // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
+    capacity = capacity_for(tokens, compiled=compiled)
     steps = _latest.get(model)
     if steps is None or not steps.fits(sequences, capacity, compiled):
         # The old one is freed first, to make room for the new one.
@@ -59,6 +61,20 @@ def cuda_graph_steps(
         _latest.pop(model, None)
         _latest[model] = steps = CudaGraphSteps(model, sequences, capacity, compiled=compiled)
     return steps
+
+
+def capacity_for(tokens: int, *, compiled: bool) -> int:
+    """The tokens per sequence that the cache of a graph has room for.
+
+    >>> capacity_for(300, compiled=False), capacity_for(300, compiled=True)
+    (512, 1024)
+    """
+    if not compiled:
+        return -(-tokens // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
+    capacity = LEAST_COMPILED_CAPACITY
+    while capacity < tokens:
+        capacity *= 2
+    return capacity
 
 
 class CudaGraphSteps:
@@ -88,9 +104,13 @@ class CudaGraphSteps:
         return model
 
     def fits(self, sequences: int, capacity: int, compiled: bool) -> bool:
-        """Whether this graph serves such a batch, and the weights are still at its addresses."""
+        """Whether this graph serves such a batch, and the weights are still at its addresses.
+
+        A compiled one also serves shorter texts, which costs less than compiling another.
+        """
         shape = (self.sequences, self.compiled) == (sequences, compiled)
-        return shape and self.capacity == capacity and self.weights == _addresses(self.model)
+        room = self.capacity >= capacity if compiled else self.capacity == capacity
+        return shape and room and self.weights == _addresses(self.model)
 
     @torch.inference_mode()
     def start(self, prompts: Ragged) -> Float[Tensor, "b v"]:

@@ -204,6 +204,7 @@ def train_adapter(
 
     def save_trained(model: Model, folder: Path) -> Saved:
         record_inference_settings(model, spec.run.objective, spec.run.data[-1])
+        model.source = spec.run.model.folder
         return spec.change.save(model, folder)
 
     hooks = ModelHooks(prepare=prepare, save=save_trained)

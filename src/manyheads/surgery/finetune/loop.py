@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from manyheads.argument_checks import check_fields
 from manyheads.data.batch import Batch
 from manyheads.data.stream import StreamPosition, StreamStep
 from manyheads.errors import InputError, TrainingError
@@ -163,6 +164,7 @@ SMALL_STEPS = AdamW(rate=5e-5, decay=0.01)
 DECAY = Cosine()
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryConfig:
     """How a model is trained after pruning: a small learning rate with cosine decay."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 from manyheads.surgery.addresses import AnyHead
 from manyheads.surgery.lora.modules_to_save import ModuleName
@@ -17,6 +18,7 @@ from manyheads.surgery.lora.quantisation import Quantised
 from manyheads.surgery.lora.targets import Spans
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
     """LoRA (arXiv 2106.09685): W + scale * up @ down, where `up` and `down` are trained.

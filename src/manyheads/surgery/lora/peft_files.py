@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from manyheads.atomic_write import write_tensors
 from manyheads.checkpoints.config_json import family_of
 from manyheads.checkpoints.files import read_json, write_folder
+from manyheads.checkpoints.side_files import TOKENIZER, read_tokenizer
 from manyheads.checkpoints.tensor_map import Either, Entry
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model
@@ -49,7 +50,8 @@ def save_adapter(model: Model, folder: Path | str, name: str = "default") -> Pat
     """Save one adapter in the format of `peft`, for the same model in `transformers`.
 
     Updates of single heads, or of parts that are one matrix there, are saved as an equal update of
-    the full matrix, with zeros elsewhere and the ranks of all parts.
+    the full matrix, with zeros elsewhere and the ranks of all parts. The base model is named as it
+    was loaded.
     """
     if name not in list_adapters(model):
         known = ", ".join(list_adapters(model)) or "none"
@@ -82,18 +84,22 @@ def save_adapter(model: Model, folder: Path | str, name: str = "default") -> Pat
     described = _config(model, ranks, alphas, stabilised, updates_by_module)
     names = sorted({each.rpartition(".")[0] for each in modules})
     described["modules_to_save"] = names or None
-    write_folder(
-        Path(folder),
-        {
-            WEIGHTS: partial(write_tensors, tensors),
-            CONFIG: lambda path: path.write_text(json.dumps(described, indent=1), "utf-8"),
-        },
-    )
+    files: dict[str, Callable[[Path], Any]] = {
+        WEIGHTS: partial(write_tensors, tensors),
+        CONFIG: lambda path: path.write_text(json.dumps(described, indent=1), "utf-8"),
+    }
+    if isinstance(model, Seq2Seq) and model.tokenizer is not None:
+        # It may end texts in another way than that of the base model.
+        files[TOKENIZER] = lambda path: path.write_text(model.tokenizer.to_str(), "utf-8")
+    write_folder(Path(folder), files)
     return Path(folder)
 
 
 def load_adapter(model: Model, folder: Path | str, name: str = "default") -> Adapter:
-    """Load an adapter and activate it; its parameters are frozen."""
+    """Load an adapter and activate it; its parameters are frozen.
+
+    If the folder has a tokenizer with the same vocabulary, the model gets it.
+    """
     check_name(model, name)
     place = Path(folder)
     _check_files(place)
@@ -107,9 +113,11 @@ def load_adapter(model: Model, folder: Path | str, name: str = "default") -> Ada
         target = wanted.get(_canonical(model, module))
         if target is None:
             near = ", ".join(sorted({key.rpartition(".")[2] for key in wanted}))
+            base = described.get("base_model_name_or_path")
+            remedy = f"load it into {base}" if base else "use an adapter of the same model"
             raise InputError(
                 f"{place} adapts {module}, which this model does not have",
-                f"use an adapter of the same model; it can have one on {near}",
+                f"{remedy}; this one can have adapters on {near}",
             )
         layer, path, rows = target
         _check_shapes(module, down, up, (len(rows), layer.in_features), place)
@@ -121,7 +129,16 @@ def load_adapter(model: Model, folder: Path | str, name: str = "default") -> Ada
         attach(layer, name, label, update.to(layer_device(layer)).train(layer.training))
     add_modules(model, name, modules)
     set_adapter(model, name)
+    _load_tokenizer(model, place)
     return list_adapters(model)[name]
+
+
+def _load_tokenizer(model: Model, place: Path) -> None:
+    if model.tokenizer is None or not (place / TOKENIZER).is_file():
+        return
+    tokenizer = read_tokenizer({TOKENIZER: (place / TOKENIZER).read_bytes()}, place)
+    if tokenizer.get_vocab() == model.tokenizer.get_vocab():
+        model.tokenizer = tokenizer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,7 +224,7 @@ def _config(
     return {
         "peft_type": "LORA",
         "task_type": task,
-        "base_model_name_or_path": None,
+        "base_model_name_or_path": model.source or None,
         "inference_mode": True,
         "r": rank,
         "lora_alpha": alpha,

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 from manyheads.lens.inputs.cached_run import StackName
 from manyheads.lens.inputs.texts import Targets, read_inputs
@@ -36,6 +37,7 @@ from manyheads.train.regularisers import (
 COSTS: Mapping[UnitName, float] = {"heads": 1.0, "neurons": 0.1, "layers": 100.0}
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class L0Config:
     """How gates are trained: each open head costs `weight` of the loss per target.

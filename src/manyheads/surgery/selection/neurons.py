@@ -178,7 +178,7 @@ class NeuronUnit(Unit[Neuron]):
             self.l0,
             "neurons",
             targets=self.evaluation.targets,
-            stack=self.stack.name,  # type: ignore[arg-type]
+            stack=self.stack.name,
             seed=self.seed,
             progress=self.evaluation.progress,
         )

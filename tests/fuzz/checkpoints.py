@@ -2,6 +2,7 @@
 
 import atexit
 import copy
+import inspect
 import json
 import os
 import shutil
@@ -506,7 +507,7 @@ def random_config(random: Random) -> Any:
     shape: dict[str, Any] = {"width": 32, "heads": 4, "layers": 2, "hidden": 24}
     shape |= {"image": 8, "patch": 4, "vocabulary": VOCABULARY}
     shape |= {"kv_heads": random.choice([1, 2, 4]), "head_size": random.choice([8, 8, 6, 16])}
-    accepted = RECIPES[recipe].__code__.co_varnames
+    accepted = inspect.signature(RECIPES[recipe]).parameters
     options = {
         "tied": random.choice([True, False]),
         "norm_heads": random.choice([True, False]),

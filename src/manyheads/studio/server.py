@@ -4,12 +4,13 @@ import asyncio
 import json
 import logging
 import secrets
+import signal
 import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.resources import files
 from typing import Any
 
@@ -108,12 +109,28 @@ def serve(
 ) -> None:
     """Answer requests until Ctrl-C."""
     server = make_server(make_app(models, endpoint))
-    with suppress(KeyboardInterrupt):
+    with _stopped_by_ctrl_c(server):
         addresses = "\n        ".join(endpoint.urls)
         print(f"studio: {addresses}  (Ctrl-C to stop)", file=sys.stderr, flush=True)
         if open_browser:
             threading.Timer(0.5, webbrowser.open, (endpoint.local_url,)).start()
         server.run(sockets=[server_socket])
+
+
+@contextmanager
+def _stopped_by_ctrl_c(server: uvicorn.Server) -> Iterator[None]:
+    """Ctrl-C stops the server, also before it runs.
+
+    An exception would not do: what the server imports when it starts may swallow it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, server.handle_exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def make_server(app: Starlette) -> uvicorn.Server:

@@ -47,7 +47,7 @@ def interval(score: float, error: float, samples: float = np.nan) -> tuple[float
     With `samples` it is Wilson's interval of a fraction, of as many independent samples as give
     that error, which stays informative at 0 and 1; otherwise that of a normal distribution.
 
-    >>> [round(end, 3) for end in interval(1.0, 0.0, 48)]
+    >>> [round(end, 3) for end in interval(1.0, 0.0, 48.0)]
     [0.926, 1.0]
     >>> [round(end, 3) for end in interval(0.5, 0.1)]
     [0.304, 0.696]

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from manyheads import lens
 from manyheads.cache import StaticCache
-from manyheads.checkpoints.families.llama import LLAMA
+from manyheads.checkpoints.families.decoders.llama import LLAMA
 from manyheads.checkpoints.folder import load, save
 from manyheads.decoding.generation import generate
 from manyheads.decoding.sampling import Greedy

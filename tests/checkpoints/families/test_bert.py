@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from manyheads import Ragged, build, load, save
-from manyheads.checkpoints.families.bert import BERT
+from manyheads.checkpoints.families.encoders.bert import BERT
 from manyheads.errors import ConfigError, InputError
 from tests.checkpoints.theirs import check_decoder, randomised, same_files
 from tests.parity.comparing import VOCABULARY, assert_same, texts

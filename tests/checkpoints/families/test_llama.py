@@ -16,8 +16,8 @@ from transformers import (
 )
 
 from manyheads import build, load, save
-from manyheads.checkpoints.families.llama import LLAMA
-from manyheads.checkpoints.families.qwen import with_attention
+from manyheads.checkpoints.families.decoders.llama import LLAMA
+from manyheads.checkpoints.families.decoders.qwen import with_attention
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.layer import Branch
 from manyheads.parts.masks import Causal, Window

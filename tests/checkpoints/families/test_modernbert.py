@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from manyheads import Ragged, build, load, save
-from manyheads.checkpoints.families.modernbert import MODERNBERT
+from manyheads.checkpoints.families.encoders.modernbert import MODERNBERT
 from manyheads.errors import ConfigError
 from manyheads.parts.masks import Full, Window
 from tests.checkpoints.theirs import check_decoder, randomised, same_files

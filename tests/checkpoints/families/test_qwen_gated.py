@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from manyheads import Ragged, build, load, save
-from manyheads.checkpoints.families.qwen import QWEN_GATED, with_attention
+from manyheads.checkpoints.families.decoders.qwen import QWEN_GATED, with_attention
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import get_config
 from manyheads.parts.feedforward import SwiGLU

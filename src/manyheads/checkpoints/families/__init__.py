@@ -1,14 +1,14 @@
 """The families of models whose folders can be read and written, one file per family."""
 
-from manyheads.checkpoints.families.bert import BERT
+from manyheads.checkpoints.families.decoders.gpt2 import GPT2
+from manyheads.checkpoints.families.decoders.llama import LLAMA
+from manyheads.checkpoints.families.decoders.mixtral import MIXTRAL
+from manyheads.checkpoints.families.decoders.qwen import QWEN_GATED, QWEN_NEXT
+from manyheads.checkpoints.families.encoders.bert import BERT
+from manyheads.checkpoints.families.encoders.modernbert import MODERNBERT
 from manyheads.checkpoints.families.family import Family
-from manyheads.checkpoints.families.gpt2 import GPT2
-from manyheads.checkpoints.families.llama import LLAMA
 from manyheads.checkpoints.families.marian import MARIAN
-from manyheads.checkpoints.families.mixtral import MIXTRAL
-from manyheads.checkpoints.families.modernbert import MODERNBERT
 from manyheads.checkpoints.families.native import NATIVE
-from manyheads.checkpoints.families.qwen import QWEN_GATED, QWEN_NEXT
 from manyheads.checkpoints.families.t5 import T5
 from manyheads.checkpoints.families.vit import VIT
 

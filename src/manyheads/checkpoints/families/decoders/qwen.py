@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
+from manyheads.checkpoints.families.decoders.llama import LLAMA
 from manyheads.checkpoints.families.family import Family, eps_of
-from manyheads.checkpoints.families.llama import LLAMA
 from manyheads.checkpoints.tensor_map import Either, Entry, Interleaved, Stacked
 from manyheads.errors import ConfigError
 from manyheads.models.decoder import DecoderConfig

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from manyheads.checkpoints.families.family import CAUSAL_HEADS, Family
-from manyheads.checkpoints.families.llama import CLASSES, LLAMA
-from manyheads.checkpoints.families.qwen import (
+from manyheads.checkpoints.families.decoders.llama import CLASSES, LLAMA
+from manyheads.checkpoints.families.decoders.qwen import (
     as_dense,
     describe_experts,
     expert_entries,
@@ -13,6 +12,7 @@ from manyheads.checkpoints.families.qwen import (
     feedforwards_of,
     with_norm_and_feedforward,
 )
+from manyheads.checkpoints.families.family import CAUSAL_HEADS, Family
 from manyheads.checkpoints.tensor_map import Either, Entry
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.recipes import ModelConfig

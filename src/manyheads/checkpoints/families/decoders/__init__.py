@@ -1,0 +1,1 @@
+"""Decoders: families that generate text."""

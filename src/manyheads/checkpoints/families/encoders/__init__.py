@@ -1,0 +1,1 @@
+"""Encoders: families that read text in both directions."""

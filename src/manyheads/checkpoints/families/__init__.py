@@ -5,6 +5,7 @@ from manyheads.checkpoints.families.decoders.llama import LLAMA
 from manyheads.checkpoints.families.decoders.mixtral import MIXTRAL
 from manyheads.checkpoints.families.decoders.qwen import QWEN_GATED, QWEN_NEXT
 from manyheads.checkpoints.families.encoders.bert import BERT
+from manyheads.checkpoints.families.encoders.distilbert import DISTILBERT
 from manyheads.checkpoints.families.encoders.modernbert import MODERNBERT
 from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.families.marian import MARIAN
@@ -18,6 +19,7 @@ FAMILIES: dict[str, Family] = {
     "gpt2": GPT2,
     "bert": BERT,
     "roberta": BERT,
+    "distilbert": DISTILBERT,
     "modernbert": MODERNBERT,
     "llama": LLAMA,
     "mistral": LLAMA,

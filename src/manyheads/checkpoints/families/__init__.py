@@ -7,6 +7,7 @@ from manyheads.checkpoints.families.decoders.qwen import QWEN_GATED, QWEN_NEXT
 from manyheads.checkpoints.families.encoders.bert import BERT
 from manyheads.checkpoints.families.encoders.distilbert import DISTILBERT
 from manyheads.checkpoints.families.encoders.modernbert import MODERNBERT
+from manyheads.checkpoints.families.encoders.nomic_bert import NOMIC_BERT
 from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.families.marian import MARIAN
 from manyheads.checkpoints.families.native import NATIVE
@@ -21,6 +22,7 @@ FAMILIES: dict[str, Family] = {
     "roberta": BERT,
     "distilbert": DISTILBERT,
     "modernbert": MODERNBERT,
+    "nomic_bert": NOMIC_BERT,
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": LLAMA,

@@ -202,7 +202,7 @@ class BertFamily(Family):
             for kind in kinds
         ]
         if isinstance(config.readout, LanguageHead):
-            head += _words(config.readout, WORDS[family])
+            head += language_entries(config.readout, WORDS[family])
         return [entry for entry in (*table, *head) if entry.ours in have]
 
     def canonical_name(self, name: str) -> str | None:
@@ -243,7 +243,8 @@ def _prefix(config: EncoderConfig) -> str:
     return "" if isinstance(config.readout, NoReadout) else f"{_family(config)}."
 
 
-def _words(head: LanguageHead, theirs: str) -> list[Entry]:
+def language_entries(head: LanguageHead, theirs: str) -> list[Entry]:
+    """The bias of a language head below `theirs`, and its weight if it is not tied."""
     if head.tied:
         return [Entry("readout.bias", (f"{theirs}.bias",))]
     # An untied head has a second bias that is stored and never read.

@@ -69,7 +69,8 @@ class AttentionConfig:
     MQA, arXiv 1911.02150). (4, 3) are two key heads that serve four and three query heads.
     `keys_from="memory"` makes it cross-attention. `drop_heads` drops whole heads of a sequence in
     training (DropHead, arXiv 2004.13342). A learned `sink` is one more score in each head's softmax
-    that carries no value.
+    that carries no value. `softcap` bends scores s to softcap * tanh(s / softcap), as in Gemma 2.
+    `query_norm` and `key_norm` norm each head, with `norm_span="heads"` all heads together.
 
     >>> config = AttentionConfig(width=768, heads=12, kv_heads=4)
     >>> config.size, config.key_heads
@@ -88,8 +89,10 @@ class AttentionConfig:
     gates: tuple[Gate, ...] = ()
     query_norm: Norm = NoNorm()
     key_norm: Norm = NoNorm()
+    norm_span: Literal["head", "heads"] = "head"
     bias: Literal["none", "inputs", "output", "all"] = "none"
     scale: float | Literal["root"] = "root"
+    softcap: float | Literal["none"] = "none"
     sink: Literal["none", "learned"] = "none"
     head_scale: Literal["none", "learned"] = "none"
     dropout: float = 0.0
@@ -111,6 +114,8 @@ class AttentionConfig:
         for name, rate in (("dropout", self.dropout), ("drop_heads", self.drop_heads)):
             if not 0 <= rate < 1:
                 raise ConfigError(f"{name} must be in [0, 1), got {rate}")
+        if self.softcap != "none" and not 0 < self.softcap < float("inf"):
+            raise ConfigError(f"softcap must be above 0, got {self.softcap}")
         if isinstance(self.position, Rotary):
             self.position.rotated_channels(self.size)
         if isinstance(self.position, Alibi):
@@ -146,6 +151,10 @@ class AttentionConfig:
     @property
     def score_scale(self) -> float:
         return self.size**-0.5 if self.scale == "root" else self.scale
+
+    @property
+    def score_cap(self) -> float | None:
+        return None if self.softcap == "none" else self.softcap
 
     @property
     def shares_position(self) -> bool:
@@ -210,8 +219,10 @@ class Attention(nn.Module):
         )
         inner = config.heads * config.size
         self.output = nn.Linear(inner, config.width, bias=config.bias in ("output", "all"))
-        self.query_norm = make_norm(config.query_norm, config.size)
-        self.key_norm = make_norm(config.key_norm, config.size)
+        whole = config.norm_span == "heads"
+        self.query_norm = make_norm(config.query_norm, inner if whole else config.size)
+        keys = config.key_heads * config.size
+        self.key_norm = make_norm(config.key_norm, keys if whole else config.size)
         self.sink = nn.Parameter(torch.zeros(config.heads)) if config.sink != "none" else None
         self.head_scale = (
             nn.Parameter(torch.ones(config.heads)) if config.head_scale != "none" else None
@@ -315,8 +326,7 @@ class Attention(nn.Module):
         self, parts: dict[str, Tensor], x: Ragged, encoding: PositionEncoding, look: Look | None
     ) -> Float[Tensor, "n h d"]:
         query = self._gated("query", self._heads(parts["query"]), parts, x, look)
-        # Autocast computes norms in float32, and the kernels need one dtype for all three.
-        query = self.query_norm(query).to(query.dtype)
+        query = self._normed(self.query_norm, query)
         if isinstance(encoding, Rotation):
             query = encoding(query)
         return seen(look, Tap.QUERY, query, x)
@@ -329,7 +339,7 @@ class Attention(nn.Module):
         look: Look | None,
     ) -> tuple[Float[Tensor, "m g d"], Float[Tensor, "m g d"]]:
         key = self._gated("key", self._heads(parts["key"]), parts, source, look)
-        key = self.key_norm(key).to(key.dtype)
+        key = self._normed(self.key_norm, key)
         if isinstance(encoding, Rotation):
             key = encoding(key)
         value = self._gated("value", self._heads(parts["value"]), parts, source, look)
@@ -383,6 +393,7 @@ class Attention(nn.Module):
             scale=self.config.score_scale,
             bias=bias,
             sink=self.sink,
+            softcap=self.config.score_cap,
             dropout=self.config.dropout if self.training else 0.0,
             groups=self.config.groups,
             want=OUTPUT_ALONE,
@@ -392,6 +403,13 @@ class Attention(nn.Module):
         if isinstance(self.table, ShawTable):
             return self.table.bias(query, self.config.score_scale)
         return None if isinstance(encoding, Rotation) else encoding
+
+    def _normed(self, norm: nn.Module, x: Float[Tensor, "n h d"]) -> Float[Tensor, "n h d"]:
+        """Each head normed, or all heads together."""
+        whole = self.config.norm_span == "heads"
+        normed: Tensor = norm(x.flatten(1)).unflatten(1, x.shape[1:]) if whole else norm(x)
+        # Autocast computes norms in float32, and the kernels need one dtype for all three.
+        return normed.to(x.dtype)
 
     def _gated(
         self,

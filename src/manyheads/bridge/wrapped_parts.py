@@ -136,5 +136,5 @@ class WrappedReadout(Outside, ReadoutLayer):
         return self._facts.finish(logits)
 
     @property
-    def subtracts(self) -> bool:  # type: ignore[override]
+    def subtracts(self) -> bool:
         return self._facts.change == "none"

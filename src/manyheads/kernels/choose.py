@@ -90,7 +90,7 @@ def _order(request: Request, facts: Facts) -> tuple[str, ...]:
 
 def _refusal(name: str, request: Request, facts: Facts) -> str | None:
     """Why a kernel does not support the request; a few things only the definition computes."""
-    if name not in ("reference", "batched") and request.softcap is not None:
+    if name not in ("reference", "batched", "step") and request.softcap is not None:
         return "it has no soft cap"
     if name != "reference" and isinstance(request.mask, MaskBySequence):
         return "each sequence has its own mask"

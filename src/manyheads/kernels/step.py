@@ -31,7 +31,7 @@ def attend(
     v: Float[Tensor, "m g e"],
     request: Request,
 ) -> Attended:
-    flash = q.is_cuda and q.dtype in HALF and request.bias is None
+    flash = q.is_cuda and q.dtype in HALF and request.bias is None and request.softcap is None
     sizes = q.shape[2] == v.shape[2] and q.shape[2] <= LARGEST_HEAD and q.shape[2] % 8 == 0
     by_band = exact_band(request.mask) is not None
     output, lse = (_flash if flash and sizes and by_band else _plain)(q, k, v, request)
@@ -80,6 +80,8 @@ def _plain(
     key, value = (rearrange(x, "(b s) g d -> b s g d", b=batch) for x in (k, v))
     scores = einsum(query.float() * request.scale, key.float(), "b g r d, b s g d -> b g r s")
     scores = rearrange(scores, "b g r s -> b (g r) s")
+    if request.softcap is not None:
+        scores = request.softcap * (scores / request.softcap).tanh()
     position = torch.arange(key.shape[1], device=q.device)
     assert request.keys.filled is not None
     last = request.keys.filled.long()[:, None] - 1

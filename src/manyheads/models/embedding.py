@@ -16,7 +16,10 @@ from manyheads.ragged import Ragged
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedding:
-    """A vector per token, times `scale`, plus those of its position and type (BERT's segments)."""
+    """A vector per token, times `scale`, plus those of its position and type (BERT's segments).
+
+    If `round_scale`, the scale is first rounded to the dtype of the vectors, as in Gemma.
+    """
 
     vocabulary: int
     width: int
@@ -24,6 +27,7 @@ class Embedding:
     types: int = 0
     norm: Norm = NoNorm()
     scale: float = 1.0
+    round_scale: bool = False
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -56,13 +60,19 @@ class TokenEmbedding(nn.Module):
         self, ids: Ragged, positions: Int[Tensor, " n"], types: Ragged | None = None
     ) -> Ragged:
         """Without checking the ids, which would wait for the device."""
-        x = self.tokens(ids.values)
-        x = x if self.config.scale == 1.0 else x * self.config.scale
+        x = self.scaled(self.tokens(ids.values))
         x = self._add_position(x, positions)
         if self.types is not None:
             type_ids = torch.zeros_like(ids.values) if types is None else types.values
             x = x + self.types(type_ids)
         return ids.with_values(self.dropout(self.norm(x)))
+
+    def scaled(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        scale = self.config.scale
+        if scale == 1.0:
+            return x
+        # Made on the device: a copy from the host would wait for it.
+        return x * (torch.full_like(x[:1, :1], scale) if self.config.round_scale else scale)
 
     def _add_position(
         self, x: Float[Tensor, "n c"], positions: Int[Tensor, " n"]

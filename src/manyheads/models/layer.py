@@ -1,7 +1,7 @@
 """One layer: attention, optional cross-attention and a feed-forward, each a residual branch."""
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -11,7 +11,15 @@ from manyheads.cache import CacheSlot, KeyValues
 from manyheads.errors import ConfigError
 from manyheads.parts.experts import Experts, MixtureOfExperts, RouterLosses
 from manyheads.parts.feedforward import MLP, Constant, ConstantLayer, FeedForward, GeGLU, SwiGLU
-from manyheads.parts.norms import Placement, PostNorm, PreNorm, SandwichNorm, make_norm
+from manyheads.parts.norms import (
+    NoNorm,
+    OutputNorm,
+    Placement,
+    PostNorm,
+    PreNorm,
+    SandwichNorm,
+    make_norm,
+)
 from manyheads.ragged import Ragged
 from manyheads.taps import Look, Sublayer, Tap, seen
 
@@ -32,7 +40,9 @@ class Branch(Generic[Inner]):
 class LayerConfig:
     """The sublayers of a layer, in this order; None for one that it does not have.
 
-    `attention_rest` and `cross_rest` replace an attention whose heads are all pruned.
+    `attention_rest` and `cross_rest` replace an attention whose heads are all pruned. With
+    `residual="parallel"` the feed-forward reads what the attention reads, not what it wrote, and
+    both are added: x + attention(norm(x)) + feedforward(norm(x)), as in GPT-J and GPT-NeoX.
     """
 
     attention: Branch[AttentionConfig] | None
@@ -40,8 +50,13 @@ class LayerConfig:
     feedforward: Branch[FeedForwardConfig] | None
     attention_rest: Branch[Constant] | None = None
     cross_rest: Branch[Constant] | None = None
+    residual: Literal["serial", "parallel"] = "serial"
 
     def __post_init__(self) -> None:
+        if self.residual not in ("serial", "parallel"):
+            raise ConfigError(f"residual must be serial or parallel, got {self.residual!r}")
+        if self.residual == "parallel":
+            self._check_parallel()
         if len(self.widths) > 1:
             raise ConfigError(
                 f"the sublayers have widths {sorted(self.widths)}",
@@ -54,6 +69,19 @@ class LayerConfig:
         for name in ("attention", "cross"):
             if getattr(self, name) is not None and getattr(self, f"{name}_rest") is not None:
                 raise ConfigError(f"both {name} and {name}_rest are set", "keep one")
+
+    def _check_parallel(self) -> None:
+        if self.cross is not None or self.cross_rest is not None:
+            raise ConfigError(
+                'residual="parallel" is not supported with cross-attention', 'use residual="serial"'
+            )
+        for branch in (self.attention, self.attention_rest, self.feedforward):
+            if branch is not None and isinstance(branch.norm, PostNorm):
+                raise ConfigError(
+                    'residual="parallel" is not supported with PostNorm, which norms the sum of '
+                    "both branches",
+                    "use PreNorm",
+                )
 
     @property
     def widths(self) -> set[int]:
@@ -71,10 +99,12 @@ class Residual(nn.Module):
         width: int,
     ) -> None:
         super().__init__()
-        self.placement = branch.norm
-        self.norm = make_norm(branch.norm.norm, width)
-        sandwich = isinstance(branch.norm, SandwichNorm)
-        self.second_norm = make_norm(branch.norm.norm, width) if sandwich else None
+        placement = branch.norm
+        self.placement = placement
+        only_after = isinstance(placement, OutputNorm)
+        self.norm = make_norm(NoNorm() if only_after else placement.norm, width)
+        twice = isinstance(placement, SandwichNorm | OutputNorm)
+        self.second_norm = make_norm(placement.norm, width) if twice else None
         self.dropout = nn.Dropout(branch.dropout)
 
     def read(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
@@ -122,6 +152,8 @@ class Layer(nn.Module):
                 MixtureOfExperts(inner) if isinstance(inner, Experts) else FeedForward(inner)
             )
             self.feedforward_residual = Residual(config.feedforward, width)
+        attends = self.attention is not None or self.attention_rest is not None
+        self.parallel = config.residual == "parallel" and attends
 
     def forward(
         self,
@@ -132,33 +164,42 @@ class Layer(nn.Module):
         cache: CacheSlot | None = None,
         look: Look | None = None,
     ) -> tuple[Ragged, RouterLosses | None]:
+        entered = x
         if self.attention is not None:
             here = _within(look, Sublayer.ATTENTION)
-            x, normed = _read(self.attention_residual, x, here)
+            entered, normed = _read(self.attention_residual, x, here)
             written = self.attention(normed, encoding=encoding, cache=cache, look=here)
-            x = x.with_values(self.attention_residual.write(x, written.values, here))
+            x = x.with_values(self.attention_residual.write(entered, written.values, here))
         elif self.attention_rest is not None:
             here = _within(look, Sublayer.ATTENTION)
-            x = _add_constant(self.attention_rest, self.attention_residual, x, here)
-        return self.finish(x, memory, look)
+            entered, normed = _read(self.attention_residual, x, here)
+            constant = self.attention_rest(normed.values)
+            x = x.with_values(self.attention_residual.write(entered, constant, here))
+        return self.finish(entered, x, memory, look)
 
     def finish(
-        self, x: Ragged, memory: Ragged | KeyValues | None = None, look: Look | None = None
+        self,
+        entered: Ragged,
+        x: Ragged,
+        memory: Ragged | KeyValues | None = None,
+        look: Look | None = None,
     ) -> tuple[Ragged, RouterLosses | None]:
-        """The rest of `forward`, from the residual stream after self-attention."""
+        """The rest of `forward`, from the residual stream before and after self-attention."""
         if self.cross is not None:
             here = _within(look, Sublayer.CROSS)
             x, normed = _read(self.cross_residual, x, here)
             written = self.cross(normed, memory=memory, look=here)
             x = x.with_values(self.cross_residual.write(x, written.values, here))
         elif self.cross_rest is not None:
-            x = _add_constant(
-                self.cross_rest, self.cross_residual, x, _within(look, Sublayer.CROSS)
-            )
+            here = _within(look, Sublayer.CROSS)
+            x, normed = _read(self.cross_residual, x, here)
+            constant = self.cross_rest(normed.values)
+            x = x.with_values(self.cross_residual.write(x, constant, here))
         losses = None
         if self.feedforward is not None:
             here = _within(look, Sublayer.FEEDFORWARD)
-            x, normed = _read(self.feedforward_residual, x, here)
+            read, normed = _read(self.feedforward_residual, entered if self.parallel else x, here)
+            x = x if self.parallel else read
             output = self.feedforward(normed.values, x, here)
             output, losses = output if isinstance(output, tuple) else (output, None)
             x = x.with_values(self.feedforward_residual.write(x, output, here))
@@ -167,11 +208,6 @@ class Layer(nn.Module):
 
 def _within(look: Look | None, sublayer: Sublayer) -> Look | None:
     return None if look is None else look.within(layer=look.layer, sublayer=sublayer)
-
-
-def _add_constant(rest: ConstantLayer, residual: Residual, x: Ragged, look: Look | None) -> Ragged:
-    x, normed = _read(residual, x, look)
-    return x.with_values(residual.write(x, rest(normed.values), look))
 
 
 def _read(residual: Residual, x: Ragged, look: Look | None) -> tuple[Ragged, Ragged]:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.errors import ConfigError
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
 from manyheads.parts.norms import LayerNorm, Norm, make_norm
 from manyheads.ragged import Lengths, Ragged
@@ -29,12 +30,20 @@ class ReadoutTransform:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageHead:
-    """Logits of every token; a `tied` head uses the token embedding as its weight."""
+    """Logits of every token; a `tied` head uses the token embedding as its weight.
+
+    `softcap` bends logits to softcap * tanh(logits / softcap), as in Gemma 2.
+    """
 
     tied: bool = True
     transform: ReadoutTransform | None = None
     bias: bool = False
     scale: float = 1.0
+    softcap: float | Literal["none"] = "none"
+
+    def __post_init__(self) -> None:
+        if self.softcap != "none" and not 0 < self.softcap < float("inf"):
+            raise ConfigError(f"softcap must be above 0, got {self.softcap}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +113,21 @@ class ReadoutLayer(nn.Module):
             x = x * self.config.scale
         return x
 
-    # Whether differences of logits are products with differences of vectors.
-    subtracts: bool = True
+    @property
+    def softcap(self) -> float | None:
+        """The bound of the logits, if they are capped."""
+        cap = self.config.softcap if isinstance(self.config, LanguageHead) else "none"
+        return None if cap == "none" else cap
+
+    @property
+    def subtracts(self) -> bool:
+        """Whether differences of logits are products with differences of vectors."""
+        return self.softcap is None
 
     def finish(self, logits: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
-        """What still happens to the products: nothing here, a cap or scale in other libraries."""
-        return logits
+        """What still happens to the products: a cap, or nothing."""
+        cap = self.softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def vectors(self, table: Float[Tensor, "v c"] | None) -> Float[Tensor, "outputs c"]:
         """One vector per token or class."""

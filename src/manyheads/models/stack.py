@@ -155,6 +155,7 @@ class Stack(nn.Module):
             scale=attention.config.score_scale,
             bias=bias,
             sink=attention.sink,
+            softcap=attention.config.score_cap,
         )
 
     def new_cache(self, config: DynamicCache | StaticCache) -> Cache:

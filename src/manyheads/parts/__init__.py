@@ -5,7 +5,15 @@ from manyheads.parts.experts import Experts
 from manyheads.parts.feedforward import MLP, GeGLU, SwiGLU
 from manyheads.parts.gates import Gate
 from manyheads.parts.masks import Blocks, Causal, Full, GlobalTokens, Prefix, RandomBlocks, Window
-from manyheads.parts.norms import LayerNorm, NoNorm, PostNorm, PreNorm, RMSNorm, SandwichNorm
+from manyheads.parts.norms import (
+    LayerNorm,
+    NoNorm,
+    OutputNorm,
+    PostNorm,
+    PreNorm,
+    RMSNorm,
+    SandwichNorm,
+)
 from manyheads.parts.positions import (
     Alibi,
     Learned,
@@ -43,6 +51,7 @@ __all__ = [
     "NoNorm",
     "NoPosition",
     "NoScaling",
+    "OutputNorm",
     "PostNorm",
     "PreNorm",
     "Prefix",

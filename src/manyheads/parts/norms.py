@@ -58,7 +58,14 @@ class SandwichNorm:
     norm: Norm = LayerNorm()
 
 
-Placement = PreNorm | PostNorm | SandwichNorm
+@dataclass(frozen=True, slots=True)
+class OutputNorm:
+    """x + norm(f(x)): only what the sublayer adds is normed, as in OLMo 2 (arXiv 2501.00656)."""
+
+    norm: Norm = RMSNorm()
+
+
+Placement = PreNorm | PostNorm | SandwichNorm | OutputNorm
 
 
 class Normalise(nn.Module):

@@ -98,9 +98,8 @@ class WatchedGeneration:
         assert readout is not None
         last = hidden.values[-1:]
         vectors = readout.vectors(self.model.table)
-        self._logits = torch.nn.functional.linear(
-            readout.features(last), vectors, readout.bias
-        ).float()
+        products = torch.nn.functional.linear(readout.features(last), vectors, readout.bias)
+        self._logits = readout.finish(products).float()
 
     def _choose(self, logits: Tensor) -> tuple[int, float]:
         sampling = self._request.config.sampling

@@ -18,7 +18,7 @@ from manyheads.models.stack import Stack, StackConfig
 from manyheads.parts.experts import Experts
 from manyheads.parts.feedforward import Constant, FeedForward
 from manyheads.parts.gates import Gate
-from manyheads.parts.norms import NoNorm, PostNorm, PreNorm, SandwichNorm
+from manyheads.parts.norms import NoNorm, PostNorm, PreNorm
 from manyheads.parts.positions import Alibi, T5Buckets
 from manyheads.parts.positions.relative import BucketTable
 from manyheads.taps import Sublayer
@@ -88,6 +88,12 @@ def pruned_attention_config(
         config = replace(config, bias="all" if biased else "output")
     if len(kept_heads) == config.heads:
         return config
+    if config.norm_span == "heads":
+        raise InputError(
+            f"cannot prune {config.heads - len(kept_heads)} of {config.heads} heads: their queries "
+            "and keys are normed together, so the other heads would change",
+            "prune all heads of a layer, neurons or layers, or ablate the heads instead",
+        )
     owners = [config.owners[head] for head in kept_heads]
     groups = tuple(owners.count(key) for key in _keys(config, kept_heads))
     position = config.position
@@ -341,7 +347,7 @@ class _StackCut:
         if written is None:
             written = attention.output.weight.new_zeros(attention.config.width)
         residual: Residual = getattr(old, f"{name}_residual")
-        if isinstance(residual.placement, SandwichNorm) and residual.second_norm is not None:
+        if residual.second_norm is not None:
             written = residual.second_norm(written[None])[0]
         return written
 

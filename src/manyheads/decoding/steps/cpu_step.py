@@ -127,6 +127,7 @@ class OrdinaryLayer:
         self.expand = _product(expand.weight, expand.bias, out=expanded)
         self.activate = _activation(weights, expanded)
         self.add_contract = _sum(weights.contract, vectors=vectors)
+        self.parallel = weights.parallel
 
     def __call__(
         self,
@@ -136,8 +137,12 @@ class OrdinaryLayer:
         rotation: Rotation | None,
     ) -> Float[Tensor, "*b c"]:
         projected = self.project(self.attention_norm(x))
-        x = self.add_output(x, self.attention(projected, store, slots, rotation))
-        expanded = self.expand(self.feedforward_norm(x))
+        attended = self.attention(projected, store, slots, rotation)
+        # Sums of vectors are in place, so a parallel feed-forward reads before the sum.
+        expanded = self.expand(self.feedforward_norm(x)) if self.parallel else None
+        x = self.add_output(x, attended)
+        if expanded is None:
+            expanded = self.expand(self.feedforward_norm(x))
         return self.add_contract(x, self.activate(expanded))
 
 

@@ -39,7 +39,8 @@ def why_not_ordinary(model: object) -> Iterator[str]:
         yield f"{type(model).__name__} is not a decoder"
         return
     head = model.config.readout
-    if not isinstance(head, LanguageHead) or head.transform is not None:
+    plain = isinstance(head, LanguageHead) and head.transform is None
+    if not plain or getattr(head, "softcap", "none") != "none":
         yield "the readout is not a plain language head"
     for index, layer in enumerate(model.config.stack.layers):
         for reason in _why_not_ordinary_layer(layer):
@@ -59,6 +60,10 @@ def _why_not_ordinary_layer(layer: LayerConfig) -> Iterator[str]:
     config = attention.inner
     if config.gates or config.sink != "none" or config.head_scale != "none":
         yield "has gates, a sink or scaled heads"
+    if config.softcap != "none":
+        yield "caps its scores"
+    if config.norm_span == "heads" and config.query_norm != NoNorm():
+        yield "norms the queries of all heads together"
     if config.groups is not None:
         yield "shares keys unevenly"
     if not isinstance(config.position, NoPosition | Rotary):
@@ -94,6 +99,7 @@ class LayerWeights:
     activation: Activation
     gated: bool
     contract: nn.Linear
+    parallel: bool
 
     @classmethod
     def of(cls, layer: Layer) -> "LayerWeights":
@@ -113,6 +119,7 @@ class LayerWeights:
             activation=feedforward.config.activation,
             gated=feedforward.gated,
             contract=feedforward.contract,
+            parallel=layer.parallel,
         )
 
 

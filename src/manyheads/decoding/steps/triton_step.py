@@ -58,6 +58,8 @@ def _why_not_llama(model: Decoder) -> Iterator[str]:
     for index, layer in enumerate(config.stack.layers):
         assert layer.attention is not None
         assert layer.feedforward is not None
+        if layer.residual == "parallel":
+            yield f"layer {index} is parallel"
         for reason in _why_not_llama_layer(layer.attention, layer.feedforward):
             yield f"layer {index} {reason}"
 
@@ -90,9 +92,7 @@ def llama_step(
     from manyheads.decoding.steps.triton_kernels import product
 
     weights = DecoderWeights.of(model)
-    x = model.embedding.tokens(ids)
-    if model.embedding.config.scale != 1.0:
-        x = x * model.embedding.config.scale
+    x = model.embedding.scaled(model.embedding.tokens(ids))
     for layer, store in zip(weights.layers, cache.stores, strict=True):
         assert store is not None
         x = _layer(layer, x, store, plan)

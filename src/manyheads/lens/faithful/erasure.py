@@ -144,7 +144,8 @@ class Decision:
         else:
             x = hidden.values.unflatten(0, (copies, -1))[:, int(self.rows[0])]
         vectors = readout.vectors(None if isinstance(model, Vision) else model.table)
-        return F.linear(readout.features(x), vectors, readout.bias).float().softmax(-1)
+        products = F.linear(readout.features(x), vectors, readout.bias)
+        return readout.finish(products).float().softmax(-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

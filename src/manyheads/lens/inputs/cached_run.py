@@ -218,8 +218,8 @@ class CachedRun:
         x = repeat_batch(self[layer_input_site(self.scope.stack, layer)], copies)
         module = cast(Layer, self.scope.stack.layers[layer])
         projected = attention.output(outputs.values.flatten(1))
-        x = x.with_values(module.attention_residual.write(x, projected, None))
-        x, _ = module.finish(x, self._memory(copies))
+        after = x.with_values(module.attention_residual.write(x, projected, None))
+        x, _ = module.finish(x, after, self._memory(copies))
         return self.continue_from(x, layer + 1, watch, copies)
 
     def continue_from(

@@ -20,7 +20,7 @@ from manyheads.errors import InputError, NativeModelError
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model
-from manyheads.models.layer import Layer
+from manyheads.models.layer import Residual
 from manyheads.models.readout import LanguageHead, ReadoutLayer
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
@@ -94,8 +94,9 @@ class TokenVectors:
 class Circuits:
     """The factored circuits of every head, in float64.
 
-    A norm in front of the attention is folded into what a head reads, a learned scale of the head
-    into what it writes. Gates count as open, and positions are ignored.
+    A norm in front of the attention is folded into what a head reads; a learned scale of the head
+    and a norm after the attention into what it writes, up to the norm's divisor. Gates count as
+    open, and positions are ignored.
     """
 
     scope: HeadScope
@@ -117,7 +118,8 @@ class Circuits:
         columns = weight[:, head.head * size : (head.head + 1) * size]
         if attention.head_scale is not None:
             columns = columns * attention.head_scale.detach()[head.head]
-        return columns.double()
+        residual = self._residual(head.layer)
+        return through(columns.double().T, None if residual is None else residual.second_norm).T
 
     def reads(self, head: Head, what: str) -> Float[Tensor, "d c"]:
         """The rows of "query", "key" or "value"; heads that share keys share these rows."""
@@ -131,11 +133,15 @@ class Circuits:
         return folded(mine, self._norm(head.layer))
 
     def _norm(self, layer: int) -> torch.nn.Module:
-        module = self.scope.stack.layers[layer]
-        assert isinstance(module, Layer)
-        crosses = self.scope.sublayer is Sublayer.CROSS
-        residual = module.cross_residual if crosses else module.attention_residual
+        residual = self._residual(layer)
+        assert residual is not None, "only native models have projections to read"
         return torch.nn.Identity() if isinstance(residual.placement, PostNorm) else residual.norm
+
+    def _residual(self, layer: int) -> Residual | None:
+        """The norms around the attention; None in a wrapped model."""
+        module = self.scope.stack.layers[layer]
+        residual = getattr(module, f"{self.scope.sublayer.value}_residual", None)
+        return residual if isinstance(residual, Residual) else None
 
 
 def circuits(
@@ -318,6 +324,16 @@ def folded(rows: Float[Tensor, "d c"], norm: torch.nn.Module) -> Float[Tensor, "
     if isinstance(norm.config, LayerNorm):
         rows = rows - rows.mean(1, keepdim=True)
     return rows
+
+
+def through(rows: Float[Tensor, "f c"], norm: nn.Module | None) -> Float[Tensor, "f c"]:
+    """Rows after a norm, up to its divisor."""
+    if not isinstance(norm, Normalise):
+        return rows
+    if isinstance(norm.config, LayerNorm):
+        rows = rows - rows.mean(1, keepdim=True)
+    weight = norm.weight.detach().to(rows.dtype)
+    return rows * (weight + 1 if norm.config.centred else weight)
 
 
 Through = Literal["unembedding", "transform and unembedding", "embedding"]

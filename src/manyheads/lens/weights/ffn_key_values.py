@@ -16,14 +16,19 @@ from manyheads.formatting import percent
 from manyheads.lens.inputs.cached_run import StackName
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.tables import Tabular
-from manyheads.lens.weights.circuits import VocabularyProjection, folded, vocabulary_projection
+from manyheads.lens.weights.circuits import (
+    VocabularyProjection,
+    folded,
+    through,
+    vocabulary_projection,
+)
 from manyheads.models.build import Model
 from manyheads.models.layer import Layer, Residual
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import Stack
 from manyheads.parts.experts import MixtureOfExperts
 from manyheads.parts.feedforward import ACTIVATIONS, FeedForward
-from manyheads.parts.norms import LayerNorm, Normalise, PostNorm
+from manyheads.parts.norms import PostNorm
 from manyheads.progress import Progress
 
 # An expert of a mixture; None for a plain feed-forward.
@@ -106,7 +111,7 @@ class FeedForwards:
         else:
             assert isinstance(expert, int)
             rows = module.contract.detach()[expert]
-        return _through(rows.float(), self.residual(layer).second_norm)
+        return through(rows.float(), self.residual(layer).second_norm)
 
     def coefficients(
         self, layer: int, expert: Expert, indices: Sequence[int], before: Float[Tensor, "n c"]
@@ -212,16 +217,6 @@ def _checked(feed_forwards: FeedForwards) -> FeedForwards:
             "use another stack or model",
         )
     return feed_forwards
-
-
-def _through(rows: Float[Tensor, "f c"], norm: torch.nn.Module | None) -> Float[Tensor, "f c"]:
-    """Rows after a norm, up to its divisor."""
-    if not isinstance(norm, Normalise):
-        return rows
-    if isinstance(norm.config, LayerNorm):
-        rows = rows - rows.mean(1, keepdim=True)
-    weight = norm.weight.detach().float()
-    return rows * (weight + 1 if norm.config.centred else weight)
 
 
 def _activations(

@@ -31,11 +31,13 @@ def cross_entropy_sums(
     *,
     smoothing: float = 0.0,
     squares: bool = False,
+    softcap: float | None = None,
     max_logits: int | None = None,
 ) -> Float[Tensor, " 2"]:
     """The sums over all tokens of the cross-entropy and of the squared log-sum-exp, in float32.
 
-    `smoothing` is torch's `label_smoothing`. With `squares` both sums have a gradient, for which
+    `smoothing` is torch's `label_smoothing`. Logits are bent to softcap * tanh(logits / softcap) if
+    there is a `softcap`. With `squares` both sums have a gradient, for which
     the logits are computed again in the backward pass; without, only the first sum has one, and it
     is computed in the forward pass.
     """
@@ -44,7 +46,7 @@ def cross_entropy_sums(
     )
     # Not compiled: unrolled over all chunks it would take minutes to compile.
     losses = _uncompiled if torch.compiler.is_compiling() else _sums
-    return losses(x, weight, bias, labels, smoothing, squares, max_logits)
+    return losses(x, weight, bias, labels, smoothing, squares, softcap, max_logits)
 
 
 def _sums(
@@ -54,10 +56,12 @@ def _sums(
     labels: Tensor,
     smoothing: float,
     squares: bool,
+    softcap: float | None,
     max_logits: int,
 ) -> Tensor:
     fused = x.is_cuda and find_spec("triton") is not None
-    chunking = _Chunking(smoothing, _chunks(x.shape[0], weight.shape[0], max_logits), fused)
+    count = _chunks(x.shape[0], weight.shape[0], max_logits)
+    chunking = _Chunking(smoothing, count, fused, softcap)
     learns = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     device_type = x.device.type
     dtype = (
@@ -86,11 +90,12 @@ _uncompiled = _disable_dynamo(_sums)
 
 @dataclass(frozen=True, slots=True)
 class _Chunking:
-    """The number of chunks, and whether each is one Triton kernel."""
+    """The number of chunks, whether each is one Triton kernel, and the cap of the logits."""
 
     smoothing: float
     count: int
     fused: bool
+    softcap: float | None
 
 
 class _CrossEntropySums(torch.autograd.Function):
@@ -153,13 +158,18 @@ def _accumulate(
     for index in range(chunking.count):
         here = slice(index * size, (index + 1) * size)
         part = x[here].to(dtype)
-        logits = part @ narrow.T
+        logits, added_bias, slope = part @ narrow.T, bias, None
+        if chunking.softcap is not None:
+            logits, slope = _capped(logits, bias, chunking.softcap)
+            added_bias = None
         added, grad_logits = (_kernel if chunking.fused else _chunk)(
-            logits, bias, labels[here], grad_sums, chunking.smoothing, vocabulary
+            logits, added_bias, labels[here], grad_sums, chunking.smoothing, vocabulary
         )
         sums += added
         if grad_logits is None:
             continue
+        if slope is not None:
+            grad_logits = grad_logits * slope
         if grad_bias is not None:
             grad_bias += grad_logits[:, :vocabulary].sum(0, dtype=wide)
         grad_logits = grad_logits.to(dtype)
@@ -170,6 +180,16 @@ def _accumulate(
         return sums, (None, None, None)
     bias_gradient = None if bias is None or grad_bias is None else grad_bias.to(bias.dtype)
     return sums, (grad_x.to(x.dtype), grad_weight.to(weight.dtype), bias_gradient)
+
+
+def _capped(
+    logits: Float[Tensor, "m w"], bias: Float[Tensor, " v"] | None, cap: float
+) -> tuple[Float[Tensor, "m w"], Float[Tensor, "m w"]]:
+    """The logits with their bias, capped, and the slope of the cap there."""
+    if bias is not None:
+        logits = logits + F.pad(bias.to(logits.dtype), (0, logits.shape[1] - bias.shape[0]))
+    bent = (logits / cap).tanh()
+    return bent * cap, 1 - bent.square()
 
 
 def _kernel(

@@ -54,6 +54,7 @@ class LanguageModelling(RoutedObjective):
             prepared.labels,
             smoothing=smoothing,
             squares=self.z_loss > 0,
+            softcap=readout.softcap,
         )
         loss = self.with_router_losses(sums[0], prepared, router)
         if self.z_loss:

@@ -24,6 +24,7 @@ from manyheads.cli.main import main
         (["encode"], "MODEL", "see manyheads encode --help"),
         (["gate", "model"], "--file TEXTFILE", "see manyheads gate --help"),
         (["inspect", "house-gpt", "The old"], "'The old'", "use --text 'The old'"),
+        (["inspect", "house-gpt", "The old", "--tokens", "12"], "'The old'", "--text 'The old'."),
         (["encode", "house-bert", "The", "old"], "'The old'", "use --text 'The old'"),
         (["train", "run.toml", "run.steps=3"], "'run.steps=3'", "use --set run.steps=3"),
         (["explain", "a", "--head", "1", "b"], "'b'", "before the options"),

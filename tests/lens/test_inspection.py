@@ -1,9 +1,11 @@
 """The joined inspection says what its parts say, and comes back from disk as it was."""
 
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from manyheads import lens
 from manyheads.lens.inspection import Inspection, inspect, summarise_model
@@ -44,6 +46,17 @@ def test_what_is_saved_comes_back(found: Inspection, tmp_path: Path, ending: str
     for name, values in found.statistics.means.items():
         np.testing.assert_allclose(again.statistics.means[name], values)
     assert again.table().row_count == 4
+
+
+def test_a_head_takes_one_line_of_the_table(found: Inspection) -> None:
+    printed = StringIO()
+    console = Console(width=120, file=printed)
+    console.print(found.table())
+    lines = printed.getvalue().splitlines()
+    assert len(lines) == 2 + 4
+    assert all(
+        found._describe(head) in line for head, line in zip(found.addresses, lines[2:], strict=True)
+    )
 
 
 def test_an_image_model_needs_no_text() -> None:

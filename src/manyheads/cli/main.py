@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from difflib import get_close_matches
 from io import StringIO
+from itertools import takewhile
 from typing import Any
 
 import tyro
@@ -255,7 +256,7 @@ class _Reader:
         return _wrong_value(left[0].metavar, left[0], _take_values(rest, many=left[0].many))
 
     def _surplus(self, words: Sequence[str]) -> InputError:
-        text = " ".join(word for word in words if not _is_option(word))
+        text = " ".join(takewhile(lambda word: not _is_option(word), words))
         if "--set" in self.options and "=" in words[0]:
             text, remedy = words[0], f"use --set {shlex.quote(words[0])}"
         elif "--text" in self.options:

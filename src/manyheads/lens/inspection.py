@@ -232,7 +232,9 @@ class Inspection(Tabular):
         reasons, duplicates = self.dead.reasons, self.duplicates
         table = Table("Head", "Kinds", box=None, pad_edge=False)
         for each in about.values():
-            table.add_column(each.title, justify="right")
+            # A title takes a line per word, so that the kinds have room for theirs.
+            widest = max(map(len, (*each.title.split(), "0.00 %")))
+            table.add_column(each.title, justify="right", max_width=widest)
         bias = None if self.kinds is None or BIAS not in self.kinds.scores else self.kinds.scores
         if bias is not None:
             table.add_column(describe_measure(BIAS).title, justify="right")

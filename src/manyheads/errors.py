@@ -94,6 +94,10 @@ class NonFiniteWarning(ManyheadsWarning):
     """Some weights of a model are NaN or infinite."""
 
 
+class UnknownTokenizerWarning(ManyheadsWarning):
+    """The tokenizer of a file has rules that we do not know, so the model was loaded without."""
+
+
 class MixedDtypeWarning(ManyheadsWarning):
     """The weights of a folder have several dtypes and were loaded in one of them."""
 

@@ -80,6 +80,33 @@ def load_wrapped(
     return wrapped
 
 
+def load_wrapped_gguf(file: Path, dtype: torch.dtype | None, device: torch.device) -> WrappedModel:
+    """The language model of a GGUF file, read and run by `transformers` and wrapped."""
+    try:
+        import transformers
+    except ImportError:
+        raise MissingPackageError(str(file), "transformers") from None
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            dtype=dtype or torch.float32,
+            trust_remote_code=False,
+            local_files_only=True,
+        )
+    except ImportError:
+        raise MissingPackageError(str(file), "gguf") from None
+    except Exception as error:
+        # It raises whatever a file of an unknown kind runs into.
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"neither manyheads nor transformers can read {file}: {reason:.300}",
+            "use a GGUF of another architecture, such as llama, qwen2 or qwen3",
+        ) from error
+    wrapped: WrappedModel = wrap(model.to(device).eval())
+    return wrapped
+
+
 def _model_class(transformers: Any, description: Mapping[str, Any]) -> Any:
     """The class that config.json names, if it is one of `transformers`; else the base model's."""
     for name in description.get("architectures") or ():

@@ -58,6 +58,10 @@ class WeightFiles:
         found = (COMPUTE_DTYPES.get(each) for each in self._dtypes.values())
         return list(dict.fromkeys(each for each in found if each is not None))
 
+    def in_file(self, name: str) -> str:
+        """The name that the files themselves have for a tensor: the same."""
+        return name
+
     def __getitem__(self, name: str) -> Tensor:
         if self._dtypes[name] not in COMPUTE_DTYPES:
             raise InputError(

@@ -24,6 +24,9 @@ from manyheads.checkpoints.config_json import (
 from manyheads.checkpoints.families import FAMILIES
 from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.files import WEIGHTS, WeightFiles, read_json, write_folder
+from manyheads.checkpoints.gguf_config import MODEL_TYPES, architecture_of, translate
+from manyheads.checkpoints.gguf_file import GGUFFile, GGUFWeights
+from manyheads.checkpoints.gguf_tokenizer import side_files_from
 from manyheads.checkpoints.hub import HOUSE_FOLDER, folder_of
 from manyheads.checkpoints.sentence_transformers import (
     MODULES,
@@ -62,6 +65,7 @@ from manyheads.models.finite import is_finite, warn_not_finite
 from manyheads.models.readout import ClassHead, LanguageHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.progress import Progress
 
 TOKEN_TABLE = "embedding.tokens.weight"
 DTYPES = "torch.float32, torch.bfloat16 or torch.float16"
@@ -98,14 +102,14 @@ def load(
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
 ) -> Model:
-    """Load a model from a folder or by name.
+    """Load a model from a folder, from a GGUF file or by name.
 
-    `where` is a folder, or one of the bundled models "house-gpt", "house-gpt-gated" and
-    "house-bert", or a name on the hub: "org/name", with a revision as `revision` or
-    "org/name@revision". All weights have one dtype: the requested one, or else, as in
-    `transformers`, the one that config.json names, or else that of the first stored tensor. The
-    bundled models are stored in half precision and loaded in float32. A folder that is replaced
-    meanwhile is read again.
+    `where` is a folder, a .gguf file, one of the bundled models "house-gpt", "house-gpt-gated" and
+    "house-bert", "smollm2" after `manyheads get smollm2`, or a name on the hub: "org/name", with a
+    revision as `revision` or "org/name@revision". All weights have one dtype: the requested one,
+    or else, as in `transformers`, the one that config.json names, or else that of the first stored
+    tensor. Quantised files and the bundled models, which are stored in half precision, are loaded
+    in float32. A folder that is replaced meanwhile is read again.
     """
     home = resolve_device(str(device))
     if dtype is not None and not getattr(dtype, "is_floating_point", False):
@@ -136,6 +140,8 @@ def _identity(folder: Path) -> tuple[int, ...]:
 
 
 def _load(root: Path, dtype: torch.dtype | None, home: torch.device) -> Model:
+    if root.is_file():
+        return _load_gguf(root, dtype, home)
     if dtype is None and root.parent == HOUSE_FOLDER:
         dtype = torch.float32
     modules = modules_of(root)
@@ -148,7 +154,39 @@ def _load(root: Path, dtype: torch.dtype | None, home: torch.device) -> Model:
     with WeightFiles(folder) as weights:
         _reading(lambda: check_sizes(description, weights.shapes()), folder)
         weights.dtype = dtype or _reading(lambda: _stored_dtype(description, weights), folder)
-        return _assemble(modules, root, (description, family, weights), home)
+        side_files = read_side_files(folder) | modules.files(root)
+        return _assemble(modules, side_files, (description, family, weights), home)
+
+
+def _load_gguf(root: Path, dtype: torch.dtype | None, home: torch.device) -> Model:
+    """Open a GGUF file as the folder that its family would have."""
+    file = GGUFFile(root)
+    try:
+        name = MODEL_TYPES.get(architecture_of(file))
+        if name not in FAMILIES and find_spec("transformers") is not None:
+            return _load_wrapped_gguf(file, dtype, home)
+        content = _reading(lambda: translate(file), root)
+        description: dict[str, Any] = content.description
+        weights = GGUFWeights(file, content.names, content.change)
+        family = _family(description, root)
+        _reading(lambda: check_sizes(description, weights.shapes()), root)
+        weights.dtype = dtype or weights.dtypes()[0]
+        side_files = side_files_from(file)
+        return _assemble(Modules(root), side_files, (description, family, weights), home)
+    finally:
+        file.close()
+
+
+def _load_wrapped_gguf(file: GGUFFile, dtype: torch.dtype | None, home: torch.device) -> Model:
+    """Open a GGUF file with `transformers`, and say so."""
+    from manyheads.bridge.loading import load_wrapped_gguf
+
+    return _with_side_files(
+        load_wrapped_gguf(file.file, dtype, home),
+        side_files_from(file),
+        file.file,
+        architecture_of(file),
+    )
 
 
 def _only_in_transformers(description: Mapping[str, Any]) -> bool:
@@ -164,14 +202,16 @@ def _load_wrapped(
     from manyheads.bridge.loading import load_wrapped
 
     model = load_wrapped(folder, description, dtype, home)
-    side_files = read_side_files(folder)
-    model.tokenizer = read_tokenizer(side_files, folder)
-    model.trained_length = read_trained_length(side_files, folder)
+    return _with_side_files(model, read_side_files(folder), folder, description["model_type"])
+
+
+def _with_side_files(model: Any, side_files: dict[str, bytes], where: Path, family: str) -> Model:
+    model.tokenizer = read_tokenizer(side_files, where)
+    model.trained_length = read_trained_length(side_files, where)
     model.side_files = side_files
     warnings.warn(
-        f"transformers opened {folder}, since manyheads does not open "
-        f"{description['model_type']!s:.100} itself: the lens reads it; pruning, gates, adapters "
-        "and training need a family that manyheads opens",
+        f"transformers opened {where}, since manyheads does not open {family!s:.100} itself: the "
+        "lens reads it; pruning, gates, adapters and training need a family that manyheads opens",
         WrappedModelWarning,
         stacklevel=2,
     )
@@ -180,32 +220,34 @@ def _load_wrapped(
 
 def _assemble(
     modules: Modules,
-    root: Path,
-    content: tuple[dict[str, Any], Family, WeightFiles],
+    side_files: dict[str, bytes],
+    content: tuple[dict[str, Any], Family, WeightFiles | GGUFWeights],
     home: torch.device,
 ) -> Model:
     folder, (description, family, weights) = modules.transformer, content
     described = _reading(lambda: family.read_config(description), folder)
-    side_files = read_side_files(folder) | modules.files(root)
     sentence = sentence_of(modules, side_files, description, described)
     stored = StoredTensors(family, weights)
     config = stored.config(described)
     model = _reading(lambda: build(config, device="meta"), folder)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     entries = family.tensor_map(config, shapes)
-    check_fits(entries, shapes, stored.used(config), str(folder / WEIGHTS), stored.in_file)
+    where = str(folder if folder.is_file() else folder / WEIGHTS)
+    check_fits(entries, shapes, stored.used(config), where, stored.in_file)
     tensors: dict[str, Tensor] = {}
     checks: list[tuple[Entry | Packed | Either, Future[bool]]] = []
     # Beside the reading, which it would slow down by a twelfth.
-    with ThreadPoolExecutor(max_workers=1) as checker:
+    bar = Progress("loading", total=len(shapes), unit="tensors", enabled=folder.is_file())
+    with ThreadPoolExecutor(max_workers=1) as checker, bar:
         for entry in entries:
             made = entry.read(stored.__getitem__)
             checks += [(entry, checker.submit(is_finite, tensor)) for tensor in made.values()]
             tensors |= {name: tensor.to(home) for name, tensor in made.items()}
+            bar.advance(len(made))
     doubtful = [entry for entry, check in checks if not check.result()]
     not_finite = [name for entry in doubtful for name in stored.not_finite(entry)]
     model.unread = stored.unused(config)
-    warn_not_finite(list(dict.fromkeys(not_finite)), str(folder / WEIGHTS))
+    warn_not_finite(list(dict.fromkeys(not_finite)), where)
     model.load_state_dict(tensors, assign=True)
     model.source_config = corrected(family, description, config)
     model.tokenizer = read_tokenizer(side_files, folder)
@@ -273,7 +315,7 @@ def save(model: Model, folder: str | Path) -> Saved:
 class StoredTensors:
     """The tensors of a file under the newest names of their family."""
 
-    def __init__(self, family: Family, weights: WeightFiles) -> None:
+    def __init__(self, family: Family, weights: WeightFiles | GGUFWeights) -> None:
         self._family, self._weights = family, weights
         names = {name: family.canonical_name(name) for name in weights.shapes()}
         self._file_name: dict[str, str] = {
@@ -285,7 +327,7 @@ class StoredTensors:
 
     def in_file(self, name: str) -> str:
         """The name that the file itself has for a tensor."""
-        return self._file_name.get(name, name)
+        return self._weights.in_file(self._file_name.get(name, name))
 
     def not_finite(self, entry: Entry | Packed | Either) -> list[str]:
         """The tensors of the file with NaN or infinity among those that an entry reads."""
@@ -406,10 +448,16 @@ def _family(description: Mapping[str, Any], folder: Path) -> Family:
     name = description.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise InputError(
-            f"{folder / CONFIG} has model_type={name!r:.200}, which manyheads does not support",
+            f"{_config_name(folder)} has model_type={name!r:.200}, which manyheads does not "
+            "support",
             f"use one of {', '.join(FAMILIES)}",
         )
     return FAMILIES[name]
+
+
+def _config_name(where: Path) -> Path:
+    """What holds the config: a GGUF file does so itself."""
+    return where if where.is_file() else where / CONFIG
 
 
 def _reading(make: Callable[[], Any], folder: Path) -> Any:
@@ -417,17 +465,19 @@ def _reading(make: Callable[[], Any], folder: Path) -> Any:
     try:
         return make()
     except ConfigError as error:
-        raise InputError(f"{folder / CONFIG}: {error.problem[:500]}", error.remedy[:300]) from None
+        raise InputError(
+            f"{_config_name(folder)}: {error.problem[:500]}", error.remedy[:300]
+        ) from None
     except InputError:
         raise
     except KeyError as error:
         raise InputError(
-            f"{folder / CONFIG} has no {error!s:.200}", "use a complete config.json"
+            f"{_config_name(folder)} has no {error!s:.200}", "use a complete config.json"
         ) from None
     except MALFORMED as error:
         first = str(error).partition("\n")[0][:200]
         raise InputError(
-            f"{folder / CONFIG} has a value of the wrong type ({first})",
+            f"{_config_name(folder)} has a value of the wrong type ({first})",
             "use integers for sizes, and numbers and lists where they belong",
         ) from error
 

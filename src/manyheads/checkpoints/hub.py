@@ -7,10 +7,13 @@ import re
 from pathlib import Path
 
 from manyheads.atomic_write import recover_folder
+from manyheads.checkpoints.pip_models import PIP_MODELS, fetched_file
 from manyheads.errors import InputError, MissingPackageError
 
 # Our own small models, trained by studies/house; the first is the default of commands.
 HOUSE = ("house-gpt", "house-gpt-gated", "house-bert")
+# All models that have a name of their own.
+MODEL_NAMES = (*HOUSE, *PIP_MODELS)
 HOUSE_FOLDER = Path(__file__).parents[1] / "house"
 
 NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[^@]+))?")
@@ -29,13 +32,15 @@ UNWANTED = ["onnx/*", "openvino/*", "coreml/*", "original/*", "*consolidated*.sa
 
 
 def folder_of(where: str | Path, revision: str | None = None) -> Path:
-    """The folder of a path, a bundled model, "org/name" or "org/name@revision"."""
+    """The folder of a path, a bundled model, "org/name" or "org/name@revision"; a GGUF file."""
     if not isinstance(where, str | Path):
         raise InputError(
             f"a model is loaded from a folder or by name, got {where!r:.200}",
-            f'give a path, "org/name" or one of {", ".join(HOUSE)}',
+            f'give a path, "org/name" or one of {", ".join(MODEL_NAMES)}',
         )
     folder = Path(where)
+    if folder.is_file() and revision is None and _is_gguf(folder):
+        return folder
     recover_folder(folder)
     if folder.is_dir():
         if revision is not None:
@@ -46,15 +51,26 @@ def folder_of(where: str | Path, revision: str | None = None) -> Path:
         return folder
     if where in HOUSE and revision is None:
         return HOUSE_FOLDER / where
+    if where in PIP_MODELS and revision is None:
+        return fetched_file(str(where))
     match = NAME.fullmatch(where) if isinstance(where, str) else None
     if match is None or folder.exists():
         raise InputError(
             f"there is no folder {folder!s:.200}",
-            f'give the folder of a model, a model on the hub as "org/name", or {", ".join(HOUSE)}',
+            'give the folder of a model, a .gguf file, a model on the hub as "org/name", or '
+            f"{', '.join(MODEL_NAMES)}",
         )
     if revision is not None and match["revision"] is not None:
         raise InputError(f"{where} and revision={revision!r} both give a revision", "give only one")
     return _download(match["name"], revision or match["revision"])
+
+
+def _is_gguf(file: Path) -> bool:
+    """Whether a file is a GGUF, by its name or by its first bytes."""
+    if file.suffix == ".gguf":
+        return True
+    with file.open("rb") as opened:
+        return opened.read(4) == b"GGUF"
 
 
 def _download(name: str, revision: str | None) -> Path:

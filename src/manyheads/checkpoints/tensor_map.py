@@ -191,6 +191,6 @@ def check_fits(
         shown = "; ".join(sorted(faults)[:MAX_FAULTS])
         more = f" and {len(faults) - MAX_FAULTS} more" if len(faults) > MAX_FAULTS else ""
         raise InputError(
-            f"{where} does not fit its config.json: {shown}{more}",
+            f"{where} does not fit its config: {shown}{more}",
             "use the config and the weights of the same model",
         )

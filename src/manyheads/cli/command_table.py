@@ -27,6 +27,7 @@ from manyheads.cli.commands.encode import Encode
 from manyheads.cli.commands.explain import Explain
 from manyheads.cli.commands.gate import GateCommand
 from manyheads.cli.commands.generate import Generate
+from manyheads.cli.commands.get import Get
 from manyheads.cli.commands.inspect import Inspect
 from manyheads.cli.commands.prune import Prune
 from manyheads.cli.commands.report import Report
@@ -54,6 +55,7 @@ WORKING: dict[str, Callable[..., Command]] = {
     "encode": Encode,
     "classify": Classify,
     "convert": Convert,
+    "get": Get,
     "tokenizer": TrainTokenizer,
     "train": Train,
     "prune": Prune,

@@ -25,10 +25,10 @@ class Completion:
 
     def run(self) -> int:
         """Print the script."""
-        from manyheads.checkpoints.hub import HOUSE
+        from manyheads.checkpoints.hub import MODEL_NAMES
 
         write = {"bash": bash, "zsh": zsh, "fish": fish}[self.shell]
-        print(write({**WORKING, "completion": Completion}, HOUSE), end="")
+        print(write({**WORKING, "completion": Completion}, MODEL_NAMES), end="")
         return 0
 
 

@@ -58,6 +58,16 @@ CONFIGS = {
     ),
     "llama3 scaling": LlamaConfig(**SMALL, rope_parameters=LLAMA3),
     "yarn": LlamaConfig(**SMALL, rope_parameters=YARN),
+    "yarn, own attention factor": LlamaConfig(
+        **SMALL, rope_parameters=YARN | {"attention_factor": 1.7, "truncate": False}
+    ),
+    "yarn, mscale": LlamaConfig(
+        **SMALL, rope_parameters=YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}
+    ),
+    "dynamic": LlamaConfig(
+        **SMALL | {"max_position_embeddings": 8},
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0},
+    ),
     "linear": LlamaConfig(
         **SMALL, rope_parameters={"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}
     ),
@@ -136,8 +146,7 @@ def test_mistral_without_a_window_sees_all_that_came_before() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'"),
-        ({"rope_parameters": {**YARN, "mscale": 0.7}}, "YaRN with mscale"),
+        ({"rope_parameters": {"rope_type": "spiral", "factor": 2.0}}, "rope_type='spiral'"),
         ({"hidden_act": "relu"}, "hidden_act='relu'"),
     ],
 )

@@ -24,6 +24,8 @@ class Family(Protocol):
     tied_copies: tuple[str, ...] = ()
     # Whether the file alone decides if the head is tied, whatever config.json says.
     file_decides_tying: bool = False
+    # The keys of config.json that `per_layer_config` may have for single layers.
+    per_layer_keys: tuple[str, ...] = ()
 
     @abstractmethod
     def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
@@ -50,6 +52,10 @@ class Family(Protocol):
         They are carried along, so that a folder is written back with all that it had.
         """
         return {}
+
+    def rewritten(self, theirs: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:  # noqa: ARG002
+        """A config.json as we write it, where one config can be stored in several ways."""
+        return dict(theirs)
 
     def opened_by(self, theirs: Mapping[str, Any]) -> str:  # noqa: ARG002
         """The library that opens a folder with this config.json."""
@@ -92,6 +98,24 @@ def activation_of(
     if name not in names:
         raise ConfigError(f"{key}={name!r} is not supported", f"use {', '.join(names)}")
     return names[name]
+
+
+# The activations of decoders' feed-forwards by their names in config.json.
+HIDDEN_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+
+
+def activation_name(activation: Activation) -> str:
+    """The name of an activation in config.json."""
+    return next(name for name, each in HIDDEN_ACTIVATIONS.items() if each == activation)
 
 
 def eps_of(theirs: Mapping[str, Any], key: str, default: float | None = None) -> float:

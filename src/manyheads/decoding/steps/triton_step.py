@@ -21,6 +21,7 @@ from manyheads.models.readout import LanguageHead
 from manyheads.parts.feedforward import SwiGLU
 from manyheads.parts.norms import NoNorm, RMSNorm
 from manyheads.parts.positions import NoPosition, Rotary
+from manyheads.parts.positions.rotary import ByLength
 
 HALF = (torch.bfloat16, torch.float16)
 HEAD_SIZES = (32, 64, 128)
@@ -74,6 +75,8 @@ def _why_not_llama_layer(
     config = attention.inner
     if isinstance(config.position, Rotary) and config.position.fraction != 1.0:
         yield "rotates only a part of each head"
+    if isinstance(config.position, Rotary) and isinstance(config.position.scaling, ByLength):
+        yield "rotates by the length of the text"
     norms = {config.query_norm, config.key_norm}
     if norms != {NoNorm()} and not (len(norms) == 1 and _is_rms_norm(config.query_norm)):
         yield "has different norms of queries and keys"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from manyheads.devices import trains_compiled
 from manyheads.errors import ConfigError
+from manyheads.ragged import Lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +35,51 @@ class NTKScaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicScaling:
+    """As NTK, by a factor that grows with each text longer than `original_length`.
+
+    Keys in a cache keep the rotation that they had when they were written.
+    """
+
+    factor: float
+    original_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRopeScaling:
+    """Wavelengths are multiplied by `short`, in texts longer than `original_length` by `long`.
+
+    Each has one factor per pair of channels (arXiv 2402.13753). Scores are multiplied by the square
+    of `temperature`.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_length: int
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class YarnScaling:
     """Slow frequencies are stretched, fast ones kept, with a ramp between (arXiv 2309.00071).
 
     The ramp runs from the channel that turns `slow` times within `original_length` positions to
-    the one that turns `fast` times. Scores are multiplied by the square of `temperature`.
+    the one that turns `fast` times, both rounded to whole channels if `truncate`. Scores are
+    multiplied by the square of `temperature`, which is the published one unless there is an
+    `attention_factor`.
     """
 
     factor: float
     original_length: int
     fast: float = 32.0
     slow: float = 1.0
+    attention_factor: float | Literal["published"] = "published"
+    truncate: bool = True
 
     @property
     def temperature(self) -> float:
+        if self.attention_factor != "published":
+            return self.attention_factor
         return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
@@ -61,7 +93,9 @@ class Llama3Scaling:
     slow: float = 1.0
 
 
-Scaling = NoScaling | LinearScaling | NTKScaling | YarnScaling | Llama3Scaling
+# The frequencies of these depend on the length of the text.
+ByLength = DynamicScaling | LongRopeScaling
+Scaling = NoScaling | LinearScaling | NTKScaling | YarnScaling | Llama3Scaling | ByLength
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,8 +160,9 @@ class Rotary:
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"fraction must be in (0, 1], got {self.fraction}")
-        if not isinstance(self.scaling, NoScaling) and not self.scaling.factor >= 1:
-            raise ConfigError(f"factor must be at least 1, got {self.scaling.factor}")
+        factor = getattr(self.scaling, "factor", 1.0)
+        if not factor >= 1:
+            raise ConfigError(f"factor must be at least 1, got {factor}")
         if not 1 < self.theta < math.inf:
             raise ConfigError(f"theta must be above 1, got {self.theta}")
         if isinstance(self.scaling, YarnScaling | Llama3Scaling):
@@ -136,6 +171,20 @@ class Rotary:
                 raise ConfigError(
                     f"original_length must be at least 1 and fast above slow, {scaling}"
                 )
+        if isinstance(self.scaling, ByLength):
+            self._check_by_length(self.scaling)
+
+    def _check_by_length(self, scaling: ByLength) -> None:
+        if scaling.original_length < 1:
+            raise ConfigError(f"original_length must be at least 1, got {scaling.original_length}")
+        if isinstance(scaling, DynamicScaling):
+            return
+        factors = (*scaling.short, *scaling.long)
+        if len(scaling.short) != len(scaling.long) or not all(0 < x < math.inf for x in factors):
+            raise ConfigError(
+                f"short and long must have the same number of positive factors, got "
+                f"{scaling.short} and {scaling.long}"
+            )
 
     def rotated_channels(self, size: int) -> int:
         """How many channels of a head of this size are rotated."""
@@ -145,12 +194,17 @@ class Rotary:
                 f"head size {size} x fraction {self.fraction:g} gives {channels} rotated channels",
                 "choose an even number",
             )
+        if isinstance(self.scaling, LongRopeScaling) and len(self.scaling.long) * 2 != channels:
+            raise ConfigError(
+                f"{channels} rotated channels need {channels // 2} factors, got "
+                f"{len(self.scaling.long)} in short and long"
+            )
         return channels
 
     def frequencies(
         self, size: int, device: torch.device | Literal["cpu"] = "cpu"
     ) -> Float[Tensor, " half"]:
-        """Radians per position for each pair of channels."""
+        """Radians per position for each pair of channels, in texts of the original length."""
         channels = self.rotated_channels(size)
         exponent = torch.arange(0, channels, 2, dtype=torch.float64, device=device) / channels
         plain = self.theta**-exponent
@@ -166,13 +220,44 @@ class Rotary:
                 return _yarn(plain, self.theta, channels, self.scaling)
             case Llama3Scaling():
                 return _llama3(plain, self.scaling)
+            case DynamicScaling():
+                return plain
+            case LongRopeScaling(short=short):
+                return plain / torch.tensor(short, dtype=plain.dtype, device=device)
+
+    def frequencies_by_length(
+        self, size: int, reach: Int[Tensor, " n"], scaling: ByLength
+    ) -> Float[Tensor, "n 1 half"]:
+        """The frequencies of each token, whose text is `reach` tokens long."""
+        channels, length = self.rotated_channels(size), scaling.original_length
+        device, wide = reach.device, torch.float64
+        exponent = torch.arange(0, channels, 2, dtype=wide, device=device) / channels
+        if isinstance(scaling, LongRopeScaling):
+            plain = self.theta**-exponent
+            short, long = (
+                plain / torch.tensor(each, dtype=wide, device=device)
+                for each in (scaling.short, scaling.long)
+            )
+            return torch.where((reach > length)[:, None, None], long, short).float()
+        grown = scaling.factor * reach.clamp(min=length).to(wide) / length - (scaling.factor - 1)
+        base = self.theta * grown ** (channels / max(channels - 2, 1))
+        return (base[:, None, None] ** -exponent).float()
 
     @property
     def stretch(self) -> float:
         """The factor of cosine and sine."""
-        return self.scaling.temperature if isinstance(self.scaling, YarnScaling) else 1.0
+        if isinstance(self.scaling, YarnScaling | LongRopeScaling):
+            return self.scaling.temperature
+        return 1.0
 
-    def rotation(self, positions: Int[Tensor, " n"], size: int) -> Rotation:
+    def rotation(
+        self, positions: Int[Tensor, " n"], size: int, lengths: Lengths | None = None
+    ) -> Rotation:
+        """The rotation at these positions; without `lengths` each token is the last of its text."""
+        if isinstance(self.scaling, ByLength):
+            reach = positions + 1 if lengths is None else _reach(positions, lengths)
+            frequencies = self.frequencies_by_length(size, reach, self.scaling)
+            return Rotation(*_cos_sin(positions, frequencies, self.stretch))
         if torch.compiler.is_compiling():
             # Computed on the device: a copy from the host would wait for it.
             frequencies = self.frequencies(size, positions.device).float()
@@ -183,6 +268,13 @@ class Rotary:
     def frequencies_on(self, size: int, device: torch.device) -> Float[Tensor, " half"]:
         """In float32 and cached on the device: a CUDA graph cannot copy from the host."""
         return _frequencies_on(self, size, device)
+
+
+def _reach(positions: Int[Tensor, " n"], lengths: Lengths) -> Int[Tensor, " n"]:
+    """For each token, how long its text is up to the last token of the batch."""
+    owner = lengths.sequence_of_token
+    ends = positions.new_zeros(lengths.count).scatter_reduce(0, owner, positions + 1, "amax")
+    return ends[owner]
 
 
 def _cos_sin(positions: Tensor, frequencies: Tensor, stretch: float) -> tuple[Tensor, Tensor]:
@@ -214,10 +306,12 @@ def _yarn(
         wavelength = scaling.original_length / (times * 2 * math.pi)
         return channels * math.log(wavelength) / (2 * math.log(theta))
 
-    low = max(math.floor(channel_with_turns(scaling.fast)), 0)
-    high = min(math.ceil(channel_with_turns(scaling.slow)), channels - 1)
+    low, high = channel_with_turns(scaling.fast), channel_with_turns(scaling.slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, channels - 1)
     steps = torch.arange(channels // 2, dtype=torch.float64, device=plain.device)
-    stretched = ((steps - low) / max(high - low, 0.001)).clamp(0, 1)
+    stretched = ((steps - low) / (high - low if high != low else 0.001)).clamp(0, 1)
     return plain / scaling.factor * stretched + plain * (1 - stretched)
 
 

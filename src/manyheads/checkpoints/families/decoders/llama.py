@@ -1,9 +1,19 @@
 """Llama, Mistral and Qwen2, and what Qwen3, Mixtral and others share with them."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
+from manyheads.checkpoints.families.decoders.rope import (
+    FULL,
+    LONGEST,
+    SLIDING,
+    describe_rope,
+    longest_of,
+    read_rope,
+    rope_of,
+)
 from manyheads.checkpoints.families.family import (
     CAUSAL_HEADS,
     Family,
@@ -23,18 +33,8 @@ from manyheads.models.stack import StackConfig
 from manyheads.parts.feedforward import SwiGLU
 from manyheads.parts.masks import Causal, Mask, Window
 from manyheads.parts.norms import NoNorm, PreNorm, RMSNorm
-from manyheads.parts.positions.rotary import (
-    LinearScaling,
-    Llama3Scaling,
-    NoScaling,
-    NTKScaling,
-    Rotary,
-    Scaling,
-    YarnScaling,
-)
+from manyheads.parts.positions.rotary import NoScaling, Rotary
 
-# The default if config.json leaves it out; rotary positions have no limit.
-LONGEST = 32768
 CLASSES = {
     "llama": "Llama",
     "mistral": "Mistral",
@@ -49,7 +49,6 @@ NORMED = ("qwen3", "qwen3_moe", "qwen3_next")
 WINDOW = 4096
 THETAS = {"mixtral": 1_000_000.0}
 LENGTHS = {"llama": 2048, "mistral": 131_072, "mixtral": 131_072}
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class LlamaFamily(Family):
@@ -57,6 +56,14 @@ class LlamaFamily(Family):
 
     name = "llama"
     tied_copies = ("lm_head.weight",)
+    per_layer_keys = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+    # Our norms of a layer, and theirs.
+    norms: Mapping[str, str] = {
+        "attention_residual.norm": "input_layernorm",
+        "feedforward_residual.norm": "post_attention_layernorm",
+    }
+    # Whether queries, keys and values, and both halves of a feed-forward, are one matrix each.
+    joined = False
 
     def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
         width, heads = theirs["hidden_size"], theirs["num_attention_heads"]
@@ -107,7 +114,7 @@ class LlamaFamily(Family):
         if first.attention is None or first.feedforward is None or not isinstance(norm, RMSNorm):
             return None
         attention, feedforward = first.attention.inner, first.feedforward.inner
-        rope = _describe_rotary(attention.position)
+        rope = describe_rope(attention.position)
         if rope is None or not isinstance(feedforward, SwiGLU):
             return None
         family = _family(config, attention)
@@ -127,7 +134,7 @@ class LlamaFamily(Family):
             "attention_bias": attention.bias == "all",
             "mlp_bias": feedforward.bias,
             "attention_dropout": attention.dropout,
-            "max_position_embeddings": LONGEST,
+            "max_position_embeddings": longest_of(attention.position),
             "hidden_act": "silu",
             # Without them `transformers` uses 1 and 2, whatever these are in this vocabulary.
             "bos_token_id": None,
@@ -152,19 +159,17 @@ class LlamaFamily(Family):
             rows = tuple(layer.attention.inner.rows().values())
             inside = (layer.feedforward.inner.hidden,) * 2
             theirs = f"model.layers.{index}"
+            inputs, halves = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+            if self.joined:
+                inputs, halves = ("qkv_proj",), ("gate_up_proj",)
             for mine, parts, sizes in (
-                (
-                    "attention.project",
-                    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-                    rows,
-                ),
+                ("attention.project", tuple(f"self_attn.{each}" for each in inputs), rows),
                 ("attention.output", ("self_attn.o_proj",), ()),
                 ("attention.query_norm", ("self_attn.q_norm",), ()),
                 ("attention.key_norm", ("self_attn.k_norm",), ()),
-                ("feedforward.expand", ("mlp.gate_proj", "mlp.up_proj"), inside),
+                ("feedforward.expand", tuple(f"mlp.{each}" for each in halves), inside),
                 ("feedforward.contract", ("mlp.down_proj",), ()),
-                ("attention_residual.norm", ("input_layernorm",), ()),
-                ("feedforward_residual.norm", ("post_attention_layernorm",), ()),
+                *((mine, (theirs_norm,), ()) for mine, theirs_norm in self.norms.items()),
             ):
                 for kind in ("weight", "bias"):
                     names = tuple(f"{theirs}.{part}.{kind}" for part in parts)
@@ -200,101 +205,49 @@ def _mask(theirs: Mapping[str, Any], index: int) -> Mask:
     return Causal() if window is None or not slides else Window(window - 1)
 
 
+def layer_kinds(theirs: Mapping[str, Any], every: int | None = None) -> list[str]:
+    """Whether each layer sees the whole text or a window, as `layer_types` says.
+
+    Without it, one of `every` so many layers sees the whole text.
+    """
+    count, kinds = theirs["num_hidden_layers"], theirs.get("layer_types")
+    if kinds is None and every is not None:
+        return [FULL if (index + 1) % every == 0 else SLIDING for index in range(count)]
+    if kinds is None or len(kinds) != count or not set(kinds) <= {FULL, SLIDING}:
+        raise ConfigError(f"layer_types must have {FULL} or {SLIDING} for each of {count} layers")
+    return list(kinds)
+
+
 def _slides(theirs: Mapping[str, Any], index: int, window: int | None) -> bool:
     """Whether a layer of Qwen2 or Qwen3 sees a window."""
-    kinds = theirs.get("layer_types")
-    if kinds is None:
+    if theirs.get("layer_types") is None:
         return bool(index >= theirs.get("max_window_layers", 28))
-    if len(kinds) != theirs["num_hidden_layers"] or not set(kinds) <= {FULL, SLIDING}:
-        raise ConfigError(
-            f"layer_types must have {FULL} or {SLIDING} for each of "
-            f"{theirs['num_hidden_layers']} layers"
-        )
+    kinds = layer_kinds(theirs)
     if window is None and SLIDING in kinds:
         raise ConfigError(
             f"layer_types has {SLIDING}, and no window is in use", "set use_sliding_window to true"
         )
-    return bool(kinds[index] == SLIDING)
+    return kinds[index] == SLIDING
 
 
 def _rotary(theirs: Mapping[str, Any]) -> Rotary:
-    rope = dict(theirs.get("rope_scaling") or theirs.get("rope_parameters") or {})
     family = theirs["model_type"]
-    theta = rope.get("rope_theta", theirs.get("rope_theta", THETAS.get(family, 10_000.0)))
-    fraction = rope.get("partial_rotary_factor", theirs.get("partial_rotary_factor", 1.0))
-    scaling = _scaling(rope, theirs)
+    longest = theirs.get("max_position_embeddings", LENGTHS.get(family, LONGEST))
+    rotary = read_rope(
+        rope_of(theirs),
+        theta=theirs.get("rope_theta", THETAS.get(family, 10_000.0)),
+        fraction=theirs.get("partial_rotary_factor", 1.0),
+        longest=longest,
+    )
     # The other families rotate whole heads, whatever this says, and fail on it with a scaling.
-    if family != "qwen3_next":
-        if fraction != 1.0 and scaling != NoScaling():
+    if family != "qwen3_next" and rotary.fraction != 1.0:
+        if rotary.scaling != NoScaling():
             raise ConfigError(
-                f"partial_rotary_factor={fraction!r} is not supported for a scaled {family}",
+                f"partial_rotary_factor={rotary.fraction!r} is not supported for a scaled {family}",
                 "remove it",
             )
-        fraction = 1.0
-    return Rotary(theta=float(theta), fraction=float(fraction), scaling=scaling)
-
-
-def _scaling(rope: Mapping[str, Any], theirs: Mapping[str, Any]) -> Scaling:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    longest = LENGTHS.get(theirs["model_type"], LONGEST)
-    length = rope.get(
-        "original_max_position_embeddings", theirs.get("max_position_embeddings", longest)
-    )
-    match kind:
-        case "default":
-            return NoScaling()
-        case "linear":
-            return LinearScaling(factor=float(rope["factor"]))
-        case "llama3":
-            return Llama3Scaling(
-                factor=float(rope["factor"]),
-                original_length=int(length),
-                fast=float(rope["high_freq_factor"]),
-                slow=float(rope["low_freq_factor"]),
-            )
-        case "yarn":
-            return _yarn(rope, int(length))
-    raise ConfigError(
-        f"rope_type={kind!r} is not supported",
-        "use default, linear, llama3 or yarn",
-    )
-
-
-def _yarn(rope: Mapping[str, Any], length: int) -> YarnScaling:
-    scaling = YarnScaling(
-        factor=float(rope["factor"]),
-        original_length=length,
-        fast=float(rope.get("beta_fast") or 32.0),
-        slow=float(rope.get("beta_slow") or 1.0),
-    )
-    factor = rope.get("attention_factor")
-    special = [name for name in ("mscale", "mscale_all_dim") if rope.get(name) is not None]
-    special += ["truncate"] if rope.get("truncate", True) is not True else []
-    if special or (factor is not None and abs(factor - scaling.temperature) > 1e-6):
-        raise ConfigError(
-            f"YaRN with {', '.join(special) or 'attention_factor'} is not supported",
-            "leave it out to use the published temperature",
-        )
-    return scaling
-
-
-def _describe_rotary(position: object) -> dict[str, Any] | None:
-    if not isinstance(position, Rotary) or isinstance(position.scaling, NTKScaling):
-        return None
-    rope: dict[str, Any] = {"rope_theta": position.theta}
-    if position.fraction != 1.0:
-        rope["partial_rotary_factor"] = position.fraction
-    match position.scaling:
-        case LinearScaling(factor=factor):
-            return rope | {"rope_type": "linear", "factor": factor}
-        case Llama3Scaling(factor=factor, original_length=length, fast=fast, slow=slow):
-            bounds = {"high_freq_factor": fast, "low_freq_factor": slow}
-            own = {"factor": factor, "original_max_position_embeddings": length}
-            return rope | {"rope_type": "llama3"} | own | bounds
-        case YarnScaling(factor=factor, original_length=length, fast=fast, slow=slow):
-            own = {"factor": factor, "original_max_position_embeddings": length}
-            return rope | {"rope_type": "yarn", "beta_fast": fast, "beta_slow": slow} | own
-    return rope | {"rope_type": "default"}
+        return replace(rotary, fraction=1.0)
+    return rotary
 
 
 def _family(config: DecoderConfig, attention: AttentionConfig) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -30,12 +31,19 @@ from manyheads.parts.norms import NoNorm, Norm, make_norm
 from manyheads.parts.positions import (
     Alibi,
     AttentionPosition,
+    Disentangled,
     NoPosition,
     Rotary,
     Shaw,
     T5Buckets,
 )
 from manyheads.parts.positions.alibi import AlibiBias
+from manyheads.parts.positions.disentangled import (
+    DisentangledBias,
+    DisentangledTable,
+    DistanceProjections,
+    RelativeVectors,
+)
 from manyheads.parts.positions.relative import Bias, BucketBias, BucketTable, ShawTable
 from manyheads.parts.positions.rotary import Rotation
 from manyheads.ragged import Lengths, Ragged
@@ -54,7 +62,7 @@ def drop_heads(
 
 
 # Positions as a layer uses them, computed once per forward pass and shared by layers that agree.
-PositionEncoding = Rotation | AlibiBias | BucketBias | None
+PositionEncoding = Rotation | AlibiBias | BucketBias | RelativeVectors | None
 
 # Named, because torch.compile cannot trace the default of a dataclass made inside the graph.
 OUTPUT_ALONE = Want()
@@ -227,14 +235,25 @@ class Attention(nn.Module):
         self.head_scale = (
             nn.Parameter(torch.ones(config.heads)) if config.head_scale != "none" else None
         )
-        self.table: BucketTable | ShawTable | None = None
+        self.table: BucketTable | DisentangledTable | ShawTable | None = None
+        self.distances: DistanceProjections | None = None
         if isinstance(config.position, T5Buckets) and owns_table:
             self.table = BucketTable(config.position, config.heads)
         if isinstance(config.position, Shaw):
             self.table = ShawTable(config.position, config.size)
+        if isinstance(config.position, Disentangled):
+            if owns_table:
+                self.table = DisentangledTable(config.position, config.width)
+            if config.position.projections == "own":
+                self.distances = DistanceProjections(config.position, config.width, rows)
 
-    def encode_positions(self, positions: Int[Tensor, " n"]) -> PositionEncoding:
-        """The positions as this layer uses them; layers of the same config can share them."""
+    def encode_positions(
+        self, positions: Int[Tensor, " n"], lengths: Lengths | None = None
+    ) -> PositionEncoding:
+        """The positions as this layer uses them; layers of the same config can share them.
+
+        Without `lengths` each token counts as the last of its text.
+        """
         match self.config.position:
             case Rotary() as rotary:
                 return rotary.rotation(positions, self.config.size)
@@ -245,6 +264,11 @@ class Attention(nn.Module):
                     "the layer that owns the table passes it in"
                 )
                 return self.table.bias()
+            case Disentangled():
+                assert isinstance(self.table, DisentangledTable), (
+                    "the layer that owns the table passes it in"
+                )
+                return self.table.encode()
             case _:
                 return None
 
@@ -301,7 +325,8 @@ class Attention(nn.Module):
             weight.new_zeros(each.total, heads, config.size, requires_grad=weight.requires_grad)
             for each, heads in shapes
         )
-        request = self._request(queries, keys, self._bias(q, encoding))
+        bias = self.bias(Ragged(q, queries), Ragged(k, keys), encoding)
+        request = self._request(queries, keys, bias)
         return choose(request, Facts.of(q, k, v, request))
 
     def projections(self) -> dict[str, Float[Tensor, "rows c"]]:
@@ -382,7 +407,11 @@ class Attention(nn.Module):
                 f"the batch has {x.lengths.count} sequences, and the memory {keys.lengths.count}",
                 "give one memory per sequence",
             )
-        request = self._request(x.lengths, keys.lengths, self._bias(query, encoding))
+        # Keys in a cache may have gaps between sequences; only this bias reads the keys themselves.
+        by_content = isinstance(encoding, RelativeVectors)
+        key = Ragged(keys.k, keys.lengths) if by_content else None
+        bias = self.bias(x.with_values(query), key, encoding)
+        request = self._request(x.lengths, keys.lengths, bias)
         return mix(query, keys.k, keys.v, request, look, self.config.kernel)
 
     def _request(self, queries: Lengths, keys: Lengths, bias: Bias | None) -> Request:
@@ -399,10 +428,39 @@ class Attention(nn.Module):
             want=OUTPUT_ALONE,
         )
 
-    def _bias(self, query: Float[Tensor, "n h d"], encoding: PositionEncoding) -> Bias | None:
+    def bias(self, query: Ragged, key: Ragged | None, encoding: PositionEncoding) -> Bias | None:
+        """What positions add to the scores of these queries and keys."""
         if isinstance(self.table, ShawTable):
-            return self.table.bias(query, self.config.score_scale)
+            return self.table.bias(query.values, self.config.score_scale)
+        if isinstance(encoding, RelativeVectors):
+            assert key is not None, "the distances are compared with the keys"
+            return self._disentangled(query, key, encoding)
         return None if isinstance(encoding, Rotation) else encoding
+
+    def _disentangled(
+        self, query: Ragged, key: Ragged, encoding: RelativeVectors
+    ) -> DisentangledBias:
+        position, config = encoding.config, self.config
+        vectors, index = encoding.within(key.lengths.longest)
+        vectors = F.dropout(vectors, position.dropout, self.training)
+        parts = (
+            split_linear(self.project, vectors, self.our_rows)
+            if self.distances is None
+            else self.distances(vectors)
+        )
+        shared = config.key_heads < config.heads
+        owners = list(config.owners)
+        distance_query = self._heads(parts["query"]) if position.counts_position else None
+        distance_key = self._heads(parts["key"]) if position.counts_content else None
+        if distance_key is not None and shared:
+            distance_key = distance_key[:, owners]
+        return DisentangledBias.of(
+            query.values,
+            key.values[:, owners] if shared else key.values,
+            (distance_query, distance_key, index),
+            (query.lengths, key.lengths),
+            config.score_scale,
+        )
 
     def _normed(self, norm: nn.Module, x: Float[Tensor, "n h d"]) -> Float[Tensor, "n h d"]:
         """Each head normed, or all heads together."""

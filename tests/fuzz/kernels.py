@@ -36,6 +36,7 @@ from tests.kernels.oracle import (
     Biased,
     Expected,
     Rule,
+    Tokens,
     assert_close,
     attention,
     drawn_blocks,
@@ -136,13 +137,15 @@ class Question:
 
     def request(self, leaves: list[Tensor], want: Want) -> Request:
         kv_heads = normalise_kv_heads(sum(self.groups), self.groups)
+        key = leaves[1][:, list(key_head_of_query(self.groups))]
+        tokens = Tokens(leaves[0], key, self.queries, self.keys)
         weights = leaves[3:-1] if self.sink else leaves[3:]
         return Request(
             queries=self.queries,
             keys=self.keys,
             mask=self.rule.mask,
             scale=self.scale,
-            bias=self.biased.bias(weights, leaves[0], self.scale),
+            bias=self.biased.bias(weights, tokens, self.scale),
             sink=leaves[-1] if self.sink else None,
             softcap=self.softcap,
             groups=kv_heads if isinstance(kv_heads, tuple) else None,

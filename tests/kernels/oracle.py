@@ -8,6 +8,7 @@ All are asked with one signature and read what they need of it.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from manyheads.parts.masks import (
     Window,
 )
 from manyheads.parts.positions.alibi import AlibiBias
+from manyheads.parts.positions.disentangled import Disentangled, DisentangledBias
 from manyheads.parts.positions.relative import Bias, BucketBias, ShawBias, T5Buckets
 from manyheads.ragged import Lengths
 
@@ -106,8 +108,8 @@ RULES = {
 
 HEADS = {"mha": (4, 4), "gqa": (4, 2), "mqa": (4, 1)}
 
-# What a bias adds to a head's scores, given its queries and key place minus query place.
-Added = Callable[[int, Tensor, Tensor], Tensor]
+# What a bias adds to a head's scores, given its queries and keys and key place minus query place.
+Added = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 def t5_bucket(distance: int, buckets: int, reach: int, bidirectional: bool) -> int:
@@ -163,7 +165,7 @@ def attention(
             if softcap is not None:
                 scores = softcap * (scores / softcap).tanh()
             if added is not None:
-                scores = scores + added(head, query[:, head], distance)
+                scores = scores + added(head, query[:, head], key[:, head // share], distance)
             scores = scores.masked_fill(~table.reshape(t, s), -math.inf)
             one = _softmax(scores, None if sink is None else sink[head])
             read = one[0] @ value[:, head // share]
@@ -193,6 +195,16 @@ def _softmax(scores: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
     return mass / total.masked_fill(blind, 1.0)[:, None], lse
 
 
+@dataclass
+class Tokens:
+    """What a bias may be computed from; a key is repeated for each of its query heads."""
+
+    query: Tensor
+    key: Tensor
+    queries: Lengths
+    keys: Lengths
+
+
 class Biased:
     """One kind of bias: as manyheads has it, and by its formula.
 
@@ -205,7 +217,7 @@ class Biased:
     def prepare(self, heads: int, size: int) -> list[Tensor]:
         return []
 
-    def bias(self, weights: list[Tensor], q: Tensor, scale: float) -> Bias | None:
+    def bias(self, weights: list[Tensor], tokens: "Tokens", scale: float) -> Bias | None:
         return None
 
     def added(self, weights: list[Tensor], scale: float) -> Added | None:
@@ -219,11 +231,11 @@ class Sloped(Biased):
     def prepare(self, heads: int, size: int) -> list[Tensor]:
         return [torch.tensor([2 ** (-8 * (head + 1) / heads) for head in range(heads)])]
 
-    def bias(self, weights: list[Tensor], q: Tensor, scale: float) -> Bias:
+    def bias(self, weights: list[Tensor], tokens: "Tokens", scale: float) -> Bias:
         return AlibiBias(weights[0])
 
     def added(self, weights: list[Tensor], scale: float) -> Added:
-        return lambda head, query, distance: -weights[0][head] * distance.abs()
+        return lambda head, query, key, distance: -weights[0][head] * distance.abs()
 
 
 class Bucketed(Biased):
@@ -234,11 +246,11 @@ class Bucketed(Biased):
     def prepare(self, heads: int, size: int) -> list[Tensor]:
         return [torch.randn(8, heads)]
 
-    def bias(self, weights: list[Tensor], q: Tensor, scale: float) -> Bias:
+    def bias(self, weights: list[Tensor], tokens: "Tokens", scale: float) -> Bias:
         return BucketBias(self.config, weights[0])
 
     def added(self, weights: list[Tensor], scale: float) -> Added:
-        def add(head: int, query: Tensor, distance: Tensor) -> Tensor:
+        def add(head: int, query: Tensor, key: Tensor, distance: Tensor) -> Tensor:
             buckets = [
                 t5_bucket(each, 8, 9, self.config.bidirectional)
                 for each in distance.flatten().tolist()
@@ -259,12 +271,12 @@ class Shawed(Biased):
         count = 2 if self.needs_pattern else 1
         return [torch.randn(2 * self.reach + 1, size) for _ in range(count)]
 
-    def bias(self, weights: list[Tensor], q: Tensor, scale: float) -> Bias:
-        products = scale * q.float() @ weights[0].T
+    def bias(self, weights: list[Tensor], tokens: "Tokens", scale: float) -> Bias:
+        products = scale * tokens.query.float() @ weights[0].T
         return ShawBias(self.reach, products, weights[1] if self.needs_pattern else None)
 
     def added(self, weights: list[Tensor], scale: float) -> Added:
-        def add(head: int, query: Tensor, distance: Tensor) -> Tensor:
+        def add(head: int, query: Tensor, key: Tensor, distance: Tensor) -> Tensor:
             vectors = weights[0][distance.clamp(-self.reach, self.reach) + self.reach]
             return scale * (query[:, None] * vectors).sum(-1)
 
@@ -276,6 +288,52 @@ class Shawed(Biased):
         return lambda distance: weights[1][distance.clamp(-self.reach, self.reach) + self.reach]
 
 
+def deberta_bucket(distance: int, buckets: int, reach: int) -> int:
+    """The vector of query place minus key place, by the formula of arXiv 2006.03654's code."""
+    middle, far = buckets // 2, abs(distance)
+    if far > middle:
+        growth = math.log(far / middle) / math.log((reach - 1) / middle)
+        far = math.ceil(growth * (middle - 1)) + middle
+    return min(max(buckets + (far if distance > 0 else -far), 0), 2 * buckets - 1)
+
+
+class Disentangling(Biased):
+    learned = True
+
+    def __init__(
+        self, terms: Literal["both", "content_to_position", "position_to_content"]
+    ) -> None:
+        self.config = Disentangled(buckets=4, reach=7, terms=terms)
+
+    def prepare(self, heads: int, size: int) -> list[Tensor]:
+        return [torch.randn(8, heads, size) for _ in range(2)]
+
+    def bias(self, weights: list[Tensor], tokens: "Tokens", scale: float) -> Bias:
+        last = max(tokens.keys.longest - 1, 0)
+        index = self.config.index(torch.arange(-last, last + 1))
+        query, key = weights
+        distances = (
+            query if self.config.counts_position else None,
+            key if self.config.counts_content else None,
+            index,
+        )
+        lengths = (tokens.queries, tokens.keys)
+        return DisentangledBias.of(tokens.query, tokens.key, distances, lengths, scale)
+
+    def added(self, weights: list[Tensor], scale: float) -> Added:
+        def add(head: int, query: Tensor, key: Tensor, distance: Tensor) -> Tensor:
+            buckets = [deberta_bucket(-each, 4, 7) for each in distance.flatten().tolist()]
+            at = torch.tensor(buckets, dtype=torch.long).reshape(distance.shape)
+            score = torch.zeros(distance.shape, dtype=query.dtype)
+            if self.config.counts_content:
+                score = score + (query[:, None] * weights[1][at, head]).sum(-1)
+            if self.config.counts_position:
+                score = score + (key[None] * weights[0][at, head]).sum(-1)
+            return scale * score
+
+        return add
+
+
 BIASES: dict[str, Biased] = {
     "no bias": Biased(),
     "alibi": Sloped(),
@@ -284,6 +342,8 @@ BIASES: dict[str, Biased] = {
     "t5 learned": Bucketed(bidirectional=True, learned=True),
     "shaw": Shawed(values=False),
     "shaw with values": Shawed(values=True),
+    "deberta": Disentangling("both"),
+    "deberta, positions only": Disentangling("position_to_content"),
 }
 
 
@@ -324,13 +384,15 @@ class Problem:
         return cls(RULES[rule], both, both, **more)  # type: ignore[arg-type]
 
     def request(self, leaves: list[Tensor], want: Want, dropout: float = 0.0) -> Request:
-        q, weights, sinks = leaves[0], leaves[3 : 3 + len(self.weights)], leaves[-1:]
+        weights, sinks = leaves[3 : 3 + len(self.weights)], leaves[-1:]
+        key = leaves[1].repeat_interleave(self.heads[0] // self.heads[1], dim=1)
+        tokens = Tokens(leaves[0], key, self.queries, self.keys)
         return Request(
             queries=self.queries,
             keys=self.keys,
             mask=self.rule.mask,
             scale=self.scale,
-            bias=self.biased.bias(weights, q, self.scale),
+            bias=self.biased.bias(weights, tokens, self.scale),
             sink=sinks[0] if self.sink else None,
             want=want,
             dropout=dropout,

@@ -12,7 +12,7 @@ from manyheads.lens.measure.statistics import statistics
 from manyheads.models.build import build
 from manyheads.models.recipes import ModelConfig
 from manyheads.parts.masks import GlobalTokens, Window
-from manyheads.parts.positions import Alibi, Rotary, Shaw, T5Buckets
+from manyheads.parts.positions import Alibi, Disentangled, Rotary, Shaw, T5Buckets
 from manyheads.taps import Head
 from tests.kernels.test_memory import Watched, measured
 from tests.models.zoo import decoder, encoder, layer, own, writes
@@ -27,6 +27,7 @@ CASES: dict[str, ModelConfig] = {
     "alibi": decoder(*[writes(position=Alibi())]),
     "t5": encoder(*[layer(own(position=T5Buckets()))]),
     "shaw": encoder(*[layer(own(position=Shaw(reach=8)))]),
+    "deberta": encoder(*[layer(own(position=Disentangled(buckets=16, reach=64)))]),
     "a sink": decoder(*[writes(sink="learned")]),
 }
 

@@ -26,7 +26,7 @@ from manyheads.parts.feedforward import SwiGLU
 from manyheads.parts.gates import Gate
 from manyheads.parts.masks import Causal
 from manyheads.parts.norms import LayerNorm, PostNorm, RMSNorm, SandwichNorm
-from manyheads.parts.positions import Alibi, Rotary, T5Buckets
+from manyheads.parts.positions import Alibi, Disentangled, Rotary, T5Buckets
 from manyheads.ragged import Ragged
 from manyheads.surgery.addresses import find_addresses
 from manyheads.surgery.pruning import origins, prune, prune_layers, prune_neurons
@@ -94,6 +94,12 @@ ODD = {
             )
         ]
         * 3
+    ),
+    "deberta": zoo.encoder(
+        *[zoo.layer(zoo.own(position=Disentangled(buckets=4, reach=9), bias="all"))] * 3
+    ),
+    "deberta, projections of its own": zoo.encoder(
+        *[zoo.layer(zoo.own(position=Disentangled(buckets=4, reach=9, projections="own")))] * 3
     ),
 }
 MODELS: dict[str, Any] = zoo.MODELS | SHARED | ODD

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from manyheads.checkpoints.families import FAMILIES
 from manyheads.checkpoints.families.family import Family
+from manyheads.checkpoints.per_layer_config import describe_uneven, read_description
 from manyheads.errors import ConfigError
 from manyheads.models.build import Model
 from manyheads.models.initialisation import Initialisation
@@ -73,16 +74,16 @@ def description_of(model: Model) -> dict[str, Any]:
     if loaded is not None and matches(FAMILIES[str(loaded["model_type"])], loaded, config):
         return loaded
     for family in dict.fromkeys(FAMILIES.values()):
-        description = family.write_config(config)
-        if description is not None and matches(family, description, config):
-            return _with_facts(family, description, facts_of(loaded), config)
+        for description in (family.write_config(config), *describe_uneven(family, config)):
+            if description is not None and matches(family, description, config):
+                return _with_facts(family, description, facts_of(loaded), config)
     raise AssertionError("our own layout describes every model")
 
 
 def matches(family: Family, description: Mapping[str, Any], config: ModelConfig) -> bool:
     """Whether a config.json, read with the weights of our model, gives our config."""
     try:
-        theirs = family.read_config(description)
+        theirs = read_description(family, description)
     except ConfigError:
         # What a family guesses from the first layer may be impossible.
         return False
@@ -96,10 +97,10 @@ def matches(family: Family, description: Mapping[str, Any], config: ModelConfig)
 
 def corrected(family: Family, description: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
     """The description, corrected if the weights show that the head is not tied."""
-    head = config.readout
+    head, description = config.readout, family.rewritten(description, config)
     if family.file_decides_tying or not isinstance(head, LanguageHead):
         return description
-    if head.tied == getattr(family.read_config(description).readout, "tied", head.tied):
+    if head.tied == getattr(read_description(family, description).readout, "tied", head.tied):
         return description
     return {**description, "tie_word_embeddings": head.tied}
 

@@ -8,6 +8,7 @@ kernel needs a call each.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from manyheads.kernels.contract import Attended, Facts, Request
 from manyheads.kernels.fused import scale_by_sink
 from manyheads.kernels.reference import rows_per_chunk
 from manyheads.parts.masks import Full
+from manyheads.parts.positions.disentangled import DisentangledBias
 from manyheads.parts.positions.relative import BucketBias, ShawBias
 from manyheads.ragged import Lengths
 
@@ -48,9 +50,14 @@ def attend(
     queries = _Slots.of(request.queries, blocks, [block.queries for block in blocks])
     keys = _Slots.of(request.keys, blocks, [block.keys for block in blocks])
     bias = request.bias
-    products: Sequence[Tensor | None] = [None] * len(blocks)
+    nothing: Sequence[Tensor | None] = [None] * len(blocks)
+    by_query, by_key = nothing, nothing
     if isinstance(bias, ShawBias):
-        products = queries.spread(bias.products)
+        by_query = queries.spread(bias.products)
+    elif isinstance(bias, DisentangledBias):
+        by_query = nothing if bias.by_query is None else queries.spread(bias.by_query)
+        by_key = nothing if bias.by_key is None else keys.spread(bias.by_key)
+    products = [_Products(*each) for each in zip(by_query, by_key, strict=True)]
     each = zip(blocks, queries.spread(q), keys.spread(k), keys.spread(v), products, strict=True)
     pieces = [_attend_block(*tensors, request) for tensors in each]
     no_output = v.new_zeros(0, q.shape[1], v.shape[2])
@@ -157,12 +164,19 @@ class _Slots:
         return joined if self.slots is None else joined.index_select(0, self.slots)
 
 
+class _Products(NamedTuple):
+    """The scores of a block's queries and of its keys with each distance, for biases of them."""
+
+    by_query: Float[Tensor, "b t h distances"] | None
+    by_key: Float[Tensor, "b s h distances"] | None
+
+
 def _attend_block(
     block: _Block,
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],
     v: Float[Tensor, "b s g e"],
-    products: Float[Tensor, "b t h distances"] | None,
+    products: _Products,
     request: Request,
 ) -> tuple[Float[Tensor, "bt h e"], Float[Tensor, "bt h"]]:
     """A block of one long sequence is computed in chunks of queries."""
@@ -174,7 +188,8 @@ def _attend_block(
     outputs, lses = [], []
     for start, stop in pairwise((*range(0, block.queries, step), block.queries)):
         rows = slice(start, stop)
-        some = None if products is None else products[:, rows]
+        by_query = None if products.by_query is None else products.by_query[:, rows]
+        some = _Products(by_query, products.by_key)
         arguments = (block, range(start, stop), q[:, rows], k, v, some, request)
         output, lse = (
             checkpoint(
@@ -196,7 +211,7 @@ def _rows(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],
     v: Float[Tensor, "b s g e"],
-    products: Float[Tensor, "b t h distances"] | None,
+    products: _Products,
     request: Request,
 ) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b t h"]]:
     shared = q.shape[2] // k.shape[2]
@@ -244,16 +259,22 @@ def _distances(block: _Block, rows: range, device: torch.device) -> Int[Tensor, 
 def _bias(
     request: Request,
     distance: Int[Tensor, "t s"],
-    products: Float[Tensor, "b t h reached"] | None,
+    products: _Products,
     heads: int,
 ) -> Float[Tensor, "#b h t s"]:
-    """Both learned biases are selected along one axis: their gradients are sums over runs of it."""
+    """Learned biases are selected along one axis: their gradients are sums over runs of it."""
     bias = request.bias
     if isinstance(bias, ShawBias):
-        assert products is not None
-        table = rearrange(products, "b t h reached -> b h t reached")
+        assert products.by_query is not None
         index = bias.distance(torch.zeros_like(distance), distance)
-        return table.gather(-1, index.expand(*table.shape[:2], *index.shape))
+        return _selected(products.by_query, index)
+    if isinstance(bias, DisentangledBias):
+        index = bias.column(distance)
+        by_query, by_key = products
+        # A key's scores are selected for each of its queries.
+        terms = [] if by_query is None else [_selected(by_query, index)]
+        terms += [] if by_key is None else [_selected(by_key, index.T).mT]
+        return sum(terms[1:], terms[0])
     if isinstance(bias, BucketBias):
         rows, columns = distance.shape
         # A bucket per diagonal, not per pair.
@@ -264,6 +285,13 @@ def _bias(
     head = torch.arange(heads, device=distance.device)[:, None, None]
     zero = torch.zeros_like(distance)
     return bias.score(head, zero, zero, distance)[None]
+
+
+def _selected(
+    products: Float[Tensor, "b t h distances"], index: Int[Tensor, "t s"]
+) -> Float[Tensor, "b h t s"]:
+    table = rearrange(products, "b t h distances -> b h t distances")
+    return table.gather(-1, index.expand(*table.shape[:2], *index.shape))
 
 
 def _seen(

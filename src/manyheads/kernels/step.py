@@ -10,6 +10,7 @@ from torch import Tensor
 from manyheads.kernels.contract import Attended, Facts, Request
 from manyheads.kernels.fused import HALF, LARGEST_HEAD, scale_by_sink
 from manyheads.parts.masks import exact_band
+from manyheads.parts.positions.disentangled import DisentangledBias
 from manyheads.parts.positions.relative import ShawBias
 
 
@@ -22,6 +23,8 @@ def cannot(request: Request, facts: Facts) -> str | None:
         return "a step has no gradients and no dropout"
     if isinstance(request.bias, ShawBias) and request.bias.values is not None:
         return "Shaw's value vectors need the pattern"
+    if isinstance(request.bias, DisentangledBias):
+        return "the cache keeps no scores of keys with distances"
     return None
 
 

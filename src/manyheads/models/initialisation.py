@@ -97,7 +97,7 @@ def _draw_attention(attention: Attention, init: Initialisation) -> None:
             rows.mul_(attention.config.size**-0.5)
     if attention.table is not None:
         by_width = Initialisation(std=attention.config.width**-0.5)
-        for table in attention.table.parameters():
+        for table in attention.table.parameters(recurse=False):
             _draw(table, by_width if init.draw == "t5" else Initialisation(std=init.std))
 
 

@@ -23,8 +23,8 @@ from manyheads.models.layer import Layer, LayerConfig
 from manyheads.parts.experts import RouterLosses
 from manyheads.parts.masks import Mask
 from manyheads.parts.norms import NoNorm, Norm, make_norm
-from manyheads.parts.positions.relative import Bias, ShawTable
-from manyheads.parts.positions.rotary import Rotation
+from manyheads.parts.positions import Disentangled
+from manyheads.parts.positions.relative import Bias, ShawBias
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Sublayer, Tap, Watcher, seen
 
@@ -139,15 +139,13 @@ class Stack(nn.Module):
         attention = module.cross if sublayer is Sublayer.CROSS else module.attention
         assert attention is not None, "the caller asks for a sublayer that exists"
         bias: Bias | None = None
-        if isinstance(attention.table, ShawTable):
-            # Shaw's value vectors do not affect the weights.
-            shaw = attention.table.bias(query.values, attention.config.score_scale)
-            bias = replace(shaw, values=None)
-        elif sublayer is Sublayer.ATTENTION:
+        if sublayer is Sublayer.ATTENTION:
             owner = self._typed_layers()[self.position_owner[layer]].attention
             assert owner is not None, "an owner has positions"
-            encoding = owner.encode_positions(query.lengths.positions)
-            bias = None if isinstance(encoding, Rotation) else encoding
+            bias = attention.bias(query, key, owner.encode_positions(query.lengths.positions))
+        if isinstance(bias, ShawBias):
+            # Shaw's value vectors do not affect the weights.
+            bias = replace(bias, values=None)
         return Request(
             queries=query.lengths,
             keys=key.lengths,
@@ -222,6 +220,9 @@ def _position_key(attention: AttentionConfig) -> tuple[object, ...]:
     return attention.position, attention.heads, attention.size
 
 
+    if isinstance(attention.position, Disentangled):
+        # The vectors of distances belong to no head.
+        return (attention.position,)
 def _slot(
     cache: Cache | None, plan: CachePlan | StaticCachePlan | None, index: int
 ) -> CacheSlot | None:

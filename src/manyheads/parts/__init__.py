@@ -16,6 +16,7 @@ from manyheads.parts.norms import (
 )
 from manyheads.parts.positions import (
     Alibi,
+    Disentangled,
     Learned,
     LearnedGrid,
     NoPosition,
@@ -38,6 +39,7 @@ __all__ = [
     "Causal",
     "Experts",
     "Full",
+    "Disentangled",
     "Gate",
     "GeGLU",
     "GlobalTokens",

@@ -20,6 +20,7 @@ from manyheads.parts.feedforward import Constant, FeedForward
 from manyheads.parts.gates import Gate
 from manyheads.parts.norms import NoNorm, PostNorm, PreNorm
 from manyheads.parts.positions import Alibi, T5Buckets
+from manyheads.parts.positions.disentangled import DisentangledTable
 from manyheads.parts.positions.relative import BucketTable
 from manyheads.taps import Sublayer
 
@@ -114,7 +115,7 @@ def attention_weights(
 ) -> dict[str, Tensor]:
     """The weights of the heads that stay, by name; `means` of the others go into the bias.
 
-    Without a bucket table, which may belong to another layer.
+    Without a table that may belong to another layer.
     """
     weights: dict[str, Tensor] = {}
     for name, linear, rows in (
@@ -129,6 +130,10 @@ def attention_weights(
                     _rows(attention.config, part, values, kept_heads) for part, values in parts
                 ]
                 weights[f"{name}.{kind}"] = torch.cat(chosen)
+    if attention.distances is not None:
+        for name, values in attention.distances.state_dict().items():
+            part = name.partition(".")[0]
+            weights[f"distances.{name}"] = _rows(attention.config, part, values, kept_heads)
     columns = attention.output.weight.unflatten(1, (attention.config.heads, -1))
     weights["output.weight"] = columns[:, list(kept_heads)].flatten(1)
     bias = output_bias(attention, kept_heads, means)
@@ -139,7 +144,7 @@ def attention_weights(
             weights[name] = getattr(attention, name)[list(kept_heads)]
     for name in ("query_norm", "key_norm", "table"):
         part = getattr(attention, name)
-        if part is not None and not isinstance(part, BucketTable):
+        if part is not None and not isinstance(part, BucketTable | DisentangledTable):
             weights |= {f"{name}.{own}": each for own, each in part.state_dict().items()}
     return weights
 
@@ -289,6 +294,11 @@ class _StackCut:
                 weights |= {f"{name}_residual.{part}": mine[part] for part in wanted}
         if fresh.attention is not None and isinstance(fresh.attention.table, BucketTable):
             weights["attention.table.table"] = self._table(plan)
+        if fresh.attention is not None and isinstance(fresh.attention.table, DisentangledTable):
+            table = self._owner(plan).table
+            assert isinstance(table, DisentangledTable)
+            vectors = table.state_dict()
+            weights |= {f"attention.table.{part}": tensor for part, tensor in vectors.items()}
         if old.feedforward is not None:
             weights |= _feedforward(old, plan)
         return weights
@@ -375,10 +385,15 @@ class _StackCut:
         return config is not None and len(plan.attention) < config.heads
 
     def _table(self, plan: LayerPlan) -> Float[Tensor, "buckets h"]:
+        table = self._owner(plan).table
+        assert isinstance(table, BucketTable)
+        return table.table[:, list(plan.attention)]
+
+    def _owner(self, plan: LayerPlan) -> Attention:
+        """The attention whose table a layer uses."""
         owner = self._old(self.stack.position_owner[plan.source]).attention
         assert owner is not None
-        assert isinstance(owner.table, BucketTable)
-        return owner.table.table[:, list(plan.attention)]
+        return owner
 
 
 def _with_own_table(layer: LayerConfig) -> LayerConfig:

@@ -21,7 +21,7 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.parts.gates import Gate
 from manyheads.parts.masks import Blocks, Causal, GlobalTokens, Prefix, Window
-from manyheads.parts.positions import Alibi, Rotary, Shaw, T5Buckets
+from manyheads.parts.positions import Alibi, Disentangled, Rotary, Shaw, T5Buckets
 from manyheads.ragged import Ragged
 from manyheads.taps import Head
 from tests.lens.oracle import Expected, by_definition
@@ -54,6 +54,9 @@ MORE: dict[str, ModelConfig] = {
     "shaw in a window": encoder(*[layer(own(position=Shaw(reach=2), mask=Window(3, 1)))] * 2),
     "t5 of its own": encoder(
         *[layer(own(position=T5Buckets(buckets=8, shared=False), kv_heads=2))] * 2
+    ),
+    "deberta": encoder(
+        *[layer(own(position=Disentangled(buckets=4, reach=9), kv_heads=2, bias="all"))] * 2
     ),
     "prefix": decoder(*[writes(mask=Prefix(3), position=Rotary())] * 2),
     "blocks and globals": encoder(

@@ -7,6 +7,7 @@ from manyheads.checkpoints.families.decoders.qwen import QWEN_GATED, QWEN_NEXT
 from manyheads.checkpoints.families.encoders.bert import BERT
 from manyheads.checkpoints.families.encoders.distilbert import DISTILBERT
 from manyheads.checkpoints.families.encoders.modernbert import MODERNBERT
+from manyheads.checkpoints.families.encoders.deberta import DEBERTA
 from manyheads.checkpoints.families.encoders.nomic_bert import NOMIC_BERT
 from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.families.marian import MARIAN
@@ -23,6 +24,7 @@ FAMILIES: dict[str, Family] = {
     "distilbert": DISTILBERT,
     "modernbert": MODERNBERT,
     "nomic_bert": NOMIC_BERT,
+    "deberta-v2": DEBERTA,
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": LLAMA,

@@ -20,7 +20,7 @@ from manyheads.models import (
 )
 from manyheads.models.recipes import ModelConfig
 from manyheads.parts import experts, feedforward, gates, masks, norms
-from manyheads.parts.positions import absolute, alibi, relative, rotary
+from manyheads.parts.positions import absolute, alibi, disentangled, relative, rotary
 
 # The only classes that a file may name; nothing else is ever made from one.
 CONFIG_JSON = DataclassCodec(
@@ -67,6 +67,7 @@ CONFIG_JSON = DataclassCodec(
         absolute.Learned,
         absolute.NoPosition,
         relative.Shaw,
+        disentangled.Disentangled,
         relative.T5Buckets,
         rotary.LinearScaling,
         rotary.Llama3Scaling,

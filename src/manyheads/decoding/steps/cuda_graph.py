@@ -13,7 +13,7 @@ from manyheads.cache import Cache, StaticCache, StaticCachePlan
 from manyheads.decoding.steps import triton_step
 from manyheads.models.decoder import Decoder
 from manyheads.parts.experts import Experts
-from manyheads.parts.positions import NoPosition, Rotary, Shaw
+from manyheads.parts.positions import Disentangled, NoPosition, Rotary, Shaw
 from manyheads.ragged import Ragged
 
 Step = Callable[[Decoder, Tensor, Cache, StaticCachePlan], Tensor]
@@ -43,6 +43,8 @@ def cannot(model: object, device: torch.device) -> str | None:
             return f"a layer requires the kernel {attention.kernel!r}"
         if isinstance(attention.position, Shaw) and attention.position.values:
             return "Shaw's value vectors need the pattern"
+        if isinstance(attention.position, Disentangled):
+            return "the cache keeps no scores of keys with distances"
     return None
 
 

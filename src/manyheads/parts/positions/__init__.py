@@ -2,6 +2,7 @@
 
 from manyheads.parts.positions.absolute import Learned, LearnedGrid, NoPosition, Sinusoidal
 from manyheads.parts.positions.alibi import Alibi
+from manyheads.parts.positions.disentangled import Disentangled
 from manyheads.parts.positions.relative import Shaw, T5Buckets
 from manyheads.parts.positions.rotary import Rotary
 
@@ -9,6 +10,7 @@ __all__ = [
     "AttentionPosition",
     "EmbeddingPosition",
     "Alibi",
+    "Disentangled",
     "LearnedGrid",
     "Learned",
     "NoPosition",
@@ -19,4 +21,4 @@ __all__ = [
 ]
 
 EmbeddingPosition = NoPosition | Sinusoidal | Learned
-AttentionPosition = NoPosition | Rotary | Alibi | T5Buckets | Shaw
+AttentionPosition = NoPosition | Rotary | Alibi | T5Buckets | Shaw | Disentangled

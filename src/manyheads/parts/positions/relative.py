@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
 from manyheads.parts.positions.alibi import AlibiBias
+from manyheads.parts.positions.disentangled import DisentangledBias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,4 +189,4 @@ class DenseBias:
 
 # Each has `score(head, row, query, key)`, elementwise over index tensors that broadcast: one kernel
 # computes blocks with it, another uses it as a score_mod.
-Bias = AlibiBias | BucketBias | DenseBias | ShawBias
+Bias = AlibiBias | BucketBias | DenseBias | DisentangledBias | ShawBias

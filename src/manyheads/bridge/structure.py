@@ -12,6 +12,11 @@ from torch import Tensor, nn
 
 from manyheads.bridge.padded_call import PaddedCall
 from manyheads.bridge.registry import attend_plainly, listening, our_attention
+from manyheads.bridge.residual_writes import (
+    ResidualWrite,
+    find_final_norm,
+    find_writes,
+)
 from manyheads.errors import InputError
 from manyheads.parts.masks import Full, Mask, MaskBySequence
 
@@ -38,6 +43,8 @@ class AttentionFacts:
     projection: nn.Module | None = None
     # Whether the projection receives what we return, and not a gated or normed version of it.
     direct: bool = True
+    # How the projection's output is added to the residual stream; None where that was not found.
+    write: ResidualWrite | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -112,6 +119,9 @@ class _LayerCall:
     same_shape: bool = False
     in_tuple: bool = False
     output: Tensor | None = None
+    # The leaves that ran in it, as a range of those of the probe.
+    start: int = 0
+    stop: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +133,7 @@ class _AttentionCall:
     memory: bool
     projection: nn.Module | None = None
     direct: bool = False
-    written: int = 0
+    projected: Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -132,6 +142,7 @@ class _Probe:
 
     own_linears: dict[int, set[int]]
     near_linears: dict[int, set[int]]
+    residual_factor: float
     attentions: list[_AttentionCall] = field(default_factory=list)
     layers: list[_LayerCall] = field(default_factory=list)
     leaves: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
@@ -171,10 +182,10 @@ class _Probe:
         inside = id(module) in self.own_linears[id(last.module)]
         beside = id(module) in self.near_linears[id(last.module)]
         if (direct and (inside or beside)) or (inside and last.projection is None):
-            last.projection, last.direct, last.written = module, direct, output.shape[-1]
+            last.projection, last.direct, last.projected = module, direct, output
 
     def before_layer(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        call = _LayerCall(module, hidden_of_arguments(args, kwargs))
+        call = _LayerCall(module, hidden_of_arguments(args, kwargs), start=len(self.leaves))
         self.layers.append(call)
         self.open_layers.append(call)
 
@@ -184,6 +195,7 @@ class _Probe:
         others = output[1:] if isinstance(output, tuple) else ()
         call.plain = isinstance(output, Tensor | tuple) and all(each is None for each in others)
         call.in_tuple, call.output = isinstance(output, tuple), hidden
+        call.stop = len(self.leaves)
         call.same_shape = (
             hidden is not None and call.hidden is not None and hidden.shape == call.hidden.shape
         )
@@ -246,7 +258,8 @@ def find_structure(model: Any, inputs: Mapping[str, Any]) -> Structure:
         if isinstance(module, nn.ModuleList)
         for each in module
     }
-    probe = _Probe(*_linears(modules))
+    factor = getattr(getattr(model.config, "text_config", model.config), "residual_multiplier", 1.0)
+    probe = _Probe(*_linears(modules), float(factor))
     hooks: list[Callable[[], Any]] = []
     for module in modules.values():
         if not list(module.children()):
@@ -302,22 +315,6 @@ def _input_of(probe: _Probe, linear: nn.Module) -> Tensor:
     return next(read for module, read, _ in reversed(probe.leaves) if module is linear)
 
 
-def _final_norm(probe: _Probe, hidden: Tensor | None, read: Tensor | None) -> nn.Module | None:
-    """What makes the input of the readout of the output of the last layer."""
-    if hidden is None or read is None:
-        return None
-    if _same(hidden, read):
-        return nn.Identity()
-    for module, received, made in probe.leaves:
-        if _same(received, hidden) and _same(made, read):
-            return module
-    return None
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.data_ptr() == other.data_ptr()
-
-
 def _stacks(
     probe: _Probe,
     names: Mapping[int, str],
@@ -341,7 +338,7 @@ def _stacks(
         stack = _stack(name, path, calls, layer_of, probe, names, modules)
         layers = {id(each) for each in stack.layers}
         last = [each.output for each in probe.layers if id(each.module) in layers][-1:]
-        norm = _final_norm(probe, last[0] if last else None, read)
+        norm = find_final_norm(last[0] if last else None, read, probe.leaves)
         found[name] = replace(stack, final_norm=norm)
     return found
 
@@ -387,6 +384,7 @@ def _stack(
     index_of = {id(each): index for each, index in zip(mine, order, strict=True)}
     attentions: list[tuple[AttentionFacts, int]] = []
     seen: dict[tuple[int, bool], list[int]] = {}
+    writes = _writes(calls, layer_of, probe)
     for number, call in enumerate(calls):
         layer = layer_of[id(call)]
         index = number if layer is None else index_of[id(layer)]
@@ -395,7 +393,8 @@ def _stack(
         if id(call.module) in modules_here:
             continue
         modules_here.append(id(call.module))
-        attentions.append((_facts(call, names, cross), index))
+        facts = replace(_facts(call, names, cross), write=writes.get(id(call)))
+        attentions.append((facts, index))
     slots = max(len(each) for each in seen.values())
     if slots > 1:
         count: dict[tuple[int, bool], int] = {}
@@ -423,6 +422,35 @@ def _stack(
     )
 
 
+def _writes(
+    calls: list[_AttentionCall], layer_of: Mapping[int, _LayerCall | None], probe: _Probe
+) -> dict[int, ResidualWrite]:
+    """How the calls write to the residual stream, by call; only where that was found."""
+    by_layer: dict[int, tuple[_LayerCall, list[_AttentionCall]]] = {}
+    for call in calls:
+        layer = layer_of[id(call)]
+        if layer is not None:
+            by_layer.setdefault(id(layer), (layer, []))[1].append(call)
+    found: dict[int, ResidualWrite] = {}
+    for layer, inside in by_layer.values():
+        projected = [each.projected for each in inside if each.projected is not None]
+        if not layer.same_shape or len(projected) < len(inside):
+            continue
+        assert layer.hidden is not None
+        assert layer.output is not None
+        # A projection may work on a flattened batch.
+        projected = [
+            each.reshape(layer.hidden.shape)
+            for each in projected
+            if each.numel() == layer.hidden.numel()
+        ]
+        leaves = probe.leaves[layer.start : layer.stop]
+        writes = find_writes(layer.hidden, layer.output, projected, leaves, probe.residual_factor)
+        if writes is not None and len(writes) == len(inside):
+            found |= {id(call): write for call, write in zip(inside, writes, strict=True)}
+    return found
+
+
 def _is_cross(call: _AttentionCall) -> bool:
     return call.call.query.shape[2] != call.call.key.shape[2]
 
@@ -441,7 +469,9 @@ def _facts(call: _AttentionCall, names: Mapping[int, str], cross: bool) -> Atten
         scale=padded.scale,
         mask=Full() if isinstance(mask, MaskBySequence) else mask,
         has_sink=padded.sink is not None,
-        width=call.written or padded.query.shape[1] * padded.value.shape[3],
+        width=call.projected.shape[-1]
+        if call.projected is not None
+        else padded.query.shape[1] * padded.value.shape[3],
         projection=call.projection,
         direct=call.direct,
     )

@@ -69,6 +69,7 @@ class WrappedModel(Outside, Provenance):
         generation = getattr(inner, "generation_config", None)
         self.generation = {} if generation is None else generation.to_dict()
         self._accepts = set(signature(inner.forward).parameters)
+        self.reads_token_ids = "input_ids" in self._accepts
         readout = _readout_config(structure.readout, inner, self.vocabulary)
         self.readout = (
             None
@@ -125,9 +126,14 @@ class WrappedModel(Outside, Provenance):
     ) -> tuple[dict[str, Any], dict[str, Lengths]]:
         """The arguments of the model, and the lengths of its padded sequences by stack."""
         if examples:
-            return self._batch(examples), {}
+            return self._batch(examples)
         if ids is None:
             return {"pixel_values": torch.stack(list(images))}, {}
+        if not self.reads_token_ids:
+            raise InputError(
+                f"{type(self.inner).__name__} reads {self.inner.main_input_name}, not token ids",
+                "pass for each example the dict of inputs that its processor gives",
+            )
         known = {self.readout_stack: ids.lengths}
         if source is not None:
             known["encoder"] = source.lengths
@@ -201,8 +207,7 @@ class WrappedModel(Outside, Provenance):
 
     def _padded(self, ids: Ragged, source: Ragged | None) -> dict[str, Tensor]:
         """Padded ids and their masks, by the names that the model accepts."""
-        pad = getattr(self.inner.config, "pad_token_id", None)
-        fill = pad if isinstance(pad, int) and 0 <= pad < self.vocabulary else 0
+        fill = self._padding_id
         named = {"": ids} if source is None else {"": source, "decoder_": ids}
         found = {}
         for prefix, each in named.items():
@@ -228,14 +233,40 @@ class WrappedModel(Outside, Provenance):
                 return Ragged.from_list(rows).to(device)
         return None
 
-    def _batch(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Examples of equal shapes, such as copies of one, along the first axis."""
+    def _batch(
+        self, examples: Sequence[Mapping[str, Any]]
+    ) -> tuple[dict[str, Any], dict[str, Lengths]]:
+        """Examples along the first axis, token ids padded, and the lengths of what was padded."""
         device, found = next(self.parameters()).device, {}
+        known: dict[str, Lengths] = {}
         for name in examples[0]:
             rows = [torch.as_tensor(each[name]).to(device) for each in examples]
             rows = [row[None] if row.dim() == AXES.get(name, 0) - 1 else row for row in rows]
+            if len({row.shape[1:] for row in rows}) > 1:
+                if not all(row.shape[0] == 1 and row.dim() == 2 for row in rows):
+                    shapes = " and ".join(sorted({str(tuple(row.shape)) for row in rows}))
+                    raise InputError(
+                        f"{name} of these examples has the shapes {shapes}",
+                        "pass examples of equal shapes, or one at a time",
+                    )
+                ragged = Ragged.from_list([row[0] for row in rows])
+                ids = name in ("input_ids", "decoder_input_ids")
+                found[name] = ragged.to_padded(fill=self._padding_id if ids else 0)
+                side = "encoder" if "decoder_input_ids" in examples[0] else self.readout_stack
+                if ids:
+                    known[side if name == "input_ids" else self.readout_stack] = ragged.lengths
+                    mask = name.replace("input_ids", "attention_mask")
+                    ones = ragged.with_values(torch.ones_like(ragged.values))
+                    if mask in self._accepts:
+                        found.setdefault(mask, ones.to_padded())
+                continue
             found[name] = torch.cat(rows)
-        return found
+        return found, known
+
+    @property
+    def _padding_id(self) -> int:
+        pad = getattr(self.inner.config, "pad_token_id", None)
+        return pad if isinstance(pad, int) and 0 <= pad < self.vocabulary else 0
 
 
 class WrappedText(WrappedModel):

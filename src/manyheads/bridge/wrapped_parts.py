@@ -11,7 +11,7 @@ from manyheads.attention import Attention, AttentionConfig
 from manyheads.bridge.registry import current_listener
 from manyheads.bridge.structure import AttentionFacts, ReadoutFacts, StackFacts, linear_weight
 from manyheads.bridge.watched_run import WatchedRun
-from manyheads.errors import NativeModelError
+from manyheads.errors import InputError, NativeModelError
 from manyheads.kernels.contract import Request
 from manyheads.models.layer import Branch, Layer, LayerConfig
 from manyheads.models.readout import ClassHead, LanguageHead, ReadoutLayer, TokenHead
@@ -104,8 +104,16 @@ class WrappedStack(Outside, Stack):
     @property
     def final_norm(self) -> nn.Module:  # type: ignore[override]
         if self._facts.final_norm is None:
-            raise NativeModelError("the norm before the readout, which was not found here,")
+            raise InputError(
+                "more than one norm stands between the last layer and the logits of this model, or "
+                "no linear layer makes them, so that its layers cannot be read as logits",
+                "use ablation, patching or gradients, or a model that predicts the next token",
+            )
         return self._facts.final_norm
+
+    @property
+    def facts(self) -> StackFacts:
+        return self._facts
 
     def request(self, layer: int, sublayer: Sublayer, query: Ragged, key: Ragged) -> Request:
         """That of the call which the watcher is seeing."""
@@ -134,6 +142,10 @@ class WrappedReadout(Outside, ReadoutLayer):
 
     def finish(self, logits: Float[Tensor, "n v"]) -> Float[Tensor, "n v"]:
         return self._facts.finish(logits)
+
+    @property
+    def factor(self) -> float:
+        return self._facts.amount if self._facts.change == "scale" else 1.0
 
     @property
     def subtracts(self) -> bool:

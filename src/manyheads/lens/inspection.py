@@ -337,7 +337,8 @@ def inspect(
     measured = statistics(model, inputs, offsets=offsets, **shared)
     complete, classified, redundant = measured.complete, None, []
     try:
-        if complete:
+        # Kinds are decided on texts, not on sounds or on images with text.
+        if complete and not inputs.examples:
             on_progress("head kinds")
             classified = kinds(
                 model,

@@ -120,6 +120,11 @@ class ReadoutLayer(nn.Module):
         return None if cap == "none" else cap
 
     @property
+    def factor(self) -> float:
+        """What the logits are multiplied by before any cap."""
+        return self.config.scale if isinstance(self.config, LanguageHead) else 1.0
+
+    @property
     def subtracts(self) -> bool:
         """Whether differences of logits are products with differences of vectors."""
         return self.softcap is None

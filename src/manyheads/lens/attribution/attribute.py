@@ -190,6 +190,11 @@ def attribute(
             )
         text = (source, begun)
     tokenizer = require_text_model(model).tokenizer
+    if tokenizer is None:
+        raise InputError(
+            "this model has no tokenizer to name words with",
+            "set model.tokenizer, wrap(model, tokenizer), or use attribute_logits with token ids",
+        )
     inputs = read_inputs(model, [text])
     assert inputs.ids is not None
     words = tuple(_decode(tokenizer, token) for token in inputs.ids.of(0).tolist())

@@ -9,6 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
+from manyheads.bridge.residual_writes import FrozenNorm
+from manyheads.bridge.structure import AttentionFacts, linear_weight
+from manyheads.bridge.wrapped_parts import WrappedStack
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import (
     ActivationEditor,
@@ -24,7 +27,7 @@ from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.layer import Layer, Residual
-from manyheads.models.readout import ClassHead, LanguageHead, ReadoutLayer
+from manyheads.models.readout import ClassHead, ReadoutLayer
 from manyheads.models.vision import Vision
 from manyheads.parts.feedforward import ConstantLayer
 from manyheads.parts.norms import LayerNorm, Normalise, PostNorm
@@ -86,8 +89,9 @@ def attribute_logits(
 
     The logit is that of `answer`, one token or class per text (None: the most likely one), minus
     that of `distractor` if there is one, at the last position or at one per text. Norms keep the
-    divisors they had, so that everything is linear and sums to the logit. `edits` change
-    activations of the run, such as the outputs of ablated heads.
+    divisors they had, so that everything is linear and sums to the logit (before a cap, as in
+    Gemma 2). `edits` change activations of the run, such as the outputs of ablated heads. In a
+    wrapped model the feed-forward of a layer is all that it adds besides its attentions.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
@@ -97,6 +101,7 @@ def attribute_logits(
     """
     scope = head_scope(model)
     readout = _linear_readout(model)
+    _check_stream(scope)
     inputs = read_inputs(model, texts)
     with eval_mode(model), torch.no_grad():
         seen = ActivationEditor(edits or {}, _sites(scope))
@@ -105,7 +110,8 @@ def attribute_logits(
         rows = _rows(readout, final, at)
         table = None if isinstance(model, Vision) else model.table
         towards, bias, logits = _direction(readout, table, final, rows, answer, distractor)
-        back = _BackwardWalk(scope, seen, rows, towards)
+        kind = _BackwardWalk if model.native else _WrappedWalk
+        back = kind(scope, seen, rows, towards)
         back.walk()
     return back.result(bias, logits)
 
@@ -237,6 +243,74 @@ class _BackwardWalk:
         self.towards = towards / (at.square().mean(-1, keepdim=True) + norm.config.eps).sqrt()
 
 
+class _WrappedWalk(_BackwardWalk):
+    """The same through layers of `transformers`: what they add is what they leave behind."""
+
+    def walk(self) -> None:
+        stack = cast(WrappedStack, self.scope.stack)
+        self._pull(stack.final_norm, self._value(*self._end(stack.facts.depth - 1)))
+        for layer in range(stack.facts.depth - 1, -1, -1):
+            rest = self._value(*self._end(layer)) - self._value(
+                layer, Tap.BEFORE, Sublayer.ATTENTION
+            )
+            for facts in (each for each, index in stack.facts.attentions if index == layer):
+                rest = rest - self._attention_of(layer, facts)
+            self.layers[Sublayer.FEEDFORWARD, layer] = self._along(rest, self.towards)
+
+    def _end(self, layer: int) -> tuple[int, Tap, Sublayer]:
+        crosses = self.scope.stack.layers[layer].cross is not None
+        return layer, Tap.AFTER, Sublayer.CROSS if crosses else Sublayer.ATTENTION
+
+    def _attention_of(self, layer: int, facts: AttentionFacts) -> Float[Tensor, "m c"]:
+        """Split what an attention adds among its heads and its bias, and return it."""
+        sublayer = Sublayer.CROSS if facts.cross else Sublayer.ATTENTION
+        outputs = self._value(layer, Tap.HEAD_OUTPUT, sublayer)
+        assert facts.write is not None
+        assert facts.projection is not None
+        weight, bias = linear_weight(facts.projection).double(), facts.projection.bias
+        raw = outputs.flatten(1) @ weight.T
+        raw = raw + bias.double() if isinstance(bias, Tensor) else raw
+        towards = self.towards * facts.write.factor
+        written = raw * facts.write.factor
+        if facts.write.norm is not None:
+            frozen = FrozenNorm.of(facts.write.norm, raw)
+            written = frozen.apply(raw) * facts.write.factor
+            self._add_bias(frozen.bias, towards)
+            towards = frozen.pull(towards)
+        self.layers[sublayer, layer] = self._along(written, self.towards)
+        self._add_bias(bias, towards)
+        along = (towards @ weight).unflatten(-1, outputs.shape[1:]) * outputs
+        block = Block(layer, outputs.shape[1], self.scope.stack_name, sublayer)
+        self.heads[block] = self.rows.by_text(along.sum(-1))
+        return written
+
+    def _pull(self, norm: nn.Module, at: Float[Tensor, "m c"]) -> None:
+        if isinstance(norm, nn.Identity):
+            return
+        frozen = FrozenNorm.of(norm, at)
+        self._add_bias(frozen.bias, self.towards)
+        self.towards = frozen.pull(self.towards)
+
+    def _add_bias(self, bias: Any, towards: Float[Tensor, "m c"]) -> None:
+        if isinstance(bias, Tensor):
+            self.bias = self.bias + self._along(bias.double().expand_as(towards), towards)
+
+
+def _check_stream(scope: HeadScope) -> None:
+    """Refuse a wrapped model whose heads were not found to add to its residual stream."""
+    if scope.model.native:
+        return
+    stack = cast(WrappedStack, scope.stack)
+    assert stack.final_norm is not None
+    for facts, _ in stack.facts.attentions:
+        if facts.write is None or stack.facts.slots > 1:
+            raise InputError(
+                f"{facts.path} of this model does not simply add to the residual stream, so that "
+                "its logits are no sums of what heads write",
+                "use ablation, patching or integrated gradients",
+            )
+
+
 def _inner(layer: Any, sublayer: Sublayer) -> Any:
     """The sublayer of a layer or of its config, or the constant that pruning left of it."""
     inner = getattr(layer, sublayer.value)
@@ -303,7 +377,7 @@ def _direction(
     """The vector that the last hidden state is multiplied by, the readout's bias, and the logit."""
     hidden = rows.by_text(final.values[rows.places].double() * rows.weights[:, None])
     vectors = readout.vectors(table).double()
-    scale = readout.config.scale if isinstance(readout.config, LanguageHead) else 1.0
+    scale = readout.factor
     biases = vectors.new_zeros(len(vectors)) if readout.bias is None else readout.bias.double()
     if answer is None:
         answer = (hidden @ vectors.T * scale + biases).argmax(-1).tolist()

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.attention import Attention
+from manyheads.bridge.wrapped_parts import WrappedAttention
 from manyheads.errors import InputError
 from manyheads.lens.results.addresses import Address, Block, attention_at, blocks_of, stacks_of
 from manyheads.lens.results.tables import ByHead
@@ -110,7 +111,7 @@ def weight_changes(before: Model, after: Model, match: HeadMatch) -> ByHead:
     """The relative change of each head's weights: |after - before| / |before|, Frobenius norms.
 
     "query", "key", "value" and "output" are its rows and columns of the projections, "all" the four
-    together. Heads that share keys share these changes.
+    together. Heads that share keys share these changes. Of a wrapped model only "output" is known.
     """
     rows = {name: np.full(len(match.after), np.nan) for name in (*SLICES, "all")}
     for index, (address, other) in enumerate(match.after.items()):
@@ -119,9 +120,13 @@ def weight_changes(before: Model, after: Model, match: HeadMatch) -> ByHead:
         one, two = (
             _slices(_at(model, at), at) for model, at in ((before, address), (after, other))
         )
-        moved = {name: float((two[name] - one[name]).norm()) for name in SLICES}
-        norms = {name: float(one[name].norm()) for name in SLICES}
-        for name in SLICES:
+        # Of a wrapped model only the output projection is known.
+        names = [name for name in SLICES if name in one and name in two]
+        if not names:
+            continue
+        moved = {name: float((two[name] - one[name]).norm()) for name in names}
+        norms = {name: float(one[name].norm()) for name in names}
+        for name in names:
             rows[name][index] = _relative(moved[name], norms[name])
         rows["all"][index] = _relative(
             float(np.hypot.reduce(list(moved.values()))),
@@ -140,12 +145,14 @@ def _slices(attention: Attention, address: Address) -> dict[str, Float[Tensor, "
     """The four weight slices of one head, in float64 on the CPU."""
     config, head = attention.config, address.head.head
     found = {}
-    for name, rows in attention.projections().items():
-        if name in SLICES:
-            index = head if name == "query" else config.owners[head]
-            found[name] = rearrange(rows.detach(), "(h d) c -> h d c", d=config.size)[index]
-    columns = attention.output.weight.detach()
-    found["output"] = rearrange(columns, "c (h d) -> h d c", d=config.size)[head]
+    if not isinstance(attention, WrappedAttention):
+        for name, rows in attention.projections().items():
+            if name in SLICES:
+                index = head if name == "query" else config.owners[head]
+                found[name] = rearrange(rows.detach(), "(h d) c -> h d c", d=config.size)[index]
+    if attention.output is not None:
+        columns = attention.output.weight.detach()
+        found["output"] = rearrange(columns, "c (h d) -> h d c", h=config.heads)[head]
     return {name: each.double().cpu() for name, each in found.items()}
 
 

@@ -266,6 +266,12 @@ def kinds(
         steps: list[HeadTest] = [partial(measure_images, tests, model, texts, seed)]
     else:
         reader = require_text_model(model)
+        texts = None if texts is None else read_inputs(model, texts)
+        if not model.reads_token_ids or (texts is not None and texts.examples):
+            raise InputError(
+                "kinds are decided on texts, and these inputs have more than token ids",
+                "use statistics, patterns and ablation, or pass texts alone if the model can",
+            )
         steps = _tests_without_files(tests, reader, texts, measured, sequences, seed)
         steps += _tests_with_files(tests, reader, syntax, coreference)
     for step in steps:

@@ -166,7 +166,8 @@ class Progress:
         if not self.done:
             return f"{duration(self.seconds)} so far"
         parts = [self._rate()]
-        if self.total and self.done:
+        # What has hardly begun says nothing about the rest.
+        if self.total and self.done >= self.total / 200:
             left = max(0.0, self.total / self.done - 1) * self.seconds
             parts = [f"{min(1.0, self.done / self.total):.0%}", *parts, f"{duration(left)} left"]
         return ", ".join(parts)

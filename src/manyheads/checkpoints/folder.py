@@ -28,6 +28,8 @@ from manyheads.checkpoints.gguf_config import MODEL_TYPES, architecture_of, tran
 from manyheads.checkpoints.gguf_file import GGUFFile, GGUFWeights
 from manyheads.checkpoints.gguf_tokenizer import side_files_from
 from manyheads.checkpoints.hub import HOUSE_FOLDER, folder_of
+from manyheads.checkpoints.per_layer_config import KEY as PER_LAYER
+from manyheads.checkpoints.per_layer_config import read_description
 from manyheads.checkpoints.sentence_transformers import (
     MODULES,
     Modules,
@@ -88,8 +90,15 @@ class Saved:
     folder: Path
     family: str
     opened_by: str = "transformers"
+    uneven: bool = False
+    """Whether layers differ in their sizes, as `per_layer_config` in config.json says."""
 
     def __str__(self) -> str:
+        if self.uneven:
+            return (
+                f"saved to {self.folder} as {self.family} with {PER_LAYER}, which manyheads can "
+                f"open; transformers has this key, but its {self.family} does not follow it so far"
+            )
         if self.family == "manyheads":
             return f"saved to {self.folder} in our own layout, which only manyheads can open"
         return f"saved to {self.folder} as {self.family}, which {self.opened_by} can open"
@@ -225,7 +234,7 @@ def _assemble(
     home: torch.device,
 ) -> Model:
     folder, (description, family, weights) = modules.transformer, content
-    described = _reading(lambda: family.read_config(description), folder)
+    described = _reading(lambda: read_description(family, description), folder)
     sentence = sentence_of(modules, side_files, description, described)
     stored = StoredTensors(family, weights)
     config = stored.config(described)
@@ -309,7 +318,9 @@ def save(model: Model, folder: str | Path) -> Saved:
     files: dict[str, Callable[[Path], object]] = {WEIGHTS: partial(write_tensors, tensors)}
     files |= {name: partial(_write, data) for name, data in side_files.items()}
     write_folder(Path(folder), files, outdated=lambda before: _outdated(before, files))
-    return Saved(Path(folder), name, family.opened_by(description))
+    uneven = PER_LAYER in description
+    opened_by = "manyheads" if uneven else family.opened_by(description)
+    return Saved(Path(folder), name, opened_by, uneven)
 
 
 class StoredTensors:

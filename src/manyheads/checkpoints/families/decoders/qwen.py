@@ -32,6 +32,7 @@ class QwenGatedFamily(Family):
 
     name = "qwen_gated"
     tied_copies = LLAMA.tied_copies
+    per_layer_keys = LLAMA.per_layer_keys
 
     def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
         gates = [key for key in OUTPUT_GATES if theirs.get(key)]

@@ -1,0 +1,89 @@
+"""`per_layer_config` of config.json: sizes of layers that differ from those of the model.
+
+It has the layers by number, each with what differs: {"3": {"num_attention_heads": 7}}.
+`transformers` has the same key (its pull request 45333).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from manyheads.checkpoints.families.family import Family
+from manyheads.errors import ConfigError
+from manyheads.models.decoder import DecoderConfig
+from manyheads.models.recipes import ModelConfig
+
+KEY = "per_layer_config"
+
+
+def read_description(family: Family, description: Mapping[str, Any]) -> ModelConfig:
+    """Our config for the content of a config.json, each layer with its own sizes."""
+    uniform = {key: value for key, value in description.items() if key != KEY}
+    config = family.read_config(uniform)
+    if not description.get(KEY):
+        return config
+    if not isinstance(config, DecoderConfig) or not family.per_layer_keys:
+        raise ConfigError(f"{KEY} is not supported for {family.name}", "remove it")
+    layers = list(config.stack.layers)
+    for index, own in _overrides(description[KEY], len(layers), family):
+        changed = family.read_config({**uniform, **own})
+        assert isinstance(changed, DecoderConfig)
+        layers[index] = changed.stack.layers[index]
+    return replace(config, stack=replace(config.stack, layers=tuple(layers)))
+
+
+def _overrides(found: Any, layers: int, family: Family) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for name, own in found.items() if isinstance(found, dict) else [("", None)]:
+        if not str(name).isdecimal() or int(name) >= layers or not isinstance(own, dict):
+            raise ConfigError(
+                f"{KEY} must have numbers of layers from 0 to {layers - 1} with what differs, got "
+                f"{name!r:.50}: {own!r:.100}"
+            )
+        unknown = [key for key in own if key not in family.per_layer_keys]
+        if unknown:
+            raise ConfigError(
+                f"{KEY} has {unknown[0]!r:.100} for layer {name}",
+                f"use {', '.join(family.per_layer_keys)}",
+            )
+        yield int(name), own
+
+
+def describe_uneven(family: Family, config: ModelConfig) -> Iterator[dict[str, Any]]:
+    """What config.json may say about a model whose layers differ in their sizes.
+
+    Each is a guess: the caller reads it back and compares.
+    """
+    if not family.per_layer_keys or not isinstance(config, DecoderConfig):
+        return
+    alone = [_layer_alone(family, config, index) for index in range(len(config.stack.layers))]
+    described = [each for each in alone if each is not None]
+    if (
+        len(described) < len(alone)
+        or not described
+        or not described[0].keys() >= {*family.per_layer_keys}
+    ):
+        return
+    sizes = [{key: each[key] for key in family.per_layer_keys} for each in described]
+    # Most layers say nothing then.
+    common = {
+        key: Counter(each[key] for each in sizes).most_common(1)[0][0]
+        for key in family.per_layer_keys
+    }
+    own = [{key: each[key] for key in each if each[key] != common[key]} for each in sizes]
+    uneven = {str(index): each for index, each in enumerate(own) if each}
+    whole = family.write_config(config)
+    if not uneven or whole is None:
+        return
+    # Numbers of heads that do not divide the width make a Llama a Mistral.
+    for kind in dict.fromkeys(each["model_type"] for each in reversed(described)):
+        classes = next(each for each in described if each["model_type"] == kind)
+        names = {key: classes[key] for key in ("model_type", "architectures")}
+        if kind == "mistral":
+            names["sliding_window"] = classes["sliding_window"]
+        yield {**whole, **common, **names, KEY: uneven}
+
+
+def _layer_alone(family: Family, config: DecoderConfig, index: int) -> dict[str, Any] | None:
+    layers = (config.stack.layers[index],)
+    return family.write_config(replace(config, stack=replace(config.stack, layers=layers)))

@@ -256,7 +256,7 @@ class Attention(nn.Module):
         """
         match self.config.position:
             case Rotary() as rotary:
-                return rotary.rotation(positions, self.config.size)
+                return rotary.rotation(positions, self.config.size, lengths)
             case Alibi() as alibi:
                 return alibi.bias(self.config.heads, positions.device)
             case T5Buckets():
@@ -289,7 +289,7 @@ class Attention(nn.Module):
             )
         if encoding == "own":
             positions = x.lengths.positions if cache is None else cache.plan.positions
-            encoding = self.encode_positions(positions)
+            encoding = self.encode_positions(positions, x.lengths)
         parts, rotation = self._parts(x.values, encoding)
         query = self._query(parts, x, rotation, look)
         keys = self._keys(parts, x, memory, rotation, cache, look)

@@ -95,6 +95,19 @@ class Stacked(Entry):
 
 
 @dataclass(frozen=True, slots=True)
+class Alternating(Entry):
+    """An entry whose columns alternate between both halves of ours: a0 b0 a1 b1."""
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        [whole] = parts
+        return torch.cat((whole[..., ::2], whole[..., 1::2]), dim=-1)
+
+    def part(self, ours: Tensor) -> dict[str, Tensor]:
+        halves = torch.stack(ours.chunk(2, dim=-1), dim=-1)
+        return {self.prefix + self.theirs[0]: halves.flatten(-2)}
+
+
+@dataclass(frozen=True, slots=True)
 class Either:
     """One tensor of ours that files store in one of two ways; we write the usual one."""
 

@@ -117,7 +117,8 @@ class Stack(nn.Module):
         plan: CachePlan | StaticCachePlan | None,
         look: Look | None,
     ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
-        encodings = self.encode_positions(x.lengths.positions if positions is None else positions)
+        places = x.lengths.positions if positions is None else positions
+        encodings = self.encode_positions(places, x.lengths)
         losses = []
         for index in range(start, len(self.layers)):
             here = None if look is None else look.within(layer=index, sublayer=Sublayer.ATTENTION)
@@ -179,13 +180,15 @@ class Stack(nn.Module):
     def _typed_layers(self) -> list[Layer]:
         return [cast(Layer, layer) for layer in self.layers]
 
-    def encode_positions(self, positions: Int[Tensor, " n"]) -> dict[int, PositionEncoding]:
+    def encode_positions(
+        self, positions: Int[Tensor, " n"], lengths: Lengths | None = None
+    ) -> dict[int, PositionEncoding]:
         encodings: dict[int, PositionEncoding] = {}
         for index, layer in enumerate(self._typed_layers()):
             if self.position_owner[index] == index:
                 attention = layer.attention
                 encodings[index] = (
-                    None if attention is None else attention.encode_positions(positions)
+                    None if attention is None else attention.encode_positions(positions, lengths)
                 )
         return encodings
 
@@ -217,12 +220,12 @@ def _position_owner(config: StackConfig, index: int) -> int:
 
 
 def _position_key(attention: AttentionConfig) -> tuple[object, ...]:
-    return attention.position, attention.heads, attention.size
-
-
     if isinstance(attention.position, Disentangled):
         # The vectors of distances belong to no head.
         return (attention.position,)
+    return attention.position, attention.heads, attention.size
+
+
 def _slot(
     cache: Cache | None, plan: CachePlan | StaticCachePlan | None, index: int
 ) -> CacheSlot | None:

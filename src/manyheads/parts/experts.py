@@ -81,12 +81,25 @@ ALIGNMENT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClampedSwiGLU:
+    """gate * sigmoid(alpha * gate) * (1 + input), both clamped to `limit`, as in gpt-oss."""
+
+    alpha: float = 1.702
+    limit: float = 7.0
+
+    def __call__(self, gate: Tensor, passed: Tensor) -> Tensor:
+        gate, passed = gate.clamp(max=self.limit), passed.clamp(-self.limit, self.limit)
+        return gate * torch.sigmoid(gate * self.alpha) * (1 + passed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """`count` SwiGLU experts of which each token visits the `top_k` most likely.
 
     The outputs are weighted by the softmax probabilities, made to sum to one if `renormalise`.
     `shared` is the hidden width of an additional expert for every token; 0 means none. Its gate, if
-    any, is one number per token that scales its output.
+    any, is one number per token that scales its output. If `bias`, the router and the experts have
+    biases.
     """
 
     width: int
@@ -96,6 +109,8 @@ class Experts:
     shared: int = 0
     shared_gate: Literal["none", "sigmoid"] = "none"
     renormalise: bool = True
+    bias: bool = False
+    activation: Literal["swiglu"] | ClampedSwiGLU = "swiglu"
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= self.count:
@@ -130,9 +145,14 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, config: Experts) -> None:
         super().__init__()
         self.config = config
-        self.router = nn.Linear(config.width, config.count, bias=False)
+        self.router = nn.Linear(config.width, config.count, bias=config.bias)
         self.expand = nn.Parameter(torch.empty(config.count, config.width, 2 * config.hidden))
         self.contract = nn.Parameter(torch.empty(config.count, config.hidden, config.width))
+        self.expand_bias: nn.Parameter | None = None
+        self.contract_bias: nn.Parameter | None = None
+        if config.bias:
+            self.expand_bias = nn.Parameter(torch.zeros(config.count, 2 * config.hidden))
+            self.contract_bias = nn.Parameter(torch.zeros(config.count, config.width))
         for weight in (self.expand, self.contract):
             nn.init.normal_(weight, std=0.02)
         self.shared = (
@@ -173,10 +193,23 @@ class MixtureOfExperts(nn.Module):
         order = experts.flatten().argsort(stable=True)
         token = order // self.config.top_k
         ends = visits.cumsum(0).int()
-        gate, passed = grouped_matmul(x[token], self.expand.to(x.dtype), ends).chunk(2, -1)
-        written = grouped_matmul(F.silu(gate) * passed, self.contract.to(x.dtype), ends)
+        expanded = grouped_matmul(x[token], self.expand.to(x.dtype), ends)
+        visited = experts.flatten()[order]
+        if self.expand_bias is not None:
+            expanded = expanded + self.expand_bias.to(x.dtype)[visited]
+        inside = self.activate(*expanded.chunk(2, -1))
+        written = grouped_matmul(inside, self.contract.to(x.dtype), ends)
+        if self.contract_bias is not None:
+            written = written + self.contract_bias.to(x.dtype)[visited]
         written = written * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
         return torch.zeros_like(x).index_add(0, token, written)
+
+    def activate(
+        self, gate: Float[Tensor, "n f"], passed: Float[Tensor, "n f"]
+    ) -> Float[Tensor, "n f"]:
+        """The hidden layer of an expert."""
+        kind = self.config.activation
+        return F.silu(gate) * passed if kind == "swiglu" else kind(gate, passed)
 
     def _losses(
         self,

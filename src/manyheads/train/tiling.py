@@ -203,7 +203,13 @@ def _grow_experts(small: MixtureOfExperts, large: MixtureOfExperts) -> None:
     for source, target in zip(small.expand.chunk(2, -1), large.expand.chunk(2, -1), strict=True):
         _put(target, source)
     _put(large.contract, small.contract)
-    _put(large.router.weight, small.router.weight)
+    _grow_each(small.router, large.router)
+    if small.expand_bias is not None and large.expand_bias is not None:
+        halves = small.expand_bias.chunk(2, -1), large.expand_bias.chunk(2, -1)
+        for source, target in zip(*halves, strict=True):
+            _put(target, source)
+    if small.contract_bias is not None and large.contract_bias is not None:
+        _put(large.contract_bias, small.contract_bias)
     if small.shared is not None and large.shared is not None:
         _grow_feedforward(small.shared, large.shared)
     if small.shared_gate is not None and large.shared_gate is not None:

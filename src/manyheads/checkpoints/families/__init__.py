@@ -1,13 +1,18 @@
 """The families of models whose folders can be read and written, one file per family."""
 
+from manyheads.checkpoints.families.decoders.gemma import GEMMA
 from manyheads.checkpoints.families.decoders.gpt2 import GPT2
+from manyheads.checkpoints.families.decoders.gpt_neox import GPT_NEOX
+from manyheads.checkpoints.families.decoders.gpt_oss import GPT_OSS
 from manyheads.checkpoints.families.decoders.llama import LLAMA
 from manyheads.checkpoints.families.decoders.mixtral import MIXTRAL
+from manyheads.checkpoints.families.decoders.olmo import OLMO
+from manyheads.checkpoints.families.decoders.phi3 import PHI3
 from manyheads.checkpoints.families.decoders.qwen import QWEN_GATED, QWEN_NEXT
 from manyheads.checkpoints.families.encoders.bert import BERT
+from manyheads.checkpoints.families.encoders.deberta import DEBERTA
 from manyheads.checkpoints.families.encoders.distilbert import DISTILBERT
 from manyheads.checkpoints.families.encoders.modernbert import MODERNBERT
-from manyheads.checkpoints.families.encoders.deberta import DEBERTA
 from manyheads.checkpoints.families.encoders.nomic_bert import NOMIC_BERT
 from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.families.marian import MARIAN
@@ -22,16 +27,23 @@ FAMILIES: dict[str, Family] = {
     "bert": BERT,
     "roberta": BERT,
     "distilbert": DISTILBERT,
+    "deberta-v2": DEBERTA,
     "modernbert": MODERNBERT,
     "nomic_bert": NOMIC_BERT,
-    "deberta-v2": DEBERTA,
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": LLAMA,
     "qwen3": QWEN_GATED,
     "qwen3_next": QWEN_NEXT,
+    "gpt_neox": GPT_NEOX,
+    "gemma2": GEMMA,
+    "gemma3_text": GEMMA,
+    "olmo2": OLMO,
+    "olmo3": OLMO,
+    "phi3": PHI3,
     "mixtral": MIXTRAL,
     "qwen3_moe": MIXTRAL,
+    "gpt_oss": GPT_OSS,
     "vit": VIT,
     "t5": T5,
     "marian": MARIAN,

@@ -135,8 +135,11 @@ class FeedForwards:
         here = weight.nonzero().squeeze(1)
         rows = module.expand[expert].T.to(entered.dtype)
         places = torch.tensor(list(indices), device=rows.device)
-        activations = F.silu(entered[here] @ rows[places].T)
-        activations = activations * (entered[here] @ rows[places + module.config.hidden].T)
+        halves = []
+        for chosen in (places, places + module.config.hidden):
+            bias = None if module.expand_bias is None else module.expand_bias[expert][chosen]
+            halves.append(F.linear(entered[here], rows[chosen], bias))
+        activations = module.activate(*halves)
         found = activations.new_zeros(len(entered), len(places))
         found[here] = activations * weight[here, None].to(activations.dtype)
         return found

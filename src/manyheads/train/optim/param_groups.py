@@ -112,13 +112,21 @@ def _address(prefix: str, name: str) -> str:
 
 
 def _decays(module: nn.Module, parameter: nn.Parameter) -> bool:
-    kinds = nn.Linear | nn.Conv2d | MixtureOfExperts | ReadoutLayer
-    return isinstance(module, kinds) and parameter.dim() >= 2
+    if isinstance(module, MixtureOfExperts):
+        return _of_experts(parameter)
+    return isinstance(module, nn.Linear | nn.Conv2d | ReadoutLayer) and parameter.dim() >= 2
+
+
+def _of_experts(parameter: nn.Parameter) -> bool:
+    """A matrix per expert; their biases have one axis less."""
+    return parameter.dim() == 3
 
 
 def _is_matrix(module: nn.Module, parameter: nn.Parameter) -> bool:
-    kinds = nn.Linear | MixtureOfExperts
-    return isinstance(module, kinds) and parameter.dim() >= 2 and min(parameter.shape[-2:]) > 1
+    if isinstance(module, MixtureOfExperts):
+        return _of_experts(parameter) and min(parameter.shape[-2:]) > 1
+    linear = isinstance(module, nn.Linear) and parameter.dim() >= 2
+    return linear and min(parameter.shape[-2:]) > 1
 
 
 def build_param_groups(

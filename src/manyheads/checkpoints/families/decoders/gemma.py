@@ -4,14 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.decoders.llama import LlamaFamily, layer_kinds
-from manyheads.checkpoints.families.decoders.rope import (
+from manyheads.checkpoints.families.decoders.llama import LlamaFamily
+from manyheads.checkpoints.families.decoders.rope import LONGEST, longest_of, read_rope
+from manyheads.checkpoints.families.decoders.windows import (
     FULL,
-    LONGEST,
     SLIDING,
-    describe_rope,
-    longest_of,
-    read_rope,
+    attentions_of,
+    kind_of,
+    layer_kinds,
+    mask_of,
+    ropes_by_kind,
+    window_of,
 )
 from manyheads.checkpoints.families.family import (
     CAUSAL_HEADS,
@@ -29,7 +32,6 @@ from manyheads.models.readout import LanguageHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.stack import StackConfig
 from manyheads.parts.feedforward import GeGLU
-from manyheads.parts.masks import Causal, Window
 from manyheads.parts.norms import NoNorm, RMSNorm, SandwichNorm
 from manyheads.parts.positions.rotary import Rotary
 
@@ -68,9 +70,6 @@ class GemmaFamily(LlamaFamily):
         kinds = layer_kinds(theirs, EVERY[family] if family == GEMMA2 else _pattern(theirs))
         rotary = {kind: _rotary(theirs, kind) for kind in (FULL, SLIDING)}
         scores, logits = (theirs.get(key, cap) for key, cap in CAPS[family].items())
-        window = theirs.get("sliding_window", WINDOW)
-        if window is None and SLIDING in kinds:
-            raise ConfigError(f"layer_types has {SLIDING}, and sliding_window is missing")
         own = norm if family == GEMMA3 else NoNorm()
 
         def layer(kind: str) -> LayerConfig:
@@ -80,7 +79,7 @@ class GemmaFamily(LlamaFamily):
                 kv_heads=theirs.get("num_key_value_heads", KEY_HEADS),
                 head_size=theirs.get("head_dim", HEAD_SIZE),
                 position=rotary[kind],
-                mask=Window(window - 1) if kind == SLIDING else Causal(),
+                mask=mask_of(kind, theirs.get("sliding_window", WINDOW)),
                 query_norm=own,
                 key_norm=own,
                 bias="all" if theirs.get("attention_bias", False) else "none",
@@ -121,12 +120,11 @@ class GemmaFamily(LlamaFamily):
         if first.attention is None or first.feedforward is None or not isinstance(norm, RMSNorm):
             return None
         attention, feedforward = first.attention.inner, first.feedforward.inner
-        attentions = [config.stack.attention(index) for index in range(len(config.stack.layers))]
-        ropes = _ropes(attentions)
+        attentions = attentions_of(config)
+        ropes = ropes_by_kind(attentions)
         if ropes is None or not isinstance(feedforward, GeGLU):
             return None
         family = GEMMA2 if attention.query_norm == NoNorm() else GEMMA3
-        windows = [each.mask.before + 1 for each in attentions if each and _slides(each)]
         tanh = feedforward.activation == "gelu_tanh"
         cap = getattr(head, "softcap", "none")
         return {
@@ -145,8 +143,8 @@ class GemmaFamily(LlamaFamily):
             "attention_bias": attention.bias == "all",
             "attention_dropout": attention.dropout,
             "query_pre_attn_scalar": _scalar(attention.score_scale),
-            "sliding_window": windows[0] if windows else WINDOW,
-            "layer_types": [SLIDING if each and _slides(each) else FULL for each in attentions],
+            "sliding_window": window_of(attentions, WINDOW),
+            "layer_types": [kind_of(each) for each in attentions],
             "attn_logit_softcapping": attention.score_cap,
             "final_logit_softcapping": None if cap == "none" else cap,
             "max_position_embeddings": longest_of(attention.position),
@@ -185,25 +183,6 @@ def _rotary(theirs: Mapping[str, Any], kind: str) -> Rotary:
     else:
         theta = theirs.get("rope_local_base_freq", THETAS[SLIDING])
     return read_rope(own, theta=theta, longest=longest)
-
-
-def _slides(attention: AttentionConfig) -> bool:
-    return isinstance(attention.mask, Window)
-
-
-def _ropes(attentions: list[AttentionConfig | None]) -> dict[str, Any] | None:
-    """The rotations of layers with and without a window; one kind alone stands for both."""
-    ropes: dict[str, Any] = {}
-    for attention in attentions:
-        if attention is not None:
-            rope = describe_rope(attention.position)
-            if rope is None:
-                return None
-            ropes.setdefault(SLIDING if _slides(attention) else FULL, rope)
-    if not ropes:
-        return None
-    either = next(iter(ropes.values()))
-    return {kind: ropes.get(kind, either) for kind in (FULL, SLIDING)}
 
 
 def _scalar(scale: float) -> int | float:

@@ -6,14 +6,13 @@ from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
 from manyheads.checkpoints.families.decoders.rope import (
-    FULL,
     LONGEST,
-    SLIDING,
     describe_rope,
     longest_of,
     read_rope,
     rope_of,
 )
+from manyheads.checkpoints.families.decoders.windows import FULL, SLIDING, layer_kinds
 from manyheads.checkpoints.families.family import (
     CAUSAL_HEADS,
     Family,
@@ -203,19 +202,6 @@ def _mask(theirs: Mapping[str, Any], index: int) -> Mask:
         window = None
     slides = _slides(theirs, index, window) if family in ("qwen2", "qwen3") else True
     return Causal() if window is None or not slides else Window(window - 1)
-
-
-def layer_kinds(theirs: Mapping[str, Any], every: int | None = None) -> list[str]:
-    """Whether each layer sees the whole text or a window, as `layer_types` says.
-
-    Without it, one of `every` so many layers sees the whole text.
-    """
-    count, kinds = theirs["num_hidden_layers"], theirs.get("layer_types")
-    if kinds is None and every is not None:
-        return [FULL if (index + 1) % every == 0 else SLIDING for index in range(count)]
-    if kinds is None or len(kinds) != count or not set(kinds) <= {FULL, SLIDING}:
-        raise ConfigError(f"layer_types must have {FULL} or {SLIDING} for each of {count} layers")
-    return list(kinds)
 
 
 def _slides(theirs: Mapping[str, Any], index: int, window: int | None) -> bool:

@@ -20,7 +20,6 @@ from manyheads.parts.positions.rotary import (
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 # The default length if config.json leaves it out; rotary positions have no limit.
 LONGEST = 32768
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def rope_of(theirs: Mapping[str, Any]) -> dict[str, Any]:

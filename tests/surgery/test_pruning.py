@@ -25,7 +25,7 @@ from manyheads.models.recipes import ModelConfig
 from manyheads.parts.feedforward import SwiGLU
 from manyheads.parts.gates import Gate
 from manyheads.parts.masks import Causal
-from manyheads.parts.norms import LayerNorm, PostNorm, RMSNorm, SandwichNorm
+from manyheads.parts.norms import LayerNorm, PostNorm, RMSNorm, SandwichNorm, ScaledPreNorm
 from manyheads.parts.positions import Alibi, Disentangled, Rotary, T5Buckets
 from manyheads.ragged import Ragged
 from manyheads.surgery.addresses import find_addresses
@@ -94,6 +94,9 @@ ODD = {
             )
         ]
         * 3
+    ),
+    "layer scale": zoo.encoder(
+        *[zoo.layer(zoo.own(bias="all"), norm=ScaledPreNorm(LayerNorm(), 0.5))] * 2
     ),
     "deberta": zoo.encoder(
         *[zoo.layer(zoo.own(position=Disentangled(buckets=4, reach=9), bias="all"))] * 3

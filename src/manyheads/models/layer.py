@@ -12,12 +12,14 @@ from manyheads.errors import ConfigError
 from manyheads.parts.experts import Experts, MixtureOfExperts, RouterLosses
 from manyheads.parts.feedforward import MLP, Constant, ConstantLayer, FeedForward, GeGLU, SwiGLU
 from manyheads.parts.norms import (
+    ChannelScale,
     NoNorm,
     OutputNorm,
     Placement,
     PostNorm,
     PreNorm,
     SandwichNorm,
+    ScaledPreNorm,
     make_norm,
 )
 from manyheads.ragged import Ragged
@@ -105,6 +107,8 @@ class Residual(nn.Module):
         self.norm = make_norm(NoNorm() if only_after else placement.norm, width)
         twice = isinstance(placement, SandwichNorm | OutputNorm)
         self.second_norm = make_norm(placement.norm, width) if twice else None
+        if isinstance(placement, ScaledPreNorm):
+            self.second_norm = ChannelScale(width, placement.start)
         self.dropout = nn.Dropout(branch.dropout)
 
     def read(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:

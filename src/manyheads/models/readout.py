@@ -13,6 +13,8 @@ from manyheads.parts.feedforward import ACTIVATIONS, Activation
 from manyheads.parts.norms import LayerNorm, Norm, make_norm
 from manyheads.ragged import Lengths, Ragged
 
+Pool = Literal["first", "mean", "last", "first_and_mean"]
+
 
 @dataclass(frozen=True, slots=True)
 class NoReadout:
@@ -48,12 +50,30 @@ class LanguageHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassHead:
-    """Logits of the classes of a sequence or image, from its pooled tokens."""
+    """Logits of the classes of a sequence or image, from its pooled tokens.
+
+    "first_and_mean" joins the first token and the mean of those from `mean_from` on, as DINOv2.
+    """
 
     classes: int
-    pool: Literal["first", "mean", "last"] = "first"
+    pool: Pool = "first"
+    mean_from: int = 0
     transform: ReadoutTransform | None = None
     bias: bool = True
+
+    def __post_init__(self) -> None:
+        if self.pool == "first_and_mean" and self.transform is not None:
+            raise ConfigError(
+                'pool="first_and_mean" is not supported with a transform', "leave one of them out"
+            )
+
+    def pooled(self, x: Float[Tensor, "n c"], lengths: Lengths) -> Float[Tensor, "b pooled"]:
+        """One vector per sequence."""
+        if self.pool == "first_and_mean":
+            return torch.cat(
+                (pooled(x, lengths, "first"), pooled(x, lengths, "mean", self.mean_from)), dim=1
+            )
+        return pooled(x, lengths, self.pool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +114,9 @@ class ReadoutLayer(nn.Module):
         )
         outputs = vocabulary if isinstance(config, LanguageHead) else config.classes
         tied = isinstance(config, LanguageHead) and config.tied
-        self.weight = None if tied else nn.Parameter(torch.empty(outputs, width))
+        joined = isinstance(config, ClassHead) and config.pool == "first_and_mean"
+        inputs = 2 * width if joined else width
+        self.weight = None if tied else nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.zeros(outputs)) if config.bias else None
         if self.weight is not None:
             nn.init.normal_(self.weight, std=0.02)
@@ -102,7 +124,7 @@ class ReadoutLayer(nn.Module):
     def forward(self, hidden: Ragged, table: Float[Tensor, "v c"] | None) -> Ragged | Tensor:
         x = hidden.values
         if isinstance(self.config, ClassHead):
-            x = pooled(x, hidden.lengths, self.config.pool)
+            x = self.config.pooled(x, hidden.lengths)
         logits = self.finish(F.linear(self.features(x), self.vectors(table), self.bias))
         return logits if isinstance(self.config, ClassHead) else hidden.with_values(logits)
 
@@ -142,11 +164,16 @@ class ReadoutLayer(nn.Module):
 
 
 def pooled(
-    x: Float[Tensor, "n c"], lengths: Lengths, pool: Literal["first", "mean", "last"]
+    x: Float[Tensor, "n c"],
+    lengths: Lengths,
+    pool: Literal["first", "mean", "last"],
+    mean_from: int = 0,
 ) -> Float[Tensor, "b c"]:
-    """One vector per sequence; an empty sequence gives zeros."""
+    """One vector per sequence, zeros if it is empty; a mean is of tokens from `mean_from` on."""
     each = lengths.offsets.diff().unsqueeze(1)
     if pool == "mean":
+        if mean_from:
+            x, each = x * (lengths.positions >= mean_from)[:, None], each - mean_from
         summed = x.new_zeros(lengths.count, x.shape[1]).index_add(0, lengths.sequence_of_token, x)
         return summed / each.clamp(min=1)
     index = lengths.offsets[:-1] if pool == "first" else lengths.offsets[1:] - 1

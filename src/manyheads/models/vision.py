@@ -23,15 +23,23 @@ Images = Tensor | Sequence[Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patches:
-    """Images of `image` pixels per side, divided into squares of `size` by a convolution."""
+    """Images of `image` pixels per side, divided into squares of `size` by a convolution.
+
+    `registers` are learned tokens without a position between the class token and the patches
+    (arXiv 2309.16588). `antialias` is how positions are interpolated for smaller images.
+    """
 
     width: int
     image: int = 224
     size: int = 16
     channels: int = 3
+    registers: int = 0
+    antialias: bool = False
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.registers < 0:
+            raise ConfigError(f"registers must be at least 0, got {self.registers}")
         if self.image % self.size:
             raise ConfigError(
                 f"image={self.image} is not a multiple of the patch size={self.size}",
@@ -41,7 +49,8 @@ class Patches:
 
     @property
     def grid(self) -> LearnedGrid:
-        return LearnedGrid(rows=self.image // self.size, columns=self.image // self.size)
+        side = self.image // self.size
+        return LearnedGrid(rows=side, columns=side, antialias=self.antialias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +80,9 @@ class PatchEmbedding(nn.Module):
             config.channels, config.width, kernel_size=config.size, stride=config.size
         )
         self.class_token = nn.Parameter(torch.zeros(config.width))
+        self.registers = (
+            nn.Parameter(torch.zeros(config.registers, config.width)) if config.registers else None
+        )
         self.positions = GridTable(config.grid, config.width)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -81,6 +93,9 @@ class PatchEmbedding(nn.Module):
         tokens = rearrange(patches, "b c y x -> b (y x) c")
         first = self.class_token.expand(images.shape[0], 1, -1)
         embedded = torch.cat((first, tokens), dim=1) + self.positions(rows, columns)
+        if self.registers is not None:
+            registers = self.registers.expand(images.shape[0], -1, -1)
+            embedded = torch.cat((embedded[:, :1], registers, embedded[:, 1:]), dim=1)
         return self.dropout(embedded)
 
     def _check(self, images: Float[Tensor, "b channels y x"]) -> None:

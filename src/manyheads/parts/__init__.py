@@ -13,6 +13,7 @@ from manyheads.parts.norms import (
     PreNorm,
     RMSNorm,
     SandwichNorm,
+    ScaledPreNorm,
 )
 from manyheads.parts.positions import (
     Alibi,
@@ -65,6 +66,7 @@ __all__ = [
     "RandomBlocks",
     "Rotary",
     "SandwichNorm",
+    "ScaledPreNorm",
     "Shaw",
     "Sinusoidal",
     "SwiGLU",

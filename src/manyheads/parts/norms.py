@@ -65,7 +65,18 @@ class OutputNorm:
     norm: Norm = RMSNorm()
 
 
-Placement = PreNorm | PostNorm | SandwichNorm | OutputNorm
+@dataclass(frozen=True, slots=True)
+class ScaledPreNorm:
+    """x + scale * f(norm(x)), with a learned scale per channel (LayerScale, arXiv 2103.17239).
+
+    All scales begin at `start`.
+    """
+
+    norm: Norm = LayerNorm()
+    start: float = 1.0
+
+
+Placement = PreNorm | PostNorm | SandwichNorm | OutputNorm | ScaledPreNorm
 
 
 class Normalise(nn.Module):
@@ -93,6 +104,17 @@ class Normalise(nn.Module):
         # The fused kernel needs one dtype for both, and autocast gives two.
         normed = F.rms_norm(x, weight.shape, weight.to(x.dtype), self.config.eps)
         return normed if bias is None else normed + bias
+
+
+class ChannelScale(nn.Module):
+    """A learned factor per channel."""
+
+    def __init__(self, width: int, start: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((width,), start))
+
+    def forward(self, x: Float[Tensor, "... c"]) -> Float[Tensor, "... c"]:
+        return x * self.weight.to(x.dtype)
 
 
 def make_norm(config: Norm, width: int) -> nn.Module:

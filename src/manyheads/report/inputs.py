@@ -36,12 +36,14 @@ class ReportImage:
     rows: int
     columns: int
     pixels: Tensor
+    registers: int = 0
 
     @property
     def patches(self) -> list[str]:
-        """The class token, then the patches row by row."""
+        """The class token, registers if there are any, then the patches row by row."""
         places = [(row, column) for row in range(self.rows) for column in range(self.columns)]
-        return ["class", *(f"row {row} column {column}" for row, column in places)]
+        registers = [f"register {index + 1}" for index in range(self.registers)]
+        return ["class", *registers, *(f"row {row} column {column}" for row, column in places)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,6 +136,7 @@ def read_image(model: Vision, file: Path) -> ReportImage:
         rows=side,
         columns=side,
         pixels=pixels.to(weight.device, weight.dtype),
+        registers=model.config.patches.registers,
     )
 
 

@@ -131,7 +131,7 @@ def _data(report: ReportData, measures: list[ReportMeasure]) -> dict[str, Any]:
     by_head = {each.address: each for each in report.largest}
     return {
         "tokens": list(report.input.tokens),
-        "image": None if image is None else [image.url, image.rows, image.columns],
+        "image": None if image is None else [image.url, image.rows, image.columns, image.registers],
         "heads": heads,
         "measures": [_measure_data(each) for each in measures],
         "patterns": [

@@ -120,7 +120,12 @@ class LoadedModel:
             "trained_tokens": self.trained_tokens,
         }
         if isinstance(model, Vision):
-            description["image"] = {"side": image_size(model), "patch": model.config.patches.size}
+            patches = model.config.patches
+            description["image"] = {
+                "side": image_size(model),
+                "patch": patches.size,
+                "registers": patches.registers,
+            }
         else:
             examples = examples_for(self.name, self.output, self._mask, self.count_tokens)
             description["examples"] = [asdict(each) for each in examples]
@@ -167,6 +172,9 @@ class LoadedModel:
             pixels = to_greyscale(pixels)
         mean, std = image_normalisation(self.model, channels)
         scaled = ((pixels - mean) / std).contiguous().to(self._device)
+        registers = [
+            f"[register {index + 1}]" for index in range(self.model.config.patches.registers)
+        ]
         patches = [
             f"row {row + 1}, column {column + 1}"
             for row in range(rows)
@@ -174,7 +182,7 @@ class LoadedModel:
         ]
         return StudioInput(
             inputs=ModelInputs(images=(scaled,)),
-            tokens=("[class]", *patches),
+            tokens=("[class]", *registers, *patches),
             key=("image", self.name, image.width, image.height, image.data),
         )
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.models.readout import ClassHead, pooled
+from manyheads.models.readout import ClassHead
 from manyheads.studio.models import LoadedModel, StudioInput
 from manyheads.studio.requests import DisconnectedError
 from manyheads.studio.run_cache import MAX_WEIGHTS, IsCancelled, TracedRun
@@ -197,7 +197,7 @@ def _probabilities(
     readout = run.model.readout
     assert readout is not None
     assert isinstance(readout.config, ClassHead)
-    x = pooled(run.hidden.values, run.hidden.lengths, readout.config.pool)
+    x = readout.config.pooled(run.hidden.values, run.hidden.lengths)
     table = getattr(run.model, "table", None)
     logits = F.linear(readout.features(x), readout.vectors(table), readout.bias).float()
     return logits[0].softmax(-1)

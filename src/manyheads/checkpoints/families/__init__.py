@@ -9,6 +9,7 @@ from manyheads.checkpoints.families.decoders.mixtral import MIXTRAL
 from manyheads.checkpoints.families.decoders.olmo import OLMO
 from manyheads.checkpoints.families.decoders.phi3 import PHI3
 from manyheads.checkpoints.families.decoders.qwen import QWEN_GATED, QWEN_NEXT
+from manyheads.checkpoints.families.dinov2 import DINOV2
 from manyheads.checkpoints.families.encoders.bert import BERT
 from manyheads.checkpoints.families.encoders.deberta import DEBERTA
 from manyheads.checkpoints.families.encoders.distilbert import DISTILBERT
@@ -45,6 +46,8 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": MIXTRAL,
     "gpt_oss": GPT_OSS,
     "vit": VIT,
+    "dinov2": DINOV2,
+    "dinov2_with_registers": DINOV2,
     "t5": T5,
     "marian": MARIAN,
     "manyheads": NATIVE,

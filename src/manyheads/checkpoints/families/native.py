@@ -51,6 +51,7 @@ CONFIG_JSON = DataclassCodec(
         gates.Gate,
         norms.OutputNorm,
         norms.SandwichNorm,
+        norms.ScaledPreNorm,
         norms.LayerNorm,
         norms.NoNorm,
         norms.PostNorm,

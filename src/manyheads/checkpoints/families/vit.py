@@ -87,8 +87,8 @@ class ViTFamily(Family):
         return VisionConfig(
             patches=Patches(
                 width=width,
-                image=_side(theirs, "image_size", 224),
-                size=_side(theirs, "patch_size", 16),
+                image=square_side(theirs, "image_size", 224),
+                size=square_side(theirs, "patch_size", 16),
                 channels=theirs.get("num_channels", 3),
                 dropout=dropout,
             ),
@@ -191,7 +191,8 @@ def _prefix(config: ModelConfig) -> str:
     return "" if isinstance(config.readout, NoReadout) else "vit."
 
 
-def _side(theirs: Mapping[str, Any], key: str, default: int) -> int:
+def square_side(theirs: Mapping[str, Any], key: str, default: int) -> int:
+    """A side in pixels, which may be given for each of both sides."""
     value = theirs.get(key, default)
     sides = {value} if isinstance(value, int) else set(value)
     if len(sides) > 1:

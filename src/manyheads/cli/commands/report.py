@@ -269,7 +269,7 @@ def _draw_class(
 
     from manyheads.pictures import draw_over_image
 
-    grids = [each[0, 1:].reshape(image.rows, image.columns) for each in maps]
+    grids = [each[0, 1 + image.registers :].reshape(image.rows, image.columns) for each in maps]
     pixels = image.pixels.float().cpu()
     # Scale the pixels to [0, 1], whatever range the model reads.
     scaled = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp_min(1e-9)

@@ -30,7 +30,7 @@ from manyheads.models.layer import Layer, Residual
 from manyheads.models.readout import ClassHead, ReadoutLayer
 from manyheads.models.vision import Vision
 from manyheads.parts.feedforward import ConstantLayer
-from manyheads.parts.norms import LayerNorm, Normalise, PostNorm
+from manyheads.parts.norms import ChannelScale, LayerNorm, Normalise, PostNorm
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Site, Sublayer, Tap
 
@@ -230,6 +230,8 @@ class _BackwardWalk:
 
     def _pull(self, norm: nn.Module, at: Float[Tensor, "m c"]) -> None:
         """Move the direction in front of a norm with a frozen divisor, and set its bias aside."""
+        if isinstance(norm, ChannelScale):
+            self.towards = self.towards * norm.weight.double()
         if not isinstance(norm, Normalise):
             return
         if norm.bias is not None:
@@ -343,6 +345,11 @@ def _linear_readout(model: Model) -> ReadoutLayer:
         raise InputError(
             f"this {type(model).__name__} has no readout and thus no logits",
             "use a model with a language or class head",
+        )
+    if getattr(readout.config, "pool", None) == "first_and_mean":
+        raise InputError(
+            "the classes of this model are read from the first token and from a mean of the others",
+            "use ablation, patching or integrated gradients",
         )
     if readout.config.transform is not None:
         raise InputError(

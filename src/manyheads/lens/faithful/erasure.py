@@ -19,7 +19,7 @@ from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, HeadScope
 from manyheads.lens.inputs.texts import ModelInputs
 from manyheads.models.decoder import Decoder
-from manyheads.models.readout import ClassHead, ReadoutLayer, pooled
+from manyheads.models.readout import ClassHead, ReadoutLayer
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.parts.masks import visible
@@ -140,7 +140,7 @@ class Decision:
         model = self.scope.model
         readout = _readout(self.scope)
         if isinstance(readout.config, ClassHead):
-            x = pooled(hidden.values, hidden.lengths, readout.config.pool)
+            x = readout.config.pooled(hidden.values, hidden.lengths)
         else:
             x = hidden.values.unflatten(0, (copies, -1))[:, int(self.rows[0])]
         vectors = readout.vectors(None if isinstance(model, Vision) else model.table)
@@ -210,7 +210,12 @@ def _check(scope: HeadScope, at: At, inputs: ModelInputs) -> None:
 def _rows(scope: HeadScope, length: int, text: int, at: At) -> range:
     config = scope.model.config.readout
     if isinstance(config, ClassHead):
-        pooled_rows = {"first": range(1), "last": range(length - 1, length), "mean": range(length)}
+        pooled_rows = {
+            "first": range(1),
+            "last": range(length - 1, length),
+            "mean": range(length),
+            "first_and_mean": range(length),
+        }
         return pooled_rows[config.pool]
     position = length - 1 if at == "last" else at[text]
     if not 0 <= position < length:

@@ -47,7 +47,8 @@ def measure_patch_attention(
 
     def visit(batch: ModelInputs, numbers: list[int]) -> None:
         patches = _PatchSums(
-            [(each.shape[1] // side, each.shape[2] // side) for each in batch.images]
+            [(each.shape[1] // side, each.shape[2] // side) for each in batch.images],
+            1 + model.config.patches.registers,
         )
         with torch.inference_mode():
             forward_hidden(
@@ -100,9 +101,9 @@ def _by_kind(parts: Sequence[Float[Tensor, "names _"]]) -> dict[str, Float[np.nd
 class _PatchSums:
     """Sums by image and attention over patches: their number, uniform attention, each head."""
 
-    def __init__(self, grids: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, grids: Sequence[tuple[int, int]], first_patch: int) -> None:
         self.sums: list[dict[Block, Float[Tensor, "names columns"]]] = [{} for _ in grids]
-        self._grids = grids
+        self._grids, self._first_patch = grids, first_patch
 
     def add(
         self,
@@ -112,9 +113,11 @@ class _PatchSums:
         weights: Float[Tensor, "h t s"],
         visible: Bool[Tensor, "t s"],
     ) -> None:
-        # The first query is the class token, not a patch.
-        first = int(rows.start == 0)
-        masks = _patch_masks(*self._grids[text], range(rows.start + first - 1, rows.stop - 1))
+        # The first queries are the class token and registers, not patches.
+        skip = self._first_patch
+        first = min(max(skip - rows.start, 0), len(rows))
+        queries = range(max(rows.start - skip, 0), max(rows.stop - skip, 0))
+        masks = _patch_masks(*self._grids[text], queries, skip)
         seen = visible[first:].cpu().float()
         uniform = seen / seen.sum(1, keepdim=True).clamp(min=1)
         attention = torch.cat((uniform[None], weights[:, first:].cpu()))
@@ -125,7 +128,9 @@ class _PatchSums:
         sums[block] = sums[block] + total if block in sums else total
 
 
-def _patch_masks(rows: int, columns: int, queries: range) -> Float[Tensor, "names t s"]:
+def _patch_masks(
+    rows: int, columns: int, queries: range, first_patch: int = 1
+) -> Float[Tensor, "names t s"]:
     """Which keys belong to each kind, for some patches as queries; key 0 is the class token.
 
     >>> _patch_masks(3, 3, range(4, 5)).sum(-1)[:, 0].tolist()
@@ -137,7 +142,7 @@ def _patch_masks(rows: int, columns: int, queries: range) -> Float[Tensor, "name
     itself = (down == 0) & (right == 0)
     near = (down.abs() <= 1) & (right.abs() <= 1) & ~itself
     patches = torch.stack((itself, near, (down == 0) & ~itself, (right == 0) & ~itself))
-    masks = torch.zeros(len(PATCH_KINDS), len(query), len(key) + 1)
-    masks[:4, :, 1:] = patches.float()
+    masks = torch.zeros(len(PATCH_KINDS), len(query), len(key) + first_patch)
+    masks[:4, :, first_patch:] = patches.float()
     masks[4, :, 0] = 1.0
     return masks

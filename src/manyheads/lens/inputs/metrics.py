@@ -23,7 +23,7 @@ from manyheads.lens.inputs.texts import (
 )
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.provenance import Pooling
-from manyheads.models.readout import ClassHead, ReadoutLayer, pooled
+from manyheads.models.readout import ClassHead, ReadoutLayer
 from manyheads.models.vision import Vision
 from manyheads.ragged import Lengths, Ragged
 
@@ -124,7 +124,7 @@ class BoundMetric:
         assert self.targets is not None
         config, x = self._readout().config, hidden.values
         if isinstance(config, ClassHead):
-            x = pooled(x, hidden.lengths, config.pool)
+            x = config.pooled(x, hidden.lengths)
         x = x.unflatten(0, (copies, -1))[:, self.targets.rows]
         return self._readout().features(x.flatten(0, 1))
 

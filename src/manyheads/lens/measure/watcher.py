@@ -20,7 +20,7 @@ from manyheads.lens.measure.measures import (
 )
 from manyheads.lens.measure.row_sums import RowSumSpec, row_sums
 from manyheads.lens.measure.score_tiles import tiled_scores
-from manyheads.lens.results.addresses import Block, attention_at
+from manyheads.lens.results.addresses import Block, attention_at, output_weight
 from manyheads.models.stack import Stack
 from manyheads.parts.gates import GATE_TAPS
 from manyheads.ragged import Ragged
@@ -300,7 +300,8 @@ class StatisticsWatcher:
     def _grams(self, site: Site) -> Float[Tensor, "h d d"]:
         if site not in self._plan.grams:
             attention = self._attention(site)
-            weight = attention.output.weight.float()
+            stack = self._plan.stacks[site.stack]
+            weight = output_weight(stack, site.layer, site.sublayer).float()
             slices = rearrange(weight, "c (h d) -> h d c", h=attention.config.heads).contiguous()
             # |W o|^2 = o W'W o: a d x d matrix instead of the whole width.
             self._plan.grams[site] = slices @ slices.mT

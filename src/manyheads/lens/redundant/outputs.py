@@ -12,6 +12,7 @@ from torch import Tensor
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.inputs.texts import ModelInputs, for_each_batch, forward_hidden
+from manyheads.lens.results.addresses import output_weight
 from manyheads.lens.results.tables import ByPair
 from manyheads.models.build import Model
 from manyheads.ragged import Ragged
@@ -170,6 +171,6 @@ def _writers(scope: HeadScope) -> list[Float[Tensor, "h d c"]]:
     weights = []
     for layer in scope.layers:
         attention = scope.attention(layer)
-        weight = attention.output.weight.detach().float()
+        weight = output_weight(scope.stack, layer, scope.sublayer).detach().float()
         weights.append(rearrange(weight, "c (h d) -> h d c", h=attention.config.heads).contiguous())
     return weights

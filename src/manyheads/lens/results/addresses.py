@@ -4,12 +4,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.errors import InputError
 from manyheads.models.layer import Layer, LayerConfig
 from manyheads.models.stack import Stack
+from manyheads.parts.norms import ChannelScale
 from manyheads.taps import Head, Sublayer
 
 
@@ -92,6 +94,14 @@ def attention_at(stack: Stack, layer: int, sublayer: Sublayer) -> Attention:
     if attention is None:
         raise InputError(f"layer {layer} has no {sublayer.value}", "choose another layer")
     return attention
+
+
+def output_weight(stack: Stack, layer: int, sublayer: Sublayer) -> Float[Tensor, "c hd"]:
+    """The output projection of an attention, with the scale of its branch if it has one."""
+    weight = attention_at(stack, layer, sublayer).output.weight
+    residual = getattr(stack.layers[layer], f"{sublayer.value}_residual", None)
+    scale = getattr(residual, "second_norm", None)
+    return weight * scale.weight[:, None] if isinstance(scale, ChannelScale) else weight
 
 
 def _attentions(layer: LayerConfig) -> list[tuple[Sublayer, AttentionConfig]]:

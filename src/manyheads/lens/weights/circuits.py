@@ -24,7 +24,7 @@ from manyheads.models.layer import Residual
 from manyheads.models.readout import LanguageHead, ReadoutLayer
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
-from manyheads.parts.norms import LayerNorm, Normalise, PostNorm
+from manyheads.parts.norms import ChannelScale, LayerNorm, Normalise, PostNorm
 from manyheads.progress import Progress
 from manyheads.taps import Head, Sublayer
 
@@ -328,6 +328,8 @@ def folded(rows: Float[Tensor, "d c"], norm: torch.nn.Module) -> Float[Tensor, "
 
 def through(rows: Float[Tensor, "f c"], norm: nn.Module | None) -> Float[Tensor, "f c"]:
     """Rows after a norm, up to its divisor."""
+    if isinstance(norm, ChannelScale):
+        return rows * norm.weight.detach().to(rows.dtype)
     if not isinstance(norm, Normalise):
         return rows
     if isinstance(norm.config, LayerNorm):

@@ -63,10 +63,14 @@ class Sinusoidal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedGrid:
-    """One vector for each of `rows` x `columns` patches, and one for the class token."""
+    """One vector for each of `rows` x `columns` patches, and one for the class token.
+
+    Other grids are interpolated, smaller ones with a wider filter if `antialias`.
+    """
 
     rows: int
     columns: int
+    antialias: bool = False
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.columns < 1:
@@ -84,14 +88,18 @@ class GridTable(nn.Module):
 
     def forward(self, rows: int, columns: int) -> Float[Tensor, "n c"]:
         """Vectors for the class token, then for the patches row by row."""
-        patches = resample(self.patches, rows, columns)
+        patches = resample(self.patches, rows, columns, antialias=self.config.antialias)
         return torch.cat((self.class_token[None], patches.flatten(0, 1)))
 
 
-def resample(grid: Float[Tensor, "r q c"], rows: int, columns: int) -> Float[Tensor, "_ _ c"]:
+def resample(
+    grid: Float[Tensor, "r q c"], rows: int, columns: int, *, antialias: bool = False
+) -> Float[Tensor, "_ _ c"]:
     """The grid at another resolution, without aligned corners; at its own it is exact."""
     if grid.shape[:2] == (rows, columns):
         return grid
     image = rearrange(grid, "r q c -> 1 c r q").float()
-    resized = F.interpolate(image, size=(rows, columns), mode="bicubic", align_corners=False)
+    resized = F.interpolate(
+        image, size=(rows, columns), mode="bicubic", align_corners=False, antialias=antialias
+    )
     return rearrange(resized, "1 c r q -> r q c").to(grid.dtype)

@@ -13,7 +13,8 @@ function buildHeadView() {
   data.tokens.forEach((token, index) => {
     const span = make("span", token.replace(/\n/g, "⏎\n"), { class: "token" });
     span.dataset.index = index;
-    if (data.image && index) span.style.gridArea = areaOf(index - 1, data.image[2]);
+    const patch = data.image ? index - 1 - data.image[3] : -1;
+    if (patch >= 0) span.style.gridArea = areaOf(patch, data.image[2]);
     text.append(span);
     spans.push(span);
   });

@@ -113,7 +113,8 @@ export class ImageView {
 
   #figure(title, colour, weights) {
     const { side } = this;
-    const { side: pixels, patch } = side.model.image;
+    const { side: pixels, patch, registers } = side.model.image;
+    const first = 1 + registers;
     const across = pixels / patch;
     const zoom = Math.max(1, Math.round(360 / pixels));
     const canvas = h("canvas", { width: pixels * zoom, height: pixels * zoom, role: "img", "aria-label": this.#description(title, weights) });
@@ -124,18 +125,18 @@ export class ImageView {
     if (weights) {
       const most = Math.max(...weights.weights, 1e-6);
       const by = new Map(weights.positions.map((place, index) => [place, weights.weights[index] / most]));
-      for (let place = 1; place < side.tokens.length; place += 1) {
+      for (let place = first; place < side.tokens.length; place += 1) {
         const part = by.get(place) ?? 0;
         const [red, green, blue] = sequential(0.25 + 0.75 * part);
         ink.fillStyle = `rgb(${red} ${green} ${blue} / ${0.25 + 0.55 * part})`;
-        ink.fillRect(((place - 1) % across) * step, Math.floor((place - 1) / across) * step, step, step);
+        ink.fillRect(((place - first) % across) * step, Math.floor((place - first) / across) * step, step, step);
       }
     }
     const at = side.focus ?? 0;
-    if (at > 0) {
+    if (at >= first) {
       ink.lineWidth = 3;
       ink.strokeStyle = "#d55e00";
-      ink.strokeRect(((at - 1) % across) * step + 1.5, Math.floor((at - 1) / across) * step + 1.5, step - 3, step - 3);
+      ink.strokeRect(((at - first) % across) * step + 1.5, Math.floor((at - first) / across) * step + 1.5, step - 3, step - 3);
     }
     const swatch = colour ? h("span", { class: "swatch", vars: { "--colour": colour } }) : null;
     const kind = colour ? ` ${side.kindOf(title) ?? ""}` : "";
@@ -147,9 +148,10 @@ export class ImageView {
     const canvas = event.target.closest("canvas");
     if (!canvas) return null;
     const box = canvas.getBoundingClientRect();
-    const across = this.side.model.image.side / this.side.model.image.patch;
+    const { side, patch, registers } = this.side.model.image;
+    const across = side / patch;
     const part = (value) => Math.min(across - 1, Math.max(0, Math.floor(value * across)));
-    return 1 + part((event.clientY - box.top) / box.height) * across + part((event.clientX - box.left) / box.width);
+    return 1 + registers + part((event.clientY - box.top) / box.height) * across + part((event.clientX - box.left) / box.width);
   }
 
   #description(title, weights) {

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import cast
 
+import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
@@ -23,8 +24,9 @@ from manyheads.models.layer import Layer, LayerConfig
 from manyheads.parts.experts import RouterLosses
 from manyheads.parts.masks import Mask
 from manyheads.parts.norms import NoNorm, Norm, make_norm
-from manyheads.parts.positions import Disentangled
+from manyheads.parts.positions import Disentangled, Rotary
 from manyheads.parts.positions.relative import Bias, ShawBias
+from manyheads.parts.positions.rotary import LongRopeScaling
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Sublayer, Tap, Watcher, seen
 
@@ -86,6 +88,8 @@ class Stack(nn.Module):
         plan: CachePlan | StaticCachePlan | None = None,
         watch: Watcher | None = None,
     ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
+        if cache is not None and isinstance(plan, CachePlan):
+            self._check_rotations(cache, plan)
         look = None if watch is None else Look(watch, stack=self.name)
         x = x.with_values(seen(look, Tap.EMBEDDINGS, x.values, x))
         return self._run(x, 0, positions, memory, cache, plan, look)
@@ -191,6 +195,27 @@ class Stack(nn.Module):
                     None if attention is None else attention.encode_positions(positions, lengths)
                 )
         return encodings
+
+    @property
+    def rotation_switch(self) -> int | None:
+        """The length beyond which LongRoPE rotates all tokens of a text in another way."""
+        for layer in self.config.layers:
+            position = None if layer.attention is None else layer.attention.inner.position
+            if isinstance(position, Rotary) and isinstance(position.scaling, LongRopeScaling):
+                return position.scaling.original_length
+        return None
+
+    def _check_rotations(self, cache: Cache, plan: CachePlan) -> None:
+        switch = self.rotation_switch
+        if switch is None or torch.compiler.is_compiling():
+            return
+        for before, after in zip(cache.seen, plan.after, strict=False):
+            if 0 < before <= switch < after:
+                raise InputError(
+                    f"a text grows from {before} to {after} tokens, and beyond {switch} LongRoPE "
+                    "rotates the keys in the cache in another way",
+                    "start a new cache with the whole text",
+                )
 
     def _memory(
         self, index: int, memory: Ragged | None, cache: Cache | None, look: Look | None

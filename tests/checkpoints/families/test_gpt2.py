@@ -20,7 +20,15 @@ def theirs(**changes: object) -> GPT2LMHeadModel:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"n_head": 1, "n_inner": 50}, {"n_layer": 1, "layer_norm_epsilon": 1e-3}]
+    "changes",
+    [
+        {},
+        {"n_head": 1, "n_inner": 50},
+        {"n_layer": 1, "layer_norm_epsilon": 1e-3},
+        {"activation_function": "relu", "tie_word_embeddings": False},
+        {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True},
+        {"scale_attn_weights": False, "activation_function": "silu"},
+    ],
 )
 def test_same_logits_here_and_back(changes: dict[str, object], tmp_path: Path) -> None:
     check_decoder(theirs(**changes), GPT2LMHeadModel.from_pretrained, tmp_path)
@@ -43,9 +51,8 @@ def test_older_files_without_prefix_and_with_masks_load_the_same(tmp_path: Path)
 @pytest.mark.parametrize(
     "changes",
     [
-        {"activation_function": "relu"},
-        {"tie_word_embeddings": False},
-        {"scale_attn_by_inverse_layer_idx": True},
+        {"activation_function": "quick_gelu"},
+        {"add_cross_attention": True},
     ],
 )
 def test_what_would_load_and_be_wrong_is_refused(

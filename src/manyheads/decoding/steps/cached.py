@@ -48,8 +48,12 @@ class CachedSteps:
         start_id: int | None = None,
     ) -> None:
         self.model = model
+        self.cache_config = cache
         self.cache = model.new_cache(cache)
         self.start_id = start_id
+        self._switch = model.stack.rotation_switch if isinstance(model, Decoder) else None
+        # The ids of all texts, if the keys in the cache must be computed again at some length.
+        self._texts: list[list[int]] = []
         self._ones = Lengths.of([])
         self._cpu_step: CpuStep | None = None
         if isinstance(model, Decoder) and cannot(model) is None:
@@ -57,6 +61,8 @@ class CachedSteps:
 
     @torch.inference_mode()
     def start(self, prompts: Ragged) -> Float[Tensor, "b v"]:
+        if self._switch is not None:
+            self._texts = [text.tolist() for text in prompts.to_list()]
         if isinstance(self.model, Decoder):
             return self.model.next_logits(prompts, self.cache)
         assert self.start_id is not None
@@ -65,6 +71,8 @@ class CachedSteps:
 
     @torch.inference_mode()
     def next(self, ids: Int[Tensor, " b"]) -> Float[Tensor, "b v"]:
+        if self._switch is not None and self._crosses(ids.tolist()):
+            return self._again(ids.device)
         new = self._one_each(ids)
         if self._cpu_step is not None and self._cpu_step.fits(self.cache):
             return self._cpu_step.next(new, self.cache)
@@ -75,6 +83,22 @@ class CachedSteps:
     @torch.inference_mode()
     def select(self, sequences: list[int]) -> None:
         self.cache.select(sequences)
+        if self._texts:
+            self._texts = [list(self._texts[sequence]) for sequence in sequences]
+
+    def _crosses(self, ids: list[int]) -> bool:
+        """Add a token to each text; whether one of them is now too long for its rotation."""
+        for text, token in zip(self._texts, ids, strict=True):
+            text.append(token)
+        assert self._switch is not None
+        return any(len(text) == self._switch + 1 for text in self._texts)
+
+    def _again(self, device: torch.device) -> Float[Tensor, "b v"]:
+        """The logits after the whole texts, with a new cache."""
+        assert isinstance(self.model, Decoder)
+        self.cache = self.model.new_cache(self.cache_config)
+        texts = [torch.tensor(text, device=device) for text in self._texts]
+        return self.model.next_logits(Ragged.from_list(texts), self.cache)
 
     def _one_each(self, ids: Int[Tensor, " b"]) -> Ragged:
         # Reused until a sequence leaves the batch.

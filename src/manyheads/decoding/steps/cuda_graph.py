@@ -38,6 +38,8 @@ def cannot(model: object, device: torch.device) -> str | None:
     attentions = [layer.attention.inner for layer in layers if layer.attention]
     if not attentions:
         return "the model has no attention"
+    if model.stack.rotation_switch is not None:
+        return "LongRoPE rotates the keys in the cache again when a text becomes long"
     for attention in attentions:
         if attention.kernel != "auto":
             return f"a layer requires the kernel {attention.kernel!r}"

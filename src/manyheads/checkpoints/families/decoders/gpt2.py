@@ -6,7 +6,10 @@ from typing import Any
 
 from manyheads.checkpoints.families.family import (
     CAUSAL_HEADS,
+    HIDDEN_ACTIVATIONS,
     Family,
+    activation_name,
+    activation_of,
     causal_readout,
     default_labels,
     eps_of,
@@ -16,6 +19,7 @@ from manyheads.errors import ConfigError
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.readout import ClassHead, LanguageHead, Readout, TokenHead
 from manyheads.models.recipes import ModelConfig, gpt2
+from manyheads.parts.feedforward import MLP
 from manyheads.parts.positions import Learned
 
 # Ours below a layer, theirs below h.N, and whether theirs is stored [in, out].
@@ -27,15 +31,11 @@ LAYER = (
     ("feedforward.expand", "mlp.c_fc", True),
     ("feedforward.contract", "mlp.c_proj", True),
 )
-# The heads for classes; logits of tokens come from the token embedding.
-SCORES: dict[type[Readout], str] = {ClassHead: "score", TokenHead: "classifier"}
-# Values that we support; with any other the model would load and compute something else.
-SUPPORTED = {
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-    "tie_word_embeddings": (True,),
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "add_cross_attention": (False,),
+# The heads; a tied language head is the token embedding.
+HEADS: dict[type[Readout], str] = {
+    LanguageHead: "lm_head",
+    ClassHead: "score",
+    TokenHead: "classifier",
 }
 
 
@@ -46,12 +46,10 @@ class GPT2Family(Family):
     tied_copies = ("lm_head.weight",)
 
     def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
-        for name, known in SUPPORTED.items():
-            if theirs.get(name, known[0]) not in known:
-                raise ConfigError(
-                    f"{name}={theirs[name]!r} is not supported for GPT-2",
-                    f"use {' or '.join(map(repr, known))}",
-                )
+        if theirs.get("add_cross_attention", False):
+            raise ConfigError(
+                "add_cross_attention=True is not supported for GPT-2", "use a model without it"
+            )
         config = gpt2(
             width=theirs["n_embd"],
             heads=theirs["n_head"],
@@ -62,10 +60,10 @@ class GPT2Family(Family):
             hidden=theirs.get("n_inner") or 4 * theirs["n_embd"],
             eps=eps_of(theirs, "layer_norm_epsilon", 1e-5),
         )
-        assert isinstance(config.readout, LanguageHead)
+        head = LanguageHead(tied=bool(theirs.get("tie_word_embeddings", True)))
         return replace(
-            _with_dropout(config, theirs),
-            readout=causal_readout(theirs, config.readout),
+            _with_layers(config, theirs),
+            readout=causal_readout(theirs, head),
             init=replace(config.init, std=float(theirs.get("initializer_range", 0.02))),
         )
 
@@ -79,6 +77,13 @@ class GPT2Family(Family):
             or layer.feedforward is None
         ):
             return None
+        attention, feedforward = layer.attention.inner, layer.feedforward.inner
+        if not isinstance(feedforward, MLP):
+            return None
+        flags = {
+            "scale_attn_weights": attention.score_scale != 1.0 or attention.size == 1,
+            "scale_attn_by_inverse_layer_idx": _scales_by_layer(config),
+        }
         return {
             "model_type": "gpt2",
             "architectures": [f"GPT2{_class(config.readout)}"],
@@ -89,7 +94,9 @@ class GPT2Family(Family):
             "n_positions": position.count,
             "vocab_size": config.embedding.vocabulary,
             "layer_norm_epsilon": getattr(config.stack.final_norm, "eps", 1e-5),
-            "activation_function": "gelu_new",
+            "activation_function": activation_name(feedforward.activation),
+            **{name: flag for name, flag in flags.items() if flag != DEFAULTS[name]},
+            **({} if getattr(config.readout, "tied", True) else {"tie_word_embeddings": False}),
             "embd_pdrop": config.embedding.dropout,
             "attn_pdrop": layer.attention.inner.dropout,
             "resid_pdrop": layer.attention.dropout,
@@ -99,16 +106,16 @@ class GPT2Family(Family):
             **default_labels(config.readout),
         }
 
-    def tensor_map(self, config: ModelConfig, ours: Iterable[str]) -> list[Entry]:  # noqa: ARG002
+    def tensor_map(self, config: ModelConfig, ours: Iterable[str]) -> list[Entry]:
         assert isinstance(config, DecoderConfig)
         table = [
             Entry("embedding.tokens.weight", ("transformer.wte.weight",)),
             Entry("embedding.positions.weight", ("transformer.wpe.weight",)),
         ]
-        if isinstance(config.readout, ClassHead | TokenHead):
-            kinds, head = ("weight", "bias"), SCORES[type(config.readout)]
-            scores = [Entry(f"readout.{kind}", (f"{head}.{kind}",)) for kind in kinds]
-            table += scores if config.readout.bias else scores[:1]
+        if type(config.readout) in HEADS:
+            head, have = HEADS[type(config.readout)], set(ours)
+            scores = [Entry(f"readout.{kind}", (f"{head}.{kind}",)) for kind in ("weight", "bias")]
+            table += [entry for entry in scores if entry.ours in have]
         for kind in ("weight", "bias"):
             table.append(Entry(f"stack.final_norm.{kind}", (f"transformer.ln_f.{kind}",)))
             for index in range(len(config.stack.layers)):
@@ -126,25 +133,53 @@ class GPT2Family(Family):
         """Older files lack the prefix and hold the causal mask."""
         if name.endswith((".attn.bias", ".attn.masked_bias")):
             return None
-        whole = ("transformer.", "lm_head.", *(f"{head}." for head in SCORES.values()))
+        whole = ("transformer.", *(f"{head}." for head in HEADS.values()))
         return name if name.startswith(whole) else f"transformer.{name}"
 
 
 GPT2 = GPT2Family()
 
 
-def _with_dropout(config: DecoderConfig, theirs: Mapping[str, Any]) -> DecoderConfig:
-    """Attention weights and embeddings have dropout rates of their own."""
+# What `transformers` assumes where config.json does not say it.
+DEFAULTS = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
+
+
+def _with_layers(config: DecoderConfig, theirs: Mapping[str, Any]) -> DecoderConfig:
+    """The layers with the dropout, the activation and the scales of a config.json."""
+    known = {"activation_function": "gelu_new", **theirs}
+    activation = activation_of(known, "activation_function", HIDDEN_ACTIVATIONS)
+    flags = {name: bool(theirs.get(name, default)) for name, default in DEFAULTS.items()}
     layers = []
-    for layer in config.stack.layers:
+    for index, layer in enumerate(config.stack.layers):
         assert layer.attention is not None
+        assert layer.feedforward is not None
         inner = replace(layer.attention.inner, dropout=float(theirs.get("attn_pdrop", 0.1)))
-        layers.append(replace(layer, attention=replace(layer.attention, inner=inner)))
+        if flags != DEFAULTS:
+            root = inner.size**-0.5
+            scale = root if flags["scale_attn_weights"] else 1.0
+            if flags["scale_attn_by_inverse_layer_idx"]:
+                scale /= index + 1
+            inner = replace(inner, scale="root" if scale == root else scale)
+        feedforward = replace(layer.feedforward.inner, activation=activation)  # type: ignore[call-arg]
+        layers.append(
+            replace(
+                layer,
+                attention=replace(layer.attention, inner=inner),
+                feedforward=replace(layer.feedforward, inner=feedforward),
+            )
+        )
     return replace(
         config,
         embedding=replace(config.embedding, dropout=float(theirs.get("embd_pdrop", 0.1))),
         stack=replace(config.stack, layers=tuple(layers)),
     )
+
+
+def _scales_by_layer(config: DecoderConfig) -> bool:
+    """Whether the scores of later layers are divided more; of one layer it does not matter."""
+    attentions = [config.stack.attention(index) for index in range(len(config.stack.layers))]
+    scales = {each.score_scale for each in attentions if each is not None}
+    return len(scales) > 1
 
 
 def _class(readout: Readout) -> str:

@@ -57,6 +57,7 @@ from manyheads.lens.head_kinds.ioi import (
 from manyheads.lens.head_kinds.kinds import Kinds, kinds
 from manyheads.lens.inputs.metrics import CustomMetric, LogitDifference, Similarity
 from manyheads.lens.inspection import Inspection, ModelSummary, inspect
+from manyheads.lens.measure.activation_files import ActivationFiles, activations
 from manyheads.lens.measure.statistics import Statistics, statistics
 from manyheads.lens.measure.watcher import Activation
 from manyheads.lens.probing.linear import probe
@@ -88,6 +89,7 @@ from manyheads.lens.weights.neurons import (
 __all__ = [
     "Ablation",
     "Activation",
+    "ActivationFiles",
     "Address",
     "Attribution",
     "Block",
@@ -145,6 +147,7 @@ __all__ = [
     "ablate_greedily",
     "ablate_in_order",
     "ablate_together",
+    "activations",
     "attention_flow",
     "attention_rollout",
     "attribute",

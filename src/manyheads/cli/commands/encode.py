@@ -1,4 +1,4 @@
-"""manyheads encode: one vector per text."""
+"""manyheads encode: one vector per text, or the activations of its tokens."""
 
 import sys
 import time
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Turn texts into vectors, one vector per text.
+    """Turn texts into vectors, one vector per text, or write the activations of all tokens.
 
     For example: manyheads encode minilm/ --file sentences.txt -o vectors.npy
+    or manyheads encode gpt2/ --file texts.txt --site L3.after -o activations/
     """
 
     model: RequiredModel
@@ -48,7 +49,17 @@ class Encode:
     """Token ids to encode instead of a text; a model without a tokenizer needs them."""
 
     out: OutFile = None
-    """The file to write the vectors to: .npy, .safetensors or .jsonl."""
+    """The file to write the vectors to: .npy, .safetensors or .jsonl; with --site a folder."""
+
+    site: Annotated[
+        tuple[str, ...],
+        tyro.conf.UseAppendAction,
+        tyro.conf.arg(metavar="SITE", help_behavior_hint="(repeatable)"),
+    ] = ()
+    """Write the activations of every token at a site: L3.before, L3.after, L3.z, L3H5, ..."""
+
+    parquet: Flag = False
+    """With --site, write Parquet instead of safetensors."""
 
     pooling: Annotated[
         Literal["mean", "cls", "last"] | None,
@@ -77,12 +88,15 @@ class Encode:
             raise InputError("manyheads encode needs --out FILE", "add --out vectors.npy")
         if bool(self.file) + bool(self.text) + bool(self.ids) != 1:
             raise InputError("manyheads encode needs --text, --file or --ids", "give one of them")
+        if self.site:
+            return self._write_activations()
+        if self.parquet:
+            raise InputError("--parquet is for activations", "add --site L3.after, or leave it out")
         from manyheads.encoding.encode import check_target, store
 
         check_target(self.out)
         options = self._options()
-        texts: list[Any] = read_ids(self.ids) if self.ids else []
-        texts = texts or list(self.text) or read_lines(self.file)
+        texts = self._texts()
         from manyheads.encoding.encode import encode_counted
 
         model = open_model(self.model, self.device, self.dtype)
@@ -96,6 +110,32 @@ class Encode:
             f"{pluralise(len(texts), 'text')}, {done.tokens:,} tokens in {seconds:.1f} s "
             f"({done.tokens / seconds:,.0f} tokens/s): "
             f"vectors of {done.vectors.shape[1]} to {self.out}"
+        )
+        return 0
+
+    def _texts(self) -> list[Any]:
+        texts: list[Any] = read_ids(self.ids) if self.ids else []
+        return texts or list(self.text) or read_lines(self.file)
+
+    def _write_activations(self) -> int:
+        from manyheads import lens
+
+        if self.pooling is not None or self.normalise or self.no_normalise:
+            raise InputError(
+                "--pooling and --normalise make one vector per text, and --site one per token",
+                "leave out one of them",
+            )
+        assert self.out is not None
+        model = open_model(self.model, self.device, self.dtype)
+        print(
+            lens.activations(
+                model,
+                self._texts(),
+                list(self.site),
+                self.out,
+                format="parquet" if self.parquet else "safetensors",
+                batch_tokens=self.batch_tokens,
+            )
         )
         return 0
 

@@ -1,0 +1,345 @@
+"""Activations of every token, written to disk shard by shard, for training on them elsewhere."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.atomic_write import atomic_write, check_writable
+from manyheads.attention import AttentionConfig
+from manyheads.bridge.wrapped_parts import WrappedStack
+from manyheads.errors import InputError, MissingPackageError, check_int
+from manyheads.formatting import pluralise
+from manyheads.lens.inputs.cached_run import layer_input_site
+from manyheads.lens.inputs.texts import ModelInputs, for_each_batch, forward_hidden
+from manyheads.lens.results.addresses import Address, stacks_of
+from manyheads.models.build import Model
+from manyheads.models.stack import Stack
+from manyheads.ragged import Ragged
+from manyheads.taps import Head, Record, Site, Sublayer, Tap
+
+Format = Literal["safetensors", "parquet"]
+DtypeOfFile = Literal["float32", "float16", "bfloat16"]
+MANIFEST = "activations.json"
+SHARD_BYTES = 256 * 2**20
+# Columns that say which token a row belongs to; a model that reads no tokens has the token -1.
+INDEX = ("text", "position", "token")
+PARTS = ("before", "after", "z", "attention", "cross", "feedforward")
+FORM = (
+    "write embeddings, final, L3.before, L3.after, L3.z, L3.attention, L3.feedforward or L3H5, "
+    "with the stack in front where there are several: decoder.L3.after, decoder.cross.L3H5"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationFiles:
+    """The files that `activations` wrote: the width of each site, and how much is in them."""
+
+    folder: Path
+    shards: tuple[Path, ...]
+    widths: dict[str, int]
+    tokens: int
+    texts: int
+    complete: bool = True
+
+    def __str__(self) -> str:
+        sites = ", ".join(f"{name} ({width})" for name, width in self.widths.items())
+        part = "" if self.complete else ", interrupted"
+        return (
+            f"{self.tokens:,} tokens of {pluralise(self.texts, 'text')} in "
+            f"{pluralise(len(self.shards), 'file')} of {self.folder}: {sites}{part}"
+        )
+
+
+def activations(
+    model: Model,
+    texts: Any,
+    sites: Sequence[str | Head | Address | Site] | str | Head | Address | Site,
+    folder: str | Path,
+    *,
+    format: Format = "safetensors",
+    dtype: DtypeOfFile = "float32",
+    shard_tokens: int | None = None,
+    batch_tokens: int | None = None,
+    progress: bool = True,
+) -> ActivationFiles:
+    """Write the activations of every token at some sites to files in `folder`.
+
+    A site is the residual stream ("L3.before", "L3.after", "embeddings", "final"), what a sublayer
+    adds to it ("L3.attention", "L3.feedforward"), the outputs of all heads of an attention before
+    its output projection, side by side ("L3.z"), or those of one head: "L3H5" or a `Head`. Several
+    stacks: "decoder.L3.after", "decoder.cross.L3H5"; all sites of one call are of one stack.
+
+    Each file has one row per token: a tensor or column per site, and the `text`, the `position` and
+    the `token` of the row. Texts of a similar length come together, so rows are not in the order of
+    the texts. A file is complete or absent, and only about `shard_tokens` tokens are in memory, by
+    default 256 MiB of them; `activations.json` lists the files at the end.
+    """
+    if shard_tokens is not None:
+        check_int("shard_tokens", shard_tokens, minimum=1)
+    target = Path(folder)
+    _check_target(target, format, dtype)
+    asked = [sites] if isinstance(sites, str | Head | Address | Site) else list(sites)
+    if not asked:
+        raise InputError("there are no sites", FORM)
+    columns = [_Column.of(model, each) for each in asked]
+    if len({column.stack for column in columns}) > 1:
+        raise InputError(
+            "the sites belong to different stacks, whose tokens differ",
+            "write those of each stack to a folder of its own",
+        )
+    writer = _ShardWriter(target, format, getattr(torch, dtype), shard_tokens)
+    wanted = [site for column in columns for site in column.sites]
+
+    def visit(inputs: ModelInputs, numbers: list[int]) -> None:
+        seen = Record(wanted)
+        with torch.inference_mode():
+            forward_hidden(model, inputs, seen)
+            found = {column.name: column.read(seen) for column in columns}
+        ids = inputs.source if columns[0].stack == "encoder" else inputs.ids
+        writer.add(found, ids, numbers)
+
+    summary = for_each_batch(
+        model, texts, visit, label="activations", batch_tokens=batch_tokens, progress=progress
+    )
+    writer.flush()
+    result = ActivationFiles(
+        folder=target,
+        shards=tuple(writer.shards),
+        widths=writer.widths,
+        tokens=writer.tokens,
+        texts=summary.texts,
+        complete=summary.complete,
+    )
+    _write_manifest(result, format, dtype)
+    return result
+
+
+def _check_target(folder: Path, format: str, dtype: str) -> None:
+    if format == "parquet":
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError:
+            raise MissingPackageError("a Parquet file", "pyarrow") from None
+        if dtype == "bfloat16":
+            raise InputError("Parquet has no bfloat16", "use float16 or float32, or safetensors")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} exists and is not empty", "choose another folder")
+    check_writable(folder / MANIFEST)
+
+
+def _write_manifest(result: ActivationFiles, format: str, dtype: str) -> None:
+    described = {
+        "format": format,
+        "dtype": dtype,
+        "sites": result.widths,
+        "tokens": result.tokens,
+        "texts": result.texts,
+        "complete": result.complete,
+        "files": [each.name for each in result.shards],
+    }
+    with atomic_write(result.folder / MANIFEST) as temporary:
+        temporary.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Column:
+    """A site by the name that it was asked by, and the taps that it is read from."""
+
+    name: str
+    stack: str
+    sites: tuple[Site, ...]
+    head: int | None = None
+    # The layer of a wrapped model whose writes are not seen directly.
+    writes: tuple[WrappedStack, int, Sublayer] | None = None
+
+    @classmethod
+    def of(cls, model: Model, asked: str | Head | Address | Site) -> "_Column":
+        if isinstance(asked, Site):
+            return cls(str(asked), asked.stack, (asked,))
+        if isinstance(asked, Head):
+            asked = str(asked)
+        if isinstance(asked, Address):
+            stack = "" if asked.stack == "main" else f"{asked.stack}."
+            cross = "cross." if asked.sublayer is Sublayer.CROSS else ""
+            asked = f"{stack}{cross}{asked.head}"
+        stack_name, cross, rest = _split(model, asked)
+        stack = stacks_of(model)[stack_name]
+        if rest in ("embeddings", "final"):
+            return cls(asked, stack_name, (Site(-1, Tap(rest), stack=stack_name),))
+        match = re.fullmatch(r"L(\d+)(?:H(\d+)|\.(\w+))", rest)
+        if match is None or (match[3] is not None and match[3] not in PARTS):
+            raise InputError(f"{asked!r} is not a site", FORM)
+        layer = int(match[1])
+        if layer >= len(stack.layers):
+            raise InputError(
+                f"{asked!r}: {stack_name} has no layer {layer}", f"use 0 to {len(stack.layers) - 1}"
+            )
+        if match[2] is not None or match[3] == "z":
+            return _heads(asked, stack, layer, cross, None if match[2] is None else int(match[2]))
+        return _of_stream(asked, stack, layer, match[3])
+
+    def read(self, seen: Record) -> Float[Tensor, "n c"]:
+        values = [cast(Ragged, seen[site]).values for site in self.sites]
+        if self.head is not None:
+            return values[0][:, self.head]
+        if self.writes is None:
+            return values[0].flatten(1)
+        stack, layer, sublayer = self.writes
+        written: dict[bool, Tensor] = {}
+        kinds = [each for each, index in stack.facts.attentions if index == layer]
+        for facts in kinds:
+            site = Site(layer, Tap.OUTPUT, _sublayer(facts.cross), stack.name)
+            made = cast(Ragged, seen[site]).values
+            assert facts.write is not None
+            made = made if facts.write.norm is None else facts.write.norm(made)
+            written[facts.cross] = made * facts.write.factor
+        if sublayer is not Sublayer.FEEDFORWARD:
+            return written[sublayer is Sublayer.CROSS]
+        before, after = values[0], values[1]
+        return after - before - sum(written.values(), torch.zeros_like(before))
+
+
+def _split(model: Model, name: str) -> tuple[str, bool, str]:
+    """The stack of a site, whether it is of cross-attention, and the rest of its name."""
+    stacks = stacks_of(model)
+    parts = name.split(".")
+    stack = model.readout_stack
+    if parts[0] in stacks:
+        stack, parts = parts[0], parts[1:]
+    cross = bool(parts) and parts[0] == "cross"
+    rest = ".".join(parts[1:] if cross else parts)
+    if stack not in stacks:
+        raise InputError(f"{name!r} names no stack", f"use one of: {', '.join(stacks)}")
+    return stack, cross, rest
+
+
+def _sublayer(cross: bool) -> Sublayer:
+    return Sublayer.CROSS if cross else Sublayer.ATTENTION
+
+
+def _heads(name: str, stack: Stack, layer: int, cross: bool, head: int | None) -> _Column:
+    sublayer = _sublayer(cross)
+    branch = getattr(stack.config.layers[layer], sublayer.value)
+    if branch is None or not isinstance(branch.inner, AttentionConfig):
+        raise InputError(f"{name!r}: layer {layer} has no {sublayer.value}", "choose another layer")
+    if head is not None and head >= branch.inner.heads:
+        raise InputError(
+            f"{name!r}: the layer has no head {head}", f"use 0 to {branch.inner.heads - 1}"
+        )
+    return _Column(name, stack.name, (Site(layer, Tap.HEAD_OUTPUT, sublayer, stack.name),), head)
+
+
+def _of_stream(name: str, stack: Stack, layer: int, part: str) -> _Column:
+    config = stack.config.layers[layer]
+    before = layer_input_site(stack, layer)
+    order = (Sublayer.FEEDFORWARD, Sublayer.CROSS, Sublayer.ATTENTION)
+    there = [each for each in order if getattr(config, each.value) is not None]
+    after = Site(layer, Tap.AFTER, there[0] if there else Sublayer.ATTENTION, stack.name)
+    if part in ("before", "after"):
+        return _Column(name, stack.name, (before if part == "before" else after,))
+    sublayer = Sublayer(part)
+    if isinstance(stack, WrappedStack):
+        facts = [each for each, index in stack.facts.attentions if index == layer]
+        if stack.facts.slots > 1 or not facts or any(each.write is None for each in facts):
+            raise InputError(
+                f"{name!r}: what this layer adds was not found in the wrapped model",
+                "use L3.before and L3.after, or L3.z",
+            )
+        if part != "feedforward" and part not in [_sublayer(each.cross).value for each in facts]:
+            raise InputError(f"{name!r}: layer {layer} has no {part}", "choose another site")
+        writes = [Site(layer, Tap.OUTPUT, _sublayer(each.cross), stack.name) for each in facts]
+        return _Column(name, stack.name, (before, after, *writes), writes=(stack, layer, sublayer))
+    if sublayer not in there:
+        raise InputError(f"{name!r}: layer {layer} has no {part}", "choose another site")
+    return _Column(name, stack.name, (Site(layer, Tap.OUTPUT, sublayer, stack.name),))
+
+
+@dataclass(slots=True, eq=False)
+class _ShardWriter:
+    """Collects rows and writes a file whenever there are enough."""
+
+    folder: Path
+    format: Format
+    dtype: torch.dtype
+    limit: int | None
+    shards: list[Path] = field(default_factory=list)
+    widths: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    _parts: list[dict[str, Tensor]] = field(default_factory=list)
+    _held: int = 0
+
+    def add(self, found: dict[str, Tensor], ids: Ragged | None, numbers: list[int]) -> None:
+        first = next(iter(found.values()))
+        if not self.widths:
+            self.widths = {name: each.shape[1] for name, each in found.items()}
+        rows = {name: each.to("cpu", self.dtype) for name, each in found.items()}
+        rows |= _index(ids, numbers, len(first))
+        self.tokens += len(first)
+        limit = self._limit()
+        start = 0
+        while start < len(first):
+            stop = min(len(first), start + limit - self._held)
+            self._parts.append({name: each[start:stop] for name, each in rows.items()})
+            self._held += stop - start
+            start = stop
+            if self._held >= limit:
+                self.flush()
+
+    def _limit(self) -> int:
+        if self.limit is not None:
+            return self.limit
+        per_row = sum(self.widths.values()) * self.dtype.itemsize + 8 * len(INDEX)
+        return max(1, SHARD_BYTES // per_row)
+
+    def flush(self) -> None:
+        if not self._parts:
+            return
+        names = list(self._parts[0])
+        rows = {
+            name: torch.cat([part[name] for part in self._parts]).contiguous() for name in names
+        }
+        self._parts, self._held = [], 0
+        path = self.folder / f"activations-{len(self.shards):05}.{self.format}"
+        with atomic_write(path) as temporary:
+            if self.format == "safetensors":
+                from safetensors.torch import save_file
+
+                save_file(rows, temporary)
+            else:
+                _write_parquet(rows, temporary)
+        self.shards.append(path)
+
+
+def _index(ids: Ragged | None, numbers: list[int], rows: int) -> dict[str, Tensor]:
+    """The text, the position and the token of each row."""
+    if ids is not None and ids.lengths.total == rows:
+        lengths, tokens = ids.lengths.each, ids.values.cpu().long()
+    else:
+        # Patches and frames have no tokens, and all texts of a batch have as many of them.
+        lengths, tokens = (rows // len(numbers),) * len(numbers), torch.full((rows,), -1)
+    pairs = list(zip(numbers, lengths, strict=True))
+    return {
+        "text": torch.cat([torch.full((length,), number) for number, length in pairs]),
+        "position": torch.cat([torch.arange(length) for length in lengths]),
+        "token": tokens,
+    }
+
+
+def _write_parquet(rows: dict[str, Tensor], path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {}
+    for name, each in rows.items():
+        flat = pyarrow.array(each.flatten().numpy())
+        columns[name] = (
+            flat if each.dim() == 1 else pyarrow.FixedSizeListArray.from_arrays(flat, each.shape[1])
+        )
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)

@@ -11,6 +11,7 @@ from manyheads.models.readout import (
     LanguageHead,
     NoReadout,
     ReadoutTransform,
+    SpanHead,
     TokenHead,
 )
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -35,6 +36,7 @@ __all__ = [
     "Seq2Seq",
     "Seq2SeqConfig",
     "StackConfig",
+    "SpanHead",
     "TokenHead",
     "Vision",
     "VisionConfig",

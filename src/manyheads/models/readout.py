@@ -85,7 +85,19 @@ class TokenHead:
     bias: bool = True
 
 
-Readout = NoReadout | LanguageHead | ClassHead | TokenHead
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanHead:
+    """Two logits per token: that an answer starts here, and that it ends here."""
+
+    transform: ReadoutTransform | None = None
+    bias: bool = True
+
+    @property
+    def classes(self) -> int:
+        return 2
+
+
+Readout = NoReadout | LanguageHead | ClassHead | TokenHead | SpanHead
 
 
 class TransformLayer(nn.Module):
@@ -105,7 +117,7 @@ class ReadoutLayer(nn.Module):
     """Any of the readouts; `table` is the token embedding, for tied ones."""
 
     def __init__(
-        self, config: LanguageHead | ClassHead | TokenHead, width: int, vocabulary: int
+        self, config: LanguageHead | ClassHead | TokenHead | SpanHead, width: int, vocabulary: int
     ) -> None:
         super().__init__()
         self.config = config

@@ -15,7 +15,7 @@ from manyheads.errors import InputError, ManyheadsError
 from manyheads.lens.inputs.texts import ModelInputs
 from manyheads.lens.results.addresses import blocks_of
 from manyheads.models.build import Model
-from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, TokenHead
+from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, SpanHead, TokenHead
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.parts.positions import Learned
@@ -66,7 +66,7 @@ class LoadedModel:
     @property
     def output(self) -> OutputKind:
         match self.model.config.readout:
-            case NoReadout():
+            case NoReadout() | SpanHead():
                 return "none"
             case ClassHead():
                 return "classes"

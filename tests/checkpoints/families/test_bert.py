@@ -220,7 +220,7 @@ def test_classes_are_counted_by_number_or_by_name() -> None:
         ({"hidden_act": "selu"}, "hidden_act='selu'"),
         ({"is_decoder": True}, "is_decoder=true"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
-        ({"architectures": ["BertForQuestionAnswering"]}, "use one of BertModel, BertForMaskedLM"),
+        ({"architectures": ["BertForMultipleChoice"]}, "use one of BertModel, BertForMaskedLM"),
         ({"model_type": "roberta", "pad_token_id": None}, "pad_token_id=None"),
     ],
 )

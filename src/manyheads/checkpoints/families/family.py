@@ -7,7 +7,15 @@ from typing import Any, Protocol, runtime_checkable
 from manyheads.checkpoints.tensor_map import TensorMap
 from manyheads.errors import ConfigError
 from manyheads.models.provenance import DEFAULT_LABEL
-from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, Readout, TokenHead
+from manyheads.models.readout import (
+    ClassHead,
+    LanguageHead,
+    NoReadout,
+    Readout,
+    ReadoutTransform,
+    SpanHead,
+    TokenHead,
+)
 from manyheads.models.recipes import ModelConfig
 from manyheads.parts.feedforward import Activation
 
@@ -72,6 +80,7 @@ CAUSAL_HEADS: dict[type[Readout], str] = {
     LanguageHead: "ForCausalLM",
     ClassHead: "ForSequenceClassification",
     TokenHead: "ForTokenClassification",
+    SpanHead: "ForQuestionAnswering",
 }
 
 
@@ -130,6 +139,14 @@ def class_count(theirs: Mapping[str, Any]) -> int:
     """The number of classes; `transformers` leaves it out where it is two."""
     labels = theirs.get("id2label")
     return len(labels) if labels else int(theirs.get("num_labels", 2))
+
+
+def span_head(theirs: Mapping[str, Any], transform: ReadoutTransform | None = None) -> SpanHead:
+    """The head of question answering, whose two classes are start and end."""
+    count = class_count(theirs)
+    if count != 2:
+        raise ConfigError(f"question answering has 2 labels, got {count}", "use num_labels=2")
+    return SpanHead(transform=transform)
 
 
 def label_maps(names: Sequence[str]) -> dict[str, Any]:

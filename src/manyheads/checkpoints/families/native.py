@@ -38,6 +38,7 @@ CONFIG_JSON = DataclassCodec(
         readout.NoReadout,
         readout.TokenHead,
         readout.ReadoutTransform,
+        readout.SpanHead,
         seq2seq.Seq2SeqConfig,
         stack.StackConfig,
         vision.Patches,

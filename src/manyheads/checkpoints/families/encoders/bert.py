@@ -13,6 +13,7 @@ from manyheads.checkpoints.families.family import (
     class_count,
     default_labels,
     eps_of,
+    span_head,
 )
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
@@ -26,6 +27,7 @@ from manyheads.models.readout import (
     NoReadout,
     Readout,
     ReadoutTransform,
+    SpanHead,
     TokenHead,
 )
 from manyheads.models.recipes import ModelConfig
@@ -51,6 +53,7 @@ HEADS: dict[type[Readout], str] = {
     LanguageHead: "ForMaskedLM",
     ClassHead: "ForSequenceClassification",
     TokenHead: "ForTokenClassification",
+    SpanHead: "ForQuestionAnswering",
 }
 # Ours below a layer and theirs below encoder.layer.N.
 LAYER = (
@@ -75,6 +78,7 @@ READOUT: dict[tuple[str, type[Readout]], tuple[tuple[str, str], ...]] = {
     ),
     ("bert", ClassHead): (("", "classifier"),),
     ("bert", TokenHead): (("", "classifier"),),
+    ("bert", SpanHead): (("", "qa_outputs"),),
     ("roberta", LanguageHead): (
         (".transform.dense", "lm_head.dense"),
         (".transform.norm", "lm_head.layer_norm"),
@@ -84,6 +88,7 @@ READOUT: dict[tuple[str, type[Readout]], tuple[tuple[str, str], ...]] = {
         ("", "classifier.out_proj"),
     ),
     ("roberta", TokenHead): (("", "classifier"),),
+    ("roberta", SpanHead): (("", "qa_outputs"),),
 }
 WORDS = {"bert": "cls.predictions", "roberta": "lm_head"}
 
@@ -283,6 +288,8 @@ def _readout(theirs: Mapping[str, Any], norm: LayerNorm) -> Readout:
             return ClassHead(classes=class_count(theirs), transform=POOLER)
         case "ForTokenClassification":
             return TokenHead(classes=class_count(theirs))
+        case "ForQuestionAnswering":
+            return span_head(theirs)
     known = ", ".join(CLASSES[family] + head for head in HEADS.values())
     raise ConfigError(f"the head of {name} is not supported", f"use one of {known}")
 

@@ -14,6 +14,7 @@ from manyheads.checkpoints.families.family import (
     class_count,
     default_labels,
     eps_of,
+    span_head,
 )
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
@@ -27,6 +28,7 @@ from manyheads.models.readout import (
     NoReadout,
     Readout,
     ReadoutTransform,
+    SpanHead,
     TokenHead,
 )
 from manyheads.models.recipes import ModelConfig
@@ -40,6 +42,7 @@ HEADS: dict[type[Readout], str] = {
     LanguageHead: "DebertaV2ForMaskedLM",
     ClassHead: "DebertaV2ForSequenceClassification",
     TokenHead: "DebertaV2ForTokenClassification",
+    SpanHead: "DebertaV2ForQuestionAnswering",
 }
 # The pooler of classifiers has any of these activations.
 POOLERS: dict[str, Activation] = {**ACTIVATIONS, "tanh": "tanh"}
@@ -246,6 +249,8 @@ def _head_entries(head: Readout) -> list[Entry]:
                 WrittenAs(entry.ours, entry.theirs, written=NEWER_HEAD[entry.theirs[0]])
                 for entry in table
             ]
+        case SpanHead():
+            return [Entry(f"readout.{kind}", (f"qa_outputs.{kind}",)) for kind in kinds]
         case ClassHead() | TokenHead():
             parts = (("readout.transform.dense", "pooler.dense"), ("readout", "classifier"))
             return [
@@ -339,6 +344,8 @@ def _readout(theirs: Mapping[str, Any], norm: LayerNorm) -> Readout:
             return ClassHead(classes=class_count(theirs), transform=pooler)
         case "ForTokenClassification":
             return TokenHead(classes=class_count(theirs))
+        case "ForQuestionAnswering":
+            return span_head(theirs)
     raise ConfigError(
         f"the head of {name} is not supported", f"use one of {', '.join(HEADS.values())}"
     )

@@ -10,6 +10,7 @@ from manyheads.checkpoints.families.family import (
     activation_of,
     class_count,
     default_labels,
+    span_head,
 )
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
@@ -23,6 +24,7 @@ from manyheads.models.readout import (
     NoReadout,
     Readout,
     ReadoutTransform,
+    SpanHead,
     TokenHead,
 )
 from manyheads.models.recipes import ModelConfig
@@ -39,6 +41,7 @@ HEADS: dict[type[Readout], str] = {
     LanguageHead: "DistilBertForMaskedLM",
     ClassHead: "DistilBertForSequenceClassification",
     TokenHead: "DistilBertForTokenClassification",
+    SpanHead: "DistilBertForQuestionAnswering",
 }
 EMBEDDING = (
     ("embedding.tokens", "embeddings.word_embeddings"),
@@ -64,6 +67,7 @@ READOUT: dict[type[Readout], tuple[tuple[str, str], ...]] = {
     ),
     ClassHead: ((".transform.dense", "pre_classifier"), ("", "classifier")),
     TokenHead: (("", "classifier"),),
+    SpanHead: (("", "qa_outputs"),),
 }
 
 
@@ -178,6 +182,8 @@ def _readout(theirs: Mapping[str, Any]) -> Readout:
             return ClassHead(classes=class_count(theirs), transform=PRE_CLASSIFIER)
         case "ForTokenClassification":
             return TokenHead(classes=class_count(theirs))
+        case "ForQuestionAnswering":
+            return span_head(theirs)
     raise ConfigError(
         f"the head of {name} is not supported", f"use one of {', '.join(HEADS.values())}"
     )

@@ -10,6 +10,7 @@ from manyheads.checkpoints.families.family import (
     class_count,
     default_labels,
     eps_of,
+    span_head,
 )
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
@@ -23,6 +24,7 @@ from manyheads.models.readout import (
     NoReadout,
     Readout,
     ReadoutTransform,
+    SpanHead,
     TokenHead,
 )
 from manyheads.models.recipes import ModelConfig
@@ -47,6 +49,7 @@ HEADS: dict[type[Readout], str] = {
     LanguageHead: "ModernBertForMaskedLM",
     ClassHead: "ModernBertForSequenceClassification",
     TokenHead: "ModernBertForTokenClassification",
+    SpanHead: "ModernBertForQuestionAnswering",
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
 # The defaults if config.json leaves them out.
@@ -276,6 +279,8 @@ def _readout(theirs: Mapping[str, Any]) -> Readout:
             return ClassHead(classes=class_count(theirs), pool=POOLS[pool], transform=transform)
         case "ForTokenClassification":
             return TokenHead(classes=class_count(theirs), transform=transform)
+        case "ForQuestionAnswering":
+            return span_head(theirs, transform)
     raise ConfigError(
         f"the head of {name} is not supported", f"use one of {', '.join(HEADS.values())}"
     )

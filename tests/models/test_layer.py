@@ -15,6 +15,7 @@ from manyheads.parts.feedforward import MLP
 from manyheads.parts.norms import (
     LayerNorm,
     NoNorm,
+    OutputNorm,
     Placement,
     PostNorm,
     PreNorm,
@@ -55,10 +56,14 @@ def around(placement: Placement, x: Tensor, inner: object, residual: object) -> 
             return normed(x + inner(x), residual.norm)
         case SandwichNorm():
             return x + normed(inner(normed(x, residual.norm)), residual.second_norm)
+        case OutputNorm():
+            return x + normed(inner(x), residual.second_norm)
 
 
 @pytest.mark.parametrize(
-    "placement", [PreNorm(), PostNorm(), SandwichNorm()], ids=lambda one: type(one).__name__
+    "placement",
+    [PreNorm(), PostNorm(), SandwichNorm(), OutputNorm(LayerNorm())],
+    ids=lambda one: type(one).__name__,
 )
 def test_each_placement_follows_its_formula(placement: Placement) -> None:
     module = made(layer(norm=placement, cross=CROSS))
@@ -98,6 +103,20 @@ def test_branches_of_one_layer_may_be_placed_differently() -> None:
     fed = module.feedforward(middle, x)
     expected = normed(middle + fed, module.feedforward_residual.norm)
     torch.testing.assert_close(module(x)[0].values, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_both_branches_of_a_parallel_layer_read_the_same() -> None:
+    module, x = made(layer(residual="parallel")), hidden()
+    mixed = module.attention(x.with_values(normed(x.values, module.attention_residual.norm)))
+    fed = module.feedforward(normed(x.values, module.feedforward_residual.norm), x)
+    expected = x.values + mixed.values + fed
+    torch.testing.assert_close(module(x)[0].values, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("changes", [{"norm": PostNorm()}, {"cross": CROSS}])
+def test_a_parallel_layer_has_no_norm_after_the_sum_and_no_memory(changes: dict) -> None:
+    with pytest.raises(ConfigError, match=r'residual="parallel" is not supported with .*: use '):
+        layer(residual="parallel", **changes)
 
 
 def test_a_layer_without_attention_only_feeds() -> None:

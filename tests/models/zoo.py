@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +25,15 @@ from manyheads.parts.experts import Experts
 from manyheads.parts.feedforward import MLP, GeGLU, SwiGLU
 from manyheads.parts.gates import Gate
 from manyheads.parts.masks import Causal, GlobalTokens, Window
-from manyheads.parts.norms import LayerNorm, Placement, PostNorm, PreNorm, RMSNorm, SandwichNorm
+from manyheads.parts.norms import (
+    LayerNorm,
+    OutputNorm,
+    Placement,
+    PostNorm,
+    PreNorm,
+    RMSNorm,
+    SandwichNorm,
+)
 from manyheads.parts.positions import (
     Alibi,
     EmbeddingPosition,
@@ -111,8 +119,10 @@ def layer(
     *,
     norm: Placement = PRE,
     cross: AttentionConfig | None = None,
+    residual: Literal["serial", "parallel"] = "serial",
 ) -> LayerConfig:
     return LayerConfig(
+        residual=residual,
         attention=None if attention is None else Branch(attention, norm),
         cross=None if cross is None else Branch(cross, norm),
         feedforward=None if feedforward is None else Branch(feedforward, norm),
@@ -133,11 +143,11 @@ def encoder(
     return EncoderConfig(embedding=embedding, stack=stack(*layers), readout=readout, init=BIG)
 
 
-def decoder(*layers: LayerConfig, position: EmbeddingPosition = NOWHERE) -> DecoderConfig:
+def decoder(
+    *layers: LayerConfig, position: EmbeddingPosition = NOWHERE, readout: LanguageHead = WORDS
+) -> DecoderConfig:
     embedding = Embedding(vocabulary=VOCABULARY, width=WIDTH, position=position)
-    return DecoderConfig(
-        embedding=embedding, stack=stack(*layers), readout=LanguageHead(), init=BIG
-    )
+    return DecoderConfig(embedding=embedding, stack=stack(*layers), readout=readout, init=BIG)
 
 
 def seq2seq(
@@ -215,6 +225,30 @@ DECODERS: dict[str, DecoderConfig] = {
     "experts": decoder(*[layer(own(mask=Causal(), position=Rotary()), EXPERTS)] * 2),
     "both norms": decoder(
         *[layer(own(mask=Causal(), position=Rotary()), SWIGLU, norm=SandwichNorm(RMSNorm()))] * 2
+    ),
+    "parallel": decoder(
+        *[layer(own(mask=Causal(), position=Rotary(fraction=0.5), bias="all"), residual="parallel")]
+        * 2
+    ),
+    "normed outputs": decoder(
+        *[
+            layer(
+                own(
+                    mask=Causal(),
+                    position=Rotary(),
+                    kv_heads=2,
+                    query_norm=RMSNorm(),
+                    key_norm=RMSNorm(),
+                    norm_span="heads",
+                ),
+                SWIGLU,
+                norm=OutputNorm(RMSNorm()),
+            )
+        ]
+        * 2
+    ),
+    "capped": decoder(
+        *[writes(position=Rotary(), softcap=2.0)] * 2, readout=LanguageHead(softcap=3.0)
     ),
     "uneven": decoder(
         writes(heads=8, position=Rotary()),

@@ -36,6 +36,8 @@ from manyheads.train.regularisers import WatcherChain
 from tests.models import zoo
 
 TOLERANCE = 1e-5
+# Queries and keys of all heads are normed together.
+TOGETHER = "decoder normed outputs"
 
 # Eight queries over one, two and four heads of keys, and seven over one.
 SHARED = {
@@ -161,7 +163,15 @@ def close(one: Any, other: Any, **watched: Any) -> None:
         torch.testing.assert_close(mine / scale, theirs / scale, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("name", MODELS)
+def test_heads_that_are_normed_together_stay_together() -> None:
+    model = trembling(MODELS[TOGETHER])
+    with pytest.raises(InputError, match=r"cannot prune 1 of 4 heads.*ablate"):
+        prune(model, ["L0H1"])
+    heads = [Address(Head(0, head)) for head in range(4)]
+    close(prune(model, heads), model, watch=Silenced(heads))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != TOGETHER])
 def test_pruned_is_ablated(name: str) -> None:
     model = trembling(MODELS[name])
     heads = some(model, len(name), 0.5)

@@ -19,6 +19,7 @@ ORDINARY = {
     "window",
     "windows and whole",
     "normed heads",
+    "parallel",
 }
 REASONS = {
     "alibi": "layer 0 has a position bias, Alibi",
@@ -28,6 +29,8 @@ REASONS = {
     "sinks": "sink",
     "experts": "experts",
     "both norms": "pre-norm",
+    "normed outputs": "norms the queries of all heads together",
+    "capped": "the readout is not a plain language head; layer 0 caps its scores",
     "uneven": "layer 1 is not made of self-attention and a feed-forward",
 }
 

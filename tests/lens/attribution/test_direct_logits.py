@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.errors import InputError
@@ -62,7 +63,12 @@ def test_the_parts_add_up_to_the_logit(name: str) -> None:
     right, wrong = (3, 4, 5, 6), (9, 8, 7, 0)
     found = attribute_logits(model, batch, right, wrong)
     with torch.no_grad():
-        rows = [each[-1] for each in model(batch).logits.to_list()]
+        hidden, readout = model(batch).hidden, model.readout
+        # Capped logits are no sums: what adds up is what is capped.
+        logits = readout(hidden, model.table).values
+        if readout.softcap is not None:
+            logits = F.linear(hidden.values, readout.vectors(model.table))
+        rows = [each[-1] for each in hidden.with_values(logits).to_list()]
     expected = torch.stack(
         [row[a] - row[b] for row, a, b in zip(rows, right, wrong, strict=True)]
     ).double()

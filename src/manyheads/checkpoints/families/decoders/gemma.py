@@ -149,6 +149,7 @@ class GemmaFamily(LlamaFamily):
             "final_logit_softcapping": None if cap == "none" else cap,
             "max_position_embeddings": longest_of(attention.position),
             "hidden_activation": "gelu_pytorch_tanh" if tanh else "gelu",
+            "initializer_range": config.init.std,
             "bos_token_id": None,
             "eos_token_id": None,
             "pad_token_id": None,

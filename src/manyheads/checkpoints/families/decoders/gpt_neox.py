@@ -116,6 +116,7 @@ class GPTNeoXFamily(Family):
             "hidden_dropout": layer.attention.dropout,
             "tie_word_embeddings": getattr(head, "tied", False),
             "max_position_embeddings": longest_of(attention.position, LENGTH),
+            "initializer_range": config.init.std,
             "bos_token_id": None,
             "eos_token_id": None,
             **default_labels(head),

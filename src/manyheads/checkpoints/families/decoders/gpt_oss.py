@@ -141,6 +141,7 @@ class GptOssFamily(Family):
             "attention_dropout": attention.dropout,
             "max_position_embeddings": longest_of(attention.position, LENGTH),
             "hidden_act": "silu",
+            "initializer_range": config.init.std,
             "bos_token_id": None,
             "eos_token_id": None,
             **default_labels(head),

@@ -120,6 +120,7 @@ class OlmoFamily(LlamaFamily):
             "attention_dropout": attention.dropout,
             "max_position_embeddings": longest_of(attention.position),
             "hidden_act": "silu",
+            "initializer_range": config.init.std,
             "bos_token_id": None,
             "eos_token_id": None,
             "pad_token_id": None,

@@ -1,6 +1,7 @@
 """Folders of sentence-transformers, read and written back."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+from torch import nn
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -16,8 +18,8 @@ from transformers import (
     Qwen3Model,
 )
 
-from manyheads import build, load, save
-from manyheads.errors import InputError
+from manyheads import build, encode, load, save
+from manyheads.errors import InputError, TruncationWarning
 from manyheads.models.provenance import SentenceConfig
 from tests.checkpoints.sentence_folders import (
     TEXTS,
@@ -232,7 +234,8 @@ def test_other_poolings_are_refused_by_name(
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        ({"path": "3_Dense", "type": "sentence_transformers.models.Dense"}, r"models\.Dense'"),
+        ({"path": "3_Dense", "type": "sentence_transformers.models.Dense"}, "Normalize, Dense"),
+        ({"path": "3_CNN", "type": "sentence_transformers.models.CNN"}, r"models\.CNN'"),
         ({"path": "", "type": "custom_code.Transformer"}, "module 'custom_code.Transformer'"),
         ({"path": ""}, "module None"),
         ("Dense", "module None"),
@@ -245,6 +248,78 @@ def test_other_modules_are_refused_by_name(module: Any, reason: str, tmp_path: P
     listed = json.loads((place / "modules.json").read_text())
     write_json(place / "modules.json", [*listed, module])
     with pytest.raises(InputError, match=reason):
+        load(place)
+
+
+ACTIVATIONS = {"tanh": nn.Tanh(), "none": nn.Identity(), "relu": nn.ReLU(), "gelu": nn.GELU()}
+
+
+def dense_folder(place: Path, *sizes: int, bias: bool, activation: str, norm: bool) -> Path:
+    """Modules as they save them themselves."""
+    sentence_folder(place / "plain")
+    theirs = opened(place / "plain")
+    torch.manual_seed(0)
+    dense = [
+        Dense(*pair, bias=bias, activation_function=ACTIVATIONS[activation])
+        for pair in pairwise((24, *sizes))
+    ]
+    ends = [theirs[2]] if norm else []
+    SentenceTransformer(modules=[theirs[0], theirs[1], *dense, *ends], device="cpu").save(
+        str(place / "dense")
+    )
+    return place / "dense"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bias", "activation", "norm"),
+    [
+        ((8,), True, "tanh", True),
+        ((40, 12), False, "none", True),
+        ((8,), True, "gelu", False),
+        ((24,), False, "relu", True),
+    ],
+)
+def test_dense_modules_project_the_vectors(
+    sizes: tuple[int, ...], bias: bool, activation: str, norm: bool, tmp_path: Path
+) -> None:
+    place = dense_folder(tmp_path, *sizes, bias=bias, activation=activation, norm=norm)
+    model = load(place)
+    assert model.sentence is not None
+    assert [each.activation for each in model.sentence.dense] == [activation] * len(sizes)
+    expected = vectors(place)
+    with pytest.warns(TruncationWarning):
+        found = encode(model, TEXTS, progress=False)
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
+    save(model, tmp_path / "ours")
+    assert np.array_equal(vectors(tmp_path / "ours"), expected)
+    assert load(tmp_path / "ours").sentence == model.sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"activation_function": "my.Code"}, "Tanh, Identity"),
+        ({"activation_function": "torch.nn.modules.activation.Softmax"}, "Softmax"),
+        ({"module_input_name": "token_embeddings"}, "use sentence_embedding"),
+        ({"use_residual": True}, "use false"),
+        ({"bias": False}, "same model"),
+    ],
+)
+def test_other_dense_modules_are_refused_by_name(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    place = dense_folder(tmp_path, 8, bias=True, activation="tanh", norm=True)
+    config = json.loads((place / "2_Dense" / "config.json").read_text())
+    write_json(place / "2_Dense" / "config.json", config | changes)
+    with pytest.raises(InputError, match=reason):
+        load(place)
+
+
+def test_dense_weights_in_a_pickle_are_refused(tmp_path: Path) -> None:
+    place = dense_folder(tmp_path, 8, bias=True, activation="tanh", norm=True)
+    weights = place / "2_Dense" / "model.safetensors"
+    weights.rename(weights.with_name("pytorch_model.bin"))
+    with pytest.raises(InputError, match="pickle"):
         load(place)
 
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from manyheads import build, load, save
-from manyheads.checkpoints.sentence_transformers import MODULES, ROW, THEIRS
+from manyheads.checkpoints.sentence_transformers import MODULES, THEIRS
 from manyheads.checkpoints.side_files import OTHERS, SIDE_FILES, TOKENIZER, VOCABULARY
 from manyheads.cli.main import main
 from manyheads.errors import InputError
@@ -115,7 +115,7 @@ def test_files_of_an_older_model_do_not_stay_beside_a_new_one(other: Any, place:
 
 def test_a_transformer_one_folder_below_is_not_read_in_place_of_a_new_one(place: Path) -> None:
     above = place.parent
-    row = {"idx": 0, "name": "0", "path": place.name, "type": f"{THEIRS}models.{ROW[0]}"}
+    row = {"idx": 0, "name": "0", "path": place.name, "type": f"{THEIRS}models.{KINDS[0]}"}
     (above / MODULES).write_text(json.dumps([row]))
     assert load(above).config.embedding.vocabulary == 50
     save(build("gpt2", layers=1, width=16, heads=2, vocabulary=60, seed=0), above)

@@ -1,26 +1,44 @@
-"""Folders of sentence-transformers: a transformer, pooling and optionally normalisation."""
+"""Folders of sentence-transformers: a transformer, pooling, projections and normalisation."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
-from manyheads.checkpoints.files import read_json, read_list
+from safetensors.torch import save as to_bytes
+
+from manyheads.checkpoints.files import WEIGHTS, WeightFiles, read_json, read_list
 from manyheads.errors import InputError
 from manyheads.models.encoder import TextConfig
-from manyheads.models.provenance import Pooling, SentenceConfig
+from manyheads.models.provenance import DenseProjection, Pooling, SentenceConfig
 from manyheads.models.recipes import ModelConfig
+from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.parts.feedforward import Activation
 from manyheads.parts.positions import Learned
 
+CONFIG = "config.json"
 MODULES = "modules.json"
 POOLING = "1_Pooling/config.json"
-NORMALISE = "2_Normalize/config.json"
 SETTINGS = "sentence_bert_config.json"
 VECTORS = "config_sentence_transformers.json"
 # Module names that every version opens; the newest writes longer ones.
 THEIRS = "sentence_transformers."
-ROW = ("Transformer", "Pooling", "Normalize")
+TORCH = "torch.nn.modules."
+KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
+# The modules in their order: what follows the pooling may be missing, and so may the pooling.
+ORDER = re.compile("Transformer( Pooling( Dense)*( Normalize)?)?")
+# The name that modules read and write unless their config says otherwise.
+EMBEDDING = "sentence_embedding"
+# The classes of torch.nn that a Dense module names, by our names.
+DENSE_ACTIVATIONS: dict[str, Activation | Literal["none"]] = {
+    "activation.Tanh": "tanh",
+    "linear.Identity": "none",
+    "activation.ReLU": "relu",
+    "activation.GELU": "gelu",
+    "activation.SiLU": "silu",
+}
 MODES: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -37,17 +55,18 @@ ENDLESS = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """The modules of a folder: the transformer, and optionally pooling and normalisation."""
+    """The modules of a folder: the transformer, and optionally what follows it."""
 
     transformer: Path
     pooling: Path | None = None
+    dense: tuple[Path, ...] = ()
     normalises: bool = False
 
     def files(self, folder: Path) -> dict[str, bytes]:
         """The files beside the weights, by the names that we write."""
         if not (folder / MODULES).is_file():
             return {}
-        alone = {} if self.pooling else {MODULES: _row(ROW[:1])}
+        alone = {} if self.pooling else {MODULES: _row(KINDS[:1])}
         paths = {POOLING: self.pooling / "config.json"} if self.pooling else {}
         if (folder / VECTORS).is_file():
             paths[VECTORS] = folder / VECTORS
@@ -67,12 +86,13 @@ def modules_of(folder: Path) -> Modules:
         return Modules(folder)
     listed = read_list(file)
     kinds, paths = [_kind(each, file) for each in listed], [_path(each, file) for each in listed]
-    if tuple(kinds) != ROW[: len(kinds)] or not kinds:
+    if not ORDER.fullmatch(" ".join(kinds)):
         raise InputError(
-            f"the modules of {file} must be {', '.join(ROW)}, got {', '.join(kinds) or 'none'}"
+            f"the modules of {file} must be {', '.join(KINDS)}, got {', '.join(kinds) or 'none'}"
         )
     pooling = paths[1] if len(paths) > 1 else None
-    return Modules(paths[0], pooling, normalises=len(kinds) > 2)
+    dense = tuple(path for kind, path in zip(kinds, paths, strict=True) if kind == "Dense")
+    return Modules(paths[0], pooling, dense, normalises=kinds[-1] == "Normalize")
 
 
 def sentence_of(
@@ -86,6 +106,7 @@ def sentence_of(
         return None
     return SentenceConfig(
         pooling=_pooling(json.loads(side_files[POOLING]), modules.pooling / "config.json"),
+        dense=_dense(modules.dense, config),
         normalise=modules.normalises,
         longest=_longest(side_files, config_json, config),
     )
@@ -102,20 +123,23 @@ def sentence_files(
     if sentence is None:
         names = (MODULES, SETTINGS, VECTORS) if MODULES in side_files else ()
         return {name: side_files[name] for name in names if name in side_files}
-    name = "sentence_embedding"
     vectors: dict[str, Any] = {
         "prompts": {},
         "default_prompt_name": None,
         "similarity_fn_name": "cosine",
     }
+    kinds = [*KINDS[:2], *["Dense"] * len(sentence.dense), *KINDS[3:][: sentence.normalise]]
     files = {
-        MODULES: _row(ROW if sentence.normalise else ROW[:2]),
+        MODULES: _row(kinds),
         POOLING: _pooling_file(sentence, width, side_files.get(POOLING)),
         SETTINGS: _settings_file(sentence, side_files.get(SETTINGS)),
         VECTORS: side_files.get(VECTORS, _as_bytes(vectors)),
     }
+    for index, dense in enumerate(sentence.dense, start=2):
+        files |= {f"{index}_Dense/{name}": data for name, data in _dense_files(dense).items()}
     if sentence.normalise:
-        files[NORMALISE] = _as_bytes({"module_input_name": name, "module_output_name": name})
+        names = {"module_input_name": EMBEDDING, "module_output_name": EMBEDDING}
+        files[f"{len(kinds) - 1}_Normalize/{CONFIG}"] = _as_bytes(names)
     return files
 
 
@@ -140,10 +164,10 @@ def _row(kinds: Sequence[str]) -> bytes:
 def _kind(listed: Any, file: Path) -> str:
     kind = listed.get("type") if isinstance(listed, dict) else None
     name = str(kind).rpartition(".")[2]
-    if not isinstance(kind, str) or not kind.startswith(THEIRS) or name not in ROW:
+    if not isinstance(kind, str) or not kind.startswith(THEIRS) or name not in KINDS:
         raise InputError(
             f"{file} has a module {kind!r}, which manyheads does not support",
-            f"use a model with only {', '.join(ROW)}",
+            f"use a model with only {', '.join(KINDS)}",
         )
     return name
 
@@ -153,6 +177,65 @@ def _path(listed: Any, file: Path) -> Path:
     if path.is_absolute() or ".." in path.parts:
         raise InputError(f"{file} has a path outside its folder, {path}", "use one inside it")
     return file.parent / path
+
+
+def _dense(folders: Sequence[Path], config: ModelConfig) -> tuple[DenseProjection, ...]:
+    width = config.encoder.width if isinstance(config, Seq2SeqConfig) else config.stack.width
+    projections = []
+    for folder in folders:
+        projections.append(_projection(folder, width))
+        width = projections[-1].weight.shape[0]
+    return tuple(projections)
+
+
+def _projection(folder: Path, width: int) -> DenseProjection:
+    """One Dense module, whose input has this width."""
+    file = folder / CONFIG
+    config = read_json(file)
+    for key in ("module_input_name", "module_output_name"):
+        if config.get(key) not in (None, EMBEDDING):
+            raise InputError(f"{file} has {key}={config[key]!r:.200}", f"use {EMBEDDING}")
+    if config.get("use_residual"):
+        raise InputError(
+            f"{file} has use_residual=true, which manyheads does not support", "use false"
+        )
+    named = str(config.get("activation_function", f"{TORCH}activation.Tanh"))
+    activation = DENSE_ACTIVATIONS.get(named.removeprefix(TORCH))
+    if activation is None or not named.startswith(TORCH):
+        known = ", ".join(each.partition(".")[2] for each in DENSE_ACTIVATIONS)
+        raise InputError(
+            f"{file} has activation_function={named!r:.200}, which is not supported",
+            f"use one of torch.nn: {known}",
+        )
+    with WeightFiles(folder) as weights:
+        shapes = weights.shapes()
+        outputs = shapes.get("linear.weight", (0,))[0]
+        expected = {"linear.weight": (outputs, width)}
+        if config.get("bias", True):
+            expected["linear.bias"] = (outputs,)
+        if shapes != expected:
+            raise InputError(
+                f"{folder} has {shapes}, expected linear.weight (any, {width})"
+                + (" and linear.bias" if config.get("bias", True) else ""),
+                "use the config and the weights of the same model",
+            )
+        tensors = {name: weights[name].float().clone() for name in shapes}
+    return DenseProjection(tensors["linear.weight"], tensors.get("linear.bias"), activation)
+
+
+def _dense_files(dense: DenseProjection) -> dict[str, bytes]:
+    outputs, inputs = dense.weight.shape
+    name = next(name for name, ours in DENSE_ACTIVATIONS.items() if ours == dense.activation)
+    config = {
+        "in_features": inputs,
+        "out_features": outputs,
+        "bias": dense.bias is not None,
+        "activation_function": TORCH + name,
+    }
+    tensors = {"linear.weight": dense.weight.cpu().contiguous()}
+    if dense.bias is not None:
+        tensors["linear.bias"] = dense.bias.cpu().contiguous()
+    return {CONFIG: _as_bytes(config), WEIGHTS: to_bytes(tensors)}
 
 
 def _pooling(config: Mapping[str, Any], file: Path) -> Pooling:

@@ -97,7 +97,8 @@ def encode(
     """One vector per text, in the order of the texts; a single string is a list of one.
 
     `pooling` takes the mean of a text's tokens, the first ("cls") or the last. It and `normalise`
-    are by default those of the model's folder, else "mean" and False. Texts of more than
+    are by default those of the model's folder, else "mean" and False. Dense modules of a folder of
+    sentence-transformers are applied in between. Texts of more than
     `longest` tokens are truncated, their special tokens kept, and a `TruncationWarning` counts
     them. Texts may also be token ids, in lists or a `Ragged`, which are used as they are. A text
     without any token gives zeros, and an encoder-decoder uses its encoder. The vectors are returned
@@ -130,8 +131,10 @@ def encode_counted(model: Model, texts: Texts, options: Options) -> Encoded:
         pool,
         pooling=options.pooling or sentence.pooling,
         normalise=sentence.normalise if options.normalise is None else options.normalise,
+        project=sentence.project,
     )
-    return read_pooled(model, texts, options, pooled, _stack(model).config.width)
+    width = sentence.width(_stack(model).config.width)
+    return read_pooled(model, texts, options, pooled, width)
 
 
 def read_pooled(
@@ -256,7 +259,12 @@ WRITERS: dict[str, Callable[[Tensor, Sequence[str], Path], None]] = {
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")
 
 
-def pool(hidden: Ragged, pooling: Pooling, normalise: bool) -> Float[Tensor, "b c"]:
+def pool(
+    hidden: Ragged,
+    pooling: Pooling,
+    normalise: bool,
+    project: Callable[[Tensor], Tensor] | None = None,
+) -> Float[Tensor, "b c"]:
     """One vector per sequence, at least in float32: the mean of its tokens, the first or last."""
     values, lengths = hidden.values, hidden.lengths
     wide = torch.promote_types(values.dtype, torch.float32)
@@ -270,4 +278,5 @@ def pool(hidden: Ragged, pooling: Pooling, normalise: bool) -> Float[Tensor, "b 
             vectors = values[lengths.offsets[:-1].long()].to(wide)
         case "last":
             vectors = values[lengths.offsets[1:].long() - 1].to(wide)
+    vectors = vectors if project is None else project(vectors)
     return F.normalize(vectors, dim=-1) if normalise else vectors

@@ -6,23 +6,63 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.errors import LongTextWarning
+from manyheads.parts.feedforward import ACTIVATIONS, Activation
 
 Pooling = Literal["mean", "cls", "last"]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseProjection:
+    """A linear layer and an activation behind the pooling; it is not part of the model."""
+
+    weight: Float[Tensor, "o i"]
+    bias: Float[Tensor, " o"] | None
+    activation: Activation | Literal["none"] = "tanh"
+
+    def __call__(self, x: Float[Tensor, "b i"]) -> Float[Tensor, "b o"]:
+        bias = None if self.bias is None else self.bias.to(x)
+        projected = F.linear(x, self.weight.to(x), bias)
+        return projected if self.activation == "none" else ACTIVATIONS[self.activation](projected)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DenseProjection) or self.activation != other.activation:
+            return False
+        if (self.bias is None) != (other.bias is None):
+            return False
+        same = self.bias is None or other.bias is None or torch.equal(self.bias, other.bias)
+        return same and torch.equal(self.weight, other.weight)
+
+    def __hash__(self) -> int:
+        return hash((self.weight.shape, self.activation))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceConfig:
-    """How a model was trained to embed sentences.
+    """How a model was trained to embed sentences: tokens are pooled, projected and normalised.
 
     Texts are truncated to `longest` tokens, special tokens included.
     """
 
     pooling: Pooling = "mean"
+    dense: tuple[DenseProjection, ...] = ()
     normalise: bool = False
     longest: int | None = None
+
+    def project(self, pooled: Float[Tensor, "b c"]) -> Float[Tensor, "b o"]:
+        """Through the dense projections, if there are any."""
+        for dense in self.dense:
+            pooled = dense(pooled)
+        return pooled
+
+    def width(self, pooled: int) -> int:
+        """The size of an embedding, given that of the pooled tokens."""
+        return self.dense[-1].weight.shape[0] if self.dense else pooled
 
 
 FIELDS = (

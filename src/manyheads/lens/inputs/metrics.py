@@ -22,7 +22,7 @@ from manyheads.lens.inputs.texts import (
     pack_targets,
 )
 from manyheads.models.build import Model, eval_mode
-from manyheads.models.provenance import Pooling
+from manyheads.models.provenance import Pooling, SentenceConfig
 from manyheads.models.readout import ClassHead, ReadoutLayer
 from manyheads.models.vision import Vision
 from manyheads.ragged import Lengths, Ragged
@@ -284,8 +284,9 @@ def _resolve(metric: Metric) -> LogitDifference | CustomMetric | Similarity | Li
 
 
 def _pool(model: Model, metric: Similarity, hidden: Ragged) -> Float[Tensor, "b c"]:
-    own = model.sentence.pooling if model.sentence is not None else "mean"
-    return pool(hidden, own if metric.pooling == "own" else metric.pooling, normalise=True)
+    sentence = model.sentence or SentenceConfig()
+    pooling = sentence.pooling if metric.pooling == "own" else metric.pooling
+    return pool(hidden, pooling, normalise=True, project=sentence.project)
 
 
 def _cross_entropy(

@@ -66,9 +66,9 @@ class Contrastive(RoutedObjective):
         return self.with_router_losses(total, prepared, router)
 
     def _pooled(self, model: Any, hidden: Ragged) -> Float[Tensor, "b c"]:
-        pooling = self.pooling
-        if pooling == "model":
-            pooling = (model.sentence or SentenceConfig()).pooling
-        return pooled(
+        sentence = model.sentence or SentenceConfig()
+        pooling = sentence.pooling if self.pooling == "model" else self.pooling
+        vectors = pooled(
             hidden.values.float(), hidden.lengths, "first" if pooling == "cls" else pooling
         )
+        return sentence.project(vectors)

@@ -110,7 +110,7 @@ class Experts:
     shared_gate: Literal["none", "sigmoid"] = "none"
     renormalise: bool = True
     bias: bool = False
-    activation: Literal["swiglu"] | ClampedSwiGLU = "swiglu"
+    gating: Literal["swiglu"] | ClampedSwiGLU = "swiglu"
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= self.count:
@@ -208,7 +208,7 @@ class MixtureOfExperts(nn.Module):
         self, gate: Float[Tensor, "n f"], passed: Float[Tensor, "n f"]
     ) -> Float[Tensor, "n f"]:
         """The hidden layer of an expert."""
-        kind = self.config.activation
+        kind = self.config.gating
         return F.silu(gate) * passed if kind == "swiglu" else kind(gate, passed)
 
     def _losses(

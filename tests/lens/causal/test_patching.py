@@ -69,7 +69,7 @@ SPOTS = {
 }
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gates"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gates", "parallel"])
 def test_shares_are_those_of_whole_runs(name: str) -> None:
     model = small(DECODERS[name])
     found = patch(
@@ -184,7 +184,7 @@ def by_hand(
 
 @pytest.mark.parametrize("through", ["query", "key", "value"])
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", "parallel"])
 def test_a_path_carries_what_two_whole_runs_say(name: str, through: Any, frozen: bool) -> None:
     model = small(DECODERS[name])
     found = patch_paths(

@@ -23,8 +23,8 @@ from manyheads.lens.weights.composition import composition_scores, weight_simila
 from manyheads.models.build import build
 from manyheads.models.readout import LanguageHead
 from manyheads.parts.masks import Causal
-from manyheads.parts.norms import NoNorm, PreNorm
-from manyheads.taps import Head, Sublayer
+from manyheads.parts.norms import LayerNorm, NoNorm, OutputNorm, PreNorm, RMSNorm, SandwichNorm
+from manyheads.taps import Head, Record, Site, Sublayer, Tap
 from tests.messages import refuses
 from tests.models.zoo import (
     DECODERS,
@@ -180,6 +180,23 @@ def test_circuits_are_what_the_layer_computes(name: str) -> None:
         score = parts["query"].view(-1, 8)[head] @ parts["key"].view(-1, 8)[group]
         scored = x @ circuits(model).qk(Head(1, head)).matrix @ x / scale**2
         torch.testing.assert_close(scored, score)
+
+
+@pytest.mark.parametrize("norm", [OutputNorm(RMSNorm()), SandwichNorm(LayerNorm(bias=False))])
+def test_heads_write_through_a_norm_behind_the_attention(norm: Any) -> None:
+    """Up to the divisor of the norm, what the heads write is what the sublayer adds."""
+    model = build(decoder(layer(own(mask=Causal()), norm=norm)), seed=0)
+    residual = model.stack.layers[0].attention_residual
+    sites = (Site(0, Tap.HEAD_OUTPUT), Site(0, Tap.OUTPUT))
+    record = Record(sites)
+    with torch.no_grad():
+        residual.second_norm.weight.normal_()
+        model(torch.tensor([[3, 1, 4]]), watch=record)
+    heads, added = (record[site].of(0).double() for site in sites)
+    every = circuits(model)
+    written = sum(heads[:, h] @ every.writes(Head(0, h)).T for h in range(heads.shape[1]))
+    cosine = torch.nn.functional.cosine_similarity(written, added, dim=-1)
+    torch.testing.assert_close(cosine, torch.ones_like(cosine), atol=1e-6, rtol=0)
 
 
 def test_a_sample_of_words_is_drawn_once_for_all_heads() -> None:

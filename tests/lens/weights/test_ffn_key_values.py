@@ -20,6 +20,7 @@ from manyheads.lens.weights.ffn_key_values import (
 from manyheads.models.build import build
 from manyheads.models.readout import LanguageHead, ReadoutTransform
 from manyheads.models.recipes import ModelConfig
+from manyheads.parts.experts import ClampedSwiGLU
 from manyheads.parts.masks import Causal
 from manyheads.parts.norms import LayerNorm, RMSNorm, SandwichNorm
 from manyheads.ragged import Ragged
@@ -41,6 +42,7 @@ from tests.models.zoo import (
 )
 
 WITH_SHARED = replace(EXPERTS, shared=16, shared_gate="sigmoid", renormalise=False)
+CLAMPED = replace(EXPERTS, bias=True, gating=ClampedSwiGLU(limit=0.5))
 CASES: dict[str, ModelConfig] = {
     "mlp": DECODERS["gpt2"],
     "geglu": ENCODERS["modernbert"],
@@ -48,6 +50,8 @@ CASES: dict[str, ModelConfig] = {
     "post": ENCODERS["bert"],
     "experts": DECODERS["experts"],
     "shared expert": decoder(layer(own(mask=Causal()), WITH_SHARED)),
+    "clamped experts": decoder(layer(own(mask=Causal()), CLAMPED)),
+    "parallel": DECODERS["parallel"],
 }
 
 

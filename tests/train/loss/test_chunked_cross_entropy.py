@@ -81,6 +81,20 @@ def test_a_score_beyond_the_range_of_exp_is_no_infinity() -> None:
     assert_same((x, vectors.detach().mul(1e4).requires_grad_(), bias, answers), 0.0, False, WORDS)
 
 
+@pytest.mark.parametrize("squares", [True, False])
+def test_capped_scores_have_their_own_loss_and_gradient(squares: bool) -> None:
+    given, weights = inputs(), (0.7, 0.3 if squares else 0.0)
+    x, vectors, bias, answers = given
+    found = cross_entropy_sums(*given, squares=squares, softcap=1.5, max_logits=5 * WORDS)
+    scores = 1.5 * (F.linear(x, vectors, bias) / 1.5).tanh()
+    loss = F.cross_entropy(scores, answers, reduction="sum")
+    expected = torch.stack((loss, scores.logsumexp(1).square().sum()))
+    torch.testing.assert_close(found, expected)
+    pairs = zip(gradients(found, given, weights), gradients(expected, given, weights), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other)
+
+
 def test_without_gradients_there_is_only_the_loss() -> None:
     given = inputs()
     with torch.no_grad():

@@ -160,7 +160,8 @@ def _with_layers(config: DecoderConfig, theirs: Mapping[str, Any]) -> DecoderCon
             if flags["scale_attn_by_inverse_layer_idx"]:
                 scale /= index + 1
             inner = replace(inner, scale="root" if scale == root else scale)
-        feedforward = replace(layer.feedforward.inner, activation=activation)  # type: ignore[call-arg]
+        assert isinstance(layer.feedforward.inner, MLP)
+        feedforward = replace(layer.feedforward.inner, activation=activation)
         layers.append(
             replace(
                 layer,

@@ -67,7 +67,7 @@ class GptOssFamily(Family):
             count=theirs.get("num_local_experts", theirs.get("num_experts", EXPERTS)),
             top_k=theirs.get("num_experts_per_tok", CHOSEN),
             bias=True,
-            activation=ClampedSwiGLU(
+            gating=ClampedSwiGLU(
                 alpha=float(theirs.get("swiglu_alpha", 1.702)),
                 limit=float(theirs.get("swiglu_limit", 7.0)),
             ),
@@ -115,7 +115,7 @@ class GptOssFamily(Family):
             return None
         attention, experts = first.attention.inner, first.feedforward.inner
         rope = describe_rope(attention.position)
-        if rope is None or not isinstance(experts, Experts) or experts.activation == "swiglu":
+        if rope is None or not isinstance(experts, Experts) or experts.gating == "swiglu":
             return None
         attentions = attentions_of(config)
         return {
@@ -129,8 +129,8 @@ class GptOssFamily(Family):
             "intermediate_size": experts.hidden,
             "num_local_experts": experts.count,
             "num_experts_per_tok": experts.top_k,
-            "swiglu_alpha": experts.activation.alpha,
-            "swiglu_limit": experts.activation.limit,
+            "swiglu_alpha": experts.gating.alpha,
+            "swiglu_limit": experts.gating.limit,
             "vocab_size": config.embedding.vocabulary,
             "rms_norm_eps": norm.eps,
             "rope_parameters": rope,

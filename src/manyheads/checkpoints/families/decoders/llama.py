@@ -158,7 +158,8 @@ class LlamaFamily(Family):
             rows = tuple(layer.attention.inner.rows().values())
             inside = (layer.feedforward.inner.hidden,) * 2
             theirs = f"model.layers.{index}"
-            inputs, halves = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+            inputs: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+            halves: tuple[str, ...] = ("gate_proj", "up_proj")
             if self.joined:
                 inputs, halves = ("qkv_proj",), ("gate_up_proj",)
             for mine, parts, sizes in (

@@ -130,9 +130,13 @@ def _describe_scaling(scaling: Scaling) -> dict[str, Any]:
                 own["truncate"] = False
             return {"rope_type": "yarn"} | own
         case LongRopeScaling(short=short, long=long, original_length=length):
-            own = {"short_factor": list(short), "long_factor": list(long)}
-            own |= {"original_max_position_embeddings": length}
-            return {"rope_type": "longrope", "attention_factor": scaling.temperature} | own
+            return {
+                "rope_type": "longrope",
+                "attention_factor": scaling.temperature,
+                "short_factor": list(short),
+                "long_factor": list(long),
+                "original_max_position_embeddings": length,
+            }
     return {"rope_type": "default"}
 
 

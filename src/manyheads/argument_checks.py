@@ -1,7 +1,7 @@
 """The arguments of public functions, checked against their annotations before any work."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache, wraps
 from inspect import Parameter, isfunction, signature
@@ -157,7 +157,7 @@ def _fits_container(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
         return False
     if isinstance(value, Mapping) and origin in (Mapping, dict):
         return all(_fits(key, inner[0]) and _fits(each, inner[1]) for key, each in value.items())
-    if not inner or (origin is Iterable and not isinstance(value, Sequence | Set)):
+    if not inner or (origin is Iterable and not isinstance(value, Collection)):
         # An iterator could be read only once.
         return True
     if origin is tuple and inner[-1] is not ...:

@@ -245,8 +245,10 @@ def attack(random: Random, call: tuple[Callable[..., Any], dict[str, Any]], fold
     with contextlib.chdir(folder):
         answer = function(**arguments | {name: value})
     plain = _plain(value)
-    if plain is not value or "batch_tokens" in arguments.keys() - {name}:
-        other = {"batch_tokens": 7} if "batch_tokens" in arguments.keys() - {name} else {}
+    # In training another batch is another step.
+    batched = "batch_tokens" in arguments.keys() - {name} and "steps" not in arguments
+    if plain is not value or batched:
+        other = {"batch_tokens": 7} if batched else {}
         if hasattr(value, "__next__"):
             # An iterator has been read to its end.
             return "harmless"
@@ -283,7 +285,11 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, Mapping):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
+        return (
+            isinstance(other, list | tuple)
+            and len(one) == len(other)
+            and all(map(same, one, other))
+        )
     if isinstance(one, Tensor | np.ndarray | float):
         numbers = [torch.as_tensor(each).detach().double() for each in (one, other)]
         # A standard error of a difference that is zero is noise.

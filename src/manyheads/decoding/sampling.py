@@ -93,7 +93,7 @@ class Sample:
     min_p: float | None = None
 
     def __post_init__(self) -> None:
-        if self.temperature == 0:
+        if isinstance(self.temperature, int | float) and self.temperature == 0:
             raise ConfigError(
                 "temperature must be above 0, got 0", "use Greedy() for the most likely token"
             )

@@ -299,6 +299,8 @@ def _group_heads(
     blocks: tuple[Block, ...], heads: Sequence[Head | Address] | None
 ) -> dict[tuple[str, Sublayer, int], list[Address]]:
     known = [address for block in blocks for address in block.addresses]
+    if heads is not None and not len(heads):
+        raise InputError("the list of heads is empty", "name some, or pass None for all")
     requested = known if heads is None else [_as_address(head) for head in heads]
     groups: dict[tuple[str, Sublayer, int], list[Address]] = {}
     for address in requested:

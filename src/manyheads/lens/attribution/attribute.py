@@ -26,6 +26,7 @@ from manyheads.models.build import Model
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.ragged import Ragged
 from manyheads.taps import Sublayer
+from manyheads.tokenizers import surrogates_refused
 
 KIND = "attribution"
 MAX_ROWS = 40
@@ -235,7 +236,8 @@ def find_token(tokenizer: Any, word: str, after: str = "") -> int:
     if not word:
         raise InputError("the word is empty", "give a word that is one token of this model")
     spaced = [f" {word}", word] if after and not after[-1].isspace() else [word, f" {word}"]
-    tried = [tokenizer.encode(each, add_special_tokens=False).ids for each in spaced]
+    with surrogates_refused(spaced[:1]):
+        tried = [tokenizer.encode(each, add_special_tokens=False).ids for each in spaced]
     for ids in tried:
         if len(ids) == 1:
             return int(ids[0])

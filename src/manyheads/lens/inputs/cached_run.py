@@ -112,6 +112,8 @@ def _head_in(scope: HeadScope, head: Head | Address | str) -> Head:
         return Head.parse(head)
     if isinstance(head, Head):
         return head
+    if not isinstance(head, Address):
+        raise InputError(f"{head!r:.200} is not the address of a head", 'use Head(5, 1) or "L5H1"')
     if (head.stack, head.sublayer) != (scope.stack_name, scope.sublayer):
         raise InputError(
             f"{head} is not a {scope.sublayer.value} head of the {scope.stack_name} stack",

@@ -21,6 +21,7 @@ from manyheads.parts.norms import (
     PreNorm,
     RMSNorm,
     SandwichNorm,
+    ScaledPreNorm,
 )
 from manyheads.ragged import Ragged
 from tests.models.zoo import EXPERTS, WIDTH, decoder, ids, layer, own
@@ -58,11 +59,13 @@ def around(placement: Placement, x: Tensor, inner: object, residual: object) -> 
             return x + normed(inner(normed(x, residual.norm)), residual.second_norm)
         case OutputNorm():
             return x + normed(inner(x), residual.second_norm)
+        case ScaledPreNorm():
+            return x + residual.second_norm.weight * inner(normed(x, residual.norm))
 
 
 @pytest.mark.parametrize(
     "placement",
-    [PreNorm(), PostNorm(), SandwichNorm(), OutputNorm(LayerNorm())],
+    [PreNorm(), PostNorm(), SandwichNorm(), OutputNorm(LayerNorm()), ScaledPreNorm()],
     ids=lambda one: type(one).__name__,
 )
 def test_each_placement_follows_its_formula(placement: Placement) -> None:

@@ -12,6 +12,8 @@ QUIET_SECONDS = 2.0
 # A bar is redrawn in place; a log grows with each line.
 SECONDS_BETWEEN_DRAWINGS = 0.1
 SECONDS_BETWEEN_LINES = 4.5
+# The program has started before its bar.
+FIRST_LINE_SECONDS = 3.5
 # How often a thread looks whether a step takes long.
 SECONDS_BETWEEN_LOOKS = 0.5
 
@@ -61,8 +63,11 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         self._started = self._clock()
-        self._next = self._started + (QUIET_SECONDS if self._draws_bar else SECONDS_BETWEEN_LINES)
+        self._next = self._started + (QUIET_SECONDS if self._draws_bar else FIRST_LINE_SECONDS)
         if self._enabled:
+            # The one around it may be about to speak and cannot from now on.
+            for outer in self._running[-1:]:
+                self._next = min(self._next, max(outer._next, self._started))
             self._running.append(self)
             threading.Thread(target=self._watch, name="progress", daemon=True).start()
         return self
@@ -78,7 +83,7 @@ class Progress:
             if self in self._running:
                 self._running.remove(self)
             self._stop_bar()
-            for outer in self._running[-1:]:
+            for outer in self._running[-1:] if self._reported else ():
                 outer._next = outer._clock() + SECONDS_BETWEEN_LINES
             if self._reported and self.done and kind is None:
                 count = f"{self.done:,.0f} {self.unit} in {duration(self.seconds)}"

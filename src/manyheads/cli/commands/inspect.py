@@ -83,9 +83,8 @@ class Inspect:
         check_json(self.json)
         check_minimum("--tokens", self.tokens, 1)
         model = open_model(self.model, self.device)
-        on_cpu = next(model.parameters()).device.type == "cpu"
         texts = self._inputs(model)
-        batch_tokens = CPU_BATCH_TOKENS if on_cpu else None
+        batch_tokens = _batch_tokens(model)
         inspection = inspect(
             model,
             texts,
@@ -110,6 +109,14 @@ class Inspect:
         if not texts:
             return None
         return load_texts(model, self.text, self.file, self.tokens, self.ids)
+
+
+def _batch_tokens(model: Any) -> int | None:
+    from manyheads.lens.inputs.texts import default_batch_tokens
+
+    if next(model.parameters()).device.type != "cpu":
+        return None
+    return min(CPU_BATCH_TOKENS, default_batch_tokens(model))
 
 
 def _print(name: str, inspection: "Inspection", tokenizer: Any) -> None:

@@ -454,4 +454,4 @@ def partners_of_induction(
         made = repeated_tokens(tests.model, PARTNER_SEQUENCES, seed)
         inputs = inputs_from_ids(tests.model, SpecialTokens.of(tests.model), made)
     by_head = dict(zip(labels, previous.tolist(), strict=True))
-    return find_partners(tests.model, induction, by_head, inputs)
+    return find_partners(tests.model, induction, by_head, inputs, progress=tests.progress)

@@ -20,6 +20,7 @@ from manyheads.lens.inputs.texts import ModelInputs
 from manyheads.lens.results.addresses import Address
 from manyheads.lens.weights.circuits import Circuits
 from manyheads.models.build import Model, eval_mode
+from manyheads.progress import Progress
 from manyheads.taps import Head, Patterns, Sublayer, Tap
 
 # Earlier heads that are ablated: those that attend most to the previous token, and those that the
@@ -69,6 +70,8 @@ def find_partners(
     induction: Sequence[Address],
     previous: Mapping[Address, float],
     inputs: ModelInputs | None,
+    *,
+    progress: bool = True,
 ) -> dict[Address, InductionPartner]:
     """For each induction head the earlier head whose ablation costs it most of its score.
 
@@ -90,23 +93,25 @@ def find_partners(
             for each, weight in previous.items()
             if (each.stack, each.sublayer) == (stack, Sublayer.ATTENTION)
         }
-        for head, partner in _partners_in(scope, own, weights, inputs).items():
+        for head, partner in _partners_in(scope, own, weights, inputs, progress).items():
             partners[Address(head, stack)] = partner
     return partners
 
 
 def _partners_in(
-    scope: HeadScope, induction: list[Head], previous: dict[Head, float], inputs: ModelInputs | None
+    scope: HeadScope,
+    induction: list[Head],
+    previous: dict[Head, float],
+    inputs: ModelInputs | None,
+    progress: bool,
 ) -> dict[Head, InductionPartner]:
     circuits = Circuits(scope)
-    composed = {
-        head: {
-            each: key_composition(circuits, each, head)
-            for each in previous
-            if each.layer < head.layer
-        }
-        for head in induction
-    }
+    composed: dict[Head, dict[Head, float]] = {head: {} for head in induction}
+    pairs = [(each, head) for head in induction for each in previous if each.layer < head.layer]
+    with Progress("composing heads", total=len(pairs), unit="pairs", enabled=progress) as bar:
+        for each, head in pairs:
+            composed[head][each] = key_composition(circuits, each, head)
+            bar.advance()
     candidates = {
         head: [*_largest(previous, known, BY_ATTENTION), *_largest(scores, known, BY_WEIGHTS)]
         for head, scores in composed.items()
@@ -115,7 +120,7 @@ def _partners_in(
     effects = {}
     if inputs is not None and candidates:
         every = list(dict.fromkeys(each for some in candidates.values() for each in some))
-        effects = _ablated_scores(scope, list(candidates), every, inputs)
+        effects = _ablated_scores(scope, list(candidates), every, inputs, progress)
     partners = {}
     for head, some in candidates.items():
         chosen = _by_ablation(effects, head, some)
@@ -149,7 +154,11 @@ def _by_ablation(
 
 
 def _ablated_scores(
-    scope: HeadScope, induction: list[Head], candidates: list[Head], inputs: ModelInputs
+    scope: HeadScope,
+    induction: list[Head],
+    candidates: list[Head],
+    inputs: ModelInputs,
+    progress: bool,
 ) -> dict[Head | None, dict[Head, Float[Tensor, " b"]]]:
     """The induction score of each text and head, as it is (None) and without each candidate."""
     sites = [scope.site(layer, Tap.PATTERN) for layer in sorted({each.layer for each in induction})]
@@ -157,7 +166,8 @@ def _ablated_scores(
     assert ids is not None, "images have no induction heads"
     targets = [_after_copies(ids.of(text)) for text in range(len(ids))]
     found: dict[Head | None, dict[Head, Tensor]] = {}
-    with eval_mode(scope.model), torch.inference_mode():
+    bar = Progress("removing heads", total=len(candidates), unit="heads", enabled=progress)
+    with eval_mode(scope.model), torch.inference_mode(), bar:
         run = CachedRun(scope, inputs, record=sites)
         for layer in sorted({each.layer for each in candidates}):
             own: list[Head | None] = [each for each in candidates if each.layer == layer]
@@ -179,6 +189,7 @@ def _ablated_scores(
                     for each in induction
                     if head is None or each.layer > head.layer
                 }
+            bar.advance(sum(head is not None for head in own))
     return found
 
 

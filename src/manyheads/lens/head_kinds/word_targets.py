@@ -15,7 +15,12 @@ from torch import Tensor
 from manyheads.lens.attention_maps.patterns import PatternWatcher
 from manyheads.lens.inputs.annotated import AlignedText
 from manyheads.lens.inputs.synthetic import SpecialTokens, inputs_from_ids
-from manyheads.lens.inputs.texts import ModelInputs, for_each_batch, forward_hidden
+from manyheads.lens.inputs.texts import (
+    ModelInputs,
+    default_batch_tokens,
+    for_each_batch,
+    forward_hidden,
+)
 from manyheads.lens.results.addresses import Block, blocks_of, stacks_of
 from manyheads.models.build import Model
 
@@ -84,7 +89,7 @@ def measure_word_targets(
         inputs_from_ids(model, special, [text.ids for text in texts]),
         visit,
         label=label,
-        batch_tokens=BATCH_TOKENS,
+        batch_tokens=min(BATCH_TOKENS, default_batch_tokens(model)),
         progress=progress,
     )
     found = {}

@@ -323,6 +323,10 @@ def _check_count(inputs: ModelInputs, targets: Targets) -> None:
 
 
 BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
+# On a CPU a batch of a large model has fewer, so that progress shows and Ctrl-C loses little:
+# tokens times parameters stay below this, about a second or two of a core.
+CPU_WORK = 2 * 10**10
+MIN_BATCH_TOKENS = 64
 # Texts that are tokenised and sorted by length together.
 TEXTS_PER_CHUNK = 1024
 # A text of more tokens than this is announced before it runs.
@@ -345,7 +349,10 @@ class PassSummary:
 def default_batch_tokens(model: Model) -> int:
     """The batch size, in tokens, for the device of the model."""
     device = next(model.parameters()).device
-    return BATCH_TOKENS.get(device.type, BATCH_TOKENS["cuda"])
+    if device.type != "cpu":
+        return BATCH_TOKENS["cuda"]
+    size = sum(each.numel() for each in model.parameters())
+    return max(MIN_BATCH_TOKENS, min(CPU_WORK // max(size, 1), BATCH_TOKENS["cpu"]))
 
 
 def for_each_batch(

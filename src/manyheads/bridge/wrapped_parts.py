@@ -14,7 +14,7 @@ from manyheads.bridge.watched_run import WatchedRun
 from manyheads.errors import InputError, NativeModelError
 from manyheads.kernels.contract import Request
 from manyheads.models.layer import Branch, Layer, LayerConfig
-from manyheads.models.readout import ClassHead, LanguageHead, ReadoutLayer, TokenHead
+from manyheads.models.readout import ClassHead, LanguageHead, ReadoutLayer, SpanHead, TokenHead
 from manyheads.models.stack import Stack, StackConfig
 from manyheads.parts.masks import Full
 from manyheads.ragged import Ragged
@@ -128,7 +128,9 @@ class WrappedStack(Outside, Stack):
 class WrappedReadout(Outside, ReadoutLayer):
     """The linear layer behind the logits."""
 
-    def __init__(self, facts: ReadoutFacts, config: LanguageHead | ClassHead | TokenHead) -> None:
+    def __init__(
+        self, facts: ReadoutFacts, config: LanguageHead | ClassHead | TokenHead | SpanHead
+    ) -> None:
         nn.Module.__init__(self)
         self.config, self.transform = config, nn.Identity()
         self._facts = facts

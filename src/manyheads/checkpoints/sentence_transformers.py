@@ -138,8 +138,8 @@ def sentence_files(
     for index, dense in enumerate(sentence.dense, start=2):
         files |= {f"{index}_Dense/{name}": data for name, data in _dense_files(dense).items()}
     if sentence.normalise:
-        names = {"module_input_name": EMBEDDING, "module_output_name": EMBEDDING}
-        files[f"{len(kinds) - 1}_Normalize/{CONFIG}"] = _as_bytes(names)
+        ends = {"module_input_name": EMBEDDING, "module_output_name": EMBEDDING}
+        files[f"{len(kinds) - 1}_Normalize/{CONFIG}"] = _as_bytes(ends)
     return files
 
 
@@ -210,7 +210,7 @@ def _projection(folder: Path, width: int) -> DenseProjection:
     with WeightFiles(folder) as weights:
         shapes = weights.shapes()
         outputs = shapes.get("linear.weight", (0,))[0]
-        expected = {"linear.weight": (outputs, width)}
+        expected: dict[str, tuple[int, ...]] = {"linear.weight": (outputs, width)}
         if config.get("bias", True):
             expected["linear.bias"] = (outputs,)
         if shapes != expected:

@@ -107,7 +107,9 @@ class Dinov2Family(Family):
             return None
         names = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
         gated = isinstance(feedforward, SwiGLU)
-        if not gated and getattr(feedforward, "activation", None) not in names:
+        if isinstance(feedforward, MLP) and feedforward.activation not in names:
+            return None
+        if not isinstance(feedforward, MLP | SwiGLU):
             return None
         if not isinstance(head, NoReadout | ClassHead):
             return None
@@ -123,7 +125,7 @@ class Dinov2Family(Family):
             "num_attention_heads": attention.heads,
             "mlp_ratio": _ratio(feedforward.hidden, config.stack.width, gated=gated),
             "use_swiglu_ffn": gated,
-            "hidden_act": "gelu" if gated else names[feedforward.activation],
+            "hidden_act": names.get(feedforward.activation, "gelu"),
             "layer_norm_eps": norm.eps,
             "layerscale_value": first.attention.norm.start,
             "image_size": patches.image,

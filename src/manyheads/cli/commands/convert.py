@@ -1,4 +1,4 @@
-"""manyheads convert: read a model, check it, and write it again."""
+"""manyheads convert: read a model, check it, and write it again, as a folder or an ONNX file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +8,7 @@ import tyro
 
 from manyheads.cli.arguments import (
     DtypeName,
+    Flag,
     OptionalOutFolder,
     RequiredModel,
     check_out_folder,
@@ -21,6 +22,7 @@ class Convert:
     """Read a model and write it again, in the layout of its family or in that of manyheads.
 
     For example: manyheads convert gpt2/ gpt2-half/ --dtype bfloat16
+    An encoder also becomes an ONNX file: manyheads convert minilm/ -o minilm.onnx --int8
     """
 
     model: RequiredModel
@@ -31,13 +33,16 @@ class Convert:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(or -o)"),
     ] = None
-    """The folder to write."""
+    """The folder to write, or a file that ends in .onnx."""
 
     out: OptionalOutFolder = None
     """The folder to write, as other commands name it."""
 
     dtype: DtypeName = "auto"
-    """The dtype of the weights to write; by default unchanged."""
+    """The dtype of the weights to write; by default unchanged, in ONNX files float32."""
+
+    int8: Flag = False
+    """Store the weights of an ONNX file in 8 bits, for example for a browser."""
 
     def run(self) -> int:
         """Print where the model is and what can open it."""
@@ -52,7 +57,25 @@ class Convert:
             raise InputError(
                 f"two folders are given, {self.folder} and {self.out}", "leave out one of them"
             )
+        if target.suffix.lower() == ".onnx":
+            return self._write_onnx(target)
+        if self.int8:
+            raise InputError("--int8 is for ONNX files", f"write to {target}.onnx, or leave it out")
         # In its own dtype a model loses nothing by being overwritten.
         check_out_folder(target, "" if self.dtype == "auto" else self.model)
         print(save(open_model(self.model, "cpu", self.dtype), target))
+        return 0
+
+    def _write_onnx(self, target: Path) -> int:
+        from manyheads.checkpoints.onnx_file import WeightFormat, save_onnx
+
+        if self.dtype == "bfloat16" or (self.int8 and self.dtype != "auto"):
+            raise InputError(
+                f"an ONNX file cannot have --dtype {self.dtype}{' and --int8' * self.int8}",
+                "use --dtype float32, --dtype float16 or --int8",
+            )
+        weights: WeightFormat = "int8" if self.int8 else "float32"
+        if self.dtype == "float16":
+            weights = "float16"
+        print(save_onnx(open_model(self.model, "cpu", "float32"), target, weights))
         return 0

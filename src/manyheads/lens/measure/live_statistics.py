@@ -1,7 +1,10 @@
 """Statistics of the heads of a `transformers` model while somebody else trains or runs it."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,10 +17,11 @@ from manyheads.errors import InputError, MissingPackageError, check_int
 from manyheads.lens.inputs.texts import PassSummary
 from manyheads.lens.measure.statistics import Statistics, StatisticsTotals, make_plan
 from manyheads.lens.measure.watcher import StatisticsWatcher
+from manyheads.lens.results.addresses import Address, Block
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site
 
-LOGGED = ("entropy", "first_token", "induction_score")
+LOGGED = ("entropy", "first_token", "induction_score", "largest_logit")
 
 
 class LiveStatistics:
@@ -28,14 +32,15 @@ class LiveStatistics:
         self._wrapped = wrap(self._inner)
         self._plan = make_plan(self._wrapped)
         self._every, self._calls = every, 0
-        self._hooks = ExitStack()
-        self._forward: ExitStack | None = None
-        self._watcher: StatisticsWatcher | None = None
+        self._entered = self._running = False
+        self._own_forward: Any = None
+        self._measured: Any = None
         self.clear()
 
     def clear(self) -> None:
         """Forget what was measured so far."""
         self._totals, self._texts = StatisticsTotals(), 0
+        self._scores: dict[Block, Tensor] = {}
 
     def statistics(self) -> Statistics:
         """What was measured since the beginning or the last `clear`."""
@@ -44,22 +49,59 @@ class LiveStatistics:
         summary = PassSummary(self._texts, self._totals.tokens, complete=True)
         return self._totals.result(self._wrapped, self._plan, summary)
 
+    def largest_logits(self) -> dict[Address, float]:
+        """The largest score of each head before the softmax, with every bias and cap."""
+        return {
+            address: float(value)
+            for block, values in self._scores.items()
+            for address, value in zip(block.addresses, values, strict=True)
+        }
+
+    def callback(self, folder: str | Path, measures: Sequence[str] = LOGGED) -> Any:
+        """A callback for the Trainer of `transformers` that writes measures for TensorBoard.
+
+        It measures from the beginning of the training to its end, and writes whenever the Trainer
+        logs: one curve per measure and head of what was measured since the last time.
+        """
+        return _trainer_callback(self, Path(folder), measures)
+
     def __enter__(self) -> "LiveStatistics":
-        before = self._inner.register_forward_pre_hook(self._before, with_kwargs=True)
-        after = self._inner.register_forward_hook(self._after, always_call=True)
-        self._hooks.callback(before.remove)
-        self._hooks.callback(after.remove)
+        if self._entered:
+            raise InputError("these statistics are being measured already", "enter them once")
+        self._entered = True
+        # Some libraries call `forward` itself, which skips hooks.
+        self._own_forward = self._inner.__dict__.get("forward")
+        self._inner.forward = self._measured = self._measuring(self._inner.forward)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end_forward()
-        self._hooks.close()
+        self._entered = False
+        if self._inner.__dict__.get("forward") is not self._measured:
+            # Somebody has wrapped it since; without measuring it only passes on.
+            return
+        if self._own_forward is None:
+            del self._inner.forward
+        else:
+            self._inner.forward = self._own_forward
 
-    def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def _measuring(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(forward)
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            if not self._entered or self._running:
+                return forward(*args, **kwargs)
+            with self._measurement(args, kwargs):
+                return forward(*args, **kwargs)
+
+        return measured
+
+    @contextmanager
+    def _measurement(self, args: Any, kwargs: dict[str, Any]) -> Iterator[None]:
+        """Measure one forward, if it is its turn and succeeds."""
         self._calls += 1
         # A checkpointed layer runs again in the backward pass, after this forward.
-        again = module.training and getattr(module, "is_gradient_checkpointing", False)
+        again = self._inner.training and getattr(self._inner, "is_gradient_checkpointing", False)
         if (self._calls - 1) % self._every or again:
+            yield
             return
         ids = kwargs.get("input_ids", args[0] if args else None)
         mask, known = kwargs.get("attention_mask"), {}
@@ -72,20 +114,18 @@ class LiveStatistics:
             if starts is None or not any(start for start, _ in starts):
                 known[name] = tokens[name].lengths
         texts = len(ids) if isinstance(ids, Tensor) else 1
-        self._watcher = StatisticsWatcher(self._plan, tokens, list(range(texts)))
+        watcher = StatisticsWatcher(self._plan, tokens, list(range(texts)))
+        self._running = True
+        try:
+            with self._wrapped.watching(_Detached(watcher), known):
+                yield
+        finally:
+            self._running = False
         self._texts += texts
-        self._forward = ExitStack()
-        self._forward.enter_context(self._wrapped.watching(_Detached(self._watcher), known))
-
-    def _after(self, *_: object) -> None:
-        self._end_forward()
-
-    def _end_forward(self) -> None:
-        if self._forward is None or self._watcher is None:
-            return
-        self._forward.close()
-        self._totals.add(self._watcher)
-        self._forward = self._watcher = None
+        self._totals.add(watcher)
+        for block, scores in watcher.scores.items():
+            before = self._scores.get(block)
+            self._scores[block] = scores if before is None else torch.maximum(before, scores)
 
 
 class _Detached:
@@ -124,33 +164,45 @@ def patch_attention(model: Any, *, every: int = 1) -> LiveStatistics:
         with manyheads.patch_attention(model, every=100) as heads:
             trainer.train()
         print(heads.statistics()["entropy"])
+
+    A SentenceTransformer is measured through the model inside it. To follow a training in
+    TensorBoard, give the Trainer a callback instead:
+
+        heads = manyheads.patch_attention(model, every=100)
+        trainer = Trainer(model, ..., callbacks=[heads.callback("runs/heads")])
     """
     check_int("every", every, minimum=1)
     return LiveStatistics(model, every)
 
 
-def trainer_callback(heads: LiveStatistics, folder: str, measures: Sequence[str] = LOGGED) -> Any:
-    """A callback for the Trainer of `transformers` that writes measures per head for TensorBoard.
-
-    It writes whenever the Trainer logs, what was measured since the last time.
-    """
+def _trainer_callback(heads: LiveStatistics, folder: Path, measures: Sequence[str]) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
         from transformers import TrainerCallback
     except ImportError:
         packages = ("transformers", "tensorboard")
-        raise MissingPackageError("trainer_callback", *packages) from None
+        raise MissingPackageError("a callback for TensorBoard", *packages) from None
 
     class HeadCallback(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            if not heads._entered:
+                heads.__enter__()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.on_log(args, state, control)
+            heads.__exit__()
+
         def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-            if not heads._texts:
+            if not heads._texts or not state.is_world_process_zero:
                 return
-            found = heads.statistics()
+            found, logits = heads.statistics(), heads.largest_logits()
             heads.clear()
-            with SummaryWriter(folder) as writer:
-                for name in (each for each in measures if each in found.names):
-                    for address in found.addresses:
-                        tag = f"{name}/{address}".replace(" ", "_")
-                        writer.add_scalar(tag, found.of(address)[name], state.global_step)
+            with SummaryWriter(str(folder)) as writer:
+                for address in found.addresses:
+                    values = found.of(address) | {"largest_logit": logits.get(address, math.nan)}
+                    for name in measures:
+                        if name in values and math.isfinite(values[name]):
+                            tag = f"{name}/{address}".replace(" ", "_")
+                            writer.add_scalar(tag, values[name], state.global_step)
 
     return HeadCallback()

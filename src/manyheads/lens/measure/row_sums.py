@@ -5,6 +5,7 @@ weights are discarded: memory is linear in the number of tokens. One pass costs 
 one call of the fused kernel. On CUDA a Triton kernel streams over the keys instead.
 """
 
+import math
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from itertools import pairwise
@@ -43,7 +44,7 @@ class RowSums:
     """One number per query and head; `variance` is that of the attended position.
 
     With a learned sink the weights on keys sum to a `mass` below 1, and the variance is that of the
-    weights divided by it.
+    weights divided by it. `score` is the largest score, -inf where a query sees no key.
     """
 
     visible: Float[Tensor, " n"]
@@ -51,6 +52,7 @@ class RowSums:
     entropy: Float[Tensor, "n h"]
     squares: Float[Tensor, "n h"]
     largest: Float[Tensor, "n h"]
+    score: Float[Tensor, "n h"]
     distance: Float[Tensor, "n h"]
     variance: Float[Tensor, "n h"]
     first: Float[Tensor, "n h"]
@@ -66,6 +68,7 @@ class RowSums:
         shapes = {"offsets": len(spec.offsets), "marks": spec.marks.shape[1]}
         tensors = {field.name: zeros.clone() for field in fields(cls)}
         tensors["visible"] = zeros.new_zeros(queries)
+        tensors["score"] = torch.full_like(zeros, float("-inf"))
         tensors |= {name: zeros.new_zeros(queries, heads, last) for name, last in shapes.items()}
         return cls(**tensors)
 
@@ -116,14 +119,15 @@ def _sum_tile(
 class _TileWeights:
     """`powers` are exp(score - row maximum); times `factor` they are the weights.
 
-    `rest` is the log-sum-exp of each row, the sink included, minus the row maximum. `columns` are
-    sums of powers, of powers times positions, and of powers over marked keys.
+    `rest` is the log-sum-exp of each row, the sink included, minus the row maximum, `largest`.
+    `columns` are sums of powers, of powers times positions, and of powers over marked keys.
     """
 
     scores: Float[Tensor, "h t w"]
     powers: Float[Tensor, "h t w"]
     factor: Float[Tensor, "h t"]
     rest: Float[Tensor, "h t"]
+    largest: Float[Tensor, "h t"]
     visible: Float[Tensor, " t"]
     columns: Float[Tensor, "h t columns"]
 
@@ -147,7 +151,7 @@ def _tile_weights(
         sink = tiled.request.sink[heads.start * share : heads.stop * share].float()
         rest = torch.logaddexp(rest, sink[:, None] - largest.squeeze(-1))
     factor = torch.where(total > 0, (-rest).exp(), 0.0)
-    return _TileWeights(scores, powers, factor, rest, visible, summed)
+    return _TileWeights(scores, powers, factor, rest, largest.squeeze(-1), visible, summed)
 
 
 def _spread_sums(
@@ -174,6 +178,7 @@ def _spread_sums(
         "entropy": torch.where(factor > 0, weights.rest * mass, 0.0) - factor * surprise,
         "squares": (factor * torch.linalg.vector_norm(powers, dim=-1)).square(),
         "largest": factor,
+        "score": weights.largest.masked_fill(factor == 0, float("-inf")),
         "distance": mass * far,
         "variance": variance.clamp(min=0),
     }
@@ -348,6 +353,8 @@ def stream_rows(tiled: TiledScores, spec: RowSumSpec) -> RowSums:
         duplicate=repeats[0],
         induction=repeats[1],
         marks=marks,
+        # The log-sum-exp is to base 2.
+        score=(level + fields["largest"].log2()) * math.log(2),
         **fields,
     )
 

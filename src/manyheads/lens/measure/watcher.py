@@ -138,6 +138,8 @@ class StatisticsWatcher:
 
     def __init__(self, plan: MeasurementPlan, ids: dict[str, Ragged], texts: list[int]) -> None:
         self.sums = MeasureSums()
+        # The largest score of each head before the softmax.
+        self.scores: dict[Block, Float[Tensor, " h"]] = {}
         self._plan, self._ids, self._texts = plan, ids, texts
         self._query: Ragged | None = None
         self._patches = 0
@@ -228,8 +230,10 @@ class StatisticsWatcher:
         if not same:
             spec = replace(spec, offsets=(), ids=None)
             scope = replace(scope, same=False, repeats=None)
-        sums = row_sums(tiled, spec)
-        add_measures(self.sums, self._block(site), tiled, spec, sums, scope)
+        sums, block = row_sums(tiled, spec), self._block(site)
+        add_measures(self.sums, block, tiled, spec, sums, scope)
+        if len(sums.score):
+            self.scores[block] = sums.score.amax(0)
         self._query = None
 
     def _spec(self, stack: str, key: Ragged) -> RowSumSpec:

@@ -302,7 +302,9 @@ def _refuse_foreign(theirs: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"position_embedding_type={positions!r} is not supported", "use 'absolute'"
         )
-    if theirs["model_type"] == "roberta" and theirs.get("pad_token_id", 1) is None:
+    padding = theirs.get("pad_token_id", 1)
+    if theirs["model_type"] == "roberta" and type(padding) is not int:
         raise ConfigError(
-            "pad_token_id=None hides where positions begin", "give the number of the pad token"
+            f"pad_token_id={padding!r:.50} hides where positions begin",
+            "give the number of the pad token",
         )

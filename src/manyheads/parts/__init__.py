@@ -1,7 +1,7 @@
 """The parts of a layer: masks, positions, norms, feed-forwards, experts and gates."""
 
 from manyheads.argument_checks import check_fields_of
-from manyheads.parts.experts import Experts
+from manyheads.parts.experts import ClampedSwiGLU, Experts
 from manyheads.parts.feedforward import MLP, GeGLU, SwiGLU
 from manyheads.parts.gates import Gate
 from manyheads.parts.masks import Blocks, Causal, Full, GlobalTokens, Prefix, RandomBlocks, Window
@@ -40,6 +40,7 @@ __all__ = [
     "Alibi",
     "Blocks",
     "Causal",
+    "ClampedSwiGLU",
     "Disentangled",
     "Experts",
     "Full",

@@ -10,6 +10,7 @@ from manyheads.kernels.choose import KERNELS, Choice, attend, choose
 from manyheads.kernels.contract import Facts, Request, Want
 from manyheads.parts.masks import Blocks, Causal, Full, GlobalTokens, Mask, RandomBlocks, Window
 from manyheads.parts.positions.alibi import Alibi
+from manyheads.parts.positions.disentangled import DisentangledBias
 from manyheads.parts.positions.relative import Bias, BucketBias, ShawBias, T5Buckets
 from manyheads.ragged import Lengths
 from tests.messages import refuses
@@ -32,6 +33,9 @@ SHORT = Lengths.of([128, 17, 30])
 ALIBI = Alibi().bias(8, torch.device("cpu"))
 T5 = BucketBias(T5Buckets(), torch.zeros(32, 8, requires_grad=True))
 T5_FIXED = BucketBias(T5Buckets(), torch.zeros(32, 8))
+DEBERTA = DisentangledBias(
+    torch.zeros(1317, 8, 4), None, torch.zeros(1999, dtype=torch.long), torch.zeros(1317).long()
+)
 SHAW_VALUES = ShawBias(1, torch.zeros(1317, 8, 3), torch.zeros(3, 64))
 
 
@@ -72,6 +76,8 @@ def asked(
         (asked(Window(64, 64), EQUAL, sink=True), replace(CPU, grad=False), "banded"),
         (asked(Window(64, 64), sink=True), CPU, "batched"),
         (asked(Full(), bias=T5), CPU, "batched"),
+        (asked(Full(), bias=DEBERTA), replace(CPU, grad=False), "fused"),
+        (asked(Full(), bias=DEBERTA), CUDA, "batched"),
         (asked(Full(), bias=T5), replace(CPU, grad=False), "fused"),
         (asked(Full(), bias=T5_FIXED), CPU, "fused"),
         (asked(Full(), bias=SHAW_VALUES), replace(CPU, grad=False), "batched"),

@@ -19,6 +19,7 @@ from torch.nn.attention.flex_attention import (
 from manyheads.kernels.contract import Attended, Facts, Request
 from manyheads.kernels.fused import scale_by_sink
 from manyheads.parts.masks import Mask
+from manyheads.parts.positions.disentangled import DisentangledBias
 from manyheads.parts.positions.relative import ShawBias
 from manyheads.ragged import Lengths
 
@@ -43,6 +44,8 @@ def cannot(request: Request, facts: Facts) -> str | None:
         return "flex has no dropout"
     if isinstance(request.bias, ShawBias) and request.bias.values is not None:
         return "Shaw's value vectors need the pattern"
+    if isinstance(request.bias, DisentangledBias):
+        return "flex has no scores of keys with distances"
     if facts.size < SMALLEST_HEAD or facts.value_size < SMALLEST_HEAD:
         return f"flex needs heads of at least {SMALLEST_HEAD} channels"
     if not request.keys.tight:

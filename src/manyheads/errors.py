@@ -59,14 +59,26 @@ class MissingPackageError(ManyheadsError, ImportError):
 class NativeModelError(ManyheadsError, AttributeError):
     """A part that a wrapped `transformers` model does not have.
 
+    `family` is its model_type, and `opens` whether manyheads opens that family itself.
+
     >>> NativeModelError("pruning").problem
     'pruning needs a native model, and this one is run by transformers'
     """
 
-    def __init__(self, part: str) -> None:
+    def __init__(self, part: str, family: str = "", *, opens: bool | None = None) -> None:
+        remedy = "open its folder with manyheads.load if manyheads knows the family"
+        if opens:
+            remedy = (
+                "save it with save_pretrained, and open that folder with manyheads.load, or "
+                "rewrite it with manyheads convert FOLDER NEW_FOLDER"
+            )
+        elif opens is not None:
+            remedy = (
+                f"manyheads does not open {family!s:.100} itself, so use what only reads: "
+                "statistics, ablation, patching, the report or the studio"
+            )
         super().__init__(
-            f"{part} needs a native model, and this one is run by transformers",
-            "open its folder with manyheads.load if manyheads knows the family",
+            f"{part} needs a native model, and this one is run by transformers", remedy
         )
 
 

@@ -14,7 +14,6 @@ from tokenizers.pre_tokenizers import Whitespace
 import manyheads
 from manyheads import lens, surgery
 from manyheads.bridge.wrapped_model import WrappedModel, wrap
-from manyheads.cli.main import main
 from manyheads.errors import InputError, NativeModelError, WrappedModelWarning
 from manyheads.taps import Head
 from tests.bridge.zoo import SOURCES, TEXT, tiny
@@ -22,7 +21,7 @@ from tests.bridge.zoo import SOURCES, TEXT, tiny
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    tiny("olmo2").save_pretrained(tmp_path)
+    tiny("stablelm").save_pretrained(tmp_path)
     words = {f"w{number}": number for number in range(60)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w3"))
     tokenizer.pre_tokenizer = Whitespace()
@@ -36,11 +35,11 @@ def change(folder: Path, **entries: Any) -> None:
 
 
 def test_an_unknown_family_is_opened_by_transformers(folder: Path) -> None:
-    with pytest.warns(WrappedModelWarning, match="olmo2"):
+    with pytest.warns(WrappedModelWarning, match="stablelm"):
         model = manyheads.load(folder)
     assert isinstance(model, WrappedModel)
     found = lens.statistics(model, ["w5 w6 w5 w6"], progress=False)
-    direct = lens.statistics(wrap(tiny("olmo2")), [[5, 6, 5, 6]], progress=False)
+    direct = lens.statistics(wrap(tiny("stablelm")), [[5, 6, 5, 6]], progress=False)
     assert found["entropy"].ranked() == direct["entropy"].ranked()
     with pytest.raises(NativeModelError):
         manyheads.save(model, folder / "copy")
@@ -65,7 +64,7 @@ def test_code_is_never_run(folder: Path, entries: dict[str, Any]) -> None:
 
 def test_pickles_are_never_read(folder: Path) -> None:
     weights = folder / "model.safetensors"
-    torch.save(tiny("olmo2").state_dict(), folder / "pytorch_model.bin")
+    torch.save(tiny("stablelm").state_dict(), folder / "pytorch_model.bin")
     weights.unlink()
     with pytest.raises(InputError) as caught:
         manyheads.load(folder)
@@ -109,36 +108,3 @@ def test_too_long_a_text_is_refused() -> None:
     longest = TEXT["max_position_embeddings"]
     with pytest.raises(InputError, match=str(longest)):
         lens.statistics(wrap(tiny("gpt2")), [SOURCES[0] * 10], progress=False)
-
-
-WORDS = "w5 w6 w7 w5 w6 w7 w8"
-COMMANDS = {
-    "inspect": ["--text", WORDS, "--text", "w9 w10 w9"],
-    "report": ["--text", WORDS],
-    "ablate": ["--text", WORDS, "--text", "w9 w10 w9 w10"],
-    "generate": ["--text", WORDS, "--max-new-tokens", "3"],
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_open_such_a_folder(
-    command: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(folder)
-    words = [command, str(folder), *COMMANDS[command]]
-    assert main(words) == 0
-    assert "transformers opened" in capsys.readouterr().err
-
-
-def test_pruning_such_a_folder_says_that_it_cannot(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "texts.txt").write_text(f"{WORDS}\n\nw9 w10 w9 w10\n")
-    words = ["prune", str(folder), "--file", str(folder / "texts.txt"), "--fraction", "0.2"]
-    words += ["-o", str(folder / "pruned")]
-    assert main(words) != 0
-    assert "native" in capsys.readouterr().err
-    assert not (folder / "pruned").exists()

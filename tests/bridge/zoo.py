@@ -86,6 +86,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt_oss": ("GptOssForCausalLM", "GptOssConfig", {**GROUPED, **EXPERTS, "sliding_window": 5}),
     "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", TEXT),
     "phi3": ("Phi3ForCausalLM", "Phi3Config", GROUPED),
+    "stablelm": ("StableLmForCausalLM", "StableLmConfig", GROUPED),
     "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", GROUPED),
     "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**GROUPED, **EXPERTS}),
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2),

@@ -56,7 +56,17 @@ def native_only(names: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
 def require_native(model: Any, operation: str) -> None:
     """Refuse a model that manyheads does not compute itself."""
     if not getattr(model, "native", True) or is_of_transformers(model):
-        raise NativeModelError(operation)
+        raise native_model_error(model, operation)
+
+
+def native_model_error(model: Any, operation: str) -> NativeModelError:
+    """Why a wrapped model cannot do something, and what to do instead."""
+    config = getattr(model, "inner", model).config
+    family = str(getattr(config, "model_type", ""))
+    # The families are a floor above, and loaded wherever models are changed or written.
+    families = sys.modules.get("manyheads.checkpoints.families")
+    opens = None if families is None else family in families.FAMILIES
+    return NativeModelError(operation, family, opens=opens)
 
 
 def _refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from manyheads.atomic_write import recover_folder, write_tensors
+from manyheads.bridge.automatic import native_model_error
 from manyheads.checkpoints.config_json import (
     CONFIG,
     check_sizes,
@@ -58,7 +59,6 @@ from manyheads.errors import (
     ConfigError,
     InputError,
     MixedDtypeWarning,
-    NativeModelError,
     WrappedModelWarning,
 )
 from manyheads.models.build import Model, build
@@ -300,7 +300,7 @@ def save(model: Model, folder: str | Path) -> Saved:
     True
     """
     if not model.native:
-        raise NativeModelError("save")
+        raise native_model_error(model, "save")
     config = cast(ModelConfig, model.config)
     description = description_of(model)
     name = str(description["model_type"])

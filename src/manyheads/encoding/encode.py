@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.atomic_write import atomic_write, write_tensors
+from manyheads.bridge.wrapped_model import WrappedModel
 from manyheads.encoding.text_reader import (
     Ids,
     Reader,
@@ -142,7 +143,7 @@ def read_pooled(
 ) -> Encoded:
     """A vector of `width` numbers per text, which `pooled` computes; zeros without tokens."""
     model = require_text_model(model)
-    home = model.embedding.tokens.weight.device
+    home = model.table.device
     kind = "cpu" if home.type == "cpu" else "cuda"
     longest = resolve_max_length(model, options.longest)
     reader = open_reader(model, texts, longest)
@@ -170,7 +171,7 @@ def _encode_some(
     bar: Progress,
 ) -> Float[Tensor, "b c"]:
     """Encode texts of all lengths on the model's device, without pending for it."""
-    stack, home = _stack(model), model.embedding.tokens.weight.device
+    stack, home = _stack(model), model.table.device
     lengths = [len(each) for each in ids]
     with column_major_weights(stack, sum(lengths)), torch.inference_mode():
         empty = [index for index, length in enumerate(lengths) if not length]
@@ -178,7 +179,7 @@ def _encode_some(
         order = empty
         for indices in batch_by_length(lengths, batch_tokens):
             batch = to_device_batch([ids[index] for index in indices], home)
-            read: Ragged = stack(model.embedding.embed(batch, batch.lengths.positions))[0]
+            read = _last_states(model, stack, batch)
             vectors.append(pooled(read))
             order = order + indices
             bar.advance(batch.values.shape[0])
@@ -206,8 +207,23 @@ def _stack(model: TextReader) -> Stack:
     return model.encoder if isinstance(model, Seq2Seq) else model.stack
 
 
+def _last_states(model: TextReader, stack: Stack, batch: Ragged) -> Ragged:
+    if not isinstance(model, WrappedModel):
+        read: Ragged = stack(model.embedding.embed(batch, batch.lengths.positions))[0]
+        return read
+    facts = model.main_stack.facts
+    if isinstance(model, Seq2Seq) or (model.readout is not None and facts.final_norm is None):
+        # What enters the readout is not what the layers end with.
+        raise InputError(
+            f"the last states of a wrapped {type(model.inner).__name__} are not found",
+            "wrap its base model, such as AutoModel gives",
+        )
+    found: Ragged = model.hidden(batch)[0]
+    return found
+
+
 def _wide(model: TextReader) -> torch.dtype:
-    return torch.promote_types(model.embedding.tokens.weight.dtype, torch.float32)
+    return torch.promote_types(model.table.dtype, torch.float32)
 
 
 def store(vectors: Float[Tensor, "b c"], texts: Sequence[str], target: Path) -> None:

@@ -88,6 +88,7 @@ class GateCommand:
 
     def run(self) -> int:
         """Print the numbers before and after, and where the model is."""
+        from manyheads.bridge.automatic import require_native
         from manyheads.checkpoints.folder import save
         from manyheads.data.sources.texts import TextFiles
         from manyheads.encoding.text_reader import require_text_model
@@ -98,6 +99,7 @@ class GateCommand:
         check_json(self.json)
         check_out_folder(self.out, self.model)
         model = open_model(self.model, self.device)
+        require_native(model, "a gate")
         gate = Gate(
             at=self.at,
             per=self.per,

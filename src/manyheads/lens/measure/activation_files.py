@@ -166,9 +166,9 @@ class _Column:
         if isinstance(asked, Head):
             asked = str(asked)
         if isinstance(asked, Address):
-            stack = "" if asked.stack == "main" else f"{asked.stack}."
-            cross = "cross." if asked.sublayer is Sublayer.CROSS else ""
-            asked = f"{stack}{cross}{asked.head}"
+            prefix = "" if asked.stack == "main" else f"{asked.stack}."
+            prefix += "cross." if asked.sublayer is Sublayer.CROSS else ""
+            asked = f"{prefix}{asked.head}"
         stack_name, cross, rest = _split(model, asked)
         stack = stacks_of(model)[stack_name]
         if rest in ("embeddings", "final"):
@@ -181,9 +181,10 @@ class _Column:
             raise InputError(
                 f"{asked!r}: {stack_name} has no layer {layer}", f"use 0 to {len(stack.layers) - 1}"
             )
-        if match[2] is not None or match[3] == "z":
-            return _heads(asked, stack, layer, cross, None if match[2] is None else int(match[2]))
-        return _of_stream(asked, stack, layer, match[3])
+        head, part = match[2], str(match[3])
+        if head is not None or part == "z":
+            return _heads(asked, stack, layer, cross, None if head is None else int(head))
+        return _of_stream(asked, stack, layer, part)
 
     def read(self, seen: Record) -> Float[Tensor, "n c"]:
         values = [cast(Ragged, seen[site]).values for site in self.sites]

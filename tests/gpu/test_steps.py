@@ -22,11 +22,14 @@ from manyheads.models.decoder import Decoder
 from manyheads.parts import (
     Alibi,
     Causal,
+    DynamicScaling,
     Learned,
     NoPosition,
+    OutputNorm,
     PreNorm,
     RMSNorm,
     Rotary,
+    SandwichNorm,
     SwiGLU,
     Window,
 )
@@ -38,15 +41,18 @@ NORM = RMSNorm(eps=1e-6)
 def config(**changes: object) -> DecoderConfig:
     choices = {"position": Rotary(), "mask": Causal(), "kv_heads": 2} | changes
     position = choices.pop("embedding_position", NoPosition())
+    placement, residual = choices.pop("norm", PreNorm(NORM)), choices.pop("residual", "serial")
+    cap = choices.get("softcap", "none")
     attention = AttentionConfig(width=WIDTH, heads=4, **choices)
     layer = LayerConfig(
-        attention=Branch(attention, PreNorm(NORM)),
-        feedforward=Branch(SwiGLU(width=WIDTH, hidden=700), PreNorm(NORM)),
+        attention=Branch(attention, placement),
+        feedforward=Branch(SwiGLU(width=WIDTH, hidden=700), placement),
+        residual=residual,
     )
     return DecoderConfig(
         embedding=Embedding(vocabulary=VOCABULARY, width=WIDTH, position=position),
         stack=StackConfig(width=WIDTH, layers=(layer,) * 3, final_norm=NORM),
-        readout=LanguageHead(),
+        readout=LanguageHead(softcap=cap),
     )
 
 
@@ -66,6 +72,12 @@ OTHERS = {
     "learned": config(position=NoPosition(), embedding_position=Learned(count=200)),
     "sink": config(sink="learned"),
     "uneven": config(kv_heads=(3, 1)),
+    "parallel": config(residual="parallel", position=Rotary(fraction=0.5)),
+    "normed outputs": config(
+        norm=OutputNorm(NORM), query_norm=NORM, key_norm=NORM, norm_span="heads"
+    ),
+    "capped in a window": config(softcap=5.0, mask=Window(20), norm=SandwichNorm(NORM)),
+    "dynamic": config(position=Rotary(scaling=DynamicScaling(factor=2.0, original_length=30))),
     "gated": get_config("gated-1.7b", layers=2, vocabulary=VOCABULARY),
 }
 

@@ -55,6 +55,18 @@ def test_the_fused_loss_is_the_plain_one(
         assert (one.double() - other).norm() < limit * other.norm()
 
 
+def test_the_fused_loss_of_capped_logits_is_the_plain_one() -> None:
+    x, vectors, bias, labels = given(torch.float32)
+    found = cross_entropy_sums(x, vectors, bias, labels, softcap=2.0, max_logits=50 * WORDS)
+    got = torch.autograd.grad(found[0], (x, vectors, bias))
+    doubles = [each.detach().double().requires_grad_() for each in (x, vectors, bias)]
+    logits = 2.0 * (F.linear(doubles[0], doubles[1], doubles[2]) / 2.0).tanh()
+    loss = F.cross_entropy(logits, labels, reduction="sum")
+    torch.testing.assert_close(found[0].double(), loss, rtol=1e-4, atol=0)
+    for one, other in zip(got, torch.autograd.grad(loss, doubles), strict=True):
+        assert (one.double() - other).norm() < 1e-4 * other.norm()
+
+
 MODELS: dict[str, tuple[dict[str, Any], Objective]] = {
     "gpt2": ({"layers": 2, "width": 128, "heads": 2, "dropout": 0.0}, CausalLM()),
     "llama-1b-shape": (

@@ -46,9 +46,9 @@ def test_positions_are_worked_out_once_for_layers_that_agree(
     turned: list[tuple[float, int]] = []
     turn = Rotary.rotation
 
-    def counted(self: Rotary, positions: Tensor, size: int) -> Any:
+    def counted(self: Rotary, positions: Tensor, size: int, *lengths: Any) -> Any:
         turned.append((self.theta, size))
-        return turn(self, positions, size)
+        return turn(self, positions, size, *lengths)
 
     monkeypatch.setattr(Rotary, "rotation", counted)
     near, far = own(position=Rotary(theta=10.0)), own(position=Rotary(theta=99.0))

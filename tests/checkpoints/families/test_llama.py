@@ -24,6 +24,7 @@ from manyheads.parts.masks import Causal, Window
 from manyheads.parts.positions.rotary import Llama3Scaling
 from tests.checkpoints.theirs import assert_equal, check_decoder, randomised
 from tests.parity.comparing import VOCABULARY
+from tests.parity.families import check_generation
 
 SMALL = {
     "vocab_size": VOCABULARY,
@@ -185,3 +186,9 @@ def test_a_decoder_of_windows_with_biases_is_no_mistral(tmp_path: Path) -> None:
     model = build(replace(plain, stack=replace(plain.stack, layers=layers)), seed=0)
     assert save(model, tmp_path).family == "manyheads"
     assert_equal(load(tmp_path), model)
+
+
+def test_a_rotation_that_grows_with_the_text_generates_as_theirs(tmp_path: Path) -> None:
+    model = theirs(CONFIGS["dynamic"])
+    model.save_pretrained(tmp_path)
+    check_generation(model, load(tmp_path))

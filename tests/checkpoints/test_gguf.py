@@ -10,6 +10,7 @@ import torch
 import transformers
 
 import manyheads
+from manyheads.checkpoints.gguf_tokenizer import SPLITS
 from manyheads.errors import InputError, UnknownTokenizerWarning
 from tests.checkpoints.gguf_files import TYPES, small, write
 
@@ -29,10 +30,11 @@ def llama() -> Any:
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
 def test_logits_equal_the_dequantised_model(kind: str, llama: Any, tmp_path: Path) -> None:
-    file = write(tmp_path / "model.gguf", "llama", llama, TYPES[kind])
+    file = write(tmp_path / "model.gguf", "llama", llama, getattr(TYPES, kind))
     model = manyheads.load(file, dtype=torch.float32)
     assert_equal(model, llama)
-    own = {"F16": torch.float16, "BF16": torch.bfloat16}.get(kind, torch.float32)
+    halves = {"F16": torch.float16, "BF16": torch.bfloat16}
+    own = halves.get(kind, torch.float32)
     assert next(manyheads.load(file).parameters()).dtype == own
 
 
@@ -95,6 +97,20 @@ def test_the_tokenizer_follows_its_rule(llama: Any, tmp_path: Path) -> None:
     assert tokenizer.encode("hello hello12").tokens == ["hello", "Ġ", "hello", "1", "2"]
     assert tokenizer.encode("he<|turn|>").tokens == ["he", "<|turn|>"]
     assert tokenizer.decode(tokenizer.encode("hell o he12").ids) == "hell o he12"
+
+
+@pytest.mark.parametrize("rule", ["llama-bpe", "qwen2", "tekken"])
+def test_texts_are_split_as_by_transformers(rule: str) -> None:
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import Split
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    text = "It's 12345 o'clock,  HTTPServer é\n\n\tx+=1; WE'LL 你好… (a)/b \r\n end "
+    ours, theirs = (
+        Split(Regex(table[rule]), behavior="isolated").pre_tokenize_str(text)
+        for table in (SPLITS, GGUF_PRE_TOKENIZER_SPLITS)
+    )
+    assert ours == theirs
 
 
 def test_an_unknown_rule_of_a_tokenizer_leaves_the_model_without_one(

@@ -48,18 +48,13 @@ NFC = ("qwen2", "deepseek-r1-qwen")
 def side_files_from(file: GGUFFile) -> dict[str, bytes]:
     """tokenizer.json, tokenizer_config.json, the chat template and generation_config.json."""
     metadata = file.metadata
-    ids = {
-        use: metadata.get(f"tokenizer.ggml.{key}_token_id")
-        for use, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-    }
-    ids = {use: each for use, each in ids.items() if isinstance(each, int)}
+    ids = _special_ids(metadata)
     generation: dict[str, Any] = {
         f"{use}_token_id": ids[use] for use in ("bos", "eos", "pad") if use in ids
     }
     # An answer of a chat may end with another token than a text.
-    turn = metadata.get("tokenizer.ggml.eot_token_id")
-    if isinstance(turn, int) and "eos" in ids and turn != ids["eos"]:
-        generation["eos_token_id"] = [ids["eos"], turn]
+    if "eos" in ids and ids.get("eot", ids["eos"]) != ids["eos"]:
+        generation["eos_token_id"] = [ids["eos"], ids["eot"]]
     files = {GENERATION: json.dumps(generation, indent=2).encode()}
     tokenizer = _tokenizer(file)
     if tokenizer is None:
@@ -71,7 +66,7 @@ def side_files_from(file: GGUFFile) -> dict[str, bytes]:
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
         **({"model_max_length": length} if isinstance(length, int) else {}),
-        **{f"{use}_token": tokens[each] for use, each in ids.items() if 0 <= each < len(tokens)},
+        **{f"{use}_token": tokens[each] for use, each in ids.items() if use != "eot"},
     }
     files |= {TOKENIZER: tokenizer.to_str().encode()}
     template = metadata.get("tokenizer.chat_template")
@@ -79,6 +74,14 @@ def side_files_from(file: GGUFFile) -> dict[str, bytes]:
         config["chat_template"] = template
         files[CHAT_TEMPLATE] = template.encode()
     return files | {TOKENIZER_CONFIG: json.dumps(config, indent=2).encode()}
+
+
+def _special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
+    """The tokens with a use: to begin and end a text, and so on."""
+    uses = {"bos": "bos", "eos": "eos", "eot": "eot", "unk": "unknown", "pad": "padding"}
+    found = {use: metadata.get(f"tokenizer.ggml.{key}_token_id") for use, key in uses.items()}
+    known = range(len(metadata.get("tokenizer.ggml.tokens", ())))
+    return {use: each for use, each in found.items() if isinstance(each, int) and each in known}
 
 
 def _tokenizer(file: GGUFFile) -> Any:
@@ -215,12 +218,8 @@ def _add_ends(made: Any, metadata: Mapping[str, Any], tokens: list[str], rule: s
         "bos": metadata.get("tokenizer.ggml.add_bos_token", spm or rule in WHOLE_WORDS),
         "eos": metadata.get("tokenizer.ggml.add_eos_token", False),
     }
-    ids = {use: metadata.get(f"tokenizer.ggml.{use}_token_id") for use in wanted}
-    ends = {
-        use: tokens[ids[use]]
-        for use in wanted
-        if wanted[use] and isinstance(ids[use], int) and 0 <= ids[use] < len(tokens)
-    }
+    ids = _special_ids(metadata)
+    ends = {use: tokens[ids[use]] for use in wanted if wanted[use] and use in ids}
     if ends:
         first = [ends["bos"]] if "bos" in ends else []
         last = [ends["eos"]] if "eos" in ends else []

@@ -72,7 +72,7 @@ def test_every_model_is_described(client: TestClient) -> None:
     ]
     assert [each["generates"] for each in response] == [True, True, False, False]
     assert response[0]["layers"] == [{"layer": layer, "heads": 4} for layer in range(3)]
-    assert response[3]["image"] == {"side": 32, "patch": 8}
+    assert response[3]["image"] == {"side": 32, "patch": 8, "registers": 0}
 
 
 def test_tokens_are_the_letters_of_the_text(client: TestClient) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from manyheads import lens
 from manyheads.bridge.registry import NAME, our_attention
 from manyheads.bridge.wrapped_model import wrap
+from manyheads.lens.measure.live_statistics import patch_attention
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Record, Site, Tap
 from tests.bridge.zoo import SOURCES, tiny
@@ -98,3 +99,33 @@ def test_a_watched_forward_leaves_the_weights_and_the_mode() -> None:
     assert not model.training
     for name, each in model.state_dict().items():
         assert torch.equal(each, before[name])
+
+
+def test_a_compiled_model_is_measured_and_left_as_it_was() -> None:
+    model = tiny("llama")
+    compiled = torch.compile(model, backend="eager")
+    ids, before = torch.tensor([[5, 6, 7]]), model.config._attn_implementation
+    with torch.no_grad():
+        expected = compiled(ids).logits
+    found = lens.statistics(compiled, SOURCES, progress=False)
+    assert found["entropy"].ranked() == lens.statistics(model, SOURCES)["entropy"].ranked()
+    with torch.no_grad():
+        assert torch.equal(compiled(ids).logits, expected)
+    assert model.config._attn_implementation == before
+
+
+def test_two_models_are_measured_at_once_while_one_generates() -> None:
+    models = tiny("llama"), tiny("gpt2")
+    prompt = torch.tensor([[5, 6, 7]])
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    expected = models[0].generate(prompt, **options)
+    before = [model.config._attn_implementation for model in models]
+    with patch_attention(models[0]) as first, patch_attention(models[1]) as second:
+        written = models[0].generate(prompt, **options)
+        with torch.no_grad():
+            models[1](prompt)
+    assert torch.equal(written, expected)
+    steps = written.shape[1] - prompt.shape[1]
+    assert first.statistics().metadata["texts"] == steps
+    assert second.statistics().metadata["texts"] == 1
+    assert [model.config._attn_implementation for model in models] == before

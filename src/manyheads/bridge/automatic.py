@@ -21,7 +21,8 @@ def is_of_transformers(value: Any) -> bool:
 
 def as_model(value: Any) -> Any:
     """The value, wrapped if it is a model of `transformers`."""
-    return wrap(value) if is_of_transformers(value) else value
+    compiled = is_of_transformers(getattr(value, "_orig_mod", None))
+    return wrap(value) if compiled or is_of_transformers(value) else value
 
 
 def wrapping_arguments(names: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:

@@ -393,6 +393,8 @@ def wrap(model: Any, tokenizer: Any = None, *, example: Mapping[str, Any] | None
     Texts need a `tokenizer`, of `transformers` (fast) or of `tokenizers`. A model that reads more
     than token ids or images takes each text as the dict that its processor gives.
     """
+    # A model compiled by torch.compile holds the one that it was made of.
+    model = getattr(model, "_orig_mod", model)
     if isinstance(model, WrappedModel):
         return model
     try:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 QUIET_SECONDS = 2.0
 # A bar is redrawn in place; a log grows with each line.
 SECONDS_BETWEEN_DRAWINGS = 0.1
-SECONDS_BETWEEN_LINES = 4.5
+SECONDS_BETWEEN_LINES = 4.2
 # The program has started before its bar.
 FIRST_LINE_SECONDS = 3.5
 # How often a thread looks whether a step takes long.

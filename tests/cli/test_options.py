@@ -47,7 +47,7 @@ def test_what_is_written_goes_to_out_and_o_is_short_for_it() -> None:
 
 
 def test_a_model_comes_first_by_place() -> None:
-    without = ("explain", "tokenizer", "train", "completion")
+    without = ("explain", "tokenizer", "train", "completion", "get")
     for command in COMMANDS.keys() - without:
         assert positionals_of(COMMANDS[command])[0].kind == "model", command
 

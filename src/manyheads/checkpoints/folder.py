@@ -194,7 +194,7 @@ def _load_wrapped_gguf(file: GGUFFile, dtype: torch.dtype | None, home: torch.de
         load_wrapped_gguf(file.file, dtype, home),
         side_files_from(file),
         file.file,
-        architecture_of(file),
+        f"GGUF files of {architecture_of(file)}",
     )
 
 

@@ -39,9 +39,9 @@ def folder_of(where: str | Path, revision: str | None = None) -> Path:
             f'give a path, "org/name" or one of {", ".join(MODEL_NAMES)}',
         )
     folder = Path(where)
+    recover_folder(folder)
     if folder.is_file() and revision is None and _is_gguf(folder):
         return folder
-    recover_folder(folder)
     if folder.is_dir():
         if revision is not None:
             raise InputError(

@@ -11,7 +11,7 @@ import transformers
 
 import manyheads
 from manyheads.checkpoints.gguf_tokenizer import SPLITS
-from manyheads.errors import InputError, UnknownTokenizerWarning
+from manyheads.errors import InputError, UnknownTokenizerWarning, WrappedModelWarning
 from tests.checkpoints.gguf_files import TYPES, small, write
 
 IDS = torch.tensor([[3, 14, 15, 9, 26, 5, 35, 8, 9, 7]])
@@ -132,6 +132,19 @@ def test_uneven_layers_are_read(tmp_path: Path) -> None:
     model = manyheads.load(write(tmp_path / "model.gguf", "llama", theirs, metadata=uneven))
     assert_equal(model, theirs)
     assert model.source_config["per_layer_config"] == {"1": {"intermediate_size": 256}}
+
+
+def test_other_architectures_are_opened_by_transformers(tmp_path: Path) -> None:
+    # Its default padding token is 32,000.
+    theirs = small(transformers.Phi3Config, vocab_size=32064, hidden_size=32, intermediate_size=32)
+    theirs.config.head_dim = 8
+    keys = {"rope.dimension_count": 8, "vocab_size": 32064}
+    file = write(tmp_path / "model.gguf", "phi3", theirs, metadata=keys)
+    with pytest.warns(WrappedModelWarning, match="phi3"):
+        model = manyheads.load(file)
+    assert not model.native
+    assert_equal(model, theirs)
+    assert model.tokenizer.encode("hello").tokens == ["hello"]
 
 
 def damaged(data: bytes, what: str) -> bytes:

@@ -44,7 +44,7 @@ class RowSums:
     """One number per query and head; `variance` is that of the attended position.
 
     With a learned sink the weights on keys sum to a `mass` below 1, and the variance is that of the
-    weights divided by it. `score` is the largest score, -inf where a query sees no key.
+    weights divided by it. `score` is the largest score, 0 where a query gives no key any weight.
     """
 
     visible: Float[Tensor, " n"]
@@ -68,7 +68,6 @@ class RowSums:
         shapes = {"offsets": len(spec.offsets), "marks": spec.marks.shape[1]}
         tensors = {field.name: zeros.clone() for field in fields(cls)}
         tensors["visible"] = zeros.new_zeros(queries)
-        tensors["score"] = torch.full_like(zeros, float("-inf"))
         tensors |= {name: zeros.new_zeros(queries, heads, last) for name, last in shapes.items()}
         return cls(**tensors)
 
@@ -178,7 +177,7 @@ def _spread_sums(
         "entropy": torch.where(factor > 0, weights.rest * mass, 0.0) - factor * surprise,
         "squares": (factor * torch.linalg.vector_norm(powers, dim=-1)).square(),
         "largest": factor,
-        "score": weights.largest.masked_fill(factor == 0, float("-inf")),
+        "score": weights.largest.masked_fill(factor == 0, 0.0),
         "distance": mass * far,
         "variance": variance.clamp(min=0),
     }
@@ -345,6 +344,8 @@ def stream_rows(tiled: TiledScores, spec: RowSumSpec) -> RowSums:
     repeats = torch.zeros(2, *level.shape, device=level.device)
     if spec.ids is not None:
         repeats = repeat_weights(inputs, at, level, *_sort_by_token(spec.ids, owner))
+    # The log-sum-exp is to base 2.
+    score = (level + fields["largest"].log2()) * math.log(2)
     low, high = (position - before).clamp(min=0), torch.minimum(position + after + 1, count)
     return RowSums(
         visible=(high - low).clamp(min=0).float(),
@@ -353,8 +354,7 @@ def stream_rows(tiled: TiledScores, spec: RowSumSpec) -> RowSums:
         duplicate=repeats[0],
         induction=repeats[1],
         marks=marks,
-        # The log-sum-exp is to base 2.
-        score=(level + fields["largest"].log2()) * math.log(2),
+        score=score.masked_fill(fields["largest"] == 0, 0.0),
         **fields,
     )
 

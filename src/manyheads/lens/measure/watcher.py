@@ -1,5 +1,6 @@
 """The watcher behind the statistics: it measures each attention during the forward pass."""
 
+import math
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
@@ -233,7 +234,7 @@ class StatisticsWatcher:
         sums, block = row_sums(tiled, spec), self._block(site)
         add_measures(self.sums, block, tiled, spec, sums, scope)
         if len(sums.score):
-            self.scores[block] = sums.score.amax(0)
+            self.scores[block] = sums.score.masked_fill(sums.largest == 0, -math.inf).amax(0)
         self._query = None
 
     def _spec(self, stack: str, key: Ragged) -> RowSumSpec:

@@ -1,6 +1,7 @@
 """Caches of keys and values for decoding: growing, of fixed size, and ring buffers."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -249,13 +250,51 @@ class CacheSlot:
     plan: CachePlan | StaticCachePlan
 
 
+class StateCache:
+    """What a mixer keeps of the tokens it has seen: tensors whose first axis is the sequences."""
+
+    def __init__(self) -> None:
+        self.tensors: tuple[Tensor, ...] = ()
+
+    def select(self, sequences: list[int]) -> None:
+        for_device = {tensor.device for tensor in self.tensors}
+        index = {each: torch.tensor(sequences, device=each) for each in for_device}
+        self.tensors = tuple(tensor[index[tensor.device]] for tensor in self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateSlot:
+    """The state of one mixer; what it keeps replaces what was there."""
+
+    store: StateCache
+
+    @property
+    def state(self) -> tuple[Tensor, ...] | None:
+        """What was kept, or None before the first token."""
+        return self.store.tensors or None
+
+    def keep(self, *tensors: Tensor) -> None:
+        self.store.tensors = tensors
+
+
 class Cache:
     """One layer cache per layer, and how many tokens of each sequence they have seen.
 
-    `memory` holds the cross-attention keys and values of the encoder's output, one per layer.
+    `memory` holds the cross-attention keys and values of the encoder's output, one per layer, and
+    `states` what mixers keep instead of keys and values.
     """
 
-    def __init__(self, masks: list[Mask | None], config: DynamicCache | StaticCache) -> None:
+    def __init__(
+        self,
+        masks: list[Mask | None],
+        config: DynamicCache | StaticCache,
+        mixers: Collection[int] = (),
+    ) -> None:
+        self.states = {layer: StateCache() for layer in mixers}
         self.stores: list[LayerCache | None] = [
             None if mask is None else _store_for(mask, config) for mask in masks
         ]
@@ -296,12 +335,15 @@ class Cache:
         for store in self.stores:
             if store is not None:
                 store.select(sequences)
+        for state in self.states.values():
+            state.select(sequences)
         self.memory = [_select(memory, sequences) for memory in self.memory]
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all keys and values, without those of cross-attention."""
-        return sum(store.nbytes for store in self.stores if store is not None)
+        """The bytes of all keys, values and states, without those of cross-attention."""
+        stores = [store for store in self.stores if store is not None]
+        return sum(store.nbytes for store in (*stores, *self.states.values()))
 
 
 def _store_for(mask: Mask, config: DynamicCache | StaticCache) -> LayerCache:

@@ -7,8 +7,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig, PositionEncoding
-from manyheads.cache import CacheSlot, KeyValues
+from manyheads.cache import CacheSlot, KeyValues, StateSlot
 from manyheads.errors import ConfigError
+from manyheads.mixers.build import MixerConfig, make_mixer
+from manyheads.mixers.mixer import Mixer
 from manyheads.parts.experts import Experts, MixtureOfExperts, RouterLosses
 from manyheads.parts.feedforward import MLP, Constant, ConstantLayer, FeedForward, GeGLU, SwiGLU
 from manyheads.parts.norms import (
@@ -26,7 +28,7 @@ from manyheads.ragged import Ragged
 from manyheads.taps import Look, Sublayer, Tap, seen
 
 FeedForwardConfig = MLP | GeGLU | SwiGLU | Experts
-Inner = TypeVar("Inner", bound=AttentionConfig | Constant | FeedForwardConfig)
+Inner = TypeVar("Inner", bound=AttentionConfig | Constant | FeedForwardConfig | MixerConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class Branch(Generic[Inner]):
 class LayerConfig:
     """The sublayers of a layer, in this order; None for one that it does not have.
 
-    `attention_rest` and `cross_rest` replace an attention whose heads are all pruned. With
+    A `mixer` stands where attention would. `attention_rest` and `cross_rest` replace an attention
+    whose heads are all pruned. With
     `residual="parallel"` the feed-forward reads what the attention reads, not what it wrote, and
     both are added: x + attention(norm(x)) + feedforward(norm(x)), as in GPT-J and GPT-NeoX.
     """
@@ -52,6 +55,7 @@ class LayerConfig:
     feedforward: Branch[FeedForwardConfig] | None
     attention_rest: Branch[Constant] | None = None
     cross_rest: Branch[Constant] | None = None
+    mixer: Branch[MixerConfig] | None = None
     residual: Literal["serial", "parallel"] = "serial"
 
     def __post_init__(self) -> None:
@@ -68,6 +72,8 @@ class LayerConfig:
             raise ConfigError('attention has keys_from="memory"', "make it the cross branch")
         if self.cross is not None and self.cross.inner.keys_from == "itself":
             raise ConfigError('cross has keys_from="itself"', 'use keys_from="memory"')
+        if self.mixer is not None and (self.attention or self.attention_rest) is not None:
+            raise ConfigError("both attention and mixer are set", "keep one")
         for name in ("attention", "cross"):
             if getattr(self, name) is not None and getattr(self, f"{name}_rest") is not None:
                 raise ConfigError(f"both {name} and {name}_rest are set", "keep one")
@@ -77,7 +83,7 @@ class LayerConfig:
             raise ConfigError(
                 'residual="parallel" is not supported with cross-attention', 'use residual="serial"'
             )
-        for branch in (self.attention, self.attention_rest, self.feedforward):
+        for branch in (self.attention, self.attention_rest, self.mixer, self.feedforward):
             if branch is not None and isinstance(branch.norm, PostNorm):
                 raise ConfigError(
                     'residual="parallel" is not supported with PostNorm, which norms the sum of '
@@ -87,7 +93,7 @@ class LayerConfig:
 
     @property
     def widths(self) -> set[int]:
-        branches = (self.attention, self.cross, self.feedforward)
+        branches = (self.attention, self.mixer, self.cross, self.feedforward)
         rests = (self.attention_rest, self.cross_rest)
         return {branch.inner.width for branch in (*branches, *rests) if branch is not None}
 
@@ -97,7 +103,10 @@ class Residual(nn.Module):
 
     def __init__(
         self,
-        branch: Branch[AttentionConfig] | Branch[Constant] | Branch[FeedForwardConfig],
+        branch: Branch[AttentionConfig]
+        | Branch[Constant]
+        | Branch[FeedForwardConfig]
+        | Branch[MixerConfig],
         width: int,
     ) -> None:
         super().__init__()
@@ -136,11 +145,15 @@ class Layer(nn.Module):
         self.attention: Attention | None = None
         self.cross: Attention | None = None
         self.feedforward: MixtureOfExperts | FeedForward | None = None
+        self.mixer: Mixer | None = None
         self.attention_rest: ConstantLayer | None = None
         self.cross_rest: ConstantLayer | None = None
         if config.attention is not None:
             self.attention = Attention(config.attention.inner, owns_table=owns_table)
             self.attention_residual = Residual(config.attention, width)
+        elif config.mixer is not None:
+            self.mixer = make_mixer(config.mixer.inner)
+            self.attention_residual = Residual(config.mixer, width)
         elif config.attention_rest is not None:
             self.attention_rest = ConstantLayer(config.attention_rest.inner)
             self.attention_residual = Residual(config.attention_rest, width)
@@ -156,7 +169,8 @@ class Layer(nn.Module):
                 MixtureOfExperts(inner) if isinstance(inner, Experts) else FeedForward(inner)
             )
             self.feedforward_residual = Residual(config.feedforward, width)
-        attends = self.attention is not None or self.attention_rest is not None
+        first = (self.attention, self.mixer, self.attention_rest)
+        attends = any(sublayer is not None for sublayer in first)
         self.parallel = config.residual == "parallel" and attends
 
     def forward(
@@ -165,11 +179,18 @@ class Layer(nn.Module):
         *,
         encoding: PositionEncoding = None,
         memory: Ragged | KeyValues | None = None,
-        cache: CacheSlot | None = None,
+        cache: CacheSlot | StateSlot | None = None,
         look: Look | None = None,
     ) -> tuple[Ragged, RouterLosses | None]:
         entered = x
-        if self.attention is not None:
+        if self.mixer is not None:
+            assert not isinstance(cache, CacheSlot)
+            here = _within(look, Sublayer.ATTENTION)
+            entered, normed = _read(self.attention_residual, x, here)
+            written = self.mixer(normed, cache=cache, look=here)
+            x = x.with_values(self.attention_residual.write(entered, written.values, here))
+        elif self.attention is not None:
+            assert not isinstance(cache, StateSlot)
             here = _within(look, Sublayer.ATTENTION)
             entered, normed = _read(self.attention_residual, x, here)
             written = self.attention(normed, encoding=encoding, cache=cache, look=here)

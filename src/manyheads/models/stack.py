@@ -14,6 +14,7 @@ from manyheads.cache import (
     CacheSlot,
     DynamicCache,
     KeyValues,
+    StateSlot,
     StaticCache,
     StaticCachePlan,
 )
@@ -166,7 +167,8 @@ class Stack(nn.Module):
         for index in range(len(self.config.layers)):
             attention = self.config.attention(index)
             masks.append(None if attention is None else attention.mask)
-        return Cache(masks, config)
+        mixers = [index for index, layer in enumerate(self.config.layers) if layer.mixer]
+        return Cache(masks, config, mixers)
 
     def explain_kernels(self, queries: Lengths, memory: Lengths | None = None) -> Explained:
         encodings = self.encode_positions(queries.positions)
@@ -253,8 +255,10 @@ def _position_key(attention: AttentionConfig) -> tuple[object, ...]:
 
 def _slot(
     cache: Cache | None, plan: CachePlan | StaticCachePlan | None, index: int
-) -> CacheSlot | None:
+) -> CacheSlot | StateSlot | None:
     if cache is None or plan is None:
         return None
+    if index in cache.states:
+        return StateSlot(cache.states[index])
     store = cache.stores[index]
     return None if store is None else CacheSlot(store, plan)

@@ -7,6 +7,7 @@ from manyheads import attention
 from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.dataclass_codec import DataclassCodec
+from manyheads.mixers import gated_delta, linear_attention, mamba2
 from manyheads.models import (
     decoder,
     embedding,
@@ -50,6 +51,9 @@ CONFIG_JSON = DataclassCodec(
         feedforward.MLP,
         feedforward.SwiGLU,
         gates.Gate,
+        gated_delta.GatedDelta,
+        linear_attention.LinearAttention,
+        mamba2.Mamba2,
         norms.OutputNorm,
         norms.SandwichNorm,
         norms.ScaledPreNorm,

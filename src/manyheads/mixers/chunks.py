@@ -1,0 +1,73 @@
+"""A ragged batch cut into chunks of equal size, for recurrences that work chunk by chunk."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyheads.ragged import Lengths
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunks:
+    """Where the tokens of each chunk are; a chunk never has tokens of two sequences.
+
+    The last chunk of a sequence is filled up with empty slots, whose values are zero.
+
+    >>> chunks = Chunks.of(Lengths.of([3, 0, 2]), size=2)
+    >>> chunks.token_of_slot.tolist(), chunks.counts.each
+    ([[0, 1], [2, 5], [3, 4]], (2, 0, 1))
+    """
+
+    token_of_slot: Int[Tensor, "c s"]
+    slot_of_token: Int[Tensor, " n"]
+    # How many chunks each sequence has.
+    counts: Lengths
+    # Of the sequences that are not empty: their number, first and last chunk.
+    sequence_of_first: Int[Tensor, " a"]
+    first_of_sequence: Int[Tensor, " a"]
+    last_of_sequence: Int[Tensor, " a"]
+    # Whether the tokens fill all slots in their own order.
+    full: bool
+
+    @classmethod
+    def of(cls, lengths: Lengths, size: int) -> "Chunks":
+        device = lengths.offsets.device
+        counts = Lengths.of([-(-length // size) for length in lengths.each], device)
+        total, (chunks, ends) = lengths.total, (counts.positions, counts.offsets[1:].long())
+        sequence = counts.sequence_of_token
+        inside = chunks.unsqueeze(1) * size + torch.arange(size, device=device)
+        each = lengths.offsets.diff().long()[sequence].unsqueeze(1)
+        starts = lengths.offsets[:-1].long()[sequence].unsqueeze(1)
+        token_of_slot = torch.where(inside < each, starts + inside, total)
+        present = [index for index, count in enumerate(counts.each) if count]
+        sequences = torch.tensor(present, dtype=torch.long, device=device)
+        return cls(
+            token_of_slot=token_of_slot,
+            slot_of_token=counts.offsets[:-1].long()[lengths.sequence_of_token] * size
+            + lengths.positions,
+            counts=counts,
+            sequence_of_first=sequences,
+            first_of_sequence=counts.offsets[:-1].long()[sequences],
+            last_of_sequence=ends[sequences] - 1,
+            full=counts.total * size == total,
+        )
+
+    def cut(self, x: Float[Tensor, "n *rest"]) -> Float[Tensor, "c s *rest"]:
+        """The values of every slot."""
+        if self.full:
+            return x.unflatten(0, tuple(self.token_of_slot.shape))
+        empty = x.new_zeros(1, *x.shape[1:])
+        return torch.cat([x, empty])[self.token_of_slot]
+
+    def join(self, x: Float[Tensor, "c s *rest"]) -> Float[Tensor, "n *rest"]:
+        """The values of every token; the reverse of `cut`."""
+        return x.flatten(0, 1) if self.full else x.flatten(0, 1)[self.slot_of_token]
+
+    def shifted(
+        self, after: Float[Tensor, "c *rest"], at_start: Float[Tensor, "a *rest"]
+    ) -> Float[Tensor, "c *rest"]:
+        """What is there before each chunk, given what is there after each and before the first."""
+        earlier = torch.cat([after[:1], after[:-1]])
+        return earlier.index_copy(0, self.first_of_sequence, at_start)

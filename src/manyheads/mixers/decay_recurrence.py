@@ -1,0 +1,109 @@
+"""The recurrence of linear attention, retention and Mamba-2: a state that decays and grows.
+
+For every head, with a state S of key size times value size:
+
+    S_t = exp(log_decay_t) S_{t-1} + k_t v_t^T        o_t = q_t^T S_t
+
+The state is zero, or the given one, at the start of every sequence. Three ways compute the same:
+`recur_in_chunks` for whole sequences, in time linear in the number of tokens; `recur_one_token` for
+generation; `decay_pattern` as a matrix of weights, which is what a head attends to.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.mixers.chunks import Chunks
+from manyheads.ragged import Lengths
+
+# Tokens per chunk, and chunks that are joined by one product of matrices.
+CHUNK = 64
+FAN = 4
+
+
+def recur_in_chunks(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "n h d"],
+    v: Float[Tensor, "n h e"],
+    log_decay: Float[Tensor, "n h"] | None,
+    lengths: Lengths,
+    state: Float[Tensor, "b h d e"] | None = None,
+    *,
+    chunk: int = CHUNK,
+) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
+    """The outputs, and the state after each sequence, in float32 as the state itself."""
+    chunks = Chunks.of(lengths, chunk)
+    before = v.new_zeros(lengths.count, *q.shape[1:], v.shape[2], dtype=torch.float32)
+    before = before if state is None else state.float()
+    if not lengths.total:
+        return v, before
+    query, key, value = (chunks.cut(x).float().transpose(1, 2) for x in (q, k, v))
+    decay = v.new_zeros(lengths.total, q.shape[1]) if log_decay is None else log_decay
+    # The decay from the start of the chunk up to and including each token.
+    passed = chunks.cut(decay).float().transpose(1, 2).cumsum(-1)
+    whole = passed[..., -1]
+    kept = (whole.unsqueeze(-1) - passed).exp()
+    added = (key * kept.unsqueeze(-1)).transpose(2, 3) @ value
+    first = chunks.first_of_sequence
+    given = before[chunks.sequence_of_first]
+    added = added.index_add(0, first, given * whole[first].exp()[..., None, None])
+    after = _scan(added, whole, chunks)
+    earlier = chunks.shifted(after, given)
+    output = (query @ key.transpose(2, 3)).mul(_decay_within(passed)) @ value
+    output = output + (query * passed.exp().unsqueeze(-1)) @ earlier
+    last = before.index_copy(0, chunks.sequence_of_first, after[chunks.last_of_sequence])
+    return chunks.join(output.transpose(1, 2)).to(v.dtype), last
+
+
+def recur_one_token(
+    q: Float[Tensor, "b h d"],
+    k: Float[Tensor, "b h d"],
+    v: Float[Tensor, "b h e"],
+    log_decay: Float[Tensor, "b h"] | None,
+    state: Float[Tensor, "b h d e"],
+) -> tuple[Float[Tensor, "b h e"], Float[Tensor, "b h d e"]]:
+    """One more token of each sequence: its output and the new state."""
+    if log_decay is not None:
+        state = state * log_decay.float().exp()[..., None, None]
+    state = state + k.float().unsqueeze(-1) * v.float().unsqueeze(-2)
+    output = (q.float().unsqueeze(-2) @ state).squeeze(-2)
+    return output.to(v.dtype), state
+
+
+def decay_pattern(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "n h d"],
+    log_decay: Float[Tensor, "n h"] | None,
+) -> Float[Tensor, "h n n"]:
+    """The weight of every key in the output of every query of one sequence."""
+    products = torch.einsum("nhd,mhd->hnm", q.float(), k.float())
+    passed = q.new_zeros(q.shape[:2]) if log_decay is None else log_decay
+    return products * _decay_within(passed.float().T.cumsum(-1))
+
+
+def _decay_within(passed: Float[Tensor, "*b s"]) -> Float[Tensor, "*b s s"]:
+    """What is left of an earlier token (the second axis) at a later one; 0 for those after it."""
+    between = passed.unsqueeze(-1) - passed.unsqueeze(-2)
+    seen = torch.ones(between.shape[-2:], dtype=torch.bool, device=passed.device).tril()
+    return between.masked_fill(~seen, -torch.inf).exp()
+
+
+def _scan(
+    added: Float[Tensor, "c h d e"], log_decay: Float[Tensor, "c h"], chunks: Chunks
+) -> Float[Tensor, "c h d e"]:
+    """The state after every chunk, given what each adds and how it decays the state before it.
+
+    The chunks of a sequence are joined `FAN` at a time by a product with the matrix of their
+    decays, then groups of them in the same way, so that no loop runs over all chunks.
+    """
+    if chunks.counts.longest == 1:
+        return added
+    groups = Chunks.of(chunks.counts, min(FAN, chunks.counts.longest))
+    passed = groups.cut(log_decay).cumsum(1)
+    weights = _decay_within(passed.transpose(1, 2))
+    local = torch.einsum("ghij,gjhde->gihde", weights, groups.cut(added))
+    if groups.counts.longest > 1:
+        carried = _scan(local[:, -1], passed[:, -1], groups)
+        entering = groups.shifted(carried, torch.zeros_like(carried[groups.first_of_sequence]))
+        local = local + passed.exp()[..., None, None] * entering.unsqueeze(1)
+    return groups.join(local)

@@ -1,0 +1,118 @@
+"""The delta rule: a state that replaces what it holds under a key instead of adding to it.
+
+For every head, with a state S of key size times value size (arXiv 2406.06484, 2412.06464):
+
+    S'_t = exp(log_decay_t) S_{t-1}
+    S_t = S'_t + beta_t k_t (v_t - S'_t^T k_t)^T        o_t = S_t^T q_t
+
+The decay is a number per head, or one per channel of the key as in Kimi delta attention (arXiv
+2510.26692). The state is zero, or the given one, at the start of every sequence.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.mixers.chunks import Chunks
+from manyheads.ragged import Lengths
+
+# Tokens per chunk. With a decay per channel the products of a chunk have one more axis.
+CHUNK = 64
+CHUNK_BY_CHANNEL = 16
+
+Decay = Float[Tensor, "n h"] | Float[Tensor, "n h d"]
+
+
+def delta_in_chunks(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "n h d"],
+    v: Float[Tensor, "n h e"],
+    beta: Float[Tensor, "n h"],
+    log_decay: Decay,
+    lengths: Lengths,
+    state: Float[Tensor, "b h d e"] | None = None,
+    *,
+    chunk: int | None = None,
+) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
+    """The outputs, and the state after each sequence, in float32 as the state itself.
+
+    What a chunk writes depends on the state before it, so chunks run one after another; all that
+    does not depend on it is computed for all chunks at once.
+    """
+    by_channel = log_decay.ndim == 3
+    chunks = Chunks.of(lengths, chunk or (CHUNK_BY_CHANNEL if by_channel else CHUNK))
+    last = v.new_zeros(lengths.count, *q.shape[1:], v.shape[2], dtype=torch.float32)
+    last = last if state is None else state.float()
+    if not lengths.total:
+        return v, last
+    query, key, value = (chunks.cut(x).float().transpose(1, 2) for x in (q, k, v))
+    rate = chunks.cut(beta).float().transpose(1, 2).unsqueeze(-1)
+    decay = log_decay if by_channel else log_decay.unsqueeze(-1)
+    passed = chunks.cut(decay).float().transpose(1, 2).cumsum(2)
+    # A token corrects what those before it in the chunk wrote: a triangular system.
+    overlaps = rate * _decayed_products(key, key, passed).tril(-1)
+    right = torch.cat([rate * value, rate * key * passed.exp()], dim=-1)
+    solved = torch.linalg.solve_triangular(overlaps, right, upper=False, unitriangular=True)
+    written, corrected = solved.split([v.shape[2], q.shape[2]], dim=-1)
+    weights = _decayed_products(query, key, passed).tril()
+    read, whole = query * passed.exp(), passed[:, :, -1:]
+    kept = key * (whole - passed).exp()
+    outputs = []
+    order = []
+    for number in range(chunks.counts.longest):
+        here = [index for index, count in enumerate(chunks.counts.each) if count > number]
+        now = torch.tensor([chunks.counts.starts[index] + number for index in here])
+        now = now.to(v.device)
+        sequences = torch.tensor(here, device=v.device)
+        before = last[sequences]
+        update = written[now] - corrected[now] @ before
+        outputs.append(read[now] @ before + weights[now] @ update)
+        after = before * whole[now].exp().transpose(2, 3) + kept[now].transpose(2, 3) @ update
+        last = last.index_copy(0, sequences, after)
+        order.append(now)
+    output = torch.cat(outputs)[torch.cat(order).argsort()]
+    return chunks.join(output.transpose(1, 2)).to(v.dtype), last
+
+
+def delta_one_token(
+    q: Float[Tensor, "b h d"],
+    k: Float[Tensor, "b h d"],
+    v: Float[Tensor, "b h e"],
+    beta: Float[Tensor, "b h"],
+    log_decay: Decay,
+    state: Float[Tensor, "b h d e"],
+) -> tuple[Float[Tensor, "b h e"], Float[Tensor, "b h d e"]]:
+    """One more token of each sequence: its output and the new state."""
+    decay = log_decay if log_decay.ndim == 3 else log_decay.unsqueeze(-1)
+    state = state * decay.float().exp().unsqueeze(-1)
+    query, key = (x.float().unsqueeze(-2) for x in (q, k))
+    error = v.float().unsqueeze(-2) - key @ state
+    state = state + key.transpose(-1, -2) * (error * beta.float()[..., None, None])
+    return (query @ state).squeeze(-2).to(v.dtype), state
+
+
+def delta_pattern(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "n h d"],
+    beta: Float[Tensor, "n h"],
+    log_decay: Decay,
+) -> Float[Tensor, "h n n"]:
+    """The weight of every value in the output of every query of one sequence."""
+    decay = log_decay if log_decay.ndim == 3 else log_decay.unsqueeze(-1)
+    query, key = (x.float().transpose(0, 1) for x in (q, k))
+    rate = beta.float().T.unsqueeze(-1)
+    passed = decay.float().transpose(0, 1).cumsum(1)
+    overlaps = rate * _decayed_products(key, key, passed).tril(-1)
+    once = torch.diag_embed(rate.squeeze(-1))
+    written = torch.linalg.solve_triangular(overlaps, once, upper=False, unitriangular=True)
+    return _decayed_products(query, key, passed).tril() @ written
+
+
+def _decayed_products(
+    q: Float[Tensor, "*b s d"], k: Float[Tensor, "*b s d"], passed: Float[Tensor, "*b s c"]
+) -> Float[Tensor, "*b s s"]:
+    """Products of queries with decayed keys; those with later keys are not decayed."""
+    between = (passed.unsqueeze(-2) - passed.unsqueeze(-3)).clamp(max=0.0).exp()
+    if passed.shape[-1] == 1:
+        return (q @ k.transpose(-1, -2)) * between.squeeze(-1)
+    return torch.einsum("...id,...jd,...ijd->...ij", q, k, between)

@@ -1,0 +1,106 @@
+"""Gated delta net (arXiv 2412.06464), as in Qwen3-Next: a state that forgets and overwrites."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from manyheads.argument_checks import check_fields
+from manyheads.cache import StateSlot
+from manyheads.errors import ConfigError, check_int
+from manyheads.mixers.delta_recurrence import delta_in_chunks, delta_one_token
+from manyheads.mixers.mixer import Mixer, by_head
+from manyheads.mixers.short_convolution import ShortConvolution
+from manyheads.ragged import Ragged
+from manyheads.taps import Look, Tap, seen
+
+# Keys and queries have length one, up to this.
+EPS = 1e-6
+
+
+@check_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDelta:
+    """The config of a gated delta net: `heads` of values that share `key_heads` of keys."""
+
+    width: int
+    heads: int
+    head_size: int
+    key_heads: int
+    key_size: int
+    convolution: int = 4
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        for name in ("width", "heads", "head_size", "key_heads", "key_size", "convolution"):
+            check_int(name, getattr(self, name), minimum=1)
+        if self.heads % self.key_heads:
+            raise ConfigError(f"key_heads must divide heads={self.heads}, got {self.key_heads}")
+
+    def rows(self) -> dict[str, int]:
+        """The rows of the joined input projection."""
+        keys, values = self.key_heads * self.key_size, self.heads * self.head_size
+        return {
+            "query": keys,
+            "key": keys,
+            "value": values,
+            "gate": values,
+            "beta": self.heads,
+            "pace": self.heads,
+        }
+
+
+class GatedDeltaLayer(Mixer):
+    """A gated delta net with its projections, convolution and output gate."""
+
+    def __init__(self, config: GatedDelta) -> None:
+        super().__init__()
+        self.config = config
+        rows = config.rows()
+        self.project = nn.Linear(config.width, sum(rows.values()), bias=False)
+        channels = rows["query"] + rows["key"] + rows["value"]
+        self.convolution = ShortConvolution(channels, config.convolution, bias=False)
+        self.dt_bias = nn.Parameter(torch.ones(config.heads))
+        self.log_rate = nn.Parameter(torch.empty(config.heads).uniform_(0.01, 16).log())
+        self.norm_weight = nn.Parameter(torch.ones(config.head_size))
+        self.output = nn.Linear(rows["value"], config.width, bias=False)
+
+    def forward(
+        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+    ) -> Ragged:
+        config, state = self.config, None if cache is None else cache.state
+        rows = config.rows()
+        mixed, gate, beta, pace = self.project(x.values).split(
+            [rows["query"] + rows["key"] + rows["value"], rows["gate"], rows["beta"], rows["pace"]],
+            dim=-1,
+        )
+        before = None if state is None else state[1]
+        mixed, recent = self.convolution(x.with_values(mixed), before)
+        query, key, value = mixed.split([rows["query"], rows["key"], rows["value"]], dim=-1)
+        repeats = config.heads // config.key_heads
+        query, key = (
+            _unit(by_head(part, config.key_heads)).repeat_interleave(repeats, dim=1)
+            for part in (query, key)
+        )
+        query = seen(look, Tap.QUERY, query * config.key_size**-0.5, x)
+        key = seen(look, Tap.KEY, key, x)
+        value = seen(look, Tap.VALUE, by_head(value, config.heads), x)
+        decay = -self.log_rate.float().exp() * F.softplus(pace.float() + self.dt_bias.float())
+        rate = beta.sigmoid()
+        if state is not None and x.lengths.longest == 1 and x.lengths.uniform:
+            heads, after = delta_one_token(query, key, value, rate, decay, state[0])
+        else:
+            given = None if state is None else state[0]
+            heads, after = delta_in_chunks(query, key, value, rate, decay, x.lengths, given)
+        if cache is not None:
+            cache.keep(after, recent)
+        normed = F.rms_norm(heads.float(), heads.shape[-1:], eps=config.eps).to(heads.dtype)
+        gated = self.norm_weight * normed * F.silu(by_head(gate, config.heads).float())
+        gated = seen(look, Tap.HEAD_OUTPUT, gated.to(heads.dtype), x)
+        return x.with_values(self.output(gated.flatten(1)))
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    return (wide * (wide.square().sum(-1, keepdim=True) + EPS).rsqrt()).to(x.dtype)

@@ -1,0 +1,108 @@
+"""Mamba-2 (arXiv 2405.21060): a state-space layer whose heads decay at their own, learned pace."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.argument_checks import check_fields
+from manyheads.cache import StateSlot
+from manyheads.errors import ConfigError, check_int
+from manyheads.mixers.decay_recurrence import recur_in_chunks, recur_one_token
+from manyheads.mixers.mixer import Mixer, by_head
+from manyheads.mixers.short_convolution import ShortConvolution
+from manyheads.ragged import Ragged
+from manyheads.taps import Look, Tap, seen
+
+
+@check_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2:
+    """A Mamba-2 layer of `heads` with `head_size` channels and `state_size` states each.
+
+    Heads of one of the `groups` share B and C, the counterparts of keys and queries. The pace dt
+    is kept within `time_step`.
+    """
+
+    width: int
+    heads: int
+    head_size: int
+    state_size: int
+    groups: int = 1
+    convolution: int = 4
+    time_step: tuple[float, float] | Literal["any"] = "any"
+    eps: float = 1e-5
+    bias: bool = False
+    convolution_bias: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("width", "heads", "head_size", "state_size", "groups", "convolution"):
+            check_int(name, getattr(self, name), minimum=1)
+        if self.heads % self.groups:
+            raise ConfigError(f"groups must divide heads={self.heads}, got {self.groups}")
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_size
+
+
+class Mamba2Layer(Mixer):
+    """A Mamba-2 layer."""
+
+    def __init__(self, config: Mamba2) -> None:
+        super().__init__()
+        self.config = config
+        shared = config.groups * config.state_size
+        self.sizes = (config.inner, config.inner + 2 * shared, config.heads)
+        self.project = nn.Linear(config.width, sum(self.sizes), bias=config.bias)
+        self.convolution = ShortConvolution(
+            self.sizes[1], config.convolution, bias=config.convolution_bias
+        )
+        self.dt_bias = nn.Parameter(torch.ones(config.heads))
+        self.log_rate = nn.Parameter(torch.arange(1.0, config.heads + 1).log())
+        self.skip = nn.Parameter(torch.ones(config.heads))
+        self.norm_weight = nn.Parameter(torch.ones(config.inner))
+        self.output = nn.Linear(config.inner, config.width, bias=config.bias)
+
+    def forward(
+        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+    ) -> Ragged:
+        config, state = self.config, None if cache is None else cache.state
+        gate, mixed, pace = self.project(x.values).split(self.sizes, dim=-1)
+        before = None if state is None else state[1]
+        mixed, recent = self.convolution(x.with_values(mixed), before)
+        shared = config.groups * config.state_size
+        value, key, query = mixed.split([config.inner, shared, shared], dim=-1)
+        dt = F.softplus(pace.float() + self.dt_bias.float())
+        dt = dt if config.time_step == "any" else dt.clamp(*config.time_step)
+        value = by_head(value, config.heads)
+        repeats = config.heads // config.groups
+        key, query = (
+            by_head(part, config.groups).repeat_interleave(repeats, dim=1) for part in (key, query)
+        )
+        query = seen(look, Tap.QUERY, query, x)
+        key = seen(look, Tap.KEY, key, x)
+        value = seen(look, Tap.VALUE, value, x)
+        decay = -self.log_rate.float().exp() * dt
+        paced = key.float() * dt.unsqueeze(-1)
+        if state is not None and x.lengths.longest == 1 and x.lengths.uniform:
+            heads, after = recur_one_token(query, paced, value, decay, state[0])
+        else:
+            given = None if state is None else state[0]
+            heads, after = recur_in_chunks(query, paced, value, decay, x.lengths, given)
+        if cache is not None:
+            cache.keep(after, recent)
+        heads = heads + value * self.skip.to(value.dtype)[:, None]
+        heads = seen(look, Tap.HEAD_OUTPUT, heads, x)
+        return x.with_values(self.output(self._gated(heads.flatten(1), gate)))
+
+    def _gated(
+        self, heads: Float[Tensor, "n c"], gate: Float[Tensor, "n c"]
+    ) -> Float[Tensor, "n c"]:
+        """Gated, then normed; the gated delta net does it in the other order."""
+        gated = heads.float() * F.silu(gate.float())
+        normed = F.rms_norm(gated, gated.shape[-1:], eps=self.config.eps)
+        return self.norm_weight * normed.to(heads.dtype)

@@ -1,0 +1,66 @@
+"""Chunks, single steps and the explicit pattern give the same delta rule."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from manyheads.mixers.delta_recurrence import delta_in_chunks, delta_one_token, delta_pattern
+from manyheads.ragged import Lengths
+
+HEADS, SIZE, VALUE = 2, 4, 3
+
+
+def inputs(total: int, *, by_channel: bool) -> list[Tensor]:
+    q, k = F.normalize(torch.randn(2, total, HEADS, SIZE), dim=-1)
+    shape = (total, HEADS, SIZE) if by_channel else (total, HEADS)
+    v, beta = torch.randn(total, HEADS, VALUE), torch.rand(total, HEADS)
+    return [q, k, v, beta, -torch.rand(shape)]
+
+
+@pytest.mark.parametrize("by_channel", [True, False])
+@pytest.mark.parametrize("each", [[1], [50], [3, 0, 17, 4, 30, 1]])
+def test_chunks_equal_single_steps(each: list[int], by_channel: bool) -> None:
+    lengths = Lengths.of(each)
+    given = inputs(lengths.total, by_channel=by_channel)
+    state = torch.randn(len(each), HEADS, SIZE, VALUE)
+    q, k, v, beta, decay = given
+    outputs, last = delta_in_chunks(q, k, v, beta, decay, lengths, state, chunk=8)
+    for index, where in enumerate(lengths.slices()):
+        now = state[index : index + 1]
+        for token in range(where.start, where.stop):
+            one = slice(token, token + 1)
+            expected, now = delta_one_token(q[one], k[one], v[one], beta[one], decay[one], now)
+            torch.testing.assert_close(outputs[one], expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(last[index : index + 1], now, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("by_channel", [True, False])
+def test_the_pattern_gives_the_outputs(by_channel: bool) -> None:
+    q, k, v, beta, decay = inputs(40, by_channel=by_channel)
+    outputs, _ = delta_in_chunks(q, k, v, beta, decay, Lengths.of([40]), chunk=8)
+    expected = torch.einsum("hnm,mhe->nhe", delta_pattern(q, k, beta, decay), v)
+    torch.testing.assert_close(outputs, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_texts_of_a_batch_never_meet() -> None:
+    lengths = Lengths.of([37, 21])
+    q, k, v, beta, decay = inputs(58, by_channel=False)
+    together, _ = delta_in_chunks(q, k, v, beta, decay, lengths, chunk=8)
+    k[:37] = torch.nan
+    again, _ = delta_in_chunks(q, k, v, beta, decay, lengths, chunk=8)
+    assert torch.equal(again[37:], together[37:])
+
+
+def test_gradients_are_those_of_the_pattern() -> None:
+    given = [x.requires_grad_() for x in inputs(24, by_channel=False)]
+    q, k, v, beta, decay = given
+    weights = torch.randn(24, HEADS, VALUE)
+    chunked, _ = delta_in_chunks(q, k, v, beta, decay, Lengths.of([24]), chunk=8)
+    explicit = torch.einsum("hnm,mhe->nhe", delta_pattern(q, k, beta, decay), v)
+    for found, expected in zip(
+        torch.autograd.grad((chunked * weights).sum(), given),
+        torch.autograd.grad((explicit * weights).sum(), given),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)

@@ -48,6 +48,11 @@ class Mamba2:
     def inner(self) -> int:
         return self.heads * self.head_size
 
+    @property
+    def channels(self) -> int:
+        """Those of the convolution: values, and B and C of every group."""
+        return self.inner + 2 * self.groups * self.state_size
+
 
 class Mamba2Layer(Mixer):
     """A Mamba-2 layer."""
@@ -55,8 +60,7 @@ class Mamba2Layer(Mixer):
     def __init__(self, config: Mamba2) -> None:
         super().__init__()
         self.config = config
-        shared = config.groups * config.state_size
-        self.sizes = (config.inner, config.inner + 2 * shared, config.heads)
+        self.sizes = (config.inner, config.channels, config.heads)
         self.project = nn.Linear(config.width, sum(self.sizes), bias=config.bias)
         self.convolution = ShortConvolution(
             self.sizes[1], config.convolution, bias=config.convolution_bias

@@ -5,6 +5,7 @@ from manyheads.checkpoints.families.decoders.gpt2 import GPT2
 from manyheads.checkpoints.families.decoders.gpt_neox import GPT_NEOX
 from manyheads.checkpoints.families.decoders.gpt_oss import GPT_OSS
 from manyheads.checkpoints.families.decoders.llama import LLAMA
+from manyheads.checkpoints.families.decoders.mamba2 import MAMBA2
 from manyheads.checkpoints.families.decoders.mixtral import MIXTRAL
 from manyheads.checkpoints.families.decoders.olmo import OLMO
 from manyheads.checkpoints.families.decoders.phi3 import PHI3
@@ -45,6 +46,7 @@ FAMILIES: dict[str, Family] = {
     "mixtral": MIXTRAL,
     "qwen3_moe": MIXTRAL,
     "gpt_oss": GPT_OSS,
+    "mamba2": MAMBA2,
     "vit": VIT,
     "dinov2": DINOV2,
     "dinov2_with_registers": DINOV2,

@@ -39,7 +39,7 @@ class GatedDelta:
             raise ConfigError(f"key_heads must divide heads={self.heads}, got {self.key_heads}")
 
     def rows(self) -> dict[str, int]:
-        """The rows of the joined input projection."""
+        """The rows of both input projections."""
         keys, values = self.key_heads * self.key_size, self.heads * self.head_size
         return {
             "query": keys,
@@ -58,7 +58,9 @@ class GatedDeltaLayer(Mixer):
         super().__init__()
         self.config = config
         rows = config.rows()
-        self.project = nn.Linear(config.width, sum(rows.values()), bias=False)
+        narrow = rows["beta"] + rows["pace"]
+        self.project = nn.Linear(config.width, sum(rows.values()) - narrow, bias=False)
+        self.rates = nn.Linear(config.width, narrow, bias=False)
         channels = rows["query"] + rows["key"] + rows["value"]
         self.convolution = ShortConvolution(channels, config.convolution, bias=False)
         self.dt_bias = nn.Parameter(torch.ones(config.heads))
@@ -71,10 +73,8 @@ class GatedDeltaLayer(Mixer):
     ) -> Ragged:
         config, state = self.config, None if cache is None else cache.state
         rows = config.rows()
-        mixed, gate, beta, pace = self.project(x.values).split(
-            [rows["query"] + rows["key"] + rows["value"], rows["gate"], rows["beta"], rows["pace"]],
-            dim=-1,
-        )
+        mixed, gate = self.project(x.values).tensor_split([-rows["gate"]], dim=-1)
+        beta, pace = self.rates(x.values).chunk(2, dim=-1)
         before = None if state is None else state[1]
         mixed, recent = self.convolution(x.with_values(mixed), before)
         query, key, value = mixed.split([rows["query"], rows["key"], rows["value"]], dim=-1)

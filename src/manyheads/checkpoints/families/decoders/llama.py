@@ -153,9 +153,9 @@ class LlamaFamily(Family):
             Entry("readout.bias", (f"{head}.bias",)),
         ]
         for index, layer in enumerate(config.stack.layers):
-            assert layer.attention is not None
             assert layer.feedforward is not None
-            rows = tuple(layer.attention.inner.rows().values())
+            # The layers of a hybrid that have a mixer have no such tensors.
+            rows = tuple(layer.attention.inner.rows().values()) if layer.attention else ()
             inside = (layer.feedforward.inner.hidden,) * 2
             theirs = f"model.layers.{index}"
             inputs: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")

@@ -1,4 +1,4 @@
-"""Qwen3, plain or gated (arXiv 2505.06708), and Qwen3-Next with full attention only."""
+"""Qwen3, plain or gated (arXiv 2505.06708), and Qwen3-Next with its gated delta nets."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -7,8 +7,9 @@ from typing import Any, Literal
 from manyheads.attention import AttentionConfig
 from manyheads.checkpoints.families.decoders.llama import LLAMA
 from manyheads.checkpoints.families.family import Family, eps_of
-from manyheads.checkpoints.tensor_map import Either, Entry, Interleaved, Stacked
+from manyheads.checkpoints.tensor_map import Either, Entry, Interleaved, Packed, Stacked
 from manyheads.errors import ConfigError
+from manyheads.mixers.gated_delta import GatedDelta
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
 from manyheads.models.recipes import ModelConfig
@@ -138,25 +139,51 @@ DEFAULTS: dict[str, Any] = {
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
     "norm_topk_prob": True,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+FULL, LINEAR = "full_attention", "linear_attention"
+DELTA_NAMES = {
+    "dt_bias": "dt_bias",
+    "log_rate": "A_log",
+    "norm_weight": "norm.weight",
+    "output.weight": "out_proj.weight",
 }
 GATES = (Gate(at="output", per="channel"),)
 
 
 class QwenNextFamily(Family):
-    """Qwen3-Next with full attention in every layer."""
+    """Qwen3-Next: gated attention in some layers, gated delta nets in the others."""
 
     name = "qwen_next"
     tied_copies = LLAMA.tied_copies
 
     def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
         theirs = {**DEFAULTS, **theirs}
-        _refuse_other_layers(theirs)
+        kinds = _layer_kinds(theirs)
         plain = LLAMA.read_config(theirs)
         assert isinstance(plain, DecoderConfig)
         norm = RMSNorm(eps=eps_of(theirs, "rms_norm_eps"), centred=True)
         gated = with_attention(plain, gates=GATES, query_norm=norm, key_norm=norm)
+        delta = GatedDelta(
+            width=theirs["hidden_size"],
+            heads=theirs["linear_num_value_heads"],
+            head_size=theirs["linear_value_head_dim"],
+            key_heads=theirs["linear_num_key_heads"],
+            key_size=theirs["linear_key_head_dim"],
+            convolution=theirs["linear_conv_kernel_dim"],
+            eps=norm.eps,
+        )
+        layers = tuple(
+            replace(layer, attention=None, mixer=Branch(delta)) if kind == LINEAR else layer
+            for layer, kind in zip(gated.stack.layers, kinds, strict=True)
+        )
+        mixed = replace(gated, stack=replace(gated.stack, layers=layers))
         return with_norm_and_feedforward(
-            gated, norm, [feedforward_of(theirs, index) for index in range(len(gated.stack.layers))]
+            mixed, norm, [feedforward_of(theirs, index) for index in range(len(layers))]
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
@@ -168,7 +195,10 @@ class QwenNextFamily(Family):
         if not isinstance(norm, RMSNorm) or any(inner.shared_gate == "none" for inner in mixed):
             return None
         head_norm = RMSNorm(eps=norm.eps)
-        plain = with_attention(config, gates=(), query_norm=head_norm, key_norm=head_norm)
+        attending = _with_attention_everywhere(config)
+        if attending is None:
+            return None
+        plain = with_attention(attending, gates=(), query_norm=head_norm, key_norm=head_norm)
         described = LLAMA.write_config(as_dense(plain, head_norm, inside))
         if described is None or "sliding_attention" in described["layer_types"]:
             return None
@@ -178,19 +208,23 @@ class QwenNextFamily(Family):
             "model_type": "qwen3_next",
             "architectures": ["Qwen3NextForCausalLM"],
             **describe_experts(inside),
+            **_describe_mixers(config),
         }
 
-    def tensor_map(self, config: ModelConfig, ours: Iterable[str]) -> list[Entry | Either]:
+    def tensor_map(self, config: ModelConfig, ours: Iterable[str]) -> list[Entry | Either | Packed]:
         assert isinstance(config, DecoderConfig)
         have = set(ours)
-        table: list[Entry | Either] = [
+        table: list[Entry | Either | Packed] = [
             *interleaved(LLAMA.tensor_map(config, have), config, per="head")
         ]
         for index, layer in enumerate(config.stack.layers):
             if layer.feedforward is not None and isinstance(layer.feedforward.inner, Experts):
                 below = f"stack.layers.{index}.feedforward", f"model.layers.{index}.mlp"
                 table += expert_entries(layer.feedforward.inner, *below)
-        return [entry for entry in table if entry.ours in have]
+            if layer.mixer is not None and isinstance(layer.mixer.inner, GatedDelta):
+                below = f"stack.layers.{index}.mixer", f"model.layers.{index}.linear_attn"
+                table += _delta_entries(layer.mixer.inner, *below)
+        return [entry for entry in table if isinstance(entry, Packed) or entry.ours in have]
 
     def canonical_name(self, name: str) -> str | None:
         """As for Llama; neither we nor `transformers` use the multi-token prediction layers."""
@@ -200,19 +234,69 @@ class QwenNextFamily(Family):
 QWEN_NEXT = QwenNextFamily()
 
 
-def _refuse_other_layers(theirs: Mapping[str, Any]) -> None:
+def _layer_kinds(theirs: Mapping[str, Any]) -> list[str]:
     count, every = theirs["num_hidden_layers"], theirs["full_attention_interval"]
     kinds = theirs.get("layer_types") or [
-        "linear_attention" if (index + 1) % every else "full_attention" for index in range(count)
+        LINEAR if (index + 1) % every else FULL for index in range(count)
     ]
-    others = [index for index, kind in enumerate(kinds) if kind != "full_attention"]
-    if others:
-        found = ", ".join(sorted({kinds[index] for index in others}))
-        shown = ", ".join(map(str, others[:8])) + (", ..." if len(others) > 8 else "")
-        raise ConfigError(
-            f"layers {shown} are {found}; only full_attention is supported",
-            "use a model whose layer_types are all 'full_attention'",
-        )
+    if len(kinds) != count or not set(kinds) <= {FULL, LINEAR}:
+        raise ConfigError(f"layer_types must have {FULL} or {LINEAR} for each of {count} layers")
+    return list(kinds)
+
+
+def _with_attention_everywhere(config: DecoderConfig) -> DecoderConfig | None:
+    """The model with its first attention in place of every mixer, for Llama to describe."""
+    layers = config.stack.layers
+    first = next((layer.attention for layer in layers if layer.attention is not None), None)
+    if first is None:
+        return None
+    attending = tuple(
+        layer if layer.mixer is None else replace(layer, attention=first, mixer=None)
+        for layer in layers
+    )
+    return replace(config, stack=replace(config.stack, layers=attending))
+
+
+def _describe_mixers(config: DecoderConfig) -> dict[str, Any]:
+    layers = config.stack.layers
+    found = [layer.mixer.inner for layer in layers if layer.mixer is not None]
+    first = next((mixer for mixer in found if isinstance(mixer, GatedDelta)), None)
+    if first is None:
+        return {}
+    return {
+        "layer_types": [FULL if layer.mixer is None else LINEAR for layer in layers],
+        "linear_num_value_heads": first.heads,
+        "linear_value_head_dim": first.head_size,
+        "linear_num_key_heads": first.key_heads,
+        "linear_key_head_dim": first.key_size,
+        "linear_conv_kernel_dim": first.convolution,
+    }
+
+
+def _delta_entries(mixer: GatedDelta, ours: str, theirs: str) -> Iterator[Entry | Packed]:
+    """Their projections are stored by key head: q k v z together, and b a together."""
+    rows = mixer.rows()
+    wide = tuple(rows[name] for name in ("query", "key", "value", "gate"))
+    narrow = rows["beta"], rows["pace"]
+    yield Interleaved(
+        f"{ours}.project.weight",
+        (f"{theirs}.in_proj_qkvz.weight",),
+        (sum(wide),),
+        blocks=wide,
+        groups=mixer.key_heads,
+    )
+    yield Interleaved(
+        f"{ours}.rates.weight",
+        (f"{theirs}.in_proj_ba.weight",),
+        (sum(narrow),),
+        blocks=narrow,
+        groups=mixer.key_heads,
+    )
+    shape = (sum(wide[:3]), mixer.convolution)
+    own = {f"{ours}.convolution.weight": shape}
+    yield Packed(own, f"{theirs}.conv1d.weight", (shape[0], 1, shape[1]))
+    for mine, other in DELTA_NAMES.items():
+        yield Entry(f"{ours}.{mine}", (f"{theirs}.{other}",))
 
 
 def feedforward_of(theirs: Mapping[str, Any], index: int) -> FeedForwardConfig:
@@ -237,7 +321,9 @@ def feedforwards_of(config: ModelConfig) -> list[FeedForwardConfig] | None:
     """The feed-forwards of a decoder whose layers all have one and attention."""
     if not isinstance(config, DecoderConfig) or not config.stack.layers:
         return None
-    whole = [each for each in config.stack.layers if each.attention and each.feedforward]
+    whole = [
+        each for each in config.stack.layers if each.feedforward and (each.attention or each.mixer)
+    ]
     inside = [each.feedforward.inner for each in whole if each.feedforward is not None]
     return inside if len(inside) == len(config.stack.layers) else None
 
@@ -272,11 +358,15 @@ def with_norm_and_feedforward(
     config: DecoderConfig, norm: RMSNorm, feedforwards: Iterable[FeedForwardConfig]
 ) -> DecoderConfig:
     def changed(layer: LayerConfig, inner: FeedForwardConfig) -> LayerConfig:
-        assert layer.attention is not None
         assert layer.feedforward is not None
+        first = {
+            name: replace(branch, norm=PreNorm(norm))
+            for name in ("attention", "mixer")
+            if (branch := getattr(layer, name)) is not None
+        }
         return replace(
             layer,
-            attention=replace(layer.attention, norm=PreNorm(norm)),
+            **first,
             feedforward=Branch(inner, PreNorm(norm), layer.feedforward.dropout),
         )
 

@@ -36,9 +36,14 @@ class Head:
 
 
 class Sublayer(Enum):
-    """The part of a layer that a site belongs to."""
+    """The part of a layer that a site belongs to.
+
+    A mixer stands where attention stood: what enters and leaves it is at ATTENTION, and only what
+    is inside is at MIXER.
+    """
 
     ATTENTION = "attention"
+    MIXER = "mixer"
     CROSS = "cross"
     FEEDFORWARD = "feedforward"
 

@@ -187,7 +187,8 @@ class Layer(nn.Module):
             assert not isinstance(cache, CacheSlot)
             here = _within(look, Sublayer.ATTENTION)
             entered, normed = _read(self.attention_residual, x, here)
-            written = self.mixer(normed, cache=cache, look=here)
+            inside = _within(look, Sublayer.MIXER)
+            written = self.mixer(normed, cache=cache, look=inside)
             x = x.with_values(self.attention_residual.write(entered, written.values, here))
         elif self.attention is not None:
             assert not isinstance(cache, StateSlot)

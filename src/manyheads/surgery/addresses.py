@@ -99,7 +99,7 @@ def layer_ends(stack: Stack, layer: int) -> tuple[Site, Site] | None:
         last = Sublayer.FEEDFORWARD
     elif config.cross is not None or config.cross_rest is not None:
         last = Sublayer.CROSS
-    elif config.attention is not None or config.attention_rest is not None:
+    elif (config.attention or config.attention_rest or config.mixer) is not None:
         last = Sublayer.ATTENTION
     else:
         return None

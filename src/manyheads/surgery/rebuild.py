@@ -299,6 +299,9 @@ class _StackCut:
             assert isinstance(table, DisentangledTable)
             vectors = table.state_dict()
             weights |= {f"attention.table.{part}": tensor for part, tensor in vectors.items()}
+        if old.mixer is not None:
+            mixer = old.mixer.state_dict()
+            weights |= {f"mixer.{part}": tensor for part, tensor in mixer.items()}
         if old.feedforward is not None:
             weights |= _feedforward(old, plan)
         return weights

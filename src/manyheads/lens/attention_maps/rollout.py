@@ -164,6 +164,13 @@ def _residual_patterns(
 ) -> list[Float[Tensor, "l _ _"]]:
     """For each text the patterns of all layers, averaged over heads, with the residual stream."""
     scope, inputs = head_scope(model, stack), read_inputs(model, texts)
+    for layer, config in enumerate(scope.stack.config.layers):
+        if config.mixer is not None:
+            name = type(config.mixer.inner).__name__
+            raise InputError(
+                f"layer {layer} mixes tokens by {name}, which has no attention pattern",
+                "use attribution by gradients, or a model with attention in every layer",
+            )
     record = Record([scope.site(layer, Tap.PATTERN) for layer in scope.layers])
     with eval_mode(model), torch.no_grad():
         forward(model, inputs, record)

@@ -25,6 +25,7 @@ from manyheads.lens.inputs.texts import forward, read_inputs
 from manyheads.lens.results.addresses import Block
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import ByHead
+from manyheads.mixers.mixer import Mixer
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.layer import Layer, Residual
 from manyheads.models.readout import ClassHead, ReadoutLayer
@@ -42,7 +43,8 @@ class DirectLogits(Result):
     """What each part of a model adds to a logit, per text.
 
     `layers` has the contribution of each sublayer, heads and bias together; `bias` that of all
-    biases. The logit is the sum of `by_head`, the feed-forwards in `layers`, `embedding`, `bias`.
+    biases. The logit is the sum of `by_head`, the feed-forwards and mixers in `layers`,
+    `embedding` and `bias`.
     """
 
     heads: ByHead
@@ -55,10 +57,12 @@ class DirectLogits(Result):
     @property
     def total(self) -> Float[Tensor, " b"]:
         """The sum of all parts."""
-        feedforwards = [
-            each for (sublayer, _), each in self.layers.items() if sublayer is Sublayer.FEEDFORWARD
+        headless = [
+            each
+            for (sublayer, _), each in self.layers.items()
+            if sublayer in (Sublayer.FEEDFORWARD, Sublayer.MIXER)
         ]
-        return self.by_head.sum(1) + self.embedding + self.bias + sum(feedforwards, torch.zeros(()))
+        return self.by_head.sum(1) + self.embedding + self.bias + sum(headless, torch.zeros(()))
 
     @property
     def completeness(self) -> float:
@@ -193,7 +197,8 @@ class _BackwardWalk:
         written = self._value(layer, Tap.OUTPUT, sublayer)
         if isinstance(residual.placement, PostNorm):
             self._pull(residual.norm, self._value(layer, Tap.BEFORE, sublayer) + written)
-        self.layers[sublayer, layer] = self._along(written, self.towards)
+        place = Sublayer.MIXER if isinstance(inner, Mixer) else sublayer
+        self.layers[place, layer] = self._along(written, self.towards)
         if isinstance(inner, Attention):
             self._attention(layer, sublayer, inner, residual)
         elif isinstance(inner, ConstantLayer):
@@ -316,6 +321,8 @@ def _check_stream(scope: HeadScope) -> None:
 def _inner(layer: Any, sublayer: Sublayer) -> Any:
     """The sublayer of a layer or of its config, or the constant that pruning left of it."""
     inner = getattr(layer, sublayer.value)
+    if inner is None and sublayer is Sublayer.ATTENTION:
+        inner = getattr(layer, Sublayer.MIXER.value, None)
     return getattr(layer, f"{sublayer.value}_rest", None) if inner is None else inner
 
 

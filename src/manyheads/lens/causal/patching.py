@@ -260,7 +260,7 @@ def _sites(scope: HeadScope, layer: int) -> dict[Component, Site]:
     sites: dict[Component, Site] = {"residual": layer_input_site(scope.stack, layer)}
     if scope.config(layer) is not None:
         sites["head"] = scope.site(layer, Tap.HEAD_OUTPUT)
-    if config.attention is not None:
+    if config.attention is not None or config.mixer is not None:
         sites["attention"] = Site(layer, Tap.OUTPUT, Sublayer.ATTENTION, name)
     if config.cross is not None:
         sites["cross"] = Site(layer, Tap.OUTPUT, Sublayer.CROSS, name)

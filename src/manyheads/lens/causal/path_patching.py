@@ -190,6 +190,8 @@ def _frozen_sites(scope: HeadScope) -> list[Site]:
         ):
             if branch is not None:
                 sites.append(Site(layer, Tap.HEAD_OUTPUT, sublayer, scope.stack_name))
+        if config.mixer is not None:
+            sites.append(Site(layer, Tap.OUTPUT, Sublayer.ATTENTION, scope.stack_name))
         if config.feedforward is not None:
             sites.append(Site(layer, Tap.OUTPUT, Sublayer.FEEDFORWARD, scope.stack_name))
     return sites

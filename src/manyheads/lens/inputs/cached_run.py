@@ -125,7 +125,7 @@ def _head_in(scope: HeadScope, head: Head | Address | str) -> Head:
 def layer_input_site(stack: Stack, layer: int) -> Site:
     """The site of the residual stream that enters a layer."""
     config = stack.config.layers[layer]
-    if config.attention is not None or config.attention_rest is not None:
+    if (config.attention or config.attention_rest or config.mixer) is not None:
         first = Sublayer.ATTENTION
     elif config.cross is not None or config.cross_rest is not None:
         first = Sublayer.CROSS

@@ -189,7 +189,7 @@ class StatisticsWatcher:
     def wants(self, site: Site) -> bool:
         if site.tap is Tap.AFTER:
             return site.sublayer is self._last(site)
-        return site.tap in ATTENTION_TAPS and site.sublayer is not Sublayer.FEEDFORWARD
+        return site.tap in ATTENTION_TAPS and site.sublayer in (Sublayer.ATTENTION, Sublayer.CROSS)
 
     def see(self, site: Site, value: Ragged | Patterns) -> None:
         assert isinstance(value, Ragged), "patterns are not watched"

@@ -219,6 +219,8 @@ class _Directions:
             rest = getattr(config, f"{sublayer.value}_rest", None)
             if getattr(config, sublayer.value) is not None or rest is not None:
                 return sublayer
+        if config.mixer is not None:
+            return Sublayer.ATTENTION
         return None
 
 

@@ -1,0 +1,80 @@
+"""A model with attention in some layers and mixers in the others: the lens and surgery on it."""
+
+import pytest
+import torch
+
+from manyheads import AttentionConfig, lens, surgery
+from manyheads.errors import InputError
+from manyheads.models.build import build
+from manyheads.models.decoder import Decoder, DecoderConfig
+from manyheads.models.embedding import Embedding
+from manyheads.models.layer import Branch, LayerConfig
+from manyheads.models.readout import LanguageHead
+from manyheads.models.stack import StackConfig
+from manyheads.parts import Causal, SwiGLU
+from manyheads.taps import Head, Record, Site, Tap
+from tests.mixers.test_mixers import MIXERS, VOCABULARY, WIDTH
+
+TEXTS = [[5, 6, 7, 8, 5, 6, 7, 8], [9, 10, 11, 12, 13]]
+
+
+@pytest.fixture(scope="module")
+def model() -> Decoder:
+    feedforward = Branch(SwiGLU(width=WIDTH, hidden=20))
+    attends = LayerConfig(
+        attention=Branch(AttentionConfig(width=WIDTH, heads=2, mask=Causal())),
+        feedforward=feedforward,
+    )
+    mixes = [
+        LayerConfig(attention=None, mixer=Branch(MIXERS[name]), feedforward=feedforward)
+        for name in ("delta", "mamba2")
+    ]
+    config = DecoderConfig(
+        embedding=Embedding(vocabulary=VOCABULARY, width=WIDTH),
+        stack=StackConfig(width=WIDTH, layers=(mixes[0], attends, mixes[1])),
+        readout=LanguageHead(),
+    )
+    made = build(config, seed=0)
+    assert isinstance(made, Decoder)
+    return made.eval()
+
+
+def test_statistics_are_those_of_the_attention(model: Decoder) -> None:
+    found = lens.statistics(model, TEXTS, progress=False)
+    assert [str(address) for address in found.addresses] == ["L1H0", "L1H1"]
+    record = Record([Site(1, Tap.PATTERN)])
+    with torch.no_grad():
+        model(torch.tensor([TEXTS[0]]), watch=record)
+    weights = record[Site(1, Tap.PATTERN)].of(0)
+    alone = lens.statistics(model, TEXTS[:1], progress=False)["self"]
+    expected = weights.diagonal(dim1=1, dim2=2).mean(1)
+    for head in range(2):
+        assert alone.of(Head(1, head)) == pytest.approx(float(expected[head]), abs=1e-5)
+
+
+def test_logits_are_the_sum_of_all_parts(model: Decoder) -> None:
+    assert lens.attribute_logits(model, TEXTS, [5, 6]).completeness < 1e-4
+
+
+def test_ablation_resumes_through_mixers(model: Decoder) -> None:
+    found = lens.ablate(model, TEXTS, replace_with="zero", progress=False)
+    pruned = surgery.prune(model, [Head(1, 0)])
+    expected = lens.ablate(pruned, TEXTS, progress=False).baseline
+    assert found.means["metric"][0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_layers_and_neurons_are_pruned_around_mixers(model: Decoder) -> None:
+    ids = torch.tensor([TEXTS[0]])
+    with torch.no_grad():
+        fewer = surgery.prune_layers(model, [1])(ids).logits
+        assert fewer.isfinite().all()
+        smaller = surgery.prune_neurons(model, {0: [1, 2]})
+    assert torch.equal(
+        smaller.state_dict()["stack.layers.2.mixer.log_rate"],
+        model.state_dict()["stack.layers.2.mixer.log_rate"],
+    )
+
+
+def test_rollout_needs_a_pattern_in_every_layer(model: Decoder) -> None:
+    with pytest.raises(InputError, match="GatedDelta"):
+        lens.attention_rollout(model, TEXTS)

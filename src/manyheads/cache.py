@@ -342,8 +342,8 @@ class Cache:
     @property
     def nbytes(self) -> int:
         """The bytes of all keys, values and states, without those of cross-attention."""
-        stores = [store for store in self.stores if store is not None]
-        return sum(store.nbytes for store in (*stores, *self.states.values()))
+        stores = sum(store.nbytes for store in self.stores if store is not None)
+        return stores + sum(state.nbytes for state in self.states.values())
 
 
 def _store_for(mask: Mask, config: DynamicCache | StaticCache) -> LayerCache:

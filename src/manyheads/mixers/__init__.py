@@ -1,1 +1,7 @@
-"""What can replace softmax attention in a layer: recurrences whose state has a fixed size."""
+"""What can stand where attention stood in a layer: a state of fixed size in place of a cache."""
+
+from manyheads.mixers.gated_delta import GatedDelta
+from manyheads.mixers.linear_attention import LinearAttention
+from manyheads.mixers.mamba2 import Mamba2
+
+__all__ = ["GatedDelta", "LinearAttention", "Mamba2"]

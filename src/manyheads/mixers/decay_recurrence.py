@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.mixers.chunks import Chunks
+from manyheads.mixers.chunk_layout import ChunkLayout
 from manyheads.ragged import Lengths
 
 # Tokens per chunk, and chunks that are joined by one product of matrices.
@@ -32,7 +32,7 @@ def recur_in_chunks(
     chunk: int = CHUNK,
 ) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
     """The outputs, and the state after each sequence, in float32 as the state itself."""
-    chunks = Chunks.of(lengths, chunk)
+    chunks = ChunkLayout.of(lengths, chunk)
     before = v.new_zeros(lengths.count, *q.shape[1:], v.shape[2], dtype=torch.float32)
     before = before if state is None else state.float()
     if not lengths.total:
@@ -89,7 +89,7 @@ def _decay_within(passed: Float[Tensor, "*b s"]) -> Float[Tensor, "*b s s"]:
 
 
 def _scan(
-    added: Float[Tensor, "c h d e"], log_decay: Float[Tensor, "c h"], chunks: Chunks
+    added: Float[Tensor, "c h d e"], log_decay: Float[Tensor, "c h"], chunks: ChunkLayout
 ) -> Float[Tensor, "c h d e"]:
     """The state after every chunk, given what each adds and how it decays the state before it.
 
@@ -98,7 +98,7 @@ def _scan(
     """
     if chunks.counts.longest == 1:
         return added
-    groups = Chunks.of(chunks.counts, min(FAN, chunks.counts.longest))
+    groups = ChunkLayout.of(chunks.counts, min(FAN, chunks.counts.longest))
     passed = groups.cut(log_decay).cumsum(1)
     weights = _decay_within(passed.transpose(1, 2))
     local = torch.einsum("ghij,gjhde->gihde", weights, groups.cut(added))

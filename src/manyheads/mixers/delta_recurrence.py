@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.mixers.chunks import Chunks
+from manyheads.mixers.chunk_layout import ChunkLayout
 from manyheads.ragged import Lengths
 
 # Tokens per chunk. With a decay per channel the products of a chunk have one more axis.
@@ -40,7 +40,7 @@ def delta_in_chunks(
     does not depend on it is computed for all chunks at once.
     """
     by_channel = log_decay.ndim == 3
-    chunks = Chunks.of(lengths, chunk or (CHUNK_BY_CHANNEL if by_channel else CHUNK))
+    chunks = ChunkLayout.of(lengths, chunk or (CHUNK_BY_CHANNEL if by_channel else CHUNK))
     last = v.new_zeros(lengths.count, *q.shape[1:], v.shape[2], dtype=torch.float32)
     last = last if state is None else state.float()
     if not lengths.total:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, InputError, check_int
-from manyheads.mixers.chunks import Chunks
+from manyheads.mixers.chunk_layout import ChunkLayout
 from manyheads.mixers.decay_recurrence import recur_in_chunks, recur_one_token
 from manyheads.mixers.mixer import Mixer, by_head
 from manyheads.ragged import Lengths, Ragged
@@ -129,7 +129,7 @@ def _mix_both_ways(
     """Every token sees all tokens of its sequence."""
     if not lengths.total:
         return value
-    chunks = Chunks.of(lengths, min(lengths.longest, 256))
+    chunks = ChunkLayout.of(lengths, min(lengths.longest, 256))
     q, k, v = (chunks.cut(x).float().transpose(1, 2) for x in (query, key, value))
     added = k.transpose(2, 3) @ v
     sequence = chunks.counts.sequence_of_token

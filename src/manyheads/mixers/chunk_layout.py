@@ -10,12 +10,12 @@ from manyheads.ragged import Lengths
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chunks:
+class ChunkLayout:
     """Where the tokens of each chunk are; a chunk never has tokens of two sequences.
 
     The last chunk of a sequence is filled up with empty slots, whose values are zero.
 
-    >>> chunks = Chunks.of(Lengths.of([3, 0, 2]), size=2)
+    >>> chunks = ChunkLayout.of(Lengths.of([3, 0, 2]), size=2)
     >>> chunks.token_of_slot.tolist(), chunks.counts.each
     ([[0, 1], [2, 5], [3, 4]], (2, 0, 1))
     """
@@ -32,7 +32,7 @@ class Chunks:
     full: bool
 
     @classmethod
-    def of(cls, lengths: Lengths, size: int) -> "Chunks":
+    def of(cls, lengths: Lengths, size: int) -> "ChunkLayout":
         device = lengths.offsets.device
         counts = Lengths.of([-(-length // size) for length in lengths.each], device)
         total, (chunks, ends) = lengths.total, (counts.positions, counts.offsets[1:].long())

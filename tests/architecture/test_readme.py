@@ -29,7 +29,17 @@ FACES = {
     "manyheads",
     *(
         f"manyheads.{room}"
-        for room in ["data", "lens", "models", "parts", "pictures", "report", "surgery", "train"]
+        for room in [
+            "data",
+            "lens",
+            "mixers",
+            "models",
+            "parts",
+            "pictures",
+            "report",
+            "surgery",
+            "train",
+        ]
     ),
 }
 
@@ -164,7 +174,7 @@ def test_every_name_of_lens_and_surgery_exists(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "room", ["data", "lens", "models", "parts", "pictures", "surgery", "train"]
+    "room", ["data", "lens", "mixers", "models", "parts", "pictures", "surgery", "train"]
 )
 def test_the_reference_has_every_public_name_of_a_room(room: str) -> None:
     text = text_of(ROOT / "docs" / "reference" / f"{room}.md")

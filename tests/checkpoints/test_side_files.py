@@ -115,7 +115,7 @@ def test_files_of_an_older_model_do_not_stay_beside_a_new_one(other: Any, place:
 
 def test_a_transformer_one_folder_below_is_not_read_in_place_of_a_new_one(place: Path) -> None:
     above = place.parent
-    row = {"idx": 0, "name": "0", "path": place.name, "type": f"{THEIRS}models.{KINDS[0]}"}
+    row = {"idx": 0, "name": "0", "path": place.name, "type": f"{THEIRS}models.Transformer"}
     (above / MODULES).write_text(json.dumps([row]))
     assert load(above).config.embedding.vocabulary == 50
     save(build("gpt2", layers=1, width=16, heads=2, vocabulary=60, seed=0), above)

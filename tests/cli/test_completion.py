@@ -97,7 +97,7 @@ def test_every_option_of_the_help_is_known(name: str, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         main([name, "--help"])
     box = re.findall(r"^[│ ] ?(-.*?)(?:  |$)", capsys.readouterr().out, re.MULTILINE)
-    told = {word for line in box for word in re.findall(r"(?:^|(?<=[ ,]))--?[a-z][a-z-]*", line)}
+    told = {word for line in box for word in re.findall(r"(?:^|(?<=[ ,]))--?[a-z][a-z0-9-]*", line)}
     known = {each for option in options_of(COMMANDS[name]) for each in option.names}
     assert known == told
 

@@ -32,7 +32,7 @@ NEED_TRITON = [
 collect_ignore = [] if find_spec("triton") else NEED_TRITON
 
 # `--quick` runs one test in so many, and no file that imports one of these peers: they load slowly.
-ONE_IN = 20
+ONE_IN = 30
 PEERS = {
     "datasets",
     "peft",

@@ -10,8 +10,7 @@ BIN := .venv/bin
 # the requested Python, so that another one rebuilds .venv.
 READY := .venv/ready-$(notdir $(PYTHON))
 COMPLETE := .venv/complete-$(notdir $(PYTHON))
-# Most of what comes along is never imported, so it is compiled only when it is.
-INSTALL := $(BIN)/python -m pip install --no-compile --progress-bar off --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --progress-bar off --constraint constraints.txt
 
 SENTENCE := Всем привет! Я увлекаюсь искусственным интеллектом
 

@@ -13,7 +13,7 @@ from manyheads.models.readout import LanguageHead
 from manyheads.models.stack import StackConfig
 from manyheads.parts import Causal, SwiGLU
 from manyheads.taps import Head, Record, Site, Tap
-from tests.mixers.test_mixers import MIXERS, VOCABULARY, WIDTH
+from tests.mixers.mixer_configs import CAUSAL, VOCABULARY, WIDTH
 
 TEXTS = [[5, 6, 7, 8, 5, 6, 7, 8], [9, 10, 11, 12, 13]]
 
@@ -26,7 +26,7 @@ def model() -> Decoder:
         feedforward=feedforward,
     )
     mixes = [
-        LayerConfig(attention=None, mixer=Branch(MIXERS[name]), feedforward=feedforward)
+        LayerConfig(attention=None, mixer=Branch(CAUSAL[name]), feedforward=feedforward)
         for name in ("delta", "mamba2")
     ]
     config = DecoderConfig(

@@ -8,42 +8,27 @@ import torch
 from manyheads import BeamSearch, Ragged, generate, load, save
 from manyheads.cache import StateCache, StateSlot, StaticCache
 from manyheads.errors import ConfigError, InputError
-from manyheads.mixers.build import MixerConfig, make_mixer
-from manyheads.mixers.gated_delta import GatedDelta
+from manyheads.mixers.build import make_mixer
 from manyheads.mixers.linear_attention import LinearAttention
-from manyheads.mixers.mamba2 import Mamba2
+from manyheads.mixers.recurrent.gated_delta import GatedDelta
+from manyheads.mixers.recurrent.mamba2 import Mamba2
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder, DecoderConfig
-from manyheads.models.embedding import Embedding
-from manyheads.models.layer import Branch, LayerConfig
-from manyheads.models.readout import LanguageHead
-from manyheads.models.stack import StackConfig
-from manyheads.parts import SwiGLU
-
-WIDTH, VOCABULARY = 16, 50
-MIXERS: dict[str, MixerConfig] = {
-    "linear": LinearAttention(width=WIDTH, heads=2),
-    "retention": LinearAttention(width=WIDTH, heads=2, decay="heads"),
-    "mamba2": Mamba2(width=WIDTH, heads=4, head_size=8, state_size=6, groups=2),
-    "delta": GatedDelta(width=WIDTH, heads=4, head_size=8, key_heads=2, key_size=6),
-}
+from manyheads.models.encoder import Encoder, EncoderConfig
+from tests.mixers.mixer_configs import BOTH_WAYS, CAUSAL, VOCABULARY, small_model
 
 
-@pytest.fixture(params=MIXERS)
+@pytest.fixture(params=CAUSAL)
 def model(request: pytest.FixtureRequest) -> Decoder:
-    layer = LayerConfig(
-        attention=None,
-        mixer=Branch(MIXERS[request.param]),
-        feedforward=Branch(SwiGLU(width=WIDTH, hidden=20)),
-    )
-    config = DecoderConfig(
-        embedding=Embedding(vocabulary=VOCABULARY, width=WIDTH),
-        stack=StackConfig(width=WIDTH, layers=(layer, layer)),
-        readout=LanguageHead(),
-    )
-    made = build(config, seed=0)
+    mixer = CAUSAL[request.param]
+    made = small_model(mixer, mixer)
     assert isinstance(made, Decoder)
-    return made.eval()
+    return made
+
+
+@pytest.fixture(params=[*CAUSAL.values(), *BOTH_WAYS.values()], ids=[*CAUSAL, *BOTH_WAYS])
+def any_model(request: pytest.FixtureRequest) -> Decoder | Encoder:
+    return small_model(request.param, request.param)
 
 
 def texts(*lengths: int) -> Ragged:
@@ -54,15 +39,15 @@ def texts(*lengths: int) -> Ragged:
 
 
 @torch.no_grad()
-def test_texts_of_a_batch_never_meet(model: Decoder) -> None:
+def test_texts_of_a_batch_never_meet(any_model: Decoder | Encoder) -> None:
     batch = texts(70, 1, 9)
-    together = model(batch).logits
+    together = any_model(batch).logits
     for where in batch.lengths.slices():
-        alone = model(Ragged.from_list([batch.values[where]])).logits.values
+        alone = any_model(Ragged.from_list([batch.values[where]])).logits.values
         torch.testing.assert_close(together.values[where], alone, atol=1e-5, rtol=1e-5)
     changed = batch.values.clone()
     changed[:70] = 3
-    again = model(batch.with_values(changed)).logits
+    again = any_model(batch.with_values(changed)).logits
     assert torch.equal(again.values[70:], together.values[70:])
 
 
@@ -100,21 +85,21 @@ def test_generation_and_beams_use_the_state(model: Decoder) -> None:
     assert len(beam.ids) == 6
 
 
-def test_it_is_saved_and_learns(model: Decoder, tmp_path: Path) -> None:
-    save(model, tmp_path / "model")
+def test_it_is_saved_and_learns(any_model: Decoder | Encoder, tmp_path: Path) -> None:
+    save(any_model, tmp_path / "model")
     again = load(tmp_path / "model")
-    assert again.config == model.config
+    assert again.config == any_model.config
     batch = texts(20, 7)
-    torch.testing.assert_close(again(batch).logits.values, model(batch).logits.values)
-    model.train()(batch).logits.values.square().mean().backward()
-    assert all(each.grad is not None for each in model.parameters())
+    torch.testing.assert_close(again(batch).logits.values, any_model(batch).logits.values)
+    any_model.train()(batch).logits.values.square().mean().backward()
+    assert all(each.grad is not None for each in any_model.parameters())
 
 
-def test_half_precision_stays_close(model: Decoder) -> None:
+def test_half_precision_stays_close(any_model: Decoder | Encoder) -> None:
     batch = texts(40)
     with torch.no_grad():
-        wide = model(batch).logits.values
-        half = model.to(torch.bfloat16)(batch).logits.values
+        wide = any_model(batch).logits.values
+        half = any_model.to(torch.bfloat16)(batch).logits.values
     torch.testing.assert_close(half.float(), wide, atol=0.05, rtol=0.1)
 
 
@@ -128,3 +113,15 @@ def test_what_cannot_be_is_refused() -> None:
     mixer = make_mixer(LinearAttention(width=8, heads=2, causal=False))
     with pytest.raises(InputError, match="bidirectional"):
         mixer(Ragged.from_list([torch.randn(3, 8)]), cache=StateSlot(StateCache()))
+
+
+def test_a_model_reads_in_the_direction_of_its_mixers() -> None:
+    causal, both = small_model(CAUSAL["linear"]), small_model(BOTH_WAYS["linear"])
+    parts = {name: getattr(causal.config, name) for name in ("embedding", "stack", "readout")}
+    with pytest.raises(ConfigError, match=r"layer 0, LinearAttention, .*causal=False"):
+        EncoderConfig(**parts)
+    parts["stack"] = both.config.stack
+    decoder = build(DecoderConfig(**parts), seed=0)
+    assert isinstance(decoder, Decoder)
+    with pytest.raises(ConfigError, match="layer 0, LinearAttention, sees later"):
+        decoder.new_cache()

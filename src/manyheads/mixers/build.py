@@ -1,9 +1,9 @@
 """A mixer from its config."""
 
-from manyheads.mixers.gated_delta import GatedDelta, GatedDeltaLayer
 from manyheads.mixers.linear_attention import LinearAttention, LinearAttentionLayer
-from manyheads.mixers.mamba2 import Mamba2, Mamba2Layer
 from manyheads.mixers.mixer import Mixer
+from manyheads.mixers.recurrent.gated_delta import GatedDelta, GatedDeltaLayer
+from manyheads.mixers.recurrent.mamba2 import Mamba2, Mamba2Layer
 
 MixerConfig = LinearAttention | Mamba2 | GatedDelta
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, InputError, check_int
-from manyheads.mixers.chunk_layout import ChunkLayout
-from manyheads.mixers.decay_recurrence import recur_in_chunks, recur_one_token
 from manyheads.mixers.mixer import Mixer, by_head
+from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
+from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks, recur_one_token
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
 

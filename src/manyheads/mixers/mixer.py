@@ -12,9 +12,10 @@ from manyheads.taps import Look
 
 
 class Mixer(nn.Module, ABC):
-    """Mixes the tokens of each sequence of a batch, in time linear in their number.
+    """Mixes the tokens of each sequence of a batch; two sequences never meet.
 
     With a cache it takes only the new tokens, and the state of those before stands in `cache`.
+    Every config has a `width` and says in `causal` whether a token sees only those before it.
     """
 
     config: Any

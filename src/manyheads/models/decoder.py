@@ -23,7 +23,12 @@ class DecoderConfig(TextConfig):
 def check_decodes(stack: StackConfig) -> None:
     """Refuse masks under which later tokens would change cached ones."""
     for index in range(len(stack.layers)):
-        attention = stack.attention(index)
+        mixer, attention = stack.layers[index].mixer, stack.attention(index)
+        if mixer is not None and not mixer.inner.causal:
+            raise ConfigError(
+                f"layer {index}, {type(mixer.inner).__name__}, sees later tokens",
+                "use a causal mixer, or run without a cache",
+            )
         if attention is None:
             continue
         if not attention.mask.independent_of_length:

@@ -119,6 +119,17 @@ class TextModel(nn.Module, Provenance):
 class EncoderConfig(TextConfig):
     """The config of an encoder such as BERT or ModernBERT."""
 
+    def __post_init__(self) -> None:
+        # super() without arguments fails in a class that slots=True makes anew.
+        TextConfig.__post_init__(self)
+        for index, layer in enumerate(self.stack.layers):
+            if layer.mixer is not None and layer.mixer.inner.causal:
+                raise ConfigError(
+                    f"layer {index}, {type(layer.mixer.inner).__name__}, sees only earlier tokens, "
+                    "and an encoder reads both ways",
+                    "use a mixer with causal=False, or make it a decoder",
+                )
+
 
 class Encoder(TextModel):
     """A model that encodes text.

@@ -7,7 +7,8 @@ from manyheads import attention
 from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.dataclass_codec import DataclassCodec
-from manyheads.mixers import gated_delta, linear_attention, mamba2
+from manyheads.mixers import linear_attention
+from manyheads.mixers.recurrent import gated_delta, mamba2
 from manyheads.models import (
     decoder,
     embedding,

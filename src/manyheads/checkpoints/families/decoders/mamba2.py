@@ -6,7 +6,7 @@ from typing import Any, Literal
 from manyheads.checkpoints.families.family import CAUSAL_HEADS, Family, causal_readout, eps_of
 from manyheads.checkpoints.tensor_map import Entry, Packed
 from manyheads.errors import ConfigError
-from manyheads.mixers.mamba2 import Mamba2
+from manyheads.mixers.recurrent.mamba2 import Mamba2
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.embedding import Embedding
 from manyheads.models.initialisation import Initialisation

@@ -9,7 +9,7 @@ from manyheads.checkpoints.families.decoders.llama import LLAMA
 from manyheads.checkpoints.families.family import Family, eps_of
 from manyheads.checkpoints.tensor_map import Either, Entry, Interleaved, Packed, Stacked
 from manyheads.errors import ConfigError
-from manyheads.mixers.gated_delta import GatedDelta
+from manyheads.mixers.recurrent.gated_delta import GatedDelta
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
 from manyheads.models.recipes import ModelConfig

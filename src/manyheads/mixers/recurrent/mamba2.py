@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, check_int
-from manyheads.mixers.decay_recurrence import recur_in_chunks, recur_one_token
 from manyheads.mixers.mixer import Mixer, by_head
-from manyheads.mixers.short_convolution import ShortConvolution
+from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks, recur_one_token
+from manyheads.mixers.recurrent.short_convolution import ShortConvolution
 from manyheads.ragged import Ragged
 from manyheads.taps import Look, Tap, seen
 
@@ -43,6 +43,11 @@ class Mamba2:
             check_int(name, getattr(self, name), minimum=1)
         if self.heads % self.groups:
             raise ConfigError(f"groups must divide heads={self.heads}, got {self.groups}")
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only those before it."""
+        return True
 
     @property
     def inner(self) -> int:

@@ -9,9 +9,9 @@ from torch import nn
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, check_int
-from manyheads.mixers.delta_recurrence import delta_in_chunks, delta_one_token
 from manyheads.mixers.mixer import Mixer, by_head
-from manyheads.mixers.short_convolution import ShortConvolution
+from manyheads.mixers.recurrent.delta_recurrence import delta_in_chunks, delta_one_token
+from manyheads.mixers.recurrent.short_convolution import ShortConvolution
 from manyheads.ragged import Ragged
 from manyheads.taps import Look, Tap, seen
 
@@ -37,6 +37,11 @@ class GatedDelta:
             check_int(name, getattr(self, name), minimum=1)
         if self.heads % self.key_heads:
             raise ConfigError(f"key_heads must divide heads={self.heads}, got {self.key_heads}")
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only those before it."""
+        return True
 
     def rows(self) -> dict[str, int]:
         """The rows of both input projections."""

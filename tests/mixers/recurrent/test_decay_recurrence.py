@@ -4,7 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.mixers.decay_recurrence import decay_pattern, recur_in_chunks, recur_one_token
+from manyheads.mixers.recurrent.decay_recurrence import (
+    decay_pattern,
+    recur_in_chunks,
+    recur_one_token,
+)
 from manyheads.ragged import Lengths
 
 HEADS, SIZE, VALUE = 2, 4, 3

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.mixers.chunk_layout import ChunkLayout
+from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.ragged import Lengths
 
 # Tokens per chunk. With a decay per channel the products of a chunk have one more axis.

@@ -5,7 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.mixers.delta_recurrence import delta_in_chunks, delta_one_token, delta_pattern
+from manyheads.mixers.recurrent.delta_recurrence import (
+    delta_in_chunks,
+    delta_one_token,
+    delta_pattern,
+)
 from manyheads.ragged import Lengths
 
 HEADS, SIZE, VALUE = 2, 4, 3

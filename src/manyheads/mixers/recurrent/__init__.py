@@ -1,0 +1,1 @@
+"""Mixers that carry a state from token to token, and the recurrences they run on."""

@@ -1,0 +1,45 @@
+"""One small config of every mixer, for the tests that all of them must pass."""
+
+from manyheads.mixers.build import MixerConfig
+from manyheads.mixers.linear_attention import LinearAttention
+from manyheads.mixers.recurrent.gated_delta import GatedDelta
+from manyheads.mixers.recurrent.mamba2 import Mamba2
+from manyheads.models.build import build
+from manyheads.models.decoder import Decoder, DecoderConfig
+from manyheads.models.embedding import Embedding
+from manyheads.models.encoder import Encoder, EncoderConfig
+from manyheads.models.layer import Branch, LayerConfig
+from manyheads.models.readout import LanguageHead
+from manyheads.models.stack import StackConfig
+from manyheads.parts import SwiGLU
+
+WIDTH, VOCABULARY = 16, 50
+CAUSAL: dict[str, MixerConfig] = {
+    "linear": LinearAttention(width=WIDTH, heads=2),
+    "retention": LinearAttention(width=WIDTH, heads=2, decay="heads"),
+    "mamba2": Mamba2(width=WIDTH, heads=4, head_size=8, state_size=6, groups=2),
+    "delta": GatedDelta(width=WIDTH, heads=4, head_size=8, key_heads=2, key_size=6),
+}
+BOTH_WAYS: dict[str, MixerConfig] = {
+    "linear": LinearAttention(width=WIDTH, heads=2, causal=False),
+}
+
+
+def small_model(*mixers: MixerConfig) -> Decoder | Encoder:
+    """A decoder of causal mixers or an encoder of others, one layer for each, weights random."""
+    layers = tuple(
+        LayerConfig(
+            attention=None,
+            mixer=Branch(mixer),
+            feedforward=Branch(SwiGLU(width=WIDTH, hidden=20)),
+        )
+        for mixer in mixers
+    )
+    config = (DecoderConfig if mixers[0].causal else EncoderConfig)(
+        embedding=Embedding(vocabulary=VOCABULARY, width=WIDTH),
+        stack=StackConfig(width=WIDTH, layers=layers),
+        readout=LanguageHead(),
+    )
+    model = build(config, seed=0)
+    assert isinstance(model, Decoder | Encoder)
+    return model.eval()

@@ -11,6 +11,7 @@ from manyheads.cache import CacheSlot, KeyValues, StateSlot
 from manyheads.errors import ConfigError
 from manyheads.mixers.build import MixerConfig, make_mixer
 from manyheads.mixers.mixer import Mixer
+from manyheads.mixers.segments import mix
 from manyheads.parts.experts import Experts, MixtureOfExperts, RouterLosses
 from manyheads.parts.feedforward import MLP, Constant, ConstantLayer, FeedForward, GeGLU, SwiGLU
 from manyheads.parts.norms import (
@@ -187,8 +188,7 @@ class Layer(nn.Module):
             assert not isinstance(cache, CacheSlot)
             here = _within(look, Sublayer.ATTENTION)
             entered, normed = _read(self.attention_residual, x, here)
-            inside = _within(look, Sublayer.MIXER)
-            written = self.mixer(normed, cache=cache, look=inside)
+            written = mix(self.mixer, normed, cache=cache, look=here)
             x = x.with_values(self.attention_residual.write(entered, written.values, here))
         elif self.attention is not None:
             assert not isinstance(cache, StateSlot)

@@ -22,8 +22,8 @@ FAN = 4
 
 
 def recur_in_chunks(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "n h d"],
+    q: Float[Tensor, "n g d"],
+    k: Float[Tensor, "n g d"],
     v: Float[Tensor, "n h e"],
     log_decay: Float[Tensor, "n h"] | None,
     lengths: Lengths,
@@ -31,28 +31,51 @@ def recur_in_chunks(
     *,
     chunk: int = CHUNK,
 ) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
-    """The outputs, and the state after each sequence, in float32 as the state itself."""
+    """The outputs, and the state after each sequence, in float32 as the state itself.
+
+    Neighbouring heads may share queries and keys: decays are applied to values and outputs, so
+    that products of shared keys are computed once.
+    """
     chunks = ChunkLayout.of(lengths, chunk)
-    before = v.new_zeros(lengths.count, *q.shape[1:], v.shape[2], dtype=torch.float32)
+    heads, groups = v.shape[1], q.shape[1]
+    before = v.new_zeros(lengths.count, heads, q.shape[2], v.shape[2], dtype=torch.float32)
     before = before if state is None else state.float()
     if not lengths.total:
         return v, before
     query, key, value = (chunks.cut(x).float().transpose(1, 2) for x in (q, k, v))
-    decay = v.new_zeros(lengths.total, q.shape[1]) if log_decay is None else log_decay
-    # The decay from the start of the chunk up to and including each token.
-    passed = chunks.cut(decay).float().transpose(1, 2).cumsum(-1)
+    scores = query @ key.transpose(2, 3)
+    if log_decay is None:
+        passed = value.new_zeros(*value.shape[:2], 1)
+        output = (scores.tril().repeat_interleave(heads // groups, dim=1)) @ value
+        decayed = value
+    else:
+        # The decay from the start of the chunk up to and including each token.
+        passed = chunks.cut(log_decay).float().transpose(1, 2).cumsum(-1)
+        weights = _decay_within(passed).unflatten(1, (groups, -1)) * scores.unsqueeze(2)
+        output = weights.flatten(1, 2) @ value
+        decayed = value * (passed[..., -1:] - passed).exp().unsqueeze(-1)
     whole = passed[..., -1]
-    kept = (whole.unsqueeze(-1) - passed).exp()
-    added = (key * kept.unsqueeze(-1)).transpose(2, 3) @ value
+    added = _product_by_group(key.transpose(2, 3), decayed)
     first = chunks.first_of_sequence
     given = before[chunks.sequence_of_first]
     added = added.index_add(0, first, given * whole[first].exp()[..., None, None])
     after = _scan(added, whole, chunks)
-    earlier = chunks.shifted(after, given)
-    output = (query @ key.transpose(2, 3)).mul(_decay_within(passed)) @ value
-    output = output + (query * passed.exp().unsqueeze(-1)) @ earlier
+    earlier = _product_by_group(query, chunks.shifted(after, given))
+    scale = None if log_decay is None else passed.exp().unsqueeze(-1)
+    output = output + earlier if scale is None else torch.addcmul(output, earlier, scale)
     last = before.index_copy(0, chunks.sequence_of_first, after[chunks.last_of_sequence])
     return chunks.join(output.transpose(1, 2)).to(v.dtype), last
+
+
+def _product_by_group(
+    left: Float[Tensor, "c g i j"], right: Float[Tensor, "c h j e"]
+) -> Float[Tensor, "c h i e"]:
+    """The product of each head's matrix with that of its group: one wide product per group."""
+    groups, heads, size = left.shape[1], right.shape[1], right.shape[3]
+    if groups == heads:
+        return left @ right
+    wide = right.unflatten(1, (groups, -1)).transpose(2, 3).flatten(3)
+    return (left @ wide).unflatten(3, (-1, size)).transpose(2, 3).flatten(1, 2)
 
 
 def recur_one_token(

@@ -9,6 +9,8 @@ The decay is a number per head, or one per channel of the key as in Kimi delta a
 2510.26692). The state is zero, or the given one, at the start of every sequence.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -50,27 +52,40 @@ def delta_in_chunks(
     decay = log_decay if by_channel else log_decay.unsqueeze(-1)
     passed = chunks.cut(decay).float().transpose(1, 2).cumsum(2)
     # A token corrects what those before it in the chunk wrote: a triangular system.
-    overlaps = rate * _decayed_products(key, key, passed).tril(-1)
-    right = torch.cat([rate * value, rate * key * passed.exp()], dim=-1)
+    decay_between, decay_before = _decay_between(passed), passed.exp()
+    overlaps = rate * _decayed_products(key, key, decay_between).tril(-1)
+    right = rate * torch.cat([value, key * decay_before], dim=-1)
     solved = torch.linalg.solve_triangular(overlaps, right, upper=False, unitriangular=True)
     written, corrected = solved.split([v.shape[2], q.shape[2]], dim=-1)
-    weights = _decayed_products(query, key, passed).tril()
-    read, whole = query * passed.exp(), passed[:, :, -1:]
-    kept = key * (whole - passed).exp()
-    outputs = []
-    order = []
+    weights = _decayed_products(query, key, decay_between).tril()
+    whole = passed[:, :, -1:]
+    kept = (key * (whole - passed).exp()).transpose(2, 3)
+    # One product reads the state, one reads and keeps what the chunk writes.
+    reading = torch.cat([corrected, query * decay_before], dim=2)
+    writing, left = torch.cat([weights, kept], dim=2), whole.exp().transpose(2, 3)
+    outputs, order, size = [], [], query.shape[2]
     for number in range(chunks.counts.longest):
         here = [index for index, count in enumerate(chunks.counts.each) if count > number]
-        now = torch.tensor([chunks.counts.starts[index] + number for index in here])
-        now = now.to(v.device)
-        sequences = torch.tensor(here, device=v.device)
+        start = chunks.counts.starts[here[0]] + number
+        now: Any = slice(start, start + 1)
+        sequences: Any = slice(here[0], here[0] + 1)
+        if len(here) > 1:
+            now = torch.tensor([chunks.counts.starts[index] + number for index in here])
+            now, sequences = now.to(v.device), torch.tensor(here, device=v.device)
         before = last[sequences]
-        update = written[now] - corrected[now] @ before
-        outputs.append(read[now] @ before + weights[now] @ update)
-        after = before * whole[now].exp().transpose(2, 3) + kept[now].transpose(2, 3) @ update
-        last = last.index_copy(0, sequences, after)
-        order.append(now)
-    output = torch.cat(outputs)[torch.cat(order).argsort()]
+        correction, earlier = (reading[now] @ before).split(size, dim=2)
+        update = writing[now] @ (written[now] - correction)
+        outputs.append(earlier + update[:, :, :size])
+        after = torch.addcmul(update[:, :, size:], before, left[now])
+        if len(here) == lengths.count:
+            last = after
+        else:
+            index = torch.tensor(here, device=v.device)
+            last = last.index_copy(0, index, after)
+        order += [chunks.counts.starts[index] + number for index in here]
+    output = torch.cat(outputs)
+    if lengths.count > 1:
+        output = output[torch.tensor(order, device=v.device).argsort()]
     return chunks.join(output.transpose(1, 2)).to(v.dtype), last
 
 
@@ -102,17 +117,22 @@ def delta_pattern(
     query, key = (x.float().transpose(0, 1) for x in (q, k))
     rate = beta.float().T.unsqueeze(-1)
     passed = decay.float().transpose(0, 1).cumsum(1)
-    overlaps = rate * _decayed_products(key, key, passed).tril(-1)
+    between = _decay_between(passed)
+    overlaps = rate * _decayed_products(key, key, between).tril(-1)
     once = torch.diag_embed(rate.squeeze(-1))
     written = torch.linalg.solve_triangular(overlaps, once, upper=False, unitriangular=True)
-    return _decayed_products(query, key, passed).tril() @ written
+    return _decayed_products(query, key, between).tril() @ written
+
+
+def _decay_between(passed: Float[Tensor, "*b s c"]) -> Float[Tensor, "*b s s c"]:
+    """What is left of an earlier token (the second axis) at a later one; 1 for those after it."""
+    return (passed.unsqueeze(-2) - passed.unsqueeze(-3)).clamp(max=0.0).exp()
 
 
 def _decayed_products(
-    q: Float[Tensor, "*b s d"], k: Float[Tensor, "*b s d"], passed: Float[Tensor, "*b s c"]
+    q: Float[Tensor, "*b s d"], k: Float[Tensor, "*b s d"], between: Float[Tensor, "*b s s c"]
 ) -> Float[Tensor, "*b s s"]:
     """Products of queries with decayed keys; those with later keys are not decayed."""
-    between = (passed.unsqueeze(-2) - passed.unsqueeze(-3)).clamp(max=0.0).exp()
-    if passed.shape[-1] == 1:
+    if between.shape[-1] == 1:
         return (q @ k.transpose(-1, -2)) * between.squeeze(-1)
     return torch.einsum("...id,...jd,...ijd->...ij", q, k, between)

@@ -36,9 +36,13 @@ class ShortConvolution(nn.Module):
             starts = offsets[:-1] + behind * torch.arange(lengths.count, device=row.device)
             front = (starts.unsqueeze(1) + back).flatten()
             longer = longer.index_copy(0, front, before.flatten(0, 1).to(longer.dtype))
-        output = longer[row] * self.weight[:, -1]
+        # The rows in front of later sequences are computed as well, and left out after.
+        rows = longer.shape[0] - behind
+        output = longer[behind:] * self.weight[:, -1]
         for distance in range(1, behind + 1):
-            output = output + longer[row - distance] * self.weight[:, -1 - distance]
+            shifted = longer[behind - distance :][:rows]
+            output = torch.addcmul(output, shifted, self.weight[:, -1 - distance])
+        output = output[row - behind] if lengths.count > 1 else output
         output = output if self.bias is None else output + self.bias
         ends = offsets[1:] + behind * torch.arange(lengths.count, device=row.device)
         return F.silu(output), longer[ends.unsqueeze(1) + back]

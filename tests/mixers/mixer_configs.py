@@ -1,8 +1,10 @@
 """One small config of every mixer, for the tests that all of them must pass."""
 
 from manyheads.mixers.build import MixerConfig
+from manyheads.mixers.fourier import Fourier
 from manyheads.mixers.linear_attention import LinearAttention
 from manyheads.mixers.recurrent.gated_delta import GatedDelta
+from manyheads.mixers.recurrent.mamba import Mamba
 from manyheads.mixers.recurrent.mamba2 import Mamba2
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder, DecoderConfig
@@ -17,10 +19,12 @@ WIDTH, VOCABULARY = 16, 50
 CAUSAL: dict[str, MixerConfig] = {
     "linear": LinearAttention(width=WIDTH, heads=2),
     "retention": LinearAttention(width=WIDTH, heads=2, decay="heads"),
+    "mamba": Mamba(width=WIDTH, inner=24, state_size=5, pace_rank=3),
     "mamba2": Mamba2(width=WIDTH, heads=4, head_size=8, state_size=6, groups=2),
     "delta": GatedDelta(width=WIDTH, heads=4, head_size=8, key_heads=2, key_size=6),
 }
 BOTH_WAYS: dict[str, MixerConfig] = {
+    "fourier": Fourier(width=WIDTH),
     "linear": LinearAttention(width=WIDTH, heads=2, causal=False),
 }
 

@@ -99,6 +99,8 @@ def _checked_encoder(model: Model) -> Encoder:
         )
     if not isinstance(model.config.embedding.position, Learned | NoPosition):
         _refuse(type(model.config.embedding.position).__name__)
+    if model.config.embedding.projected:
+        _refuse("a projected embedding")
     for index, layer in enumerate(model.stack.layers):
         reason = _why_not(cast(Layer, layer))
         if reason is not None:
@@ -117,6 +119,8 @@ def _why_not(layer: Layer) -> str | None:
         return "a parallel feed-forward"
     if layer.feedforward is not None and not isinstance(layer.feedforward, FeedForward):
         return "a mixture of experts"
+    if layer.mixer is not None:
+        return type(layer.mixer.config).__name__
     if layer.attention is None:
         return None
     config = layer.attention.config

@@ -1,17 +1,23 @@
 """A mixer from its config."""
 
+from manyheads.mixers.fourier import Fourier, FourierLayer
 from manyheads.mixers.linear_attention import LinearAttention, LinearAttentionLayer
 from manyheads.mixers.mixer import Mixer
 from manyheads.mixers.recurrent.gated_delta import GatedDelta, GatedDeltaLayer
+from manyheads.mixers.recurrent.mamba import Mamba, MambaLayer
 from manyheads.mixers.recurrent.mamba2 import Mamba2, Mamba2Layer
 
-MixerConfig = LinearAttention | Mamba2 | GatedDelta
+MixerConfig = Fourier | LinearAttention | Mamba | Mamba2 | GatedDelta
 
 
 def make_mixer(config: MixerConfig) -> Mixer:
     match config:
+        case Fourier():
+            return FourierLayer(config)
         case LinearAttention():
             return LinearAttentionLayer(config)
+        case Mamba():
+            return MambaLayer(config)
         case Mamba2():
             return Mamba2Layer(config)
         case GatedDelta():

@@ -18,7 +18,8 @@ from manyheads.ragged import Ragged
 class Embedding:
     """A vector per token, times `scale`, plus those of its position and type (BERT's segments).
 
-    If `round_scale`, the scale is first rounded to the dtype of the vectors, as in Gemma.
+    If `round_scale`, the scale is first rounded to the dtype of the vectors, as in Gemma. With
+    `projected` a linear layer follows the norm, as in FNet.
     """
 
     vocabulary: int
@@ -28,6 +29,7 @@ class Embedding:
     norm: Norm = NoNorm()
     scale: float = 1.0
     round_scale: bool = False
+    projected: bool = False
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -47,6 +49,7 @@ class TokenEmbedding(nn.Module):
             self.positions = nn.Embedding(config.position.count, config.width)
         self.types = nn.Embedding(config.types, config.width) if config.types else None
         self.norm = make_norm(config.norm, config.width)
+        self.project = nn.Linear(config.width, config.width) if config.projected else None
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
@@ -65,7 +68,12 @@ class TokenEmbedding(nn.Module):
         if self.types is not None:
             type_ids = torch.zeros_like(ids.values) if types is None else types.values
             x = x + self.types(type_ids)
-        return ids.with_values(self.dropout(self.norm(x)))
+        return ids.with_values(self.dropout(self.finished(x)))
+
+    def finished(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        """What still happens to the sum of vectors: the norm, and a projection if there is one."""
+        normed: Tensor = self.norm(x)
+        return normed if self.project is None else self.project(normed)
 
     def scaled(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
         scale = self.config.scale

@@ -5,15 +5,18 @@ from manyheads.checkpoints.families.decoders.gpt2 import GPT2
 from manyheads.checkpoints.families.decoders.gpt_neox import GPT_NEOX
 from manyheads.checkpoints.families.decoders.gpt_oss import GPT_OSS
 from manyheads.checkpoints.families.decoders.llama import LLAMA
+from manyheads.checkpoints.families.decoders.mamba import MAMBA
 from manyheads.checkpoints.families.decoders.mamba2 import MAMBA2
 from manyheads.checkpoints.families.decoders.mixtral import MIXTRAL
 from manyheads.checkpoints.families.decoders.olmo import OLMO
 from manyheads.checkpoints.families.decoders.phi3 import PHI3
-from manyheads.checkpoints.families.decoders.qwen import QWEN_GATED, QWEN_NEXT
+from manyheads.checkpoints.families.decoders.qwen import QWEN_GATED
+from manyheads.checkpoints.families.decoders.qwen_hybrid import QWEN3_5, QWEN_NEXT
 from manyheads.checkpoints.families.dinov2 import DINOV2
 from manyheads.checkpoints.families.encoders.bert import BERT
 from manyheads.checkpoints.families.encoders.deberta import DEBERTA
 from manyheads.checkpoints.families.encoders.distilbert import DISTILBERT
+from manyheads.checkpoints.families.encoders.fnet import FNET
 from manyheads.checkpoints.families.encoders.modernbert import MODERNBERT
 from manyheads.checkpoints.families.encoders.nomic_bert import NOMIC_BERT
 from manyheads.checkpoints.families.family import Family
@@ -30,6 +33,7 @@ FAMILIES: dict[str, Family] = {
     "roberta": BERT,
     "distilbert": DISTILBERT,
     "deberta-v2": DEBERTA,
+    "fnet": FNET,
     "modernbert": MODERNBERT,
     "nomic_bert": NOMIC_BERT,
     "llama": LLAMA,
@@ -37,6 +41,10 @@ FAMILIES: dict[str, Family] = {
     "qwen2": LLAMA,
     "qwen3": QWEN_GATED,
     "qwen3_next": QWEN_NEXT,
+    "qwen3_5_text": QWEN3_5,
+    "qwen3_5_moe_text": QWEN3_5,
+    "qwen3_5": QWEN3_5,
+    "qwen3_5_moe": QWEN3_5,
     "gpt_neox": GPT_NEOX,
     "gemma2": GEMMA,
     "gemma3_text": GEMMA,
@@ -46,6 +54,8 @@ FAMILIES: dict[str, Family] = {
     "mixtral": MIXTRAL,
     "qwen3_moe": MIXTRAL,
     "gpt_oss": GPT_OSS,
+    "mamba": MAMBA,
+    "falcon_mamba": MAMBA,
     "mamba2": MAMBA2,
     "vit": VIT,
     "dinov2": DINOV2,

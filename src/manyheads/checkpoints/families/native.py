@@ -7,8 +7,8 @@ from manyheads import attention
 from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.dataclass_codec import DataclassCodec
-from manyheads.mixers import linear_attention
-from manyheads.mixers.recurrent import gated_delta, mamba2
+from manyheads.mixers import fourier, linear_attention
+from manyheads.mixers.recurrent import gated_delta, mamba, mamba2
 from manyheads.models import (
     decoder,
     embedding,
@@ -52,8 +52,10 @@ CONFIG_JSON = DataclassCodec(
         feedforward.MLP,
         feedforward.SwiGLU,
         gates.Gate,
+        fourier.Fourier,
         gated_delta.GatedDelta,
         linear_attention.LinearAttention,
+        mamba.Mamba,
         mamba2.Mamba2,
         norms.OutputNorm,
         norms.SandwichNorm,

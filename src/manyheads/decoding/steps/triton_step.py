@@ -50,8 +50,8 @@ def _why_not_llama(model: Decoder) -> Iterator[str]:
     embedding, head = config.embedding, config.readout
     if not isinstance(embedding.position, NoPosition) or embedding.types:
         yield "the embedding adds positions or types"
-    if not isinstance(embedding.norm, NoNorm):
-        yield "the embedding has a norm"
+    if not isinstance(embedding.norm, NoNorm) or embedding.projected:
+        yield "the embedding has a norm or a projection"
     if not _is_rms_norm(config.stack.final_norm):
         yield "the norm after the last layer is not an RMS norm without bias"
     if isinstance(head, LanguageHead) and head.scale != 1.0:

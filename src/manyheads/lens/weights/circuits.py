@@ -85,7 +85,7 @@ class TokenVectors:
         assert readout is not None
         stack = head_scope(model).stack
         table = model.embedding.tokens.weight.detach().float()
-        embed = model.embedding.norm(table * model.config.embedding.scale).detach()
+        embed = model.embedding.finished(table * model.config.embedding.scale).detach()
         unembed = readout.vectors(model.table).detach().float()
         return cls(embed, folded(unembed, stack.final_norm))
 
@@ -384,7 +384,7 @@ def vocabulary_projection(model: Model, stack: StackName | None = None) -> Vocab
     table = embedding.tokens.weight.detach().float()
     with torch.no_grad():
         scaled = embedding.tokens.weight * embedding.config.scale
-        embed = embedding.norm(scaled).detach().float()
+        embed = embedding.finished(scaled).detach().float()
     head = model.config.readout
     if stack == "encoder" or not isinstance(head, LanguageHead):
         return VocabularyProjection(embed, table, "embedding", end.final_norm, None)

@@ -270,27 +270,32 @@ def _offset(theirs: Mapping[str, Any]) -> int:
 
 
 def _readout(theirs: Mapping[str, Any], norm: LayerNorm) -> Readout:
-    family = theirs["model_type"]
-    name = (theirs.get("architectures") or [f"{CLASSES[family]}Model"])[0]
-    match name.removeprefix(CLASSES[family]):
+    # RoBERTa's head is GELU whatever its layers are.
+    roberta = theirs["model_type"] == "roberta"
+    activation = "gelu" if roberta else activation_of(theirs, "hidden_act", ACTIVATIONS)
+    words = ReadoutTransform(activation=activation, norm=norm)
+    return readout_of(theirs, CLASSES[theirs["model_type"]], words, POOLER)
+
+
+def readout_of(
+    theirs: Mapping[str, Any], classes: str, words: ReadoutTransform, pooler: ReadoutTransform
+) -> Readout:
+    """The readout that `architectures` names; the names of all heads begin with `classes`."""
+    name = (theirs.get("architectures") or [f"{classes}Model"])[0]
+    match name.removeprefix(classes):
         case "Model":
             return NoReadout()
         # The next-sentence head of pretraining has no counterpart here.
         case "ForMaskedLM" | "ForPreTraining":
-            # RoBERTa's head is GELU whatever its layers are.
-            activation = (
-                "gelu" if family == "roberta" else activation_of(theirs, "hidden_act", ACTIVATIONS)
-            )
             tied = bool(theirs.get("tie_word_embeddings", True))
-            transform = ReadoutTransform(activation=activation, norm=norm)
-            return LanguageHead(tied=tied, transform=transform, bias=True)
+            return LanguageHead(tied=tied, transform=words, bias=True)
         case "ForSequenceClassification":
-            return ClassHead(classes=class_count(theirs), transform=POOLER)
+            return ClassHead(classes=class_count(theirs), transform=pooler)
         case "ForTokenClassification":
             return TokenHead(classes=class_count(theirs))
         case "ForQuestionAnswering":
             return span_head(theirs)
-    known = ", ".join(CLASSES[family] + head for head in HEADS.values())
+    known = ", ".join(classes + head for head in HEADS.values())
     raise ConfigError(f"the head of {name} is not supported", f"use one of {known}")
 
 

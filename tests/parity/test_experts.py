@@ -15,7 +15,7 @@ from transformers import (
 )
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from manyheads.checkpoints.families.decoders.qwen import QWEN_NEXT
+from manyheads.checkpoints.families.decoders.qwen_hybrid import QWEN_NEXT
 from manyheads.models.build import build
 from manyheads.models.recipes import llama
 from manyheads.ragged import Ragged

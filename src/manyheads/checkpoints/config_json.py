@@ -67,13 +67,16 @@ def description_of(model: Model) -> dict[str, Any]:
     """The content of config.json when a model is saved.
 
     A model that still matches the config.json it was loaded with keeps it, with class names, token
-    ids and whatever else our config has no field for. Otherwise the first family that can describe
-    the model does, and our own layout at last.
+    ids and whatever else our config has no field for. Otherwise its family describes it, or the
+    first one that can, and our own layout at last.
     """
     config, loaded = cast(ModelConfig, model.config), model.source_config
     if loaded is not None and matches(FAMILIES[str(loaded["model_type"])], loaded, config):
         return loaded
-    for family in dict.fromkeys(FAMILIES.values()):
+    families = list(FAMILIES.values())
+    if loaded is not None and loaded["model_type"] != "manyheads":
+        families.insert(0, FAMILIES[str(loaded["model_type"])])
+    for family in dict.fromkeys(families):
         for description in (family.write_config(config), *describe_uneven(family, config)):
             if description is not None and matches(family, description, config):
                 return _with_facts(family, description, facts_of(loaded), config)

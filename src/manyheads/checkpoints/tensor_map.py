@@ -1,6 +1,6 @@
 """How the tensors of a file correspond to ours, in both directions."""
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -108,6 +108,23 @@ class Alternating(Entry):
 
 
 @dataclass(frozen=True, slots=True)
+class Depthwise(Entry):
+    """An entry of convolutions per channel, whose tensors of theirs have one more axis of one."""
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat([part.squeeze(1) for part in parts])
+
+    def part(self, ours: Tensor) -> dict[str, Tensor]:
+        pieces = ours.unsqueeze(1).split(list(self.rows)) if self.rows else (ours.unsqueeze(1),)
+        names = (self.prefix + name for name in self.theirs)
+        return dict(zip(names, pieces, strict=True))
+
+    def shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        rows = self.rows or (ours[0],)
+        return {name: (each, 1, ours[1]) for name, each in zip(self.theirs, rows, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
 class Either:
     """One tensor of ours that files store in one of two ways; we write the usual one."""
 
@@ -118,12 +135,21 @@ class Either:
     def ours(self) -> str:
         return self.usual.ours
 
-    def stored(self, names: Container[str]) -> Entry:
-        """The other entry if a file has tensors of it and none of the usual one."""
-        usual, other = (
-            any(name in names for name in entry.theirs) for entry in (self.usual, self.other)
+    def stored(
+        self, shapes: Mapping[str, tuple[int, ...]], ours: Mapping[str, tuple[int, ...]]
+    ) -> Entry:
+        """The other entry if a file has tensors of it and none of the usual one.
+
+        Where both have the same names, the sizes decide.
+        """
+        if self.usual.theirs == self.other.theirs:
+            other = self.other.expected(ours)
+            fits = all(shapes.get(name) == shape for name, shape in other.items())
+            return self.other if fits else self.usual
+        has_usual, has_other = (
+            any(name in shapes for name in entry.theirs) for entry in (self.usual, self.other)
         )
-        return self.other if other and not usual else self.usual
+        return self.other if has_other and not has_usual else self.usual
 
     def read(self, get: Callable[[str], Tensor]) -> dict[str, Tensor]:
         try:
@@ -189,7 +215,7 @@ def check_fits(
     """
     expected: dict[str, tuple[int, ...]] = {}
     for entry in entries:
-        chosen = entry.stored(stored) if isinstance(entry, Either) else entry
+        chosen = entry.stored(stored, ours) if isinstance(entry, Either) else entry
         expected |= chosen.expected(ours)
     faults = [f"{name} {expected[name]} is missing" for name in expected.keys() - stored.keys()]
     faults += [

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3NextConfig
 
 from manyheads import Ragged, build, load, save
-from manyheads.checkpoints.families.decoders.qwen import QWEN_NEXT, with_attention
+from manyheads.checkpoints.families.decoders.qwen import with_attention
+from manyheads.checkpoints.families.decoders.qwen_hybrid import QWEN_NEXT
 from manyheads.errors import ConfigError, InputError
 from manyheads.parts.experts import Experts
 from manyheads.parts.gates import Gate

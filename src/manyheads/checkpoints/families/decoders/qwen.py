@@ -1,4 +1,4 @@
-"""Qwen3, plain or gated (arXiv 2505.06708), and Qwen3-Next with its gated delta nets."""
+"""Qwen3, plain or gated (arXiv 2505.06708), and the experts that several families share."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -6,10 +6,9 @@ from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
 from manyheads.checkpoints.families.decoders.llama import LLAMA
-from manyheads.checkpoints.families.family import Family, eps_of
-from manyheads.checkpoints.tensor_map import Either, Entry, Interleaved, Packed, Stacked
+from manyheads.checkpoints.families.family import Family
+from manyheads.checkpoints.tensor_map import Either, Entry, Interleaved, Stacked
 from manyheads.errors import ConfigError
-from manyheads.mixers.recurrent.gated_delta import GatedDelta
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
 from manyheads.models.recipes import ModelConfig
@@ -26,6 +25,8 @@ OUTPUT_GATES: dict[str, Literal["head", "channel"]] = {
 NEWER = ("rope_parameters", "layer_types", "mlp_bias", "attention_bias")
 # The default, whatever the width.
 HEAD_SIZE = 128
+# What a model without dense layers says of their hidden width.
+HIDDEN = 5632
 
 
 class QwenGatedFamily(Family):
@@ -126,179 +127,6 @@ def interleaved(
     return [interleave(entry, gated[name]) if name in gated else entry for entry, name in names]
 
 
-# The defaults where config.json leaves them out.
-DEFAULTS: dict[str, Any] = {
-    "rms_norm_eps": 1e-6,
-    "head_dim": 256,
-    "intermediate_size": 5632,
-    "partial_rotary_factor": 0.25,
-    "full_attention_interval": 4,
-    "decoder_sparse_step": 1,
-    "num_experts": 512,
-    "num_experts_per_tok": 10,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "norm_topk_prob": True,
-    "linear_num_value_heads": 32,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-}
-FULL, LINEAR = "full_attention", "linear_attention"
-DELTA_NAMES = {
-    "dt_bias": "dt_bias",
-    "log_rate": "A_log",
-    "norm_weight": "norm.weight",
-    "output.weight": "out_proj.weight",
-}
-GATES = (Gate(at="output", per="channel"),)
-
-
-class QwenNextFamily(Family):
-    """Qwen3-Next: gated attention in some layers, gated delta nets in the others."""
-
-    name = "qwen_next"
-    tied_copies = LLAMA.tied_copies
-
-    def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
-        theirs = {**DEFAULTS, **theirs}
-        kinds = _layer_kinds(theirs)
-        plain = LLAMA.read_config(theirs)
-        assert isinstance(plain, DecoderConfig)
-        norm = RMSNorm(eps=eps_of(theirs, "rms_norm_eps"), centred=True)
-        gated = with_attention(plain, gates=GATES, query_norm=norm, key_norm=norm)
-        delta = GatedDelta(
-            width=theirs["hidden_size"],
-            heads=theirs["linear_num_value_heads"],
-            head_size=theirs["linear_value_head_dim"],
-            key_heads=theirs["linear_num_key_heads"],
-            key_size=theirs["linear_key_head_dim"],
-            convolution=theirs["linear_conv_kernel_dim"],
-            eps=norm.eps,
-        )
-        layers = tuple(
-            replace(layer, attention=None, mixer=Branch(delta)) if kind == LINEAR else layer
-            for layer, kind in zip(gated.stack.layers, kinds, strict=True)
-        )
-        mixed = replace(gated, stack=replace(gated.stack, layers=layers))
-        return with_norm_and_feedforward(
-            mixed, norm, [feedforward_of(theirs, index) for index in range(len(layers))]
-        )
-
-    def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
-        inside = feedforwards_of(config)
-        if inside is None:
-            return None
-        assert isinstance(config, DecoderConfig)
-        norm, mixed = config.stack.final_norm, [each for each in inside if type(each) is Experts]
-        if not isinstance(norm, RMSNorm) or any(inner.shared_gate == "none" for inner in mixed):
-            return None
-        head_norm = RMSNorm(eps=norm.eps)
-        attending = _with_attention_everywhere(config)
-        if attending is None:
-            return None
-        plain = with_attention(attending, gates=(), query_norm=head_norm, key_norm=head_norm)
-        described = LLAMA.write_config(as_dense(plain, head_norm, inside))
-        if described is None or "sliding_attention" in described["layer_types"]:
-            return None
-        del described["mlp_bias"]
-        described["rope_parameters"].setdefault("partial_rotary_factor", 1.0)
-        return described | {
-            "model_type": "qwen3_next",
-            "architectures": ["Qwen3NextForCausalLM"],
-            **describe_experts(inside),
-            **_describe_mixers(config),
-        }
-
-    def tensor_map(self, config: ModelConfig, ours: Iterable[str]) -> list[Entry | Either | Packed]:
-        assert isinstance(config, DecoderConfig)
-        have = set(ours)
-        table: list[Entry | Either | Packed] = [
-            *interleaved(LLAMA.tensor_map(config, have), config, per="head")
-        ]
-        for index, layer in enumerate(config.stack.layers):
-            if layer.feedforward is not None and isinstance(layer.feedforward.inner, Experts):
-                below = f"stack.layers.{index}.feedforward", f"model.layers.{index}.mlp"
-                table += expert_entries(layer.feedforward.inner, *below)
-            if layer.mixer is not None and isinstance(layer.mixer.inner, GatedDelta):
-                below = f"stack.layers.{index}.mixer", f"model.layers.{index}.linear_attn"
-                table += _delta_entries(layer.mixer.inner, *below)
-        return [entry for entry in table if isinstance(entry, Packed) or entry.ours in have]
-
-    def canonical_name(self, name: str) -> str | None:
-        """As for Llama; neither we nor `transformers` use the multi-token prediction layers."""
-        return None if name.startswith("mtp.") else LLAMA.canonical_name(name)
-
-
-QWEN_NEXT = QwenNextFamily()
-
-
-def _layer_kinds(theirs: Mapping[str, Any]) -> list[str]:
-    count, every = theirs["num_hidden_layers"], theirs["full_attention_interval"]
-    kinds = theirs.get("layer_types") or [
-        LINEAR if (index + 1) % every else FULL for index in range(count)
-    ]
-    if len(kinds) != count or not set(kinds) <= {FULL, LINEAR}:
-        raise ConfigError(f"layer_types must have {FULL} or {LINEAR} for each of {count} layers")
-    return list(kinds)
-
-
-def _with_attention_everywhere(config: DecoderConfig) -> DecoderConfig | None:
-    """The model with its first attention in place of every mixer, for Llama to describe."""
-    layers = config.stack.layers
-    first = next((layer.attention for layer in layers if layer.attention is not None), None)
-    if first is None:
-        return None
-    attending = tuple(
-        layer if layer.mixer is None else replace(layer, attention=first, mixer=None)
-        for layer in layers
-    )
-    return replace(config, stack=replace(config.stack, layers=attending))
-
-
-def _describe_mixers(config: DecoderConfig) -> dict[str, Any]:
-    layers = config.stack.layers
-    found = [layer.mixer.inner for layer in layers if layer.mixer is not None]
-    first = next((mixer for mixer in found if isinstance(mixer, GatedDelta)), None)
-    if first is None:
-        return {}
-    return {
-        "layer_types": [FULL if layer.mixer is None else LINEAR for layer in layers],
-        "linear_num_value_heads": first.heads,
-        "linear_value_head_dim": first.head_size,
-        "linear_num_key_heads": first.key_heads,
-        "linear_key_head_dim": first.key_size,
-        "linear_conv_kernel_dim": first.convolution,
-    }
-
-
-def _delta_entries(mixer: GatedDelta, ours: str, theirs: str) -> Iterator[Entry | Packed]:
-    """Their projections are stored by key head: q k v z together, and b a together."""
-    rows = mixer.rows()
-    wide = tuple(rows[name] for name in ("query", "key", "value", "gate"))
-    narrow = rows["beta"], rows["pace"]
-    yield Interleaved(
-        f"{ours}.project.weight",
-        (f"{theirs}.in_proj_qkvz.weight",),
-        (sum(wide),),
-        blocks=wide,
-        groups=mixer.key_heads,
-    )
-    yield Interleaved(
-        f"{ours}.rates.weight",
-        (f"{theirs}.in_proj_ba.weight",),
-        (sum(narrow),),
-        blocks=narrow,
-        groups=mixer.key_heads,
-    )
-    shape = (sum(wide[:3]), mixer.convolution)
-    own = {f"{ours}.convolution.weight": shape}
-    yield Packed(own, f"{theirs}.conv1d.weight", (shape[0], 1, shape[1]))
-    for mine, other in DELTA_NAMES.items():
-        yield Entry(f"{ours}.{mine}", (f"{theirs}.{other}",))
-
-
 def feedforward_of(theirs: Mapping[str, Any], index: int) -> FeedForwardConfig:
     """The experts of a layer, or its dense feed-forward."""
     width = theirs["hidden_size"]
@@ -333,7 +161,7 @@ def as_dense(
 ) -> DecoderConfig:
     """The model with dense layers in place of experts, for a family without them to describe."""
     hidden = [inner.hidden for inner in inside if isinstance(inner, SwiGLU)]
-    hidden.append(DEFAULTS["intermediate_size"])
+    hidden.append(HIDDEN)
     dense = SwiGLU(width=config.stack.width, hidden=hidden[0])
     return with_norm_and_feedforward(config, norm, [dense] * len(inside))
 

@@ -4,10 +4,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Mamba2Config, Qwen3NextConfig
+from transformers import FalconMambaConfig, Mamba2Config, MambaConfig, Qwen3NextConfig
 
 from tests.parity.comparing import VOCABULARY
 from tests.parity.families import check_family
+
+MAMBA: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "state_size": 5,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "changes"),
+    [
+        (MambaConfig, {"time_step_rank": 3, "conv_kernel": 3}),
+        (MambaConfig, {"use_bias": True, "expand": 3, "tie_word_embeddings": False}),
+        (FalconMambaConfig, {"mixer_rms_eps": 1e-4}),
+    ],
+)
+def test_mamba(config: Any, changes: dict[str, Any], tmp_path: Path) -> None:
+    check_family(config(**MAMBA | changes), tmp_path)
+
 
 MAMBA2: dict[str, Any] = {
     "vocab_size": VOCABULARY,

@@ -1,0 +1,149 @@
+"""Mamba (arXiv 2312.00752): a state-space layer whose channels forget at a pace of the token."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from manyheads.argument_checks import check_fields
+from manyheads.cache import StateSlot
+from manyheads.errors import check_int
+from manyheads.mixers.mixer import Mixer
+from manyheads.mixers.recurrent.diagonal_scan import diagonal_scan
+from manyheads.mixers.recurrent.short_convolution import ShortConvolution
+from manyheads.ragged import Lengths, Ragged
+from manyheads.taps import Look, Tap, seen
+
+# The pace dt at the start lies between these, evenly on a scale of logarithms.
+FIRST_PACE = (0.001, 0.1)
+# Numbers in the states of the channels that are computed at once.
+BLOCK = {"cpu": 2**20, "cuda": 2**27}
+
+
+@check_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba:
+    """A Mamba layer of `inner` channels with `state_size` states each.
+
+    The pace dt of all channels is computed from `pace_rank` numbers per token. With `inner_eps`
+    dt, B and C are normed by their root mean square, as in Falcon-Mamba.
+    """
+
+    width: int
+    inner: int
+    state_size: int = 16
+    pace_rank: int
+    convolution: int = 4
+    bias: bool = False
+    convolution_bias: bool = True
+    inner_eps: float | Literal["none"] = "none"
+
+    def __post_init__(self) -> None:
+        for name in ("width", "inner", "state_size", "pace_rank", "convolution"):
+            check_int(name, getattr(self, name), minimum=1)
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only those before it."""
+        return True
+
+
+class MambaLayer(Mixer):
+    """A Mamba layer."""
+
+    def __init__(self, config: Mamba) -> None:
+        super().__init__()
+        self.config = config
+        inner, rank = config.inner, config.pace_rank
+        self.sizes = (rank, config.state_size, config.state_size)
+        self.project = nn.Linear(config.width, 2 * inner, bias=config.bias)
+        self.convolution = ShortConvolution(inner, config.convolution, bias=config.convolution_bias)
+        self.select = nn.Linear(inner, sum(self.sizes), bias=False)
+        self.pace_weight = nn.Parameter(torch.empty(inner, rank).uniform_(-1, 1) * rank**-0.5)
+        low, high = (math.log(bound) for bound in FIRST_PACE)
+        pace = torch.empty(inner).uniform_(low, high).exp()
+        # The inverse of softplus.
+        self.pace_bias = nn.Parameter(pace + torch.log(-torch.expm1(-pace)))
+        rates = torch.arange(1.0, config.state_size + 1).log()
+        self.log_rate = nn.Parameter(rates.repeat(inner, 1))
+        self.skip = nn.Parameter(torch.ones(inner))
+        self.output = nn.Linear(inner, config.width, bias=config.bias)
+
+    def forward(
+        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+    ) -> Ragged:
+        state = None if cache is None else cache.state
+        mixed, gate = self.project(x.values).chunk(2, dim=-1)
+        before = None if state is None else state[1]
+        mixed, recent = self.convolution(x.with_values(mixed), before)
+        pace, b, c = (self._normed(part) for part in self.select(mixed).split(self.sizes, dim=-1))
+        dt = F.softplus(F.linear(pace, self.pace_weight).float() + self.pace_bias.float())
+        rate = -self.log_rate.float().exp()
+        given = None if state is None else state[0]
+        scanned, after = scan_channels(
+            mixed.float(), dt, rate, b.float(), c.float(), x.lengths, given
+        )
+        if cache is not None:
+            cache.keep(after, recent)
+        scanned = scanned + mixed * self.skip.float()
+        gated = (scanned * F.silu(gate.float())).to(mixed.dtype)
+        gated = seen(look, Tap.HEAD_OUTPUT, gated.unsqueeze(1), x).squeeze(1)
+        return x.with_values(self.output(gated))
+
+    def _normed(self, part: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        eps = self.config.inner_eps
+        if eps == "none":
+            return part
+        return F.rms_norm(part.float(), part.shape[-1:], eps=eps).to(part.dtype)
+
+
+def scan_channels(
+    x: Float[Tensor, "n c"],
+    dt: Float[Tensor, "n c"],
+    rate: Float[Tensor, "c s"],
+    b: Float[Tensor, "n s"],
+    c: Float[Tensor, "n s"],
+    lengths: Lengths,
+    state: Float[Tensor, "b c s"] | None = None,
+) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b c s"]]:
+    """The output of every channel, and the states after each sequence.
+
+    All states of all tokens would need `s` times the memory of the outputs, so that some channels
+    are computed after others, and anew for gradients.
+    """
+    limit = BLOCK.get(x.device.type, BLOCK["cpu"])
+    block = max(1, limit // max(1, x.shape[0] * rate.shape[1]))
+    if block >= x.shape[1]:
+        return _scan_block(x, dt, rate, b, c, lengths, state)
+    outputs, states = [], []
+    for start in range(0, x.shape[1], block):
+        part = slice(start, start + block)
+        given = None if state is None else state[:, part]
+        inputs = (x[:, part], dt[:, part], rate[part], b, c, lengths, given)
+        if torch.is_grad_enabled():
+            output, after = checkpoint(_scan_block, *inputs, use_reentrant=False)
+        else:
+            output, after = _scan_block(*inputs)
+        outputs.append(output)
+        states.append(after)
+    return torch.cat(outputs, 1), torch.cat(states, 1)
+
+
+def _scan_block(
+    x: Float[Tensor, "n c"],
+    dt: Float[Tensor, "n c"],
+    rate: Float[Tensor, "c s"],
+    b: Float[Tensor, "n s"],
+    c: Float[Tensor, "n s"],
+    lengths: Lengths,
+    state: Float[Tensor, "b c s"] | None,
+) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b c s"]]:
+    decay = (dt.unsqueeze(-1) * rate).exp()
+    added = (dt * x).unsqueeze(-1) * b.unsqueeze(1)
+    states, after = diagonal_scan(decay, added, lengths, state)
+    return (states @ c.unsqueeze(-1)).squeeze(-1), after

@@ -1,0 +1,77 @@
+"""The scan over channels equals a loop over tokens, in one block or several."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyheads import Ragged
+from manyheads.errors import ConfigError
+from manyheads.mixers.recurrent import mamba
+from manyheads.mixers.recurrent.mamba import Mamba, MambaLayer, scan_channels
+from manyheads.ragged import Lengths
+
+CHANNELS, STATES = 6, 4
+
+
+def inputs(lengths: Lengths) -> list[Tensor]:
+    total = lengths.total
+    return [
+        torch.randn(total, CHANNELS),
+        torch.rand(total, CHANNELS),
+        -4 * torch.rand(CHANNELS, STATES),
+        torch.randn(total, STATES),
+        torch.randn(total, STATES),
+    ]
+
+
+def step_by_step(given: list[Tensor], lengths: Lengths, state: Tensor) -> tuple[Tensor, Tensor]:
+    x, dt, rate, b, c = given
+    outputs, after = [], []
+    for now, where in zip(state, lengths.slices(), strict=True):
+        for token in range(where.start, where.stop):
+            decay = (dt[token][:, None] * rate).exp()
+            now = decay * now + (dt[token] * x[token])[:, None] * b[token]
+            outputs.append(now @ c[token])
+        after.append(now)
+    return torch.stack(outputs), torch.stack(after)
+
+
+@pytest.mark.parametrize("channels", [CHANNELS, 4])
+def test_the_scan_equals_single_steps(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = Lengths.of([290, 0, 7, 1, 17])
+    monkeypatch.setattr(mamba, "BLOCK", {"cpu": channels * STATES * lengths.total})
+    given, state = inputs(lengths), torch.randn(5, CHANNELS, STATES)
+    leaves = [each.requires_grad_() for each in (*given, state)]
+    found = scan_channels(*given, lengths, state)
+    expected = step_by_step(given, lengths, state)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    weights = torch.randn_like(found[0])
+    ways = [((out * weights).sum() + after.square().sum()) for out, after in (found, expected)]
+    for one, other in zip(*(torch.autograd.grad(way, leaves) for way in ways), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_fast_decay_neither_overflows_nor_leaks() -> None:
+    lengths = Lengths.of([100, 40])
+    x, dt, rate, b, c = inputs(lengths)
+    together, _ = scan_channels(x, 1000 * dt, rate, b, c, lengths)
+    assert together.isfinite().all()
+    x[:100] = torch.nan
+    again, _ = scan_channels(x, 1000 * dt, rate, b, c, lengths)
+    assert torch.equal(again[100:], together[100:])
+
+
+@pytest.mark.shapes_unchecked
+@torch.no_grad()
+def test_it_compiles_whole() -> None:
+    torch._dynamo.reset()
+    layer = MambaLayer(Mamba(width=8, inner=12, state_size=4, pace_rank=2))
+    batch = Ragged.from_list([torch.randn(18, 8), torch.randn(2, 8)])
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(batch).values, layer(batch).values)
+
+
+def test_sizes_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r"pace_rank.*0"):
+        Mamba(width=8, inner=16, pace_rank=0)

@@ -9,6 +9,7 @@ from manyheads.checkpoints.families.decoders.mamba import MAMBA
 from manyheads.checkpoints.families.decoders.mamba2 import MAMBA2
 from manyheads.checkpoints.families.decoders.mixtral import MIXTRAL
 from manyheads.checkpoints.families.decoders.olmo import OLMO
+from manyheads.checkpoints.families.decoders.olmo_hybrid import OLMO_HYBRID
 from manyheads.checkpoints.families.decoders.phi3 import PHI3
 from manyheads.checkpoints.families.decoders.qwen import QWEN_GATED
 from manyheads.checkpoints.families.decoders.qwen_hybrid import QWEN3_5, QWEN_NEXT
@@ -52,6 +53,7 @@ FAMILIES: dict[str, Family] = {
     "olmo3": OLMO,
     "phi3": PHI3,
     "mixtral": MIXTRAL,
+    "olmo_hybrid": OLMO_HYBRID,
     "qwen3_moe": MIXTRAL,
     "gpt_oss": GPT_OSS,
     "mamba": MAMBA,

@@ -56,6 +56,8 @@ class Mamba:
 class MambaLayer(Mixer):
     """A Mamba layer."""
 
+    carries_state = True
+
     def __init__(self, config: Mamba) -> None:
         super().__init__()
         self.config = config

@@ -1,0 +1,199 @@
+"""Performer (arXiv 2009.14794): softmax attention estimated by random features, in linear time."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.argument_checks import check_fields
+from manyheads.cache import StateSlot
+from manyheads.errors import ConfigError, check_int
+from manyheads.mixers.head_weights import DecayWeights, watch_pattern
+from manyheads.mixers.linear_attention import mix_both_ways
+from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
+from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks, recur_one_token
+from manyheads.ragged import Lengths, Ragged
+from manyheads.taps import Look, Tap, seen
+
+# Added to every feature, whose largest is one, so that no sum of weights is zero.
+EPS = 1e-6
+
+
+@check_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Performer:
+    """Attention whose softmax is estimated by `features` positive random features per head.
+
+    The features (FAVOR+) are orthogonal, so that the estimate is unbiased with a smaller variance,
+    and it becomes exact as their number grows.
+    """
+
+    width: int
+    heads: int
+    features: int
+    head_size: int | Literal["even"] = "even"
+    causal: bool = True
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("width", "heads", "features"):
+            check_int(name, getattr(self, name), minimum=1)
+        if self.head_size == "even" and self.width % self.heads:
+            raise ConfigError(
+                f"heads must divide width={self.width}, got {self.heads}", "or set head_size"
+            )
+
+    @property
+    def size(self) -> int:
+        """Channels of a head."""
+        return self.width // self.heads if self.head_size == "even" else self.head_size
+
+
+class PerformerLayer(Mixer):
+    """Performer attention with its projections; its features are saved with the weights."""
+
+    carries_state = True
+    has_pattern = True
+
+    features: Float[Tensor, "h m d"]
+
+    def __init__(self, config: Performer) -> None:
+        super().__init__()
+        self.config = config
+        inner = config.heads * config.size
+        self.project = nn.Linear(config.width, 3 * inner, bias=config.bias)
+        self.output = nn.Linear(inner, config.width, bias=config.bias)
+        shape = (config.heads, config.features, config.size)
+        self.register_buffer("features", orthogonal_features(*shape))
+
+    @torch.no_grad()
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        """Draw other features, as training does now and then so that none is learned by heart."""
+        config = self.config
+        drawn = orthogonal_features(config.heads, config.features, config.size, generator)
+        self.features.copy_(drawn)
+
+    def forward(
+        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+    ) -> Ragged:
+        query, key, value = (
+            by_head(part, self.config.heads) for part in self.project(x.values).chunk(3, dim=-1)
+        )
+        query = seen(look, Tap.QUERY, query, x)
+        key = seen(look, Tap.KEY, key, x)
+        value = seen(look, Tap.VALUE, value, x)
+        state = None if cache is None else cache.state
+        before = None if state is None else state[1]
+        f_query, f_key, decay, largest = featurised(
+            query, key, self.features, x.lengths, before, causal=self.config.causal
+        )
+        # The sum of the weights is one more channel.
+        wider = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1).float()
+        if not self.config.causal:
+            refuse_cache(cache)
+            mixed = mix_both_ways(f_query, f_key, wider, x.lengths)
+        elif state is not None and x.lengths.longest == 1 and x.lengths.uniform:
+            mixed, after = recur_one_token(f_query, f_key, wider, decay, state[0])
+        else:
+            given = None if state is None else state[0]
+            mixed, after = recur_in_chunks(f_query, f_key, wider, decay, x.lengths, given)
+        if cache is not None:
+            cache.keep(after, largest)
+        mixed = (mixed[..., :-1] / mixed[..., -1:]).to(value.dtype)
+        options = {"causal": self.config.causal, "normalised": True}
+        weights = partial(DecayWeights, f_query, f_key, decay, x.lengths, **options)
+        mixed = watch_pattern(look if state is None else None, weights, value, mixed)
+        mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
+        return x.with_values(self.output(mixed.flatten(1)))
+
+
+def orthogonal_features(
+    heads: int, features: int, size: int, generator: torch.Generator | None = None
+) -> Float[Tensor, "h m d"]:
+    """Directions that are orthogonal within every `size` of them, as long as Gaussian vectors."""
+    blocks = -(-features // size)
+    square = torch.randn(heads, blocks, size, size, generator=generator)
+    directions, triangle = torch.linalg.qr(square)
+    # Without the signs the directions would not be evenly distributed.
+    directions = directions * triangle.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+    lengths = torch.randn(heads, features, size, generator=generator).norm(dim=-1, keepdim=True)
+    return directions.transpose(-2, -1).flatten(1, 2)[:, :features] * lengths
+
+
+def featurised(
+    query: Float[Tensor, "n h d"],
+    key: Float[Tensor, "n h d"],
+    features: Float[Tensor, "h m d"],
+    lengths: Lengths,
+    before: Float[Tensor, "b h"] | None = None,
+    *,
+    causal: bool,
+) -> tuple[
+    Float[Tensor, "n h m"],
+    Float[Tensor, "n h m"],
+    Float[Tensor, "n h"] | None,
+    Float[Tensor, "b h"],
+]:
+    """The features of queries and keys, divided by the largest so that none overflows.
+
+    A factor on a query changes nothing, so that each has its own. Keys of a text share theirs. A
+    causal model knows only the keys so far: there it grows with the text, and all that was summed
+    up decays by as much. Returned too: this decay, and the logarithm of the factor at the end.
+    """
+    scale = query.shape[-1] ** -0.25
+    exponents = []
+    for x in (query, key):
+        scaled = x.float() * scale
+        products = torch.einsum("nhd,hmd->nhm", scaled, features.float())
+        exponents.append(products - scaled.square().sum(-1, keepdim=True) / 2)
+    of_query, of_key = exponents
+    f_query = (of_query - of_query.detach().amax(-1, keepdim=True)).exp() + EPS
+    peaks = of_key.detach().amax(-1)
+    if causal:
+        top, decay, largest = _running_largest(peaks, lengths, before)
+    else:
+        largest = peaks.new_full((lengths.count, peaks.shape[1]), -torch.inf)
+        owners = lengths.sequence_of_token.unsqueeze(1).expand_as(peaks)
+        largest = largest.scatter_reduce(0, owners, peaks, "amax")
+        top, decay = largest[lengths.sequence_of_token], None
+    return f_query, (of_key - top.unsqueeze(-1)).exp() + EPS, decay, largest
+
+
+def _running_largest(
+    peaks: Float[Tensor, "n h"], lengths: Lengths, before: Float[Tensor, "b h"] | None
+) -> tuple[Float[Tensor, "n h"], Float[Tensor, "n h"], Float[Tensor, "b h"]]:
+    """The largest so far of each text, how much is left at every token of what was scaled by the
+    one before, as a logarithm, and the largest at the end."""
+    if before is None:
+        before = peaks.new_full((lengths.count, peaks.shape[1]), -torch.inf)
+    parts = zip(before.split(1), lengths.slices(), strict=True)
+    joined = [torch.cat([known, peaks[where]]).cummax(0).values for known, where in parts]
+    decay = torch.cat([each[:-1] - each[1:] for each in joined])
+    ends = torch.cat([each[-1:] for each in joined])
+    # Nothing was summed up before the first key.
+    return torch.cat([each[1:] for each in joined]), decay.nan_to_num(neginf=0.0), ends
+
+
+@torch.no_grad()
+def softmax_error(
+    query: Float[Tensor, "n h d"],
+    key: Float[Tensor, "n h d"],
+    features: Float[Tensor, "h m d"],
+    *,
+    causal: bool = True,
+) -> Float[Tensor, "h n"]:
+    """How much of the softmax weights of one text the estimate moves: 0 none, 1 all of them.
+
+    It is the total variation distance between both rows of weights, for every query.
+    """
+    lengths = Lengths.of([query.shape[0]], query.device)
+    f_query, f_key, decay, _ = featurised(query, key, features, lengths, causal=causal)
+    estimate = DecayWeights(f_query, f_key, decay, lengths, causal=causal, normalised=True).of(0)
+    scores = torch.einsum("nhd,mhd->hnm", query.float(), key.float()) * query.shape[-1] ** -0.5
+    if causal:
+        later = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return (estimate - scores.softmax(-1)).abs().sum(-1) / 2

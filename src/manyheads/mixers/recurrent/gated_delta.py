@@ -35,9 +35,9 @@ class GatedDelta:
     key_size: int
     convolution: int = 4
     eps: float = 1e-6
+    negative_eigenvalues: bool = False
 
     def __post_init__(self) -> None:
-    negative_eigenvalues: bool = False
         for name in ("width", "heads", "head_size", "key_heads", "key_size", "convolution"):
             check_int(name, getattr(self, name), minimum=1)
         if self.heads % self.key_heads:

@@ -22,7 +22,31 @@ from manyheads.ragged import Lengths
 CHUNK = 64
 CHUNK_BY_CHANNEL = 16
 
+# Keys and queries have length one, up to this.
+EPS = 1e-6
+
 Decay = Float[Tensor, "n h"] | Float[Tensor, "n h d"]
+
+
+def run_delta_rule(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "n h d"],
+    v: Float[Tensor, "n h e"],
+    beta: Float[Tensor, "n h"],
+    log_decay: Decay,
+    lengths: Lengths,
+    state: Float[Tensor, "b h d e"] | None,
+) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
+    """The outputs and the state after each sequence, by the way that suits the lengths."""
+    if state is not None and lengths.longest == 1 and lengths.uniform:
+        return delta_one_token(q, k, v, beta, log_decay, state)
+    return delta_in_chunks(q, k, v, beta, log_decay, lengths, state)
+
+
+def unit(x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+    """Vectors of length one, as keys and queries of delta nets are."""
+    wide = x.float()
+    return (wide * (wide.square().sum(-1, keepdim=True) + EPS).rsqrt()).to(x.dtype)
 
 
 def delta_in_chunks(

@@ -10,13 +10,10 @@ from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, check_int
 from manyheads.mixers.mixer import Mixer, by_head
-from manyheads.mixers.recurrent.delta_recurrence import delta_in_chunks, delta_one_token
+from manyheads.mixers.recurrent.delta_recurrence import run_delta_rule, unit
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
 from manyheads.ragged import Ragged
 from manyheads.taps import Look, Tap, seen
-
-# Keys and queries have length one, up to this.
-EPS = 1e-6
 
 
 @check_fields
@@ -90,7 +87,7 @@ class GatedDeltaLayer(Mixer):
         query, key, value = mixed.split([rows["query"], rows["key"], rows["value"]], dim=-1)
         repeats = config.heads // config.key_heads
         query, key = (
-            _unit(by_head(part, config.key_heads)).repeat_interleave(repeats, dim=1)
+            unit(by_head(part, config.key_heads)).repeat_interleave(repeats, dim=1)
             for part in (query, key)
         )
         query = seen(look, Tap.QUERY, query * config.key_size**-0.5, x)
@@ -98,19 +95,11 @@ class GatedDeltaLayer(Mixer):
         value = seen(look, Tap.VALUE, by_head(value, config.heads), x)
         decay = -self.log_rate.float().exp() * F.softplus(pace.float() + self.dt_bias.float())
         rate = beta.sigmoid() * (2.0 if config.negative_eigenvalues else 1.0)
-        if state is not None and x.lengths.longest == 1 and x.lengths.uniform:
-            heads, after = delta_one_token(query, key, value, rate, decay, state[0])
-        else:
-            given = None if state is None else state[0]
-            heads, after = delta_in_chunks(query, key, value, rate, decay, x.lengths, given)
+        given = None if state is None else state[0]
+        heads, after = run_delta_rule(query, key, value, rate, decay, x.lengths, given)
         if cache is not None:
             cache.keep(after, recent)
         normed = F.rms_norm(heads.float(), heads.shape[-1:], eps=config.eps).to(heads.dtype)
         gated = self.norm_weight * normed * F.silu(by_head(gate, config.heads).float())
         gated = seen(look, Tap.HEAD_OUTPUT, gated.to(heads.dtype), x)
         return x.with_values(self.output(gated.flatten(1)))
-
-
-def _unit(x: torch.Tensor) -> torch.Tensor:
-    wide = x.float()
-    return (wide * (wide.square().sum(-1, keepdim=True) + EPS).rsqrt()).to(x.dtype)

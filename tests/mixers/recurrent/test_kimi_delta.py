@@ -1,0 +1,64 @@
+"""Kimi delta attention equals the layer of `transformers`, token by token too."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import KimiLinearConfig
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
+
+from manyheads.cache import StateCache, StateSlot
+from manyheads.errors import ConfigError
+from manyheads.mixers.recurrent.kimi_delta import KimiDelta, KimiDeltaLayer
+from manyheads.ragged import Ragged
+from tests.checkpoints.theirs import randomised
+
+CONFIG = KimiDelta(width=16, heads=3, head_size=6, convolution=3)
+
+
+def theirs_and_ours() -> tuple[Any, KimiDeltaLayer]:
+    config = KimiLinearConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        linear_num_heads=3,
+        linear_head_dim=6,
+        linear_conv_kernel_dim=3,
+    )
+    theirs: Any = randomised(KimiLinearDeltaAttention(config, 0))
+    ours, forget = KimiDeltaLayer(CONFIG), theirs.forget_gate
+    weights = {
+        "project": [theirs.q_proj, theirs.k_proj, theirs.v_proj],
+        "narrow": [forget.f_a_proj, theirs.g_a_proj, theirs.b_proj],
+        "widen_pace": [forget.f_b_proj],
+        "widen_gate": [theirs.g_b_proj],
+        "output": [theirs.o_proj],
+    }
+    tensors = {
+        f"{name}.weight": torch.cat([part.weight for part in parts])
+        for name, parts in weights.items()
+    }
+    tensors |= {
+        "convolution.weight": theirs.conv1d.weight.squeeze(1),
+        "dt_bias": forget.dt_bias,
+        "log_rate": forget.A_log.flatten(),
+        "norm_weight": theirs.o_norm.weight,
+    }
+    ours.load_state_dict(tensors)
+    return theirs, ours
+
+
+@torch.no_grad()
+def test_it_is_their_layer() -> None:
+    theirs, ours = theirs_and_ours()
+    texts = [torch.randn(length, 16) for length in (70, 1, 17)]
+    found = ours(Ragged.from_list(texts)).to_list()
+    for text, each in zip(texts, found, strict=True):
+        torch.testing.assert_close(each, theirs(text[None])[0], atol=1e-5, rtol=1e-5)
+    cache = StateSlot(StateCache())
+    steps = [ours(Ragged.from_list([token[None]]), cache=cache).values for token in texts[2]]
+    torch.testing.assert_close(torch.cat(steps), found[2], atol=1e-5, rtol=1e-5)
+
+
+def test_a_config_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="heads must be at least 1, got 0"):
+        KimiDelta(width=16, heads=0, head_size=6)

@@ -3,9 +3,12 @@
 from manyheads.mixers.build import MixerConfig
 from manyheads.mixers.fourier import Fourier
 from manyheads.mixers.linear_attention import LinearAttention
+from manyheads.mixers.performer import Performer
 from manyheads.mixers.recurrent.gated_delta import GatedDelta
+from manyheads.mixers.recurrent.kimi_delta import KimiDelta
 from manyheads.mixers.recurrent.mamba import Mamba
 from manyheads.mixers.recurrent.mamba2 import Mamba2
+from manyheads.mixers.sparse.longformer import Longformer
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder, DecoderConfig
 from manyheads.models.embedding import Embedding
@@ -17,14 +20,18 @@ from manyheads.parts import SwiGLU
 
 WIDTH, VOCABULARY = 16, 50
 CAUSAL: dict[str, MixerConfig] = {
+    "kimi delta": KimiDelta(width=WIDTH, heads=2, head_size=6),
     "linear": LinearAttention(width=WIDTH, heads=2),
     "retention": LinearAttention(width=WIDTH, heads=2, decay="heads"),
     "mamba": Mamba(width=WIDTH, inner=24, state_size=5, pace_rank=3),
+    "performer": Performer(width=WIDTH, heads=2, features=12),
     "mamba2": Mamba2(width=WIDTH, heads=4, head_size=8, state_size=6, groups=2),
     "delta": GatedDelta(width=WIDTH, heads=4, head_size=8, key_heads=2, key_size=6),
 }
 BOTH_WAYS: dict[str, MixerConfig] = {
+    "performer": Performer(width=WIDTH, heads=2, features=12, causal=False),
     "fourier": Fourier(width=WIDTH),
+    "longformer": Longformer(width=WIDTH, heads=2, window=3, global_positions=(0, -1)),
     "linear": LinearAttention(width=WIDTH, heads=2, causal=False),
 }
 

@@ -3,22 +3,33 @@
 from manyheads.mixers.fourier import Fourier, FourierLayer
 from manyheads.mixers.linear_attention import LinearAttention, LinearAttentionLayer
 from manyheads.mixers.mixer import Mixer
+from manyheads.mixers.performer import Performer, PerformerLayer
 from manyheads.mixers.recurrent.gated_delta import GatedDelta, GatedDeltaLayer
+from manyheads.mixers.recurrent.kimi_delta import KimiDelta, KimiDeltaLayer
 from manyheads.mixers.recurrent.mamba import Mamba, MambaLayer
 from manyheads.mixers.recurrent.mamba2 import Mamba2, Mamba2Layer
+from manyheads.mixers.sparse.longformer import Longformer, LongformerLayer
 
-MixerConfig = Fourier | LinearAttention | Mamba | Mamba2 | GatedDelta
+MixerConfig = (
+    KimiDelta | Fourier | Longformer | LinearAttention | Mamba | Mamba2 | Performer | GatedDelta
+)
 
 
 def make_mixer(config: MixerConfig) -> Mixer:
     match config:
+        case Longformer():
+            return LongformerLayer(config)
         case Fourier():
             return FourierLayer(config)
         case LinearAttention():
             return LinearAttentionLayer(config)
         case Mamba():
             return MambaLayer(config)
+        case Performer():
+            return PerformerLayer(config)
         case Mamba2():
             return Mamba2Layer(config)
         case GatedDelta():
             return GatedDeltaLayer(config)
+        case KimiDelta():
+            return KimiDeltaLayer(config)

@@ -18,6 +18,7 @@ from manyheads.checkpoints.families.encoders.bert import BERT
 from manyheads.checkpoints.families.encoders.deberta import DEBERTA
 from manyheads.checkpoints.families.encoders.distilbert import DISTILBERT
 from manyheads.checkpoints.families.encoders.fnet import FNET
+from manyheads.checkpoints.families.encoders.longformer import LONGFORMER
 from manyheads.checkpoints.families.encoders.modernbert import MODERNBERT
 from manyheads.checkpoints.families.encoders.nomic_bert import NOMIC_BERT
 from manyheads.checkpoints.families.family import Family
@@ -35,6 +36,7 @@ FAMILIES: dict[str, Family] = {
     "distilbert": DISTILBERT,
     "deberta-v2": DEBERTA,
     "fnet": FNET,
+    "longformer": LONGFORMER,
     "modernbert": MODERNBERT,
     "nomic_bert": NOMIC_BERT,
     "llama": LLAMA,
@@ -51,9 +53,9 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": GEMMA,
     "olmo2": OLMO,
     "olmo3": OLMO,
+    "olmo_hybrid": OLMO_HYBRID,
     "phi3": PHI3,
     "mixtral": MIXTRAL,
-    "olmo_hybrid": OLMO_HYBRID,
     "qwen3_moe": MIXTRAL,
     "gpt_oss": GPT_OSS,
     "mamba": MAMBA,

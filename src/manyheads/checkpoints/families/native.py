@@ -7,8 +7,9 @@ from manyheads import attention
 from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.dataclass_codec import DataclassCodec
-from manyheads.mixers import fourier, linear_attention
-from manyheads.mixers.recurrent import gated_delta, mamba, mamba2
+from manyheads.mixers import fourier, linear_attention, performer
+from manyheads.mixers.recurrent import gated_delta, kimi_delta, mamba, mamba2
+from manyheads.mixers.sparse import longformer
 from manyheads.models import (
     decoder,
     embedding,
@@ -53,10 +54,13 @@ CONFIG_JSON = DataclassCodec(
         feedforward.SwiGLU,
         gates.Gate,
         fourier.Fourier,
+        longformer.Longformer,
         gated_delta.GatedDelta,
+        kimi_delta.KimiDelta,
         linear_attention.LinearAttention,
         mamba.Mamba,
         mamba2.Mamba2,
+        performer.Performer,
         norms.OutputNorm,
         norms.SandwichNorm,
         norms.ScaledPreNorm,

@@ -1,0 +1,1 @@
+"""Mixers with a softmax over few keys: windows, global tokens, random blocks."""

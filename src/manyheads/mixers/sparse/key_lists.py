@@ -1,0 +1,115 @@
+"""Attention of blocks of queries, each to its own list of keys, with memory linear in tokens."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
+from manyheads.ragged import Lengths
+
+# Numbers of gathered keys at a time.
+LARGEST = 2**24
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueryBlocks:
+    """The tokens of a batch in blocks of `size`; a block has tokens of one text only."""
+
+    chunks: ChunkLayout
+    lengths: Lengths
+    size: int
+
+    @classmethod
+    def of(cls, lengths: Lengths, size: int) -> "QueryBlocks":
+        return cls(ChunkLayout.of(lengths, size), lengths, size)
+
+    @property
+    def text(self) -> Int[Tensor, " c"]:
+        """The text of each block."""
+        return self.chunks.counts.sequence_of_token
+
+    @property
+    def start(self) -> Int[Tensor, " c"]:
+        """The position of the first token of each block in its text."""
+        return self.chunks.counts.positions * self.size
+
+    @property
+    def position(self) -> Int[Tensor, "c t"]:
+        """The position of every query in its text, also beyond the end of the text."""
+        return self.start.unsqueeze(1) + torch.arange(self.size, device=self.start.device)
+
+    def length(self) -> Int[Tensor, "c 1"]:
+        """The length of the text of each block."""
+        return self.lengths.offsets.diff().long()[self.text].unsqueeze(1)
+
+    def rows(self, position: Int[Tensor, "c s"]) -> Int[Tensor, "c s"]:
+        """The rows of these positions of each block's text; those outside it give its first row."""
+        first = self.lengths.offsets[:-1].long()[self.text].unsqueeze(1)
+        inside = (position >= 0) & (position < self.length())
+        return torch.where(inside, first + position, first)
+
+
+# Which keys of their lists the queries of some blocks see, and what is added to the scores.
+Visible = Callable[[slice], Bool[Tensor, "c #h t s"]]
+Added = Callable[[slice], Float[Tensor, "c #h t s"]]
+
+
+def attend_listed(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "m h d"],
+    v: Float[Tensor, "m h e"],
+    blocks: QueryBlocks,
+    listed: Int[Tensor, "c #h s"],
+    added: Added,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+) -> Float[Tensor, "n h e"]:
+    """Each block of queries attends to the rows of `k` and `v` in its list, which may repeat.
+
+    `added` gives what is added to the scores of some blocks, -inf where a key is not seen. Every
+    query must see a key; empty slots may see any.
+    """
+    if not q.shape[0]:
+        return v[:0]
+    query = blocks.chunks.cut(q).transpose(1, 2)
+    heads = torch.arange(q.shape[1], device=q.device)[:, None]
+
+    def mix(some: slice) -> Float[Tensor, "c h t e"]:
+        # Lists of all heads are gathered as whole rows.
+        one = listed.shape[1] == 1
+        key, value = (
+            x[listed[some, 0]].transpose(1, 2) if one else x[listed[some], heads] for x in (k, v)
+        )
+        return F.scaled_dot_product_attention(
+            query[some],
+            key,
+            value,
+            attn_mask=added(some).to(q.dtype),
+            dropout_p=dropout,
+            scale=scale,
+        )
+
+    count, per_block = listed.shape[0], listed.shape[2] * q.shape[1] * (q.shape[2] + blocks.size)
+    step = max(1, LARGEST // per_block)
+    grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    mixed = []
+    for start, stop in pairwise((*range(0, count, step), count)):
+        some = slice(start, stop)
+        # Recomputed in the backward pass, so that the gathered keys are not stored.
+        mixed.append(
+            checkpoint(mix, some, use_reentrant=False) if grad and step < count else mix(some)
+        )
+    return blocks.chunks.join(torch.cat(mixed).transpose(1, 2))
+
+
+def hidden_where(visible: Bool[Tensor, "c #h t s"], inside: Bool[Tensor, "c t"]) -> Tensor:
+    """Zeros, and -inf where a key is not seen; queries outside the text see all of their list."""
+    seen = visible | ~inside[:, None, :, None]
+    return torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, -torch.inf)

@@ -1,0 +1,215 @@
+"""Longformer (arXiv 2004.05150): a window, and global tokens with projections of their own."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from manyheads.argument_checks import check_fields
+from manyheads.cache import StateSlot
+from manyheads.errors import ConfigError, InputError, check_int
+from manyheads.kernels.choose import attend
+from manyheads.kernels.contract import Request
+from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
+from manyheads.mixers.sparse.key_lists import QueryBlocks, attend_listed, hidden_where
+from manyheads.parts.masks import Full, Window
+from manyheads.ragged import Lengths, Ragged
+from manyheads.taps import Look, Tap, seen
+
+# Queries that share a list of keys, unless the window is wider.
+SMALLEST_BLOCK = 32
+
+
+@check_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Longformer:
+    """Every token sees `window` tokens on each side and the global tokens of its text.
+
+    The tokens at `global_positions` see the whole text, with queries, keys and values of their own.
+    Negative positions count from the end, and those beyond the end of a text are left out. With
+    "given" they are named for every batch by `global_tokens`.
+    """
+
+    width: int
+    heads: int
+    window: int
+    global_positions: tuple[int, ...] | Literal["given"] = (0,)
+    bias: bool = True
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("width", "heads", "window"):
+            check_int(name, getattr(self, name), minimum=1)
+        if self.width % self.heads:
+            raise ConfigError(f"heads must divide width={self.width}, got {self.heads}")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only those before it."""
+        return False
+
+    @property
+    def size(self) -> int:
+        """Channels of a head."""
+        return self.width // self.heads
+
+
+class LongformerLayer(Mixer):
+    """Attention to a window and to global tokens."""
+
+    def __init__(self, config: Longformer) -> None:
+        super().__init__()
+        self.config = config
+        width, bias = config.width, config.bias
+        self.project = nn.Linear(width, 3 * width, bias=bias)
+        self.project_global_query = nn.Linear(width, width, bias=bias)
+        self.project_global = nn.Linear(width, 2 * width, bias=bias)
+        self.output = nn.Linear(width, width, bias=bias)
+        # The positions that `global_tokens` names for each text.
+        self.given: tuple[tuple[int, ...], ...] | None = None
+
+    def forward(
+        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+    ) -> Ragged:
+        refuse_cache(cache)
+        query, key, value = (
+            by_head(part, self.config.heads) for part in self.project(x.values).chunk(3, dim=-1)
+        )
+        query = seen(look, Tap.QUERY, query, x)
+        key = seen(look, Tap.KEY, key, x)
+        value = seen(look, Tap.VALUE, value, x)
+        tokens = GlobalRows.of(self._positions(x.lengths), x.lengths)
+        mixed = self._local(query, key, value, tokens, x.lengths)
+        if tokens.counts.total:
+            mixed = mixed.index_copy(0, tokens.rows, self._global(x, tokens))
+        mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
+        return x.with_values(self.output(mixed.flatten(1)))
+
+    def _positions(self, lengths: Lengths) -> tuple[tuple[int, ...], ...]:
+        """The global positions of every text."""
+        if self.given is not None:
+            if len(self.given) != len(lengths):
+                raise InputError(
+                    f"global tokens are given for {len(self.given)} texts, and the batch has "
+                    f"{len(lengths)}",
+                    "give one list of positions per text",
+                )
+            return self.given
+        if self.config.global_positions == "given":
+            raise InputError(
+                "the global tokens of this model depend on the text, and none are given",
+                "name them: with global_tokens(model, [[0, 1, 2], ...]): model(batch)",
+            )
+        return (self.config.global_positions,) * len(lengths)
+
+    def _local(
+        self,
+        query: Float[Tensor, "n h d"],
+        key: Float[Tensor, "n h d"],
+        value: Float[Tensor, "n h d"],
+        tokens: "GlobalRows",
+        lengths: Lengths,
+    ) -> Float[Tensor, "n h d"]:
+        """What all tokens read from their window and from the global tokens."""
+        window, scale = self.config.window, self.config.size**-0.5
+        dropout = self.config.dropout if self.training else 0.0
+        if not tokens.counts.total:
+            request = Request(
+                queries=lengths,
+                keys=lengths,
+                mask=Window(window, window),
+                scale=scale,
+                dropout=dropout,
+            )
+            return attend(query, key, value, request).output
+        blocks = QueryBlocks.of(lengths, min(max(window, SMALLEST_BLOCK), lengths.longest))
+        around = torch.arange(-window, blocks.size + window, device=query.device)
+        near = blocks.start.unsqueeze(1) + around
+        far, present = tokens.listed(blocks)
+        listed = torch.cat([blocks.rows(near), blocks.rows(far)], dim=1)
+        inside = (near >= 0) & (near < blocks.length()) & ~tokens.is_global[blocks.rows(near)]
+        within = blocks.position < blocks.length()
+
+        def added(some: slice) -> Float[Tensor, "c 1 t s"]:
+            distance = near[some].unsqueeze(1) - blocks.position[some].unsqueeze(2)
+            local = (distance.abs() <= window) & inside[some].unsqueeze(1)
+            everywhere = present[some].unsqueeze(1).expand(-1, blocks.size, -1)
+            return hidden_where(torch.cat([local, everywhere], dim=2).unsqueeze(1), within[some])
+
+        return attend_listed(
+            query, key, value, blocks, listed.unsqueeze(1), added, scale=scale, dropout=dropout
+        )
+
+    def _global(self, x: Ragged, tokens: "GlobalRows") -> Float[Tensor, "m h d"]:
+        """What the global tokens read from their whole text."""
+        heads = self.config.heads
+        key, value = (
+            by_head(part, heads) for part in self.project_global(x.values).chunk(2, dim=-1)
+        )
+        query = by_head(self.project_global_query(x.values[tokens.rows]), heads)
+        request = Request(
+            queries=tokens.counts,
+            keys=x.lengths,
+            mask=Full(),
+            scale=self.config.size**-0.5,
+            dropout=self.config.dropout if self.training else 0.0,
+        )
+        return attend(query, key, value, request).output
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GlobalRows:
+    """The global tokens of a batch, text by text."""
+
+    rows: Int[Tensor, " m"]
+    position: Int[Tensor, " m"]
+    is_global: Bool[Tensor, " n"]
+    counts: Lengths
+
+    @classmethod
+    def of(cls, positions: Sequence[Sequence[int]], lengths: Lengths) -> "GlobalRows":
+        device = lengths.offsets.device
+        each = [
+            sorted({place + length * (place < 0) for place in some if -length <= place < length})
+            for some, length in zip(positions, lengths.each, strict=True)
+        ]
+        counts = Lengths.of([len(some) for some in each], device)
+        position = torch.tensor([place for some in each for place in some], dtype=torch.long)
+        position = position.to(device)
+        rows = position + lengths.offsets[:-1].long()[counts.sequence_of_token]
+        is_global = torch.zeros(lengths.total, dtype=torch.bool, device=device)
+        return cls(rows, position, is_global.index_fill(0, rows, True), counts)
+
+    def listed(self, blocks: QueryBlocks) -> tuple[Int[Tensor, "c g"], Bool[Tensor, "c g"]]:
+        """The global positions of each block's text, and which of these are present."""
+        places = torch.arange(self.counts.longest, device=self.rows.device)
+        present = places < self.counts.offsets.diff()[blocks.text].unsqueeze(1)
+        index = self.counts.offsets[:-1].long()[blocks.text].unsqueeze(1) + places
+        return self.position[index.clamp(max=len(self.position) - 1)], present
+
+
+@contextmanager
+def global_tokens(model: nn.Module, positions: Sequence[Sequence[int]]) -> Iterator[None]:
+    """Name the global tokens of each text of a batch for the Longformer layers of a model.
+
+    They replace those of the config: with global_tokens(model, [[0, 1, 2], [0]]): model(batch)
+    """
+    layers = [each for each in model.modules() if isinstance(each, LongformerLayer)]
+    if not layers:
+        raise InputError(
+            "the model has no Longformer layer", "use a model whose layers have global tokens"
+        )
+    before = [layer.given for layer in layers]
+    for layer in layers:
+        layer.given = tuple(tuple(int(place) for place in some) for some in positions)
+    try:
+        yield
+    finally:
+        for layer, old in zip(layers, before, strict=True):
+            layer.given = old

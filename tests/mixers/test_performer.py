@@ -27,10 +27,10 @@ def test_the_error_falls_as_features_grow() -> None:
 
 
 def test_the_estimate_is_unbiased_and_its_directions_orthogonal() -> None:
-    q, k = 0.5 * torch.randn(2, SIZE)
+    q, k = 0.2 * torch.randn(2, SIZE)
     w = orthogonal_features(4000, SIZE, SIZE)
     f = [(w @ x - x.square().sum() / 2).exp() for x in (q, k)]
-    assert float((f[0] * f[1]).mean()) == pytest.approx(float((q @ k).exp()), rel=0.03)
+    assert float((f[0] * f[1]).mean()) == pytest.approx(float((q @ k).exp()), rel=0.02)
     products = w[0] @ w[0].T
     torch.testing.assert_close(products, products.diagonal().diag(), atol=1e-4, rtol=0)
 

@@ -3,11 +3,13 @@
 from manyheads.mixers.build import MixerConfig
 from manyheads.mixers.fourier import Fourier
 from manyheads.mixers.linear_attention import LinearAttention
+from manyheads.mixers.lsh_attention import LshAttention
 from manyheads.mixers.performer import Performer
 from manyheads.mixers.recurrent.gated_delta import GatedDelta
 from manyheads.mixers.recurrent.kimi_delta import KimiDelta
 from manyheads.mixers.recurrent.mamba import Mamba
 from manyheads.mixers.recurrent.mamba2 import Mamba2
+from manyheads.mixers.sparse.big_bird import BigBird
 from manyheads.mixers.sparse.longformer import Longformer
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder, DecoderConfig
@@ -23,14 +25,19 @@ CAUSAL: dict[str, MixerConfig] = {
     "kimi delta": KimiDelta(width=WIDTH, heads=2, head_size=6),
     "linear": LinearAttention(width=WIDTH, heads=2),
     "retention": LinearAttention(width=WIDTH, heads=2, decay="heads"),
+    "lsh": LshAttention(width=WIDTH, heads=2, chunk=128, rounds=2),
     "mamba": Mamba(width=WIDTH, inner=24, state_size=5, pace_rank=3),
     "performer": Performer(width=WIDTH, heads=2, features=12),
     "mamba2": Mamba2(width=WIDTH, heads=4, head_size=8, state_size=6, groups=2),
     "delta": GatedDelta(width=WIDTH, heads=4, head_size=8, key_heads=2, key_size=6),
 }
+# Those that keep every token.
+GROWING = {"lsh"}
 BOTH_WAYS: dict[str, MixerConfig] = {
+    "lsh": LshAttention(width=WIDTH, heads=2, causal=False, chunk=16, rounds=2),
     "performer": Performer(width=WIDTH, heads=2, features=12, causal=False),
     "fourier": Fourier(width=WIDTH),
+    "big_bird": BigBird(width=WIDTH, heads=2, block=3, random_blocks=2),
     "longformer": Longformer(width=WIDTH, heads=2, window=3, global_positions=(0, -1)),
     "linear": LinearAttention(width=WIDTH, heads=2, causal=False),
 }

@@ -2,19 +2,23 @@
 
 from manyheads.mixers.fourier import Fourier
 from manyheads.mixers.linear_attention import LinearAttention
+from manyheads.mixers.lsh_attention import LshAttention
 from manyheads.mixers.performer import Performer
 from manyheads.mixers.recurrent.gated_delta import GatedDelta
 from manyheads.mixers.recurrent.kimi_delta import KimiDelta
 from manyheads.mixers.recurrent.mamba import Mamba
 from manyheads.mixers.recurrent.mamba2 import Mamba2
+from manyheads.mixers.sparse.big_bird import BigBird
 from manyheads.mixers.sparse.longformer import Longformer, global_tokens
 
 __all__ = [
+    "BigBird",
     "Fourier",
     "GatedDelta",
     "KimiDelta",
     "LinearAttention",
     "Longformer",
+    "LshAttention",
     "Mamba",
     "Mamba2",
     "Performer",

@@ -2,27 +2,42 @@
 
 from manyheads.mixers.fourier import Fourier, FourierLayer
 from manyheads.mixers.linear_attention import LinearAttention, LinearAttentionLayer
+from manyheads.mixers.lsh_attention import LshAttention, LshAttentionLayer
 from manyheads.mixers.mixer import Mixer
 from manyheads.mixers.performer import Performer, PerformerLayer
 from manyheads.mixers.recurrent.gated_delta import GatedDelta, GatedDeltaLayer
 from manyheads.mixers.recurrent.kimi_delta import KimiDelta, KimiDeltaLayer
 from manyheads.mixers.recurrent.mamba import Mamba, MambaLayer
 from manyheads.mixers.recurrent.mamba2 import Mamba2, Mamba2Layer
+from manyheads.mixers.sparse.big_bird import BigBird, BigBirdLayer
 from manyheads.mixers.sparse.longformer import Longformer, LongformerLayer
 
 MixerConfig = (
-    KimiDelta | Fourier | Longformer | LinearAttention | Mamba | Mamba2 | Performer | GatedDelta
+    KimiDelta
+    | Fourier
+    | BigBird
+    | Longformer
+    | LinearAttention
+    | LshAttention
+    | Mamba
+    | Mamba2
+    | Performer
+    | GatedDelta
 )
 
 
 def make_mixer(config: MixerConfig) -> Mixer:
     match config:
+        case BigBird():
+            return BigBirdLayer(config)
         case Longformer():
             return LongformerLayer(config)
         case Fourier():
             return FourierLayer(config)
         case LinearAttention():
             return LinearAttentionLayer(config)
+        case LshAttention():
+            return LshAttentionLayer(config)
         case Mamba():
             return MambaLayer(config)
         case Performer():

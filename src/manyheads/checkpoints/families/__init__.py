@@ -15,6 +15,7 @@ from manyheads.checkpoints.families.decoders.qwen import QWEN_GATED
 from manyheads.checkpoints.families.decoders.qwen_hybrid import QWEN3_5, QWEN_NEXT
 from manyheads.checkpoints.families.dinov2 import DINOV2
 from manyheads.checkpoints.families.encoders.bert import BERT
+from manyheads.checkpoints.families.encoders.big_bird import BIG_BIRD
 from manyheads.checkpoints.families.encoders.deberta import DEBERTA
 from manyheads.checkpoints.families.encoders.distilbert import DISTILBERT
 from manyheads.checkpoints.families.encoders.fnet import FNET
@@ -35,6 +36,7 @@ FAMILIES: dict[str, Family] = {
     "roberta": BERT,
     "distilbert": DISTILBERT,
     "deberta-v2": DEBERTA,
+    "big_bird": BIG_BIRD,
     "fnet": FNET,
     "longformer": LONGFORMER,
     "modernbert": MODERNBERT,

@@ -7,9 +7,9 @@ from manyheads import attention
 from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.dataclass_codec import DataclassCodec
-from manyheads.mixers import fourier, linear_attention, performer
+from manyheads.mixers import fourier, linear_attention, lsh_attention, performer
 from manyheads.mixers.recurrent import gated_delta, kimi_delta, mamba, mamba2
-from manyheads.mixers.sparse import longformer
+from manyheads.mixers.sparse import big_bird, longformer
 from manyheads.models import (
     decoder,
     embedding,
@@ -54,10 +54,12 @@ CONFIG_JSON = DataclassCodec(
         feedforward.SwiGLU,
         gates.Gate,
         fourier.Fourier,
+        big_bird.BigBird,
         longformer.Longformer,
         gated_delta.GatedDelta,
         kimi_delta.KimiDelta,
         linear_attention.LinearAttention,
+        lsh_attention.LshAttention,
         mamba.Mamba,
         mamba2.Mamba2,
         performer.Performer,

@@ -1,0 +1,240 @@
+"""BigBird (arXiv 2007.14062): blocks that see their neighbours, both ends and a few at random."""
+
+from dataclasses import dataclass
+from functools import cache as memoised
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyheads.argument_checks import check_fields
+from manyheads.cache import StateSlot
+from manyheads.errors import ConfigError, check_int
+from manyheads.kernels.choose import attend
+from manyheads.kernels.contract import Request
+from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
+from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
+from manyheads.mixers.sparse.key_lists import QueryBlocks, attend_listed
+from manyheads.parts.masks import Full
+from manyheads.ragged import Lengths, Ragged
+from manyheads.taps import Look, Tap, seen
+
+# Texts of these lengths, filled up to whole blocks, draw as in the paper's code: of the first 1,024
+# tokens only.
+PAPER_LENGTHS = (1024, 3072, 4096)
+PAPER_REACH = 1024
+
+
+@check_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BigBird:
+    """Blocks of `block` tokens; each sees itself, its two neighbours, and the first and last block.
+
+    The first and the last block see the whole text, and so does every token of a text of up to
+    5 + 2 `random_blocks` blocks. Each head of each block also sees `random_blocks` others, drawn by
+    `seed` and the length of the text. With `draw="training"`, as in `transformers`, they are drawn
+    in training only: otherwise the first block takes their places and counts that much more.
+    Texts of 1,024, 3,072 and 4,096 tokens draw for a text of `longest` tokens, as published.
+    """
+
+    width: int
+    heads: int
+    block: int = 64
+    random_blocks: int = 3
+    seed: int = 0
+    draw: Literal["always", "training"] = "always"
+    longest: int = 4096
+    bias: Literal["none", "inputs", "output", "all"] = "all"
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("width", "heads", "block", "longest"):
+            check_int(name, getattr(self, name), minimum=1)
+        for name in ("random_blocks", "seed"):
+            check_int(name, getattr(self, name), minimum=0)
+        if self.width % self.heads:
+            raise ConfigError(f"heads must divide width={self.width}, got {self.heads}")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only those before it."""
+        return False
+
+    @property
+    def size(self) -> int:
+        """Channels of a head."""
+        return self.width // self.heads
+
+    @property
+    def full_up_to(self) -> int:
+        """The length up to which all tokens of a text see each other."""
+        return (5 + 2 * self.random_blocks) * self.block
+
+
+class BigBirdLayer(Mixer):
+    """Block-sparse attention."""
+
+    def __init__(self, config: BigBird) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.project = nn.Linear(width, 3 * width, bias=config.bias in ("inputs", "all"))
+        self.output = nn.Linear(width, width, bias=config.bias in ("output", "all"))
+
+    def forward(
+        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+    ) -> Ragged:
+        refuse_cache(cache)
+        query, key, value = (
+            by_head(part, self.config.heads) for part in self.project(x.values).chunk(3, dim=-1)
+        )
+        query = seen(look, Tap.QUERY, query, x)
+        key = seen(look, Tap.KEY, key, x)
+        value = seen(look, Tap.VALUE, value, x)
+        mixed = self._mix(query, key, value, x.lengths)
+        mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
+        return x.with_values(self.output(mixed.flatten(1)))
+
+    def _mix(
+        self,
+        query: Float[Tensor, "n h d"],
+        key: Float[Tensor, "n h d"],
+        value: Float[Tensor, "n h d"],
+        lengths: Lengths,
+    ) -> Float[Tensor, "n h d"]:
+        config, device = self.config, query.device
+        # All blocks of a long text but its first and last, which are never cut short.
+        middle = Lengths.of([middle_tokens(config, length) for length in lengths.each], device)
+        dropout = config.dropout if self.training else 0.0
+        shared = {"mask": Full(), "scale": config.size**-0.5, "dropout": dropout}
+        if not middle.total:
+            request = Request(queries=lengths, keys=lengths, **shared)
+            return attend(query, key, value, request).output
+        first = lengths.offsets[:-1].long()[middle.sequence_of_token]
+        rows = first + config.block + middle.positions
+        others = torch.ones(lengths.total, dtype=torch.bool, device=device)
+        others = others.index_fill(0, rows, False).nonzero().squeeze(1)
+        pairs = zip(lengths.each, middle.each, strict=True)
+        ends = Lengths.of([whole - inner for whole, inner in pairs], device)
+        request = Request(queries=ends, keys=lengths, **shared)
+        full = attend(query[others], key, value, request).output
+        blocks = QueryBlocks(ChunkLayout.of(middle, config.block), lengths, config.block)
+        listed, added = self._lists(blocks)
+        sparse = attend_listed(
+            query[rows],
+            key,
+            value,
+            blocks,
+            listed,
+            lambda some: added[some].expand(-1, -1, config.block, -1),
+            scale=shared["scale"],
+            dropout=dropout,
+        )
+        joined = torch.empty_like(value).index_copy(0, others, full)
+        return joined.index_copy(0, rows, sparse)
+
+    def _lists(
+        self, blocks: QueryBlocks
+    ) -> tuple[Int[Tensor, "c #h s"], Float[Tensor, "c #h 1 s"]]:
+        """The keys of every block of queries, and what is added to their scores."""
+        config = self.config
+        own = blocks.chunks.counts.positions + 1
+        last = blocks.chunks.counts.offsets.diff().long()[blocks.text] + 1
+        start = torch.zeros_like(own)
+        # Where a neighbour is the first or the last block, it is listed as such.
+        numbers = torch.stack([start, own, own - 1, own + 1, last], dim=1)
+        once = torch.ones_like(numbers, dtype=torch.bool)
+        once[:, 2], once[:, 3] = own > 1, own + 1 < last
+        bias = torch.zeros(numbers.shape, device=own.device)
+        numbers, once, bias = (each.unsqueeze(1) for each in (numbers, once, bias))
+        if config.random_blocks and (self.training or config.draw == "always"):
+            drawn = self._drawn(blocks)
+            numbers, once, bias = (
+                torch.cat([each.expand(-1, config.heads, -1), more], dim=2)
+                for each, more in (
+                    (numbers, drawn),
+                    (once, torch.ones_like(drawn, dtype=torch.bool)),
+                    (bias, torch.zeros(drawn.shape, device=own.device)),
+                )
+            )
+        else:
+            bias[..., 0] = float(np.log1p(config.random_blocks))
+        inside = torch.arange(config.block, device=own.device)
+        position = (numbers.unsqueeze(3) * config.block + inside).flatten(2)
+        shape = position.shape
+        listed = blocks.rows(position.flatten(1)).view(shape)
+        visible = once.repeat_interleave(config.block, 2)
+        visible = visible & (position < blocks.length().unsqueeze(2))
+        added = bias.repeat_interleave(config.block, 2).masked_fill(~visible, -torch.inf)
+        return listed, added.unsqueeze(2)
+
+    def _drawn(self, blocks: QueryBlocks) -> Int[Tensor, "c h r"]:
+        config = self.config
+        each = [
+            torch.from_numpy(draw_blocks(config, count + 2)).transpose(0, 1)
+            for count in blocks.chunks.counts.each
+            if count
+        ]
+        return torch.cat(each).long().to(blocks.start.device)
+
+
+def middle_tokens(config: BigBird, length: int) -> int:
+    """The tokens of a text that see only some blocks."""
+    blocks = -(-length // config.block)
+    return (blocks - 2) * config.block if length > config.full_up_to else 0
+
+
+@memoised
+def draw_blocks(config: BigBird, blocks: int) -> Int[np.ndarray, "h blocks_less_2 r"]:
+    """The random blocks of all blocks but the first and last, the same as in `transformers`."""
+    generator = np.random.RandomState(config.seed)
+    if blocks * config.block in PAPER_LENGTHS:
+        whole = max(config.longest // config.block, blocks)
+        heads = [_draw_published(config, whole, generator) for _ in range(config.heads)]
+        return np.stack(heads)[:, : blocks - 2]
+    reach = 2 * config.random_blocks + 5
+    # They also draw for the last block, which does not use it.
+    rows = [
+        [_draw_row(row, reach, config.random_blocks, generator) for _ in range(config.heads)]
+        for row in range(1, blocks)
+    ]
+    return np.array(rows[:-1]).transpose(1, 0, 2)
+
+
+def _draw_row(
+    row: int, reach: int, count: int, generator: np.random.RandomState
+) -> Int[np.ndarray, " r"]:
+    """Among the first blocks, without those that are seen anyway."""
+    seen_anyway = {row - 1, row, row + 1, 0, reach - 1}
+    if row == 1:
+        seen_anyway.add(reach - 2)
+    if row == reach - 2:
+        seen_anyway.add(1)
+    drawn = generator.permutation(np.arange(reach, dtype=np.int32))
+    return drawn[~np.isin(drawn, list(seen_anyway))][:count]
+
+
+def _draw_published(
+    config: BigBird, blocks: int, generator: np.random.RandomState
+) -> Int[np.ndarray, "blocks_less_2 r"]:
+    """For one head; the last blocks may draw what they see anyway."""
+    middle = np.arange(1, blocks - 1, dtype=np.int32)
+    near = 2 * config.block < PAPER_REACH
+    last = (PAPER_REACH // config.block if near else blocks) - 1
+    rows = []
+    for row in range(1, blocks - 1):
+        before, after = max(row - 2, 0), row + 1
+        if row <= 2:
+            candidates = middle[row + 1 : last]
+        elif row >= blocks - 3 or before > last:
+            candidates = middle[:last]
+        elif after == last:
+            candidates = middle[:before]
+        else:
+            candidates = np.concatenate((middle[:before], middle[after:last]))
+        rows.append(generator.permutation(candidates)[: config.random_blocks])
+    return np.stack(rows)

@@ -38,8 +38,8 @@ class Head:
 class Sublayer(Enum):
     """The part of a layer that a site belongs to.
 
-    A mixer stands where attention stood: what enters and leaves it is at ATTENTION, and only what
-    is inside is at MIXER.
+    A mixer stands where attention stood, and its sites are those of ATTENTION. MIXER only names
+    what a mixer without heads adds to the logits.
     """
 
     ATTENTION = "attention"
@@ -57,7 +57,7 @@ class Tap(Enum):
     KEY = "key"  # n g d, likewise
     VALUE = "value"  # n g d, likewise
     SCORES = "scores"  # h t s per sequence, scaled, with bias, -inf where masked
-    PATTERN = "pattern"  # h t s per sequence
+    PATTERN = "pattern"  # h t s per sequence; of a mixer, signed weights computed on demand
     HEAD_OUTPUT = "head_output"  # n h d, as the output projection receives it
     GATE_QUERY = "gate_query"  # the gates' values after their activation
     GATE_KEY = "gate_key"
@@ -112,14 +112,24 @@ class Site:
         return f"Site({', '.join(parts)})"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Patterns:
     """One h x t x s tensor per sequence: attention patterns, or the scores before the softmax."""
 
     each: tuple[Float[Tensor, "h _ _"], ...]
 
+    def __len__(self) -> int:
+        return len(self.each)
+
     def of(self, sequence: int) -> Float[Tensor, "h t s"]:
         return self.each[sequence]
+
+    def shares(self, sequence: int) -> Float[Tensor, "h t s"]:
+        """The pattern as shares of each row: that of attention itself.
+
+        Of a mixer, whose weights may be negative, the absolute weights over their sum.
+        """
+        return self.of(sequence)
 
 
 Seen = TypeVar("Seen", Ragged, Patterns)
@@ -190,10 +200,11 @@ class Look:
         answer = self.watcher.see(site, value)
         if answer is None:
             return value
-        if not isinstance(answer, type(value)):
+        kind = Patterns if isinstance(value, Patterns) else type(value)
+        if not isinstance(answer, kind):
             raise InputError(
                 f"the watcher returned a {type(answer).__name__} at {site}",
-                f"return a {type(value).__name__}, or None to change nothing",
+                f"return a {kind.__name__}, or None to change nothing",
             )
         return answer
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from manyheads.lens.inputs.texts import ModelInputs
-from manyheads.lens.results.addresses import Block, attention_at, blocks_of, stacks_of
+from manyheads.lens.results.addresses import Block, blocks_of, heads_at, mask_in, stacks_of
+from manyheads.mixers.mixer import Mixer
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.parts.gates import GATE_TAPS
@@ -87,14 +88,24 @@ def by_definition(
         keys = tokens.get(block.stack if same else "encoder")
         seen = record[site]
         assert isinstance(seen, Patterns)
-        attention = attention_at(stacks_of(model)[block.stack], block.layer, block.sublayer)
+        stack = stacks_of(model)[block.stack]
+        attention = heads_at(stack, block.layer, block.sublayer)
+        mask = mask_in(stack.config.layers[block.layer], block.sublayer)
+        has_sink = getattr(attention, "sink", None) is not None
         for text, pattern in enumerate(seen.each):
+            if isinstance(attention, Mixer):
+                # Weights of mixers may be negative: shares of their absolute values count.
+                pattern = pattern.abs() / pattern.abs().sum(-1, keepdim=True)
             ids = None if keys is None else keys.of(text).tolist()
             shape = (range(pattern.shape[1]), pattern.shape[1], pattern.shape[2])
-            sight = visible(attention.config.mask, *shape, torch.device("cpu")).numpy()
+            sight = visible(mask, *shape, torch.device("cpu")).numpy()
             one = _Pattern(pattern.double().numpy(), sight, ids, same)
-            for name, value in one.measures(classes, offsets, attention.sink is not None):
+            for name, value in one.measures(classes, offsets, has_sink):
                 expected.add(block, name, text, value)
+            if isinstance(attention, Mixer) and attention.config.causal:
+                for row, weights in enumerate(one.weights.transpose(1, 0, 2)):
+                    latest = weights[:, row::-1].cumsum(-1)
+                    expected.add(block, "memory_length", text, (latest < 0.9).sum(-1) + 1)
         _outputs(expected, block, record, attention.output.weight.detach())
         _gates(expected, block, record)
     return expected

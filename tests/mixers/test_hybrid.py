@@ -1,5 +1,8 @@
 """A model with attention in some layers and mixers in the others: the lens and surgery on it."""
 
+import copy
+
+import numpy as np
 import pytest
 import torch
 
@@ -39,17 +42,29 @@ def model() -> Decoder:
     return made.eval()
 
 
-def test_statistics_are_those_of_the_attention(model: Decoder) -> None:
-    found = lens.statistics(model, TEXTS, progress=False)
-    assert [str(address) for address in found.addresses] == ["L1H0", "L1H1"]
-    record = Record([Site(1, Tap.PATTERN)])
+def test_statistics_are_those_of_attention_and_mixers(model: Decoder) -> None:
+    record = Record([Site(layer, Tap.PATTERN) for layer in range(3)])
     with torch.no_grad():
         model(torch.tensor([TEXTS[0]]), watch=record)
-    weights = record[Site(1, Tap.PATTERN)].of(0)
-    alone = lens.statistics(model, TEXTS[:1], progress=False)["self"]
-    expected = weights.diagonal(dim1=1, dim2=2).mean(1)
-    for head in range(2):
-        assert alone.of(Head(1, head)) == pytest.approx(float(expected[head]), abs=1e-5)
+    alone = lens.statistics(model, TEXTS[:1], progress=False)
+    assert [str(block.addresses[-1]) for block in alone.blocks] == ["L0H3", "L1H1", "L2H3"]
+    for address in alone.addresses:
+        weights = record[Site(address.head.layer, Tap.PATTERN)].of(0)[address.head.head].abs()
+        expected = (weights.diagonal() / weights.sum(1)).mean()
+        assert alone["self"].of(address) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_patterns_are_shares_of_absolute_weights(model: Decoder) -> None:
+    found = lens.patterns(model, TEXTS[:1], [Head(2, 1)]).of(Head(2, 1)).weights
+    torch.testing.assert_close(found.sum(1), torch.ones(8))
+    assert found.triu(1).abs().max() == 0
+
+
+def test_mixers_are_compared_with_attention(model: Decoder) -> None:
+    found = lens.redundancy(model, TEXTS, progress=False)
+    assert len(found.addresses) == 10
+    assert not np.isnan(found.similarity["patterns"]).any()
+    assert found.similarity["outputs"].diagonal() == pytest.approx(1.0, abs=1e-5)
 
 
 def test_logits_are_the_sum_of_all_parts(model: Decoder) -> None:
@@ -60,7 +75,19 @@ def test_ablation_resumes_through_mixers(model: Decoder) -> None:
     found = lens.ablate(model, TEXTS, replace_with="zero", progress=False)
     pruned = surgery.prune(model, [Head(1, 0)])
     expected = lens.ablate(pruned, TEXTS, progress=False).baseline
-    assert found.means["metric"][0] == pytest.approx(expected, abs=1e-5)
+    assert found["metric"].of(Head(1, 0)) == pytest.approx(expected, abs=1e-5)
+    assert [str(old) for old in surgery.origins(pruned).values()][3:6] == ["L0H3", "L1H1", "L2H0"]
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_head_of_a_mixer_is_ablated_in_its_output_projection(model: Decoder, layer: int) -> None:
+    found = lens.ablate(model, TEXTS, replace_with="zero", progress=False)
+    without = copy.deepcopy(model)
+    mixer = without.stack.layers[layer].mixer
+    with torch.no_grad():
+        mixer.output.weight[:, 8:16] = 0
+    expected = lens.ablate(without, TEXTS, [Head(1, 0)], progress=False).baseline
+    assert found["metric"].of(Head(layer, 1)) == pytest.approx(expected, abs=1e-5)
 
 
 def test_layers_and_neurons_are_pruned_around_mixers(model: Decoder) -> None:

@@ -1,6 +1,7 @@
 """Linear attention and retention: scores without a softmax, summed up in a state."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.errors import ConfigError, InputError, check_int
-from manyheads.mixers.mixer import Mixer, by_head
+from manyheads.errors import ConfigError, check_int
+from manyheads.mixers.head_weights import DecayWeights, watch_pattern
+from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks, recur_one_token
 from manyheads.ragged import Lengths, Ragged
@@ -54,6 +56,9 @@ class LinearAttention:
 class LinearAttentionLayer(Mixer):
     """Linear attention with its projections."""
 
+    carries_state = True
+    has_pattern = True
+
     def __init__(self, config: LinearAttention) -> None:
         super().__init__()
         self.config = config
@@ -75,13 +80,18 @@ class LinearAttentionLayer(Mixer):
         query = seen(look, Tap.QUERY, query, x)
         key = seen(look, Tap.KEY, key, x)
         value = seen(look, Tap.VALUE, value, x)
+        fresh = cache is None or cache.state is None
         if decay is None:
             # The sum of the weights is one more channel.
-            value = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1)
-        mixed = self._mix(query, key, value, decay, x.lengths, cache)
-        if decay is None:
+            wider = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1)
+            mixed = self._mix(query, key, wider, decay, x.lengths, cache)
             mixed = mixed[..., :-1] / mixed[..., -1:].clamp(min=1e-6)
         else:
+            mixed = self._mix(query, key, value, decay, x.lengths, cache)
+        options = {"causal": self.config.causal, "normalised": decay is None}
+        weights = partial(DecayWeights, query, key, decay, x.lengths, **options)
+        mixed = watch_pattern(look if fresh else None, weights, value, mixed)
+        if decay is not None:
             mixed = F.rms_norm(mixed, (self.config.size,))
         mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
         return x.with_values(self.output(mixed.flatten(1)))
@@ -96,12 +106,8 @@ class LinearAttentionLayer(Mixer):
         cache: StateSlot | None,
     ) -> Float[Tensor, "n h e"]:
         if not self.config.causal:
-            if cache is not None:
-                raise InputError(
-                    "a bidirectional mixer sees later tokens, and a cache has none",
-                    "use causal=True, or run without a cache",
-                )
-            return _mix_both_ways(query, key, value, lengths)
+            refuse_cache(cache)
+            return mix_both_ways(query, key, value, lengths)
         state = None if cache is None else cache.state
         if state is not None and lengths.longest == 1 and lengths.uniform:
             mixed, after = recur_one_token(query, key, value, decay, state[0])
@@ -120,7 +126,7 @@ class LinearAttentionLayer(Mixer):
         return torch.log1p(-(2.0 ** (-5.0 - heads))).expand(x.values.shape[0], -1)
 
 
-def _mix_both_ways(
+def mix_both_ways(
     query: Float[Tensor, "n h d"],
     key: Float[Tensor, "n h d"],
     value: Float[Tensor, "n h e"],

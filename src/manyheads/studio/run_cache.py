@@ -13,7 +13,7 @@ from torch import Tensor
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import EditFunction
 from manyheads.lens.inputs.texts import ModelInputs, forward_hidden
-from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, Tile, TiledScores, tiled_scores
+from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, ScoreReader, Tile, TiledScores
 from manyheads.lens.results.addresses import stacks_of
 from manyheads.models.build import Model, eval_mode
 from manyheads.ragged import Ragged
@@ -56,9 +56,9 @@ class TracedRun:
     @property
     def bytes(self) -> int:
         """The size of its tensors."""
-        tensors = [each for one in self.layers.values() for each in (one.query, one.key)]
-        tensors += [self.hidden.values, *self.outputs.values(), *self._sums.values()]
-        return sum(each.numel() * each.element_size() for each in tensors)
+        tensors = [self.hidden.values, *self.outputs.values(), *self._sums.values()]
+        scores = sum(each.nbytes for each in self.layers.values())
+        return scores + sum(each.nbytes for each in tensors)
 
     def check(self, heads: tuple[Head, ...]) -> tuple[Head, ...]:
         """Return the heads, or raise an InputError for one that the model does not have."""
@@ -188,28 +188,26 @@ class _RunRecorder:
         self.means: dict[int, Tensor] = {}
         self.outputs: dict[int, Tensor] = {}
         self.hidden: Ragged | None = None
-        self._stack = stacks_of(model)["main"]
+        self._reader = ScoreReader(stacks_of(model))
         self._changes, self._keep, self._cancelled = changes, keep, cancelled
-        self._query: Ragged | None = None
 
     def wants(self, site: Site) -> bool:
         here = site.sublayer is Sublayer.ATTENTION
-        return here and site.tap in (Tap.QUERY, Tap.KEY, Tap.HEAD_OUTPUT, Tap.FINAL)
+        own = site.tap in (Tap.HEAD_OUTPUT, Tap.FINAL)
+        return here and (own or self._reader.wants(site))
 
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged | None:
-        assert isinstance(value, Ragged), "no pattern is requested"
         if self._cancelled():
             raise DisconnectedError
-        match site.tap:
-            case Tap.QUERY:
-                self._query = value
-            case Tap.KEY:
-                assert self._query is not None
-                self.layers[site.layer] = tiled_scores(self._stack, site, self._query, value)
-            case Tap.HEAD_OUTPUT:
-                return self._heads(site, value)
-            case _:
-                self.hidden = value
+        if self._reader.wants(site):
+            tiled = self._reader.see(site, value)
+            if tiled is not None:
+                self.layers[site.layer] = tiled
+            return None
+        assert isinstance(value, Ragged), "no other pattern is requested"
+        if site.tap is Tap.HEAD_OUTPUT:
+            return self._heads(site, value)
+        self.hidden = value
         return None
 
     def _heads(self, site: Site, value: Ragged) -> Ragged | None:

@@ -7,7 +7,7 @@ from torch import nn
 
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import layer_input_site
-from manyheads.lens.results.addresses import Address, stacks_of
+from manyheads.lens.results.addresses import Address, heads_in, stacks_of
 from manyheads.models.build import Model
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import Stack
@@ -73,6 +73,12 @@ def _check(stacks: Mapping[str, Stack], address: Address) -> None:
     layer = layers[head.layer]
     branch = layer.cross if address.sublayer is Sublayer.CROSS else layer.attention
     count = 0 if branch is None else branch.inner.heads
+    if layer.mixer is not None and head.head < heads_in(layer, address.sublayer):
+        raise InputError(
+            f"{address} is a head of a mixer, {type(layer.mixer.inner).__name__}, and those share "
+            "weights: none can be cut out or trained alone",
+            "use lens.ablate to see what it does, or change the whole layer",
+        )
     if not count:
         raise InputError(
             f"the model has no head {address}",

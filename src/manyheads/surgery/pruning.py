@@ -13,8 +13,9 @@ from manyheads.lens.causal.ablation import replacement_values
 from manyheads.lens.causal.evaluate import default_batch_tokens
 from manyheads.lens.inputs.cached_run import StackName, head_scope
 from manyheads.lens.inputs.texts import read_inputs
-from manyheads.lens.results.addresses import Address, blocks_of, stacks_of
+from manyheads.lens.results.addresses import Address, blocks_of, heads_in, stacks_of
 from manyheads.models.build import Model, eval_mode
+from manyheads.models.stack import Stack
 from manyheads.surgery.addresses import AnyHead, find_addresses, find_stack, parse_address
 from manyheads.surgery.rebuild import LayerPlan, Means, full_plan, rebuild
 from manyheads.taps import Head, Sublayer
@@ -74,7 +75,9 @@ def record_origins(fresh: Model, model: Model, kept: Mapping[str, Sequence[Layer
         for stack, layers in kept.items()
         for index, layer in enumerate(layers)
         for sublayer in (Sublayer.ATTENTION, Sublayer.CROSS)
-        for place, head in enumerate(layer.heads(sublayer))
+        for place, head in enumerate(
+            layer.heads(sublayer) or _mixer_heads(stacks_of(model)[stack], layer.source, sublayer)
+        )
     }
     # Without the last heads of a layer the others keep their numbers, but some are missing.
     same = len(addresses) == len(before) and all(new == old for new, old in addresses.items())
@@ -82,6 +85,12 @@ def record_origins(fresh: Model, model: Model, kept: Mapping[str, Sequence[Layer
         return
     text = json.dumps({"heads": addresses}, indent=1).encode()
     fresh.side_files = {**model.side_files, FILE: text}
+
+
+def _mixer_heads(stack: Stack, layer: int, sublayer: Sublayer) -> range:
+    """The heads of a mixer, which all stay."""
+    config = stack.config.layers[layer]
+    return range(0 if config.mixer is None else heads_in(config, sublayer))
 
 
 def _address(text: str) -> Address:

@@ -267,6 +267,8 @@ class _StackCut:
         separate = self._own_tables()
         return replace(
             self.stack.config,
+            # What is left of layers that shared their weights may differ.
+            weights_of="own",
             layers=tuple(
                 _with_own_table(layer) if index in separate else layer
                 for index, layer in enumerate(layers)

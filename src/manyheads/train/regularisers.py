@@ -196,7 +196,8 @@ class HeadSimilarity(RegularisationTerm):
     def see(self, site: Site, value: Ragged | Patterns) -> None:
         del site
         if isinstance(value, Patterns):
-            each = [_pair_similarity(pattern.transpose(0, 1)) for pattern in value.each]
+            shares = [value.shares(sequence) for sequence in range(len(value))]
+            each = [_pair_similarity(pattern.transpose(0, 1)) for pattern in shares]
         else:
             each = [_pair_similarity(F.normalize(value.values.float(), dim=-1))]
         tokens = torch.cat(each)

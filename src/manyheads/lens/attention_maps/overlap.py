@@ -13,11 +13,11 @@ from torch import Tensor
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.inputs.texts import ModelInputs, for_each_batch, forward_hidden
-from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, Tile, TiledScores, tiled_scores
+from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, ScoreReader, Tile, TiledScores
 from manyheads.lens.results.tables import ByPair
 from manyheads.models.build import Model
 from manyheads.ragged import Ragged
-from manyheads.taps import Patterns, Site, Sublayer, Tap
+from manyheads.taps import Patterns, Site, Sublayer
 
 OverlapMeasure = Literal["cosine", "jensen-shannon"]
 Partners = Literal["all", "same layer"]
@@ -47,7 +47,8 @@ def overlap(
 
     Heads of layers with different masks share only the keys that both see. A query that sees no key
     in one of the layers does not count; a query with a single key, such as the first of a causal
-    text, is the same for all heads. With `partners="same layer"` all other pairs are NaN.
+    text, is the same for all heads. Of mixers, the shares of absolute weights are compared. With
+    `partners="same layer"` all other pairs are NaN.
 
     The weights of a few queries are computed for all heads, and one matrix product gives all pairs.
     Memory is linear in the number of tokens.
@@ -119,21 +120,17 @@ class _OverlapWatcher:
 
     def __init__(self, scope: HeadScope, sums: _OverlapSums, partners: Partners) -> None:
         self._scope, self._sums, self._scopeners = scope, sums, partners
-        self._query: Ragged | None = None
+        self._reader = ScoreReader({scope.stack_name: scope.stack})
         self._layers: dict[int, TiledScores] = {}
 
     def wants(self, site: Site) -> bool:
         in_scope = site.stack == self._scope.stack_name and site.sublayer is self._scope.sublayer
-        return in_scope and site.tap in (Tap.QUERY, Tap.KEY)
+        return in_scope and self._reader.wants(site)
 
     def see(self, site: Site, value: Ragged | Patterns) -> None:
-        assert isinstance(value, Ragged), "patterns are not watched"
-        if site.tap is Tap.QUERY:
-            self._query = value
+        tiled = self._reader.see(site, value)
+        if tiled is None:
             return
-        assert self._query is not None
-        tiled = tiled_scores(self._scope.stack, site, self._query, value)
-        self._query = None
         if self._scopeners == "all":
             self._layers[site.layer] = tiled
         else:
@@ -214,9 +211,11 @@ def _sum_tiles(
         overlaps = _cosines(weights[..., :-1])
     else:
         overlaps = _jensen_shannon(weights, sees_key[owner])
-    heads = slice(sums.slices[layers[0]].start, sums.slices[layers[-1]].stop)
-    sums.overlap[heads, heads] += overlaps
-    sums.queries[heads, heads] += both[owner][:, owner]
+    # Layers without a pattern leave gaps between those that have one.
+    every = [range(sums.slices[layer].start, sums.slices[layer].stop) for layer in layers]
+    places = torch.tensor([head for each in every for head in each], device=owner.device)
+    sums.overlap[places[:, None], places] += overlaps
+    sums.queries[places[:, None], places] += both[owner][:, owner]
 
 
 def _exponentials(

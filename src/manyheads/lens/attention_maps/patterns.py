@@ -11,14 +11,14 @@ from torch import Tensor
 from manyheads.errors import InputError
 from manyheads.lens.attention_maps.typology import PatternType, typology
 from manyheads.lens.inputs.texts import forward_hidden, read_inputs
-from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, TiledScores, tiled_scores
-from manyheads.lens.results.addresses import Address, Block, attention_at, blocks_of, stacks_of
+from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, ScoreReader, TiledScores
+from manyheads.lens.results.addresses import Address, Block, blocks_of, heads_at, stacks_of
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import Tabular
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
-from manyheads.taps import Head, Patterns, Site, Sublayer, Tap
+from manyheads.taps import Head, Patterns, Site, Sublayer
 
 # Receives an attention, the number of a text in the batch, rows of queries, their weights "h t s"
 # and the keys that each may see.
@@ -27,6 +27,8 @@ OnPattern = Callable[[Block, int, range, Tensor, Tensor], None]
 
 class PatternWatcher:
     """A watcher that calls `on_pattern` with the patterns of every self-attention and text.
+
+    Those of mixers are shares of absolute weights.
 
     The model runs on its fast kernels. Only the pattern of one text in one attention is in memory,
     or at most `chunk_weights` of it (but at least one row).
@@ -37,20 +39,16 @@ class PatternWatcher:
     ) -> None:
         self._stacks, self._on_pattern = stacks, on_pattern
         self._chunk = chunk_weights
-        self._query: Ragged | None = None
+        self._reader = ScoreReader(stacks)
 
     def wants(self, site: Site) -> bool:
-        return site.tap in (Tap.QUERY, Tap.KEY) and site.sublayer is Sublayer.ATTENTION
+        return site.sublayer is Sublayer.ATTENTION and self._reader.wants(site)
 
     def see(self, site: Site, value: Ragged | Patterns) -> None:
-        assert isinstance(value, Ragged), "patterns are not watched"
-        if site.tap is Tap.QUERY:
-            self._query = value
+        tiled = self._reader.see(site, value)
+        if tiled is None:
             return
-        assert self._query is not None
-        stack = self._stacks[site.stack]
-        tiled = tiled_scores(stack, site, self._query, value)
-        heads = attention_at(stack, site.layer, site.sublayer).config.heads
+        heads = heads_at(self._stacks[site.stack], site.layer, site.sublayer).config.heads
         block = Block(site.layer, heads, site.stack, site.sublayer)
         for text, length in enumerate(tiled.request.queries.each):
             keys = tiled.request.keys.each[text]
@@ -58,7 +56,6 @@ class PatternWatcher:
             for start in range(0, length, max(1, step)):
                 rows = range(start, min(start + step, length))
                 self._on_pattern(block, text, rows, *pattern_rows(tiled, text, rows))
-        self._query = None
 
 
 def pattern_rows(
@@ -244,18 +241,15 @@ class _RequestWatcher:
                 f"rows={rows} must be a non-empty range with step 1", "use range(start, stop)"
             )
         self._rows, self._top_k = rows, top_k
-        self._query: Ragged | None = None
+        self._reader = ScoreReader(self._stacks)
 
     def wants(self, site: Site) -> bool:
-        return site.tap in (Tap.QUERY, Tap.KEY) and bool(self._here(site))
+        return bool(self._here(site)) and self._reader.wants(site)
 
     def see(self, site: Site, value: Ragged | Patterns) -> None:
-        assert isinstance(value, Ragged), "patterns are not watched"
-        if site.tap is Tap.QUERY:
-            self._query = value
+        tiled = self._reader.see(site, value)
+        if tiled is None:
             return
-        assert self._query is not None
-        tiled = tiled_scores(self._stacks[site.stack], site, self._query, value)
         for text, length in enumerate(tiled.request.queries.each):
             rows = range(length) if self._rows is None else self._rows
             if rows.stop > length:

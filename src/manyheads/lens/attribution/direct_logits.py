@@ -22,7 +22,7 @@ from manyheads.lens.inputs.cached_run import (
 )
 from manyheads.lens.inputs.metrics import weighted_mean
 from manyheads.lens.inputs.texts import forward, read_inputs
-from manyheads.lens.results.addresses import Block
+from manyheads.lens.results.addresses import Block, heads_in
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import ByHead
 from manyheads.mixers.mixer import Mixer
@@ -197,22 +197,24 @@ class _BackwardWalk:
         written = self._value(layer, Tap.OUTPUT, sublayer)
         if isinstance(residual.placement, PostNorm):
             self._pull(residual.norm, self._value(layer, Tap.BEFORE, sublayer) + written)
-        place = Sublayer.MIXER if isinstance(inner, Mixer) else sublayer
+        splits = isinstance(inner, Attention) or self.scope.heads_of(layer) > 0
+        place = sublayer if splits or not isinstance(inner, Mixer) else Sublayer.MIXER
         self.layers[place, layer] = self._along(written, self.towards)
-        if isinstance(inner, Attention):
-            self._attention(layer, sublayer, inner, residual)
+        if isinstance(inner, Attention | Mixer) and place is sublayer:
+            self._heads(layer, sublayer, inner, residual)
         elif isinstance(inner, ConstantLayer):
             self.bias = self.bias + self.layers[sublayer, layer]
 
-    def _attention(
-        self, layer: int, sublayer: Sublayer, attention: Attention, residual: Residual
+    def _heads(
+        self, layer: int, sublayer: Sublayer, attention: Attention | Mixer, residual: Residual
     ) -> None:
-        """Split what an attention adds among its heads and its bias."""
+        """Split what an attention or mixer adds among its heads and its bias."""
         outputs = self._value(layer, Tap.HEAD_OUTPUT, sublayer)
         weight = attention.output.weight.double()
         bias = attention.output.bias
         towards, stream = self.towards, self.towards
-        gates = [gate for gate in attention.config.gates if gate.at == "final"]
+        every = attention.config.gates if isinstance(attention, Attention) else ()
+        gates = [gate for gate in every if gate.at == "final"]
         opened = self._value(layer, Tap.GATE_FINAL, sublayer) if gates else None
         if residual.second_norm is not None:
             raw = outputs.flatten(1) @ weight.T + (0 if bias is None else bias.double())
@@ -326,7 +328,7 @@ def _inner(layer: Any, sublayer: Sublayer) -> Any:
     return getattr(layer, f"{sublayer.value}_rest", None) if inner is None else inner
 
 
-def _sliced(towards: Float[Tensor, "m c"], attention: Attention) -> Float[Tensor, "m h e"]:
+def _sliced(towards: Float[Tensor, "m c"], attention: Attention | Mixer) -> Float[Tensor, "m h e"]:
     return towards.unflatten(-1, attention.config.gate_shape("final"))
 
 
@@ -339,8 +341,11 @@ def _sites(scope: HeadScope) -> list[Site]:
             if branch is None:
                 continue
             taps = [Tap.BEFORE, Tap.OUTPUT, Tap.AFTER]
-            if isinstance(branch.inner, AttentionConfig):
+            if isinstance(branch.inner, AttentionConfig) or (
+                sublayer is Sublayer.ATTENTION and heads_in(config, sublayer)
+            ):
                 taps.append(Tap.HEAD_OUTPUT)
+            if isinstance(branch.inner, AttentionConfig):
                 taps += [Tap.GATE_FINAL for gate in branch.inner.gates if gate.at == "final"]
             sites += [Site(layer, tap, sublayer, name) for tap in taps]
     return sites

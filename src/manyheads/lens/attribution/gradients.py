@@ -196,10 +196,11 @@ def gradient_times_attention(
     """Each attention weight times the gradient of its text's metric, by layer.
 
     This is the first-order effect of removing a single weight (arXiv 1902.10186 compares it with
-    attention). It forms the patterns, n x n per head.
+    attention). It forms the patterns, n x n per head; those of mixers are signed.
     """
     scope, inputs = head_scope(model, stack, sublayer), read_inputs(model, texts)
     chosen = scope.layers if layers is None else tuple(layers)
+    scope.check_patterns(chosen)
     bound_metric = bind_metric(model, inputs, range(len(inputs)), metric, targets)
     sites = {layer: scope.site(layer, Tap.PATTERN) for layer in chosen}
     final = "decoder" if scope.stack_name == "encoder" else scope.stack_name

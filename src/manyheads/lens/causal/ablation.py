@@ -52,7 +52,7 @@ class ReplacementValues:
         if self.means:
             return {layer: self.means[layer].unsqueeze(0) for layer in layers}
         weight = next(self.scope.model.parameters())
-        heads = {layer: self.scope.attention(layer).config.heads for layer in layers}
+        heads = {layer: self.scope.heads_of(layer) for layer in layers}
         return {layer: weight.new_zeros(1, count, 1) for layer, count in heads.items()}
 
     def _resampled(self, texts: range, layers: Sequence[int]) -> dict[int, Float[Tensor, "_ _ _"]]:
@@ -149,6 +149,7 @@ class AblationOptions(TypedDict, total=False):
     targets: Targets | None
     stack: StackName | None
     sublayer: Sublayer
+    mixers: bool
     seed: int
     batch_tokens: int | None
     progress: bool
@@ -164,7 +165,12 @@ class HeadAblation:
 
     @classmethod
     def of(cls, model: Model, texts: Any, **options: Unpack[AblationOptions]) -> "HeadAblation":
-        scope = head_scope(model, options.get("stack"), options.get("sublayer", Sublayer.ATTENTION))
+        scope = head_scope(
+            model,
+            options.get("stack"),
+            options.get("sublayer", Sublayer.ATTENTION),
+            mixers=options.get("mixers", True),
+        )
         evaluation = Evaluation.of(
             model,
             texts,

@@ -258,7 +258,7 @@ def _sites(scope: HeadScope, layer: int) -> dict[Component, Site]:
     """The site of each component that the layer has."""
     config, name = scope.stack.config.layers[layer], scope.stack_name
     sites: dict[Component, Site] = {"residual": layer_input_site(scope.stack, layer)}
-    if scope.config(layer) is not None:
+    if scope.heads_of(layer):
         sites["head"] = scope.site(layer, Tap.HEAD_OUTPUT)
     if config.attention is not None or config.mixer is not None:
         sites["attention"] = Site(layer, Tap.OUTPUT, Sublayer.ATTENTION, name)
@@ -289,7 +289,7 @@ def _patches(
         for layer in layers:
             heads: list[int | None] = [None]
             if component == "head":
-                heads = list(range(runs.scope.attention(layer).config.heads))
+                heads = list(range(runs.scope.heads_of(layer)))
             yield from (Patch(component, layer, head, at) for head in heads for at in chosen)
 
 

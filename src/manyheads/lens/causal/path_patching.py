@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.attention import AttentionConfig
 from manyheads.errors import InputError
 from manyheads.lens.causal.ablation import HeadNames
 from manyheads.lens.causal.patching import RunPair
@@ -21,7 +22,7 @@ from manyheads.lens.inputs.cached_run import (
 )
 from manyheads.lens.inputs.metrics import Metric
 from manyheads.lens.inputs.texts import Targets, read_inputs
-from manyheads.lens.results.addresses import Address
+from manyheads.lens.results.addresses import Address, heads_in
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model, eval_mode
 from manyheads.progress import Progress
@@ -164,8 +165,10 @@ class _Paths:
         return changes
 
     def _receive(self, site: Site, receivers: list[Head], received: Tensor) -> EditFunction:
-        config = self.scope.attention(site.layer).config
-        places = range(config.heads) if self.through == "query" else config.owners
+        config = self.scope.module(site.layer).config
+        # The heads of a mixer have keys and values of their own at these sites.
+        whole = self.through == "query" or not isinstance(config, AttentionConfig)
+        places = range(config.heads) if whole else config.owners
         mine = sorted({places[head.head] for head in receivers if head.layer == site.layer})
 
         def change(values: Tensor) -> Tensor:
@@ -184,13 +187,10 @@ def _frozen_sites(scope: HeadScope) -> list[Site]:
     """The outputs of all heads and feed-forwards of the stack."""
     sites = []
     for layer, config in enumerate(scope.stack.config.layers):
-        for sublayer, branch in (
-            (Sublayer.ATTENTION, config.attention),
-            (Sublayer.CROSS, config.cross),
-        ):
-            if branch is not None:
+        for sublayer in (Sublayer.ATTENTION, Sublayer.CROSS):
+            if heads_in(config, sublayer):
                 sites.append(Site(layer, Tap.HEAD_OUTPUT, sublayer, scope.stack_name))
-        if config.mixer is not None:
+        if config.mixer is not None and not heads_in(config, Sublayer.ATTENTION):
             sites.append(Site(layer, Tap.OUTPUT, Sublayer.ATTENTION, scope.stack_name))
         if config.feedforward is not None:
             sites.append(Site(layer, Tap.OUTPUT, Sublayer.FEEDFORWARD, scope.stack_name))

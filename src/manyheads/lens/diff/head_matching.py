@@ -12,8 +12,9 @@ from torch import Tensor
 from manyheads.attention import Attention
 from manyheads.bridge.wrapped_parts import WrappedAttention
 from manyheads.errors import InputError
-from manyheads.lens.results.addresses import Address, Block, attention_at, blocks_of, stacks_of
+from manyheads.lens.results.addresses import Address, Block, blocks_of, heads_at, stacks_of
 from manyheads.lens.results.tables import ByHead
+from manyheads.mixers.mixer import Mixer
 from manyheads.models.build import Model
 from manyheads.models.vision import Vision
 
@@ -62,9 +63,15 @@ def match_heads(
         if other is None:
             found |= dict.fromkeys(block.addresses)
             continue
-        one, two = _attention(before, block), _attention(after, other)
+        one, two = _in_block(before, block), _in_block(after, other)
         _check_sizes(block.addresses[0], one, two)
         _check_counts(block, other)
+        if block.heads != other.heads and (isinstance(one, Mixer) or isinstance(two, Mixer)):
+            raise InputError(
+                f"{_where(block)} has {block.heads} heads in the first model and {other.heads} in "
+                "the second, and heads of mixers are matched by number only",
+                "compare models with as many heads in that layer",
+            )
         if block.heads == other.heads:
             found |= dict(zip(block.addresses, other.addresses, strict=True))
         else:
@@ -111,7 +118,8 @@ def weight_changes(before: Model, after: Model, match: HeadMatch) -> ByHead:
     """The relative change of each head's weights: |after - before| / |before|, Frobenius norms.
 
     "query", "key", "value" and "output" are its rows and columns of the projections, "all" the four
-    together. Heads that share keys share these changes. Of a wrapped model only "output" is known.
+    together. Heads that share keys share these changes. Of a wrapped model and of mixers only
+    "output" is known.
     """
     rows = {name: np.full(len(match.after), np.nan) for name in (*SLICES, "all")}
     for index, (address, other) in enumerate(match.after.items()):
@@ -120,8 +128,9 @@ def weight_changes(before: Model, after: Model, match: HeadMatch) -> ByHead:
         one, two = (
             _slices(_at(model, at), at) for model, at in ((before, address), (after, other))
         )
-        # Of a wrapped model only the output projection is known.
-        names = [name for name in SLICES if name in one and name in two]
+        # Of a wrapped model and of mixers only the output projection is known.
+        both = [name for name in SLICES if name in one and name in two]
+        names = [name for name in both if one[name].shape == two[name].shape]
         if not names:
             continue
         moved = {name: float((two[name] - one[name]).norm()) for name in names}
@@ -141,11 +150,11 @@ def _relative(moved: float, norm: float) -> float:
     return 0.0 if moved == 0 else float("inf")
 
 
-def _slices(attention: Attention, address: Address) -> dict[str, Float[Tensor, "d c"]]:
-    """The four weight slices of one head, in float64 on the CPU."""
+def _slices(attention: Attention | Mixer, address: Address) -> dict[str, Float[Tensor, "d c"]]:
+    """The four weight slices of one head, in float64 on the CPU; of a mixer the output alone."""
     config, head = attention.config, address.head.head
     found = {}
-    if not isinstance(attention, WrappedAttention):
+    if isinstance(attention, Attention) and not isinstance(attention, WrappedAttention):
         for name, rows in attention.projections().items():
             if name in SLICES:
                 index = head if name == "query" else config.owners[head]
@@ -156,7 +165,7 @@ def _slices(attention: Attention, address: Address) -> dict[str, Float[Tensor, "
     return {name: each.double().cpu() for name, each in found.items()}
 
 
-def _nearest(before: Attention, after: Attention) -> dict[int, int]:
+def _nearest(before: Attention | Mixer, after: Attention | Mixer) -> dict[int, int]:
     """Greedy matching of remaining heads to original ones, nearest pairs first."""
     distances = torch.cdist(_flattened(before), _flattened(after)).numpy()
     found: dict[int, int] = {}
@@ -167,7 +176,7 @@ def _nearest(before: Attention, after: Attention) -> dict[int, int]:
     return found
 
 
-def _flattened(attention: Attention) -> Float[Tensor, "h all"]:
+def _flattened(attention: Attention | Mixer) -> Float[Tensor, "h all"]:
     heads = Block(0, attention.config.heads).addresses
     return torch.stack(
         [
@@ -177,12 +186,12 @@ def _flattened(attention: Attention) -> Float[Tensor, "h all"]:
     )
 
 
-def _attention(model: Model, block: Block) -> Attention:
-    return attention_at(stacks_of(model)[block.stack], block.layer, block.sublayer)
+def _in_block(model: Model, block: Block) -> Attention | Mixer:
+    return heads_at(stacks_of(model)[block.stack], block.layer, block.sublayer)
 
 
-def _at(model: Model, address: Address) -> Attention:
-    return attention_at(stacks_of(model)[address.stack], address.head.layer, address.sublayer)
+def _at(model: Model, address: Address) -> Attention | Mixer:
+    return heads_at(stacks_of(model)[address.stack], address.head.layer, address.sublayer)
 
 
 def _check_models(before: Model, after: Model, *, same_layers: bool) -> None:
@@ -214,7 +223,16 @@ def _where(address: Address | Block) -> str:
     return f"{address.sublayer.value} in layer {layer} of {address.stack}"
 
 
-def _check_sizes(address: Address, before: Attention, after: Attention) -> None:
+def _check_sizes(address: Address, before: Attention | Mixer, after: Attention | Mixer) -> None:
+    kinds = [type(each.config).__name__ for each in (before, after)]
+    if isinstance(before, Mixer) and isinstance(after, Mixer) and kinds[0] != kinds[1]:
+        raise InputError(
+            f"{_where(address)} is {kinds[0]} in the first model and {kinds[1]} in the second",
+            "compare models with the same kinds of layers",
+        )
+    if isinstance(before, Mixer) or isinstance(after, Mixer):
+        # Statistics and outputs of attention and of a mixer in its place can be compared.
+        return
     if before.config.size != after.config.size:
         raise InputError(
             f"{_where(address)} has heads of size {before.config.size} in the first model and "

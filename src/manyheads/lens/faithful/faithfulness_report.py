@@ -280,7 +280,7 @@ def faithfulness(
     for name, number in (("steps", steps), ("draws", draws)):
         if number < 1:
             raise InputError(f"{name} must be at least 1, got {number}", "use 1 or more")
-    scope = head_scope(model, stack, sublayer)
+    scope = head_scope(model, stack, sublayer, mixers=False)
     chosen = scope.layers if layers is None else tuple(layers)
     if not chosen or not set(chosen) <= set(scope.layers):
         raise InputError(f"layers {chosen} do not all have heads", f"use layers of {scope.layers}")

@@ -54,7 +54,7 @@ from manyheads.lens.measure.measures import (
 from manyheads.lens.measure.row_sums import RowSumSpec, sum_rows
 from manyheads.lens.measure.score_tiles import TiledScores
 from manyheads.lens.measure.statistics import Statistics, statistics
-from manyheads.lens.results.addresses import Address, Block, attention_at, blocks_of, stacks_of
+from manyheads.lens.results.addresses import Address, Block, blocks_of, mask_in, stacks_of
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.tables import ByHead
 from manyheads.lens.weights.circuits import score_copying
@@ -82,14 +82,14 @@ def uniform_scores(
     known: dict[tuple[str, Sublayer, Mask], dict[str, float]] = {}
     by_block = []
     for block in blocks:
-        config = attention_at(stacks[block.stack], block.layer, block.sublayer).config
-        key = block.stack, block.sublayer, config.mask
+        mask = mask_in(stacks[block.stack].config.layers[block.layer], block.sublayer)
+        key = block.stack, block.sublayer, mask
         if key not in known:
             crosses = isinstance(model, Seq2Seq) and block.sublayer is Sublayer.CROSS
             queries, keys = ids[block.stack], inputs.source if crosses else ids[block.stack]
             assert queries is not None
             assert keys is not None
-            known[key] = _uniform_measures(queries, keys, config.mask, offsets, same=not crosses)
+            known[key] = _uniform_measures(queries, keys, mask, offsets, same=not crosses)
         by_block.append(known[key])
     names = dict.fromkeys(name for each in by_block for name in each)
     return {

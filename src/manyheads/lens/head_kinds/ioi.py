@@ -133,6 +133,7 @@ def find_ioi_heads(
     """Name movers of either sign, their backups, and inhibition heads, each by its scores."""
     task = ioi_prompts(model) if task is None else task
     scope = head_scope(model)
+    scope.check_patterns(scope.layers)
     direct = attribute_logits(model, task.clean, task.objects, task.subjects)
     attention = _last_token_attention(scope, task)
     column = direct.heads["logit"].means
@@ -349,6 +350,6 @@ def _last_token_attention(
         for layer in scope.layers:
             patterns = editor.recorded[scope.site(layer, Tap.PATTERN)]
             assert isinstance(patterns, Patterns)
-            rows.append(patterns.of(text)[:, -1, positions])
+            rows.append(patterns.shares(text)[:, -1, positions])
         sums += torch.cat(rows).T.double().cpu().numpy()
     return sums / len(task.clean)

@@ -34,9 +34,10 @@ MIN_LOSS, MIN_ERRORS = 0.2, 3.0
 class InductionPartner:
     """The earlier head that an induction head builds on.
 
-    `composition` is its K-composition by the weights. `score` is the induction score with all
-    heads, `without` that without the partner (the mean output in its place), both NaN if the
-    model was not run; `confirmed` says that the difference is more than chance.
+    `composition` is its K-composition by the weights, NaN if one of them is of a mixer. `score` is
+    the induction score with all heads, `without` that without the partner (the mean output in its
+    place), both NaN if the model was not run; `confirmed` says that the difference is more than
+    chance.
     """
 
     address: Address
@@ -49,7 +50,8 @@ class InductionPartner:
         composition = f"composition {self.composition:.2f}"
         if self.confirmed:
             fall = f"its score falls from {self.score:.2f} to {self.without:.2f} without it"
-            return f"builds on {self.address}: {fall} ({composition})"
+            known = "" if np.isnan(self.composition) else f" ({composition})"
+            return f"builds on {self.address}: {fall}{known}"
         return f"its keys read {self.address} by weights alone ({composition})"
 
 
@@ -110,7 +112,8 @@ def _partners_in(
     pairs = [(each, head) for head in induction for each in previous if each.layer < head.layer]
     with Progress("composing heads", total=len(pairs), unit="pairs", enabled=progress) as bar:
         for each, head in pairs:
-            composed[head][each] = key_composition(circuits, each, head)
+            attend = all(scope.config(one.layer) is not None for one in (each, head))
+            composed[head][each] = key_composition(circuits, each, head) if attend else np.nan
             bar.advance()
     candidates = {
         head: [*_largest(previous, known, BY_ATTENTION), *_largest(scores, known, BY_WEIGHTS)]
@@ -136,7 +139,8 @@ def _partners_in(
 
 
 def _largest(values: Mapping[Head, float], among: Iterable[Head], count: int) -> list[Head]:
-    return sorted(among, key=lambda head: -values[head])[:count]
+    known = [head for head in among if not np.isnan(values[head])]
+    return sorted(known, key=lambda head: -values[head])[:count]
 
 
 def _by_ablation(
@@ -200,7 +204,7 @@ def _scores(
     assert isinstance(patterns, Patterns)
     scores = []
     for text, (rows, marks) in enumerate(targets):
-        weights = patterns.of(first + text)[head.head].double().cpu()
+        weights = patterns.shares(first + text)[head.head].double().cpu()
         scores.append((weights * marks)[rows].sum(-1).mean())
     return torch.stack(scores)
 

@@ -11,7 +11,15 @@ from manyheads.bridge.watched_run import ResidualEntry
 from manyheads.bridge.wrapped_model import WrappedModel
 from manyheads.errors import InputError
 from manyheads.lens.inputs.texts import ModelInputs, forward_hidden, repeat_batch, run_wrapped
-from manyheads.lens.results.addresses import Address, Block, stacks_of
+from manyheads.lens.results.addresses import (
+    Address,
+    Block,
+    attention_at,
+    heads_at,
+    heads_in,
+    stacks_of,
+)
+from manyheads.mixers.mixer import Mixer
 from manyheads.models.build import Model
 from manyheads.models.finite import check_finite
 from manyheads.models.layer import Layer
@@ -27,27 +35,48 @@ StackName = str
 
 @dataclass(frozen=True, slots=True)
 class HeadScope:
-    """The heads in scope: those of the self- or cross-attention of one stack of a model."""
+    """The heads in scope: those of the self- or cross-attention of one stack of a model.
+
+    A mixer stands in the place of self-attention; without `mixers` its heads do not count.
+    """
 
     model: Model
     stack_name: StackName = "main"
     sublayer: Sublayer = Sublayer.ATTENTION
+    mixers: bool = True
 
     @property
     def stack(self) -> Stack:
         return stacks_of(self.model)[self.stack_name]
 
     def config(self, layer: int) -> AttentionConfig | None:
+        """The config of an attention; None where a layer has none, but perhaps a mixer."""
         config = self.stack.config.layers[layer]
         branch = config.cross if self.sublayer is Sublayer.CROSS else config.attention
         return None if branch is None else branch.inner
 
     def attention(self, layer: int) -> Attention:
-        """The module of a layer that has heads."""
-        module = cast(Layer, self.stack.layers[layer])
-        attention = module.cross if self.sublayer is Sublayer.CROSS else module.attention
-        assert attention is not None
-        return attention
+        """The attention of a layer; a mixer is refused."""
+        return attention_at(self.stack, layer, self.sublayer)
+
+    def module(self, layer: int) -> Attention | Mixer:
+        """The attention or mixer of a layer that has heads."""
+        return heads_at(self.stack, layer, self.sublayer)
+
+    def heads_of(self, layer: int) -> int:
+        config = self.stack.config.layers[layer]
+        return heads_in(config, self.sublayer) if self.mixers or config.mixer is None else 0
+
+    def check_patterns(self, layers: Iterable[int]) -> None:
+        """Refuse layers whose heads have no pattern."""
+        for layer in layers:
+            module = self.module(layer)
+            if isinstance(module, Mixer) and not module.has_pattern:
+                raise InputError(
+                    f"layer {layer} mixes tokens by {type(module.config).__name__}, which has no "
+                    "pattern of weights",
+                    "use ablation, patching or lens.influence",
+                )
 
     def site(self, layer: int, tap: Tap) -> Site:
         return Site(layer, tap, self.sublayer, self.stack_name)
@@ -56,12 +85,12 @@ class HeadScope:
     def layers(self) -> tuple[int, ...]:
         """The layers that have heads."""
         every = range(len(self.stack.config.layers))
-        return tuple(layer for layer in every if self.config(layer) is not None)
+        return tuple(layer for layer in every if self.heads_of(layer))
 
     @property
     def blocks(self) -> tuple[Block, ...]:
         return tuple(
-            Block(layer, self.attention(layer).config.heads, self.stack_name, self.sublayer)
+            Block(layer, self.heads_of(layer), self.stack_name, self.sublayer)
             for layer in self.layers
         )
 
@@ -74,8 +103,13 @@ def head_scope(
     model: Model,
     stack: StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
+    *,
+    mixers: bool = True,
 ) -> HeadScope:
-    """The heads of a stack and sublayer; the default stack of a `Seq2Seq` is its decoder."""
+    """The heads of a stack and sublayer; the default stack of a `Seq2Seq` is its decoder.
+
+    Without `mixers` only those of attention, for what needs its queries, keys and softmax.
+    """
     check_finite(model)
     name: StackName = stack or model.readout_stack
     if name not in (known := stacks_of(model)):
@@ -85,8 +119,15 @@ def head_scope(
         raise InputError(
             "a feed-forward sublayer has no heads", "use Sublayer.ATTENTION or Sublayer.CROSS"
         )
-    scope = HeadScope(model, name, sublayer)
+    scope = HeadScope(model, name, sublayer, mixers)
     if not scope.heads:
+        found = {layer.mixer.inner for layer in scope.stack.config.layers if layer.mixer}
+        names = ", ".join(sorted({type(each).__name__ for each in found}))
+        if found and sublayer is Sublayer.ATTENTION:
+            raise InputError(
+                f"the {name} stack has no attention heads: it mixes tokens by {names}",
+                "use lens.influence, or a model with attention",
+            )
         raise InputError(
             f"the {name} stack has no {sublayer.value} heads", "choose another stack or sublayer"
         )
@@ -176,7 +217,7 @@ class CachedRun:
         self.scope, self.inputs = scope, inputs
         layers = scope.layers if layers is None else layers
         sites = [*record, Site(-1, Tap.FINAL, stack=scope.model.readout_stack)]
-        sites += [scope.site(layer, Tap.HEAD_OUTPUT) for layer in layers if scope.config(layer)]
+        sites += [scope.site(layer, Tap.HEAD_OUTPUT) for layer in layers if scope.heads_of(layer)]
         sites += [layer_input_site(scope.stack, layer) for layer in layers]
         if scope.stack_name == "decoder":
             sites.append(Site(-1, Tap.FINAL, stack="encoder"))
@@ -208,10 +249,11 @@ class CachedRun:
 
         The attention of `layer` is not computed again: each copy uses its cached head outputs.
         """
-        attention, site = self.scope.attention(layer), self.scope.site(layer, Tap.HEAD_OUTPUT)
+        inner, site = self.scope.module(layer), self.scope.site(layer, Tap.HEAD_OUTPUT)
         # A gate after the output reads the input of the attention, and cross-attention needs the
         # self-attention before it: these layers run in full.
-        whole = any(gate.at == "final" for gate in attention.config.gates)
+        gates = inner.config.gates if isinstance(inner, Attention) else ()
+        whole = any(gate.at == "final" for gate in gates)
         whole = whole or not self.scope.model.native
         if whole or self.scope.sublayer is Sublayer.CROSS:
             return self.resume(layer, watch, copies)
@@ -219,7 +261,7 @@ class CachedRun:
         assert isinstance(outputs, Ragged), "head outputs are ragged"
         x = repeat_batch(self[layer_input_site(self.scope.stack, layer)], copies)
         module = cast(Layer, self.scope.stack.layers[layer])
-        projected = attention.output(outputs.values.flatten(1))
+        projected = inner.output(outputs.values.flatten(1))
         after = x.with_values(module.attention_residual.write(x, projected, None))
         x, _ = module.finish(x, after, self._memory(copies))
         return self.continue_from(x, layer + 1, watch, copies)

@@ -12,13 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.atomic_write import atomic_write, check_writable
-from manyheads.attention import AttentionConfig
 from manyheads.bridge.wrapped_parts import WrappedStack
 from manyheads.errors import InputError, MissingPackageError, check_int
 from manyheads.formatting import pluralise
 from manyheads.lens.inputs.cached_run import layer_input_site
 from manyheads.lens.inputs.texts import ModelInputs, for_each_batch, forward_hidden
-from manyheads.lens.results.addresses import Address, stacks_of
+from manyheads.lens.results.addresses import Address, heads_in, stacks_of
 from manyheads.models.build import Model
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
@@ -227,13 +226,11 @@ def _sublayer(cross: bool) -> Sublayer:
 
 def _heads(name: str, stack: Stack, layer: int, cross: bool, head: int | None) -> _Column:
     sublayer = _sublayer(cross)
-    branch = getattr(stack.config.layers[layer], sublayer.value)
-    if branch is None or not isinstance(branch.inner, AttentionConfig):
+    heads = heads_in(stack.config.layers[layer], sublayer)
+    if not heads:
         raise InputError(f"{name!r}: layer {layer} has no {sublayer.value}", "choose another layer")
-    if head is not None and head >= branch.inner.heads:
-        raise InputError(
-            f"{name!r}: the layer has no head {head}", f"use 0 to {branch.inner.heads - 1}"
-        )
+    if head is not None and head >= heads:
+        raise InputError(f"{name!r}: the layer has no head {head}", f"use 0 to {heads - 1}")
     return _Column(name, stack.name, (Site(layer, Tap.HEAD_OUTPUT, sublayer, stack.name),), head)
 
 
@@ -242,6 +239,7 @@ def _of_stream(name: str, stack: Stack, layer: int, part: str) -> _Column:
     before = layer_input_site(stack, layer)
     order = (Sublayer.FEEDFORWARD, Sublayer.CROSS, Sublayer.ATTENTION)
     there = [each for each in order if getattr(config, each.value) is not None]
+    there += [Sublayer.ATTENTION] if config.mixer is not None else []
     after = Site(layer, Tap.AFTER, there[0] if there else Sublayer.ATTENTION, stack.name)
     if part in ("before", "after"):
         return _Column(name, stack.name, (before if part == "before" else after,))

@@ -304,6 +304,8 @@ def _position_measures(
     """Where a head attends; an offset counts for queries that have a token there."""
     yield "distance", sums.distance, sees_key
     yield "spread", sums.variance.sqrt(), _attends(sums, sees_key)
+    if sums.memory is not None:
+        yield "memory_length", sums.memory, _attends(sums, sees_key)
     lengths = tiled.request.queries
     length = lengths.offsets.diff().long()[lengths.sequence_of_token]
     for column, offset in enumerate(spec.offsets):

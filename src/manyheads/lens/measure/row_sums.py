@@ -17,7 +17,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, Tile, TiledScores
+from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, Tile, TiledScores, TiledWeights
 from manyheads.parts.masks import exact_band
 from manyheads.parts.positions.alibi import AlibiBias
 
@@ -25,6 +25,8 @@ from manyheads.parts.positions.alibi import AlibiBias
 ROWS = {"cpu": 128, "cuda": 1024}
 # Weights in memory at once, unless a single key head has more.
 CHUNK_WEIGHTS = {"cpu": 2**20, "cuda": 2**26}
+# The share of the weight within the memory of a mixer.
+REMEMBERED = 0.9
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -45,6 +47,7 @@ class RowSums:
 
     With a learned sink the weights on keys sum to a `mass` below 1, and the variance is that of the
     weights divided by it. `score` is the largest score, 0 where a query gives no key any weight.
+    `memory`, of causal mixers only, counts the latest tokens that have `REMEMBERED` of the weight.
     """
 
     visible: Float[Tensor, " n"]
@@ -60,6 +63,7 @@ class RowSums:
     induction: Float[Tensor, "n h"]
     offsets: Float[Tensor, "n h offsets"]
     marks: Float[Tensor, "n h marks"]
+    memory: Float[Tensor, "n h"] | None = None
 
     @classmethod
     def empty(cls, tiled: TiledScores, spec: RowSumSpec) -> "RowSums":
@@ -68,6 +72,8 @@ class RowSums:
         shapes = {"offsets": len(spec.offsets), "marks": spec.marks.shape[1]}
         tensors = {field.name: zeros.clone() for field in fields(cls)}
         tensors["visible"] = zeros.new_zeros(queries)
+        if not _remembers(tiled):
+            del tensors["memory"]
         tensors |= {name: zeros.new_zeros(queries, heads, last) for name, last in shapes.items()}
         return cls(**tensors)
 
@@ -109,6 +115,8 @@ def _sum_tile(
         _offset_sums(tiled, spec.offsets, tile, weights, sums, (rows, heads))
         marked = weights.columns[..., 2:] * weights.factor[..., None]
         sums.marks[rows, heads] = rearrange(marked, "h t marks -> t h marks")
+        if sums.memory is not None:
+            sums.memory[rows, heads] = _memory(weights).T
         if repeats is not None:
             duplicate, induction = _repeat_sums(weights, repeats)
             sums.duplicate[rows, heads], sums.induction[rows, heads] = duplicate.T, induction.T
@@ -223,6 +231,17 @@ def _offset_sums(
     sums.offsets[at] = rearrange(gathered, "h t offsets -> t h offsets")
 
 
+def _remembers(tiled: TiledScores) -> bool:
+    return isinstance(tiled, TiledWeights) and tiled.weights.causal
+
+
+def _memory(weights: _TileWeights) -> Float[Tensor, "h t"]:
+    """How many of the latest tokens together have `REMEMBERED` of the weight, or more."""
+    earlier = weights.powers.cumsum(-1)
+    later = weights.powers.shape[-1] - weights.visible
+    return (earlier > (1 - REMEMBERED) * earlier[..., -1:]).sum(-1) - later
+
+
 def _columns(tiled: TiledScores, spec: RowSumSpec, tile: Tile) -> Float[Tensor, "w columns"]:
     """The right-hand side that the weights are multiplied with: ones, positions, marks."""
     start = tiled.request.keys.starts[tile.sequence]
@@ -286,6 +305,8 @@ def row_sums(tiled: TiledScores, spec: RowSumSpec) -> RowSums:
 def cannot(tiled: TiledScores, spec: RowSumSpec) -> str | None:
     """Why this attention cannot be streamed; None if it can."""
     request, size = tiled.request, tiled.query.shape[2]
+    if isinstance(tiled, TiledWeights):
+        return "the weights of a mixer are not the softmax of products"
     if tiled.query.device.type != "cuda":
         return f"streaming needs CUDA, got {tiled.query.device.type}"
     if find_spec("triton") is None:

@@ -1,19 +1,22 @@
 """Attention scores of one layer, computed tile by tile: some queries and the keys they can see."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyheads.kernels.contract import Request
-from manyheads.lens.results.addresses import attention_at
+from manyheads.lens.results.addresses import attention_at, mixer_at
+from manyheads.mixers.head_weights import HeadWeights
 from manyheads.models.stack import Stack
-from manyheads.parts.masks import exact_band
+from manyheads.parts.masks import Causal, Full, exact_band
 from manyheads.parts.positions.relative import Bias
 from manyheads.ragged import Ragged
-from manyheads.taps import Site
+from manyheads.taps import Patterns, Site, Sublayer, Tap
 
 # Below every score, and finite: zero times minus infinity is NaN.
 HIDDEN_SCORE = -1e30
@@ -40,6 +43,10 @@ class TiledScores:
     def group_size(self) -> int:
         """The number of query heads per key head."""
         return self.query.shape[1] // self.key.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.query.nbytes + self.key.nbytes
 
     def query_offset(self, sequence: int) -> int:
         """The key position of the first query; the last query is at the last key."""
@@ -118,6 +125,73 @@ class TiledScores:
         length = torch.full((1, 1), count, device=device)
         mask = self.request.mask.of_sequence(tile.sequence)
         return mask.allows(row + self.query_offset(tile.sequence), key, length)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TiledWeights(TiledScores):
+    """The heads of a mixer, whose weights may be negative: the score of a key is ln |weight|.
+
+    Its softmax is the absolute weight over the sum of those of the row.
+    """
+
+    weights: HeadWeights
+
+    @property
+    def nbytes(self) -> int:
+        return self.weights.nbytes
+
+    @classmethod
+    def of(cls, weights: HeadWeights) -> "TiledWeights":
+        lengths = weights.lengths
+        mask = Causal() if weights.causal else Full()
+        request = Request(queries=lengths, keys=lengths, mask=mask, scale=1.0)
+        # Only the numbers of tokens and heads: weights are not products of these.
+        nothing = torch.zeros(lengths.total, weights.heads, 0, device=lengths.offsets.device)
+        return cls(nothing, nothing, request, weights)
+
+    def scores(
+        self,
+        tile: Tile,
+        keys: Float[Tensor, "g s d"],  # noqa: ARG002
+        heads: range,
+    ) -> tuple[Float[Tensor, "h t w"], Float[Tensor, " t"]]:
+        rows = self.weights.rows(tile.sequence, tile.rows, heads)
+        missing = max(0, tile.keys.stop - rows.shape[-1])
+        rows = F.pad(rows, (0, missing))[..., tile.keys.start : tile.keys.stop]
+        scored = rows.abs().log().clamp(min=HIDDEN_SCORE)
+        return scored, self._hide(scored, tile)
+
+
+class ScoreReader:
+    """Takes what a watcher sees and gives the scores of each attention and mixer.
+
+    Attention shows its queries, then its keys. A mixer shows its weights; one without a pattern
+    shows nothing.
+    """
+
+    def __init__(self, stacks: Mapping[str, Stack]) -> None:
+        self._stacks = stacks
+        self._query: Ragged | None = None
+
+    def wants(self, site: Site) -> bool:
+        if site.sublayer not in (Sublayer.ATTENTION, Sublayer.CROSS) or site.layer < 0:
+            return False
+        mixes = site.sublayer is Sublayer.ATTENTION and mixer_at(
+            self._stacks[site.stack], site.layer
+        )
+        return site.tap is Tap.PATTERN if mixes else site.tap in (Tap.QUERY, Tap.KEY)
+
+    def see(self, site: Site, value: Ragged | Patterns) -> TiledScores | None:
+        """The scores, once all that they need has been seen."""
+        if isinstance(value, Patterns):
+            assert isinstance(value, HeadWeights), "only the patterns of mixers are watched"
+            return TiledWeights.of(value)
+        if site.tap is Tap.QUERY:
+            self._query = value
+            return None
+        assert self._query is not None, "queries come before keys"
+        query, self._query = self._query, None
+        return tiled_scores(self._stacks[site.stack], site, query, value)
 
 
 def tiled_scores(stack: Stack, site: Site, query: Ragged, key: Ragged) -> TiledScores:

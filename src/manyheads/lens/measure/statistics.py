@@ -91,6 +91,12 @@ def statistics(
     - output_norm: norm of the head's output; output_share: its ratio to the residual stream's
     - gate_<gate>: a gate's value; gate_<gate>_closed: the fraction below 0.1
     - on_no_key: weight of a learned sink
+    - memory_length: of the heads of causal mixers, how many of the latest tokens have 90% of the
+      weight
+
+    Heads of mixers have patterns too (see `docs/concepts/mixers.md`). Their weights may be
+    negative: A is the absolute weight over the sum of those of its row. Mixers without a pattern
+    have only output_norm and output_share; those without heads have no row.
 
     Ctrl-C ends the measurement and keeps the finished batches.
 

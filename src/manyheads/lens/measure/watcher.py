@@ -20,11 +20,12 @@ from manyheads.lens.measure.measures import (
     has_earlier_copy,
 )
 from manyheads.lens.measure.row_sums import RowSumSpec, row_sums
-from manyheads.lens.measure.score_tiles import tiled_scores
-from manyheads.lens.results.addresses import Block, attention_at, output_weight
+from manyheads.lens.measure.score_tiles import ScoreReader, TiledScores, TiledWeights
+from manyheads.lens.results.addresses import Block, heads_at, output_weight
+from manyheads.mixers.mixer import Mixer
 from manyheads.models.stack import Stack
 from manyheads.parts.gates import GATE_TAPS
-from manyheads.ragged import Ragged
+from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
 
 # Integers of a size, whose order is that of non-negative floats of that size.
@@ -94,7 +95,7 @@ def _count_below(
 
 
 GATES = {tap: gate for gate, tap in GATE_TAPS.items()}
-ATTENTION_TAPS = {Tap.BEFORE, Tap.QUERY, Tap.KEY, Tap.HEAD_OUTPUT, *GATES}
+ATTENTION_TAPS = {Tap.BEFORE, Tap.HEAD_OUTPUT, *GATES}
 # Tokens whose head outputs are projected at once.
 CHUNK_TOKENS = 4096
 
@@ -142,7 +143,7 @@ class StatisticsWatcher:
         # The largest score of each head before the softmax.
         self.scores: dict[Block, Float[Tensor, " h"]] = {}
         self._plan, self._ids, self._texts = plan, ids, texts
-        self._query: Ragged | None = None
+        self._reader = ScoreReader(plan.stacks)
         self._patches = 0
         self._residual: Float[Tensor, " n"] | None = None
         self._peaks: dict[tuple[str, int], Float[Tensor, "6"]] = {}
@@ -189,19 +190,21 @@ class StatisticsWatcher:
     def wants(self, site: Site) -> bool:
         if site.tap is Tap.AFTER:
             return site.sublayer is self._last(site)
-        return site.tap in ATTENTION_TAPS and site.sublayer in (Sublayer.ATTENTION, Sublayer.CROSS)
+        if site.tap in ATTENTION_TAPS:
+            return site.sublayer in (Sublayer.ATTENTION, Sublayer.CROSS)
+        return self._reader.wants(site)
 
     def see(self, site: Site, value: Ragged | Patterns) -> None:
-        assert isinstance(value, Ragged), "patterns are not watched"
+        if self._reader.wants(site):
+            tiled = self._reader.see(site, value)
+            if tiled is not None:
+                self._see_scores(site, tiled)
+            return
+        assert isinstance(value, Ragged), "no other patterns are watched"
         match site.tap:
             case Tap.BEFORE:
                 norms = torch.linalg.vector_norm(value.values, dim=-1, dtype=torch.float32)
                 self._residual = norms
-            case Tap.QUERY:
-                self._query = value
-                self._patches = value.lengths.total
-            case Tap.KEY:
-                self._see_key(site, value)
             case Tap.HEAD_OUTPUT:
                 self._see_output(site, value)
             case Tap.AFTER:
@@ -216,31 +219,31 @@ class StatisticsWatcher:
         crosses = layer.cross is not None or layer.cross_rest is not None
         return Sublayer.CROSS if crosses else Sublayer.ATTENTION
 
-    def _attention(self, site: Site) -> Attention:
-        return attention_at(self._plan.stacks[site.stack], site.layer, site.sublayer)
+    def _heads_at(self, site: Site) -> Attention | Mixer:
+        return heads_at(self._plan.stacks[site.stack], site.layer, site.sublayer)
 
     def _block(self, site: Site) -> Block:
-        return Block(site.layer, self._attention(site).config.heads, site.stack, site.sublayer)
+        heads = self._heads_at(site).config.heads
+        return Block(site.layer, heads, site.stack, site.sublayer)
 
-    def _see_key(self, site: Site, key: Ragged) -> None:
-        assert self._query is not None
-        tiled = tiled_scores(self._plan.stacks[site.stack], site, self._query, key)
+    def _see_scores(self, site: Site, tiled: TiledScores) -> None:
+        self._patches = tiled.request.queries.total
         same = site.sublayer is Sublayer.ATTENTION
         read = site.stack if same else "encoder"
-        spec, scope = self._spec(read, key), self._scope(read, key)
+        keys = tiled.request.keys
+        spec, scope = self._spec(read, keys), self._scope(read, keys)
         if not same:
             spec = replace(spec, offsets=(), ids=None)
             scope = replace(scope, same=False, repeats=None)
         sums, block = row_sums(tiled, spec), self._block(site)
         add_measures(self.sums, block, tiled, spec, sums, scope)
-        if len(sums.score):
+        if len(sums.score) and not isinstance(tiled, TiledWeights):
             self.scores[block] = sums.score.masked_fill(sums.largest == 0, -math.inf).amax(0)
-        self._query = None
 
-    def _spec(self, stack: str, key: Ragged) -> RowSumSpec:
-        ids = self._ids_of(stack, key)
+    def _spec(self, stack: str, keys: Lengths) -> RowSumSpec:
+        ids = self._ids_of(stack, keys)
         if ids is None:
-            marks = torch.zeros(key.lengths.total, 0, device=key.device)
+            marks = torch.zeros(keys.total, 0, device=keys.offsets.device)
             return RowSumSpec(offsets=self._plan.offsets, marks=marks, ids=None)
         if f"marks {stack}" not in self._shared:
             columns = [column.to(ids.device)[ids.values] for column in self._plan.classes.values()]
@@ -249,13 +252,13 @@ class StatisticsWatcher:
         marks = self._shared[f"marks {stack}"]
         return RowSumSpec(offsets=self._plan.offsets, marks=marks, ids=ids.values)
 
-    def _ids_of(self, stack: str, key: Ragged) -> Ragged | None:
+    def _ids_of(self, stack: str, keys: Lengths) -> Ragged | None:
         """The ids of the keys; a wrapped model may have other tokens between them."""
         ids = self._ids.get(stack)
-        return ids if ids is not None and ids.lengths.each == key.lengths.each else None
+        return ids if ids is not None and ids.lengths.each == keys.each else None
 
-    def _scope(self, stack: str, key: Ragged) -> MeasureScope:
-        ids = self._ids_of(stack, key)
+    def _scope(self, stack: str, keys: Lengths) -> MeasureScope:
+        ids = self._ids_of(stack, keys)
         if ids is not None and f"repeats {stack}" not in self._shared:
             self._shared[f"repeats {stack}"] = has_earlier_copy(ids.values, ids.lengths)
         return MeasureScope(
@@ -277,14 +280,14 @@ class StatisticsWatcher:
 
     def _gate_of_head(self, site: Site, gates: int) -> list[int]:
         """The gate of each head; a gate over the width is divided evenly among the heads."""
-        config = self._attention(site).config
+        config = self._heads_at(site).config
         if gates == config.key_heads and site.tap in (Tap.GATE_KEY, Tap.GATE_VALUE):
             return list(config.owners)
         return [head * gates // config.heads for head in range(config.heads)]
 
     def _see_output(self, site: Site, value: Ragged) -> None:
         """The norm of what each head writes, and its ratio to that of the residual stream."""
-        if self._attention(site).output is None:
+        if self._heads_at(site).output is None:
             # A wrapped attention whose output projection was not found.
             return
         grams = self._grams(site)
@@ -304,10 +307,10 @@ class StatisticsWatcher:
 
     def _grams(self, site: Site) -> Float[Tensor, "h d d"]:
         if site not in self._plan.grams:
-            attention = self._attention(site)
+            heads = self._heads_at(site).config.heads
             stack = self._plan.stacks[site.stack]
             weight = output_weight(stack, site.layer, site.sublayer).float()
-            slices = rearrange(weight, "c (h d) -> h d c", h=attention.config.heads).contiguous()
+            slices = rearrange(weight, "c (h d) -> h d c", h=heads).contiguous()
             # |W o|^2 = o W'W o: a d x d matrix instead of the whole width.
             self._plan.grams[site] = slices @ slices.mT
         return self._plan.grams[site]

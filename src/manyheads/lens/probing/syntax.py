@@ -114,6 +114,7 @@ def probe_syntax(
     if not 0 < test < 1:
         raise InputError(f"test must be in (0, 1), got {test}", "use 0 < test < 1")
     scope = head_scope(model, stack)
+    scope.check_patterns(scope.layers)
     trees = _trees(scope, sentences, progress)
     if len(trees) < 2:
         raise InputError(
@@ -237,7 +238,7 @@ class _WordAttention(Record):
 
     def see(self, _: Any, value: Ragged | Patterns) -> None:
         assert isinstance(value, Patterns)
-        self.found.append(self._mean @ value.of(0).float().cpu() @ self._belongs.T)
+        self.found.append(self._mean @ value.shares(0).float().cpu() @ self._belongs.T)
 
 
 def _fit(scorer: _Scorer, trees: Sequence[_Tree], decay: float, progress: bool) -> None:

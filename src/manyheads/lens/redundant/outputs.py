@@ -170,7 +170,6 @@ def _writers(scope: HeadScope) -> list[Float[Tensor, "h d c"]]:
     """The output projection of each layer, split by head."""
     weights = []
     for layer in scope.layers:
-        attention = scope.attention(layer)
         weight = output_weight(scope.stack, layer, scope.sublayer).detach().float()
-        weights.append(rearrange(weight, "c (h d) -> h d c", h=attention.config.heads).contiguous())
+        weights.append(rearrange(weight, "c (h d) -> h d c", h=scope.heads_of(layer)).contiguous())
     return weights

@@ -1,4 +1,4 @@
-"""The addresses of heads, and the attentions of a model in order."""
+"""The addresses of heads, and the attentions and mixers of a model in order."""
 
 import re
 from dataclasses import dataclass
@@ -7,10 +7,12 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.attention import Attention, AttentionConfig
+from manyheads.attention import Attention
 from manyheads.errors import InputError
+from manyheads.mixers.mixer import Mixer
 from manyheads.models.layer import Layer, LayerConfig
 from manyheads.models.stack import Stack
+from manyheads.parts.masks import Causal, Full, Mask
 from manyheads.parts.norms import ChannelScale
 from manyheads.taps import Head, Sublayer
 
@@ -56,7 +58,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One attention of a model, with the number of its heads."""
+    """One attention or mixer of a model, with the number of its heads."""
 
     layer: int
     heads: int
@@ -75,35 +77,70 @@ def stacks_of(model: nn.Module) -> dict[str, Stack]:
 
 
 def blocks_of(model: nn.Module) -> tuple[Block, ...]:
-    """Every attention of a model, from the first layer to the last."""
+    """Every attention of a model and every mixer with heads, from the first layer to the last."""
     return tuple(
-        Block(index, config.heads, name, sublayer)
+        Block(index, heads, name, sublayer)
         for name, stack in stacks_of(model).items()
         for index, layer in enumerate(stack.config.layers)
-        for sublayer, config in _attentions(layer)
+        for sublayer in (Sublayer.ATTENTION, Sublayer.CROSS)
+        if (heads := heads_in(layer, sublayer))
     )
 
 
+def mixer_at(stack: Stack, layer: int) -> Mixer | None:
+    """The mixer of a layer; those of wrapped models have none."""
+    return getattr(stack.layers[layer], "mixer", None)
+
+
+def heads_at(stack: Stack, layer: int, sublayer: Sublayer) -> Attention | Mixer:
+    """The attention of a layer and sublayer, or the mixer with heads that stands in its place."""
+    mixer = mixer_at(stack, layer) if 0 <= layer < len(stack.layers) else None
+    if mixer is not None and sublayer is Sublayer.ATTENTION:
+        return mixer
+    return attention_at(stack, layer, sublayer)
+
+
 def attention_at(stack: Stack, layer: int, sublayer: Sublayer) -> Attention:
-    """The attention module of a layer and sublayer."""
+    """The attention module of a layer and sublayer; a mixer is none."""
     if not 0 <= layer < len(stack.layers):
         raise InputError(f"there is no layer {layer}", f"use 0 to {len(stack.layers) - 1}")
     module = stack.layers[layer]
     assert isinstance(module, Layer)
     attention = module.cross if sublayer is Sublayer.CROSS else module.attention
     if attention is None:
-        raise InputError(f"layer {layer} has no {sublayer.value}", "choose another layer")
+        mixer = None if sublayer is Sublayer.CROSS else module.config.mixer
+        instead = "" if mixer is None else f" but a mixer, {type(mixer.inner).__name__}"
+        raise InputError(f"layer {layer} has no {sublayer.value}{instead}", "choose another layer")
     return attention
 
 
 def output_weight(stack: Stack, layer: int, sublayer: Sublayer) -> Float[Tensor, "c hd"]:
-    """The output projection of an attention, with the scale of its branch if it has one."""
-    weight = attention_at(stack, layer, sublayer).output.weight
+    """The projection of the heads' outputs, with the scale of its branch if it has one."""
+    weight = heads_at(stack, layer, sublayer).output.weight
     residual = getattr(stack.layers[layer], f"{sublayer.value}_residual", None)
     scale = getattr(residual, "second_norm", None)
     return weight * scale.weight[:, None] if isinstance(scale, ChannelScale) else weight
 
 
-def _attentions(layer: LayerConfig) -> list[tuple[Sublayer, AttentionConfig]]:
-    branches = ((Sublayer.ATTENTION, layer.attention), (Sublayer.CROSS, layer.cross))
-    return [(sublayer, branch.inner) for sublayer, branch in branches if branch is not None]
+def heads_in(layer: LayerConfig, sublayer: Sublayer) -> int:
+    """The heads of an attention or of a mixer in its place; 0 where there is none or it has none.
+
+    >>> from manyheads.mixers import LinearAttention
+    >>> from manyheads.models.layer import Branch
+    >>> mixer = Branch(LinearAttention(width=8, heads=2))
+    >>> heads_in(LayerConfig(attention=None, mixer=mixer, feedforward=None), Sublayer.ATTENTION)
+    2
+    """
+    if sublayer is Sublayer.CROSS:
+        return 0 if layer.cross is None else layer.cross.inner.heads
+    branch = layer.attention or layer.mixer
+    return 0 if branch is None else getattr(branch.inner, "heads", 0)
+
+
+def mask_in(layer: LayerConfig, sublayer: Sublayer) -> Mask:
+    """Which tokens the heads of a sublayer may see."""
+    branch = layer.cross if sublayer is Sublayer.CROSS else layer.attention
+    if branch is not None:
+        return branch.inner.mask
+    assert layer.mixer is not None, "there are heads"
+    return Causal() if layer.mixer.inner.causal else Full()

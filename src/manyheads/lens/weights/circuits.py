@@ -16,6 +16,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.attention import Attention
 from manyheads.errors import InputError, NativeModelError
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.results.tables import ByHead
@@ -110,13 +111,13 @@ class Circuits:
         return FactoredMatrix(self.reads(head, "query").T, self.reads(head, "key"))
 
     def writes(self, head: Head) -> Float[Tensor, "c d"]:
-        attention = self.scope.attention(head.layer)
+        attention = self.scope.module(head.layer)
         if attention.output is None:
             raise NativeModelError("the output projection, which was not found here,")
         weight = attention.output.weight.detach()
         size = weight.shape[1] // attention.config.heads
         columns = weight[:, head.head * size : (head.head + 1) * size]
-        if attention.head_scale is not None:
+        if isinstance(attention, Attention) and attention.head_scale is not None:
             columns = columns * attention.head_scale.detach()[head.head]
         residual = self._residual(head.layer)
         return through(columns.double().T, None if residual is None else residual.second_norm).T
@@ -173,9 +174,10 @@ def score_circuits(
     sum(Re λ) / sum|λ| of the residual circuits; "copying_eigenvalues" is that of W_U W_O W_V W_E, 1
     if every token raises its own logit, and "matching_eigenvalues" that of W_E' W_Q' W_K W_E.
     "copying" is the fraction of a random `sample` of tokens (None: all) whose own logit is among
-    the `top_k` of W_U W_O W_V W_E. Models without a language head have no token scores.
+    the `top_k` of W_U W_O W_V W_E. Models without a language head have no token scores. Heads of
+    mixers, which read more than a token at a time, are left out.
     """
-    scope = head_scope(model, stack, sublayer)
+    scope = head_scope(model, stack, sublayer, mixers=False)
     found = Circuits(scope)
     copying = matching = None
     if isinstance(model.config.readout, LanguageHead):
@@ -205,7 +207,7 @@ def score_copying(
     progress: bool = True,
 ) -> ByHead:
     """Only "copying" and "copying_eigenvalues" of `score_circuits`, at a fraction of the cost."""
-    scope = head_scope(model, stack, sublayer)
+    scope = head_scope(model, stack, sublayer, mixers=False)
     found, tokens = Circuits(scope), TokenVectors.of(model)
     copying = _Copying(tokens, _draw(tokens, sample, seed), top_k)
 

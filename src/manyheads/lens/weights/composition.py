@@ -25,11 +25,11 @@ def composition_scores(model: Model, through: Through, *, stack: StackName | Non
     The Frobenius norm of the product over the product of norms: QK' OV of the later and the earlier
     head through the query, QK OV through the key, OV OV through the value. Layer norms are folded
     in; two random heads score about 1 / sqrt(width). Weights alone do not show that a head is used:
-    confirm a pair by ablation or `patch_paths`.
+    confirm a pair by ablation or `patch_paths`. Heads of mixers are left out.
     """
     if through not in ("query", "key", "value"):
         raise InputError(f"through must be query, key or value, got {through!r}", "use one of them")
-    scope = head_scope(model, stack)
+    scope = head_scope(model, stack, mixers=False)
     found = Circuits(scope)
     heads = scope.heads
     before = [_written(found.ov(head)) for head in heads]
@@ -62,9 +62,9 @@ def weight_similarity(
     "writes", "query", "key" and "value" compare subspaces: the mean squared cosine of the principal
     angles between what two heads write to, or read from, the residual stream; 1 for the same
     subspace, about size / width for random ones. "ov" and "qk" compare the circuits themselves by
-    their Frobenius cosine.
+    their Frobenius cosine. Of the heads of mixers only "writes" is known.
     """
-    scope = head_scope(model, stack, sublayer)
+    scope = head_scope(model, stack, sublayer, mixers=trait == "writes")
     found = Circuits(scope)
     if trait in ("ov", "qk"):
         values = _cosines([getattr(found, trait)(head) for head in scope.heads])

@@ -1,6 +1,7 @@
 """Gated delta net (arXiv 2412.06464), as in Qwen3-Next: a state that forgets and overwrites."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,7 @@ from torch import nn
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, check_int
+from manyheads.mixers.head_weights import DeltaWeights, watch_pattern
 from manyheads.mixers.mixer import Mixer, by_head
 from manyheads.mixers.recurrent.delta_recurrence import run_delta_rule, unit
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
@@ -61,6 +63,9 @@ class GatedDelta:
 class GatedDeltaLayer(Mixer):
     """A gated delta net with its projections, convolution and output gate."""
 
+    carries_state = True
+    has_pattern = True
+
     def __init__(self, config: GatedDelta) -> None:
         super().__init__()
         self.config = config
@@ -99,6 +104,8 @@ class GatedDeltaLayer(Mixer):
         heads, after = run_delta_rule(query, key, value, rate, decay, x.lengths, given)
         if cache is not None:
             cache.keep(after, recent)
+        weights = partial(DeltaWeights, query, key, rate, decay, x.lengths)
+        heads = watch_pattern(look if state is None else None, weights, value, heads)
         normed = F.rms_norm(heads.float(), heads.shape[-1:], eps=config.eps).to(heads.dtype)
         gated = self.norm_weight * normed * F.silu(by_head(gate, config.heads).float())
         gated = seen(look, Tap.HEAD_OUTPUT, gated.to(heads.dtype), x)

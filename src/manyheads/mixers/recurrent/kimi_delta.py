@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch import nn
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import check_int
+from manyheads.mixers.head_weights import DeltaWeights, watch_pattern
 from manyheads.mixers.mixer import Mixer, by_head
 from manyheads.mixers.recurrent.delta_recurrence import run_delta_rule, unit
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
@@ -48,6 +50,9 @@ class KimiDelta:
 class KimiDeltaLayer(Mixer):
     """Kimi delta attention with its projections, convolution and output gate."""
 
+    carries_state = True
+    has_pattern = True
+
     def __init__(self, config: KimiDelta) -> None:
         super().__init__()
         self.config = config
@@ -83,6 +88,8 @@ class KimiDeltaLayer(Mixer):
         heads, after = run_delta_rule(query, key, value, rate, decay, x.lengths, given)
         if cache is not None:
             cache.keep(after, recent)
+        weights = partial(DeltaWeights, query, key, rate, decay, x.lengths)
+        heads = watch_pattern(look if state is None else None, weights, value, heads)
         normed = F.rms_norm(heads.float(), (rank,), self.norm_weight.float(), config.eps)
         gated = normed * by_head(self.widen_gate(gate), config.heads).float().sigmoid()
         gated = seen(look, Tap.HEAD_OUTPUT, gated.to(heads.dtype), x)

@@ -1,6 +1,7 @@
 """Mamba-2 (arXiv 2405.21060): a state-space layer whose heads decay at their own, learned pace."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, check_int
+from manyheads.mixers.head_weights import DecayWeights, watch_pattern
 from manyheads.mixers.mixer import Mixer, by_head
 from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks, recur_one_token
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
@@ -62,6 +64,9 @@ class Mamba2:
 class Mamba2Layer(Mixer):
     """A Mamba-2 layer."""
 
+    carries_state = True
+    has_pattern = True
+
     def __init__(self, config: Mamba2) -> None:
         super().__init__()
         self.config = config
@@ -104,9 +109,12 @@ class Mamba2Layer(Mixer):
             heads, after = recur_in_chunks(query, paced, value, decay, x.lengths, given)
         if cache is not None:
             cache.keep(after, recent)
+        weights = partial(DecayWeights, query, paced, decay, x.lengths)
+        heads = watch_pattern(look if state is None else None, weights, value, heads)
         heads = heads + value * self.skip.to(value.dtype)[:, None]
-        heads = seen(look, Tap.HEAD_OUTPUT, heads, x)
-        return x.with_values(self.output(self._gated(heads.flatten(1), gate)))
+        gated = by_head(self._gated(heads.flatten(1), gate), config.heads)
+        gated = seen(look, Tap.HEAD_OUTPUT, gated, x)
+        return x.with_values(self.output(gated.flatten(1)))
 
     def _gated(
         self, heads: Float[Tensor, "n c"], gate: Float[Tensor, "n c"]

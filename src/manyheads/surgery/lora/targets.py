@@ -63,6 +63,8 @@ def projections_of(model: nn.Module) -> list[Projection]:
             continue
         for index, layer in enumerate(stack.layers):
             assert isinstance(layer, Layer)
+            if stack.config.owners[index] != index:
+                continue
             here = f"{path}.layers.{index}"
             for sublayer, attention in (
                 (Sublayer.ATTENTION, layer.attention),

@@ -1,7 +1,7 @@
 """Selection of heads to remove, and the cost of removing them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sys import maxsize
 from typing import Any, ClassVar
 
@@ -77,6 +77,7 @@ def select_heads(
         targets=targets,
         stack=stack,
         sublayer=sublayer,
+        mixers=False,
         seed=seed,
         batch_tokens=batch_tokens,
         progress=progress,
@@ -162,12 +163,15 @@ class HeadUnit(Unit[Address]):
             progress=self.evaluation.progress,
         ).duplicates
         # The smaller model numbers the heads that are left in the same order.
-        blocks = HeadScope(model, self.part.stack_name, self.part.sublayer).blocks
+        blocks = replace(self.part, model=model).blocks
         counted = [address for block in blocks for address in block.addresses]
         names = dict(zip(counted, left, strict=True))
         worth = self._importance(gone)
         candidates: dict[Address, Candidate[Address]] = {}
         for pair in pairs:
+            if pair.one not in names or pair.other not in names:
+                # A head of a mixer, which cannot be cut out.
+                continue
             one, other = names[pair.one], names[pair.other]
             if one in candidates or other in candidates:
                 continue

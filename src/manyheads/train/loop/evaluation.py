@@ -207,10 +207,11 @@ class HeadWatcher:
 
     def see(self, site: Site, value: Ragged | Patterns) -> None:
         if isinstance(value, Patterns):
+            shares = tuple(value.shares(sequence) for sequence in range(len(value)))
             for name, score in _SCORES.items():
-                self._keep(site, name, _mean(score, value.each[: self.probe.natural]))
+                self._keep(site, name, _mean(score, shares[: self.probe.natural]))
             if self.probe.block:
-                repeated = value.each[self.probe.natural :]
+                repeated = shares[self.probe.natural :]
                 self._keep(site, "induction", _mean(self._induction, repeated))
             return
         natural = value.values[: sum(value.lengths.each[: self.probe.natural])]

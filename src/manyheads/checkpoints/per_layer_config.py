@@ -56,6 +56,8 @@ def describe_uneven(family: Family, config: ModelConfig) -> Iterator[dict[str, A
     """
     if not family.per_layer_keys or not isinstance(config, DecoderConfig):
         return
+    if config.stack.weights_of != "own":
+        return
     alone = [_layer_alone(family, config, index) for index in range(len(config.stack.layers))]
     described = [each for each in alone if each is not None]
     if (

@@ -1,6 +1,7 @@
 """Token embeddings, with positions and token types."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -9,7 +10,14 @@ from torch import Tensor, nn
 from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.parts.norms import NoNorm, Norm, make_norm
-from manyheads.parts.positions import EmbeddingPosition, Learned, NoPosition, Sinusoidal
+from manyheads.parts.positions import (
+    Axial,
+    EmbeddingPosition,
+    Learned,
+    NoPosition,
+    Sinusoidal,
+)
+from manyheads.parts.positions.absolute import AxialTable
 from manyheads.ragged import Ragged
 
 
@@ -19,7 +27,8 @@ class Embedding:
     """A vector per token, times `scale`, plus those of its position and type (BERT's segments).
 
     If `round_scale`, the scale is first rounded to the dtype of the vectors, as in Gemma. With
-    `projected` a linear layer follows the norm, as in FNet.
+    `projected` a linear layer follows the norm, as in FNet; then the vectors may have another
+    `table_width` than the model, as in ALBERT (arXiv 1909.11942).
     """
 
     vocabulary: int
@@ -30,11 +39,31 @@ class Embedding:
     scale: float = 1.0
     round_scale: bool = False
     projected: bool = False
+    table_width: int | Literal["same"] = "same"
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
         if self.vocabulary < 1:
             raise ConfigError(f"vocabulary must be at least 1, got {self.vocabulary}")
+        if self.table_width != "same" and self.table_width < 1:
+            raise ConfigError(f"table_width must be at least 1, got {self.table_width}")
+        if self.size != self.width and not self.projected:
+            raise ConfigError(
+                f"vectors of table_width={self.table_width} do not have the width {self.width}",
+                "set projected=True",
+            )
+        at = self.position
+        if isinstance(at, Axial) and at.row_size + at.column_size != self.size:
+            raise ConfigError(
+                f"{at.row_size} channels of rows and {at.column_size} of columns do not make the "
+                f"{self.size} of a token",
+                "make row_size + column_size equal to the width",
+            )
+
+    @property
+    def size(self) -> int:
+        """Channels of the vectors in the tables."""
+        return self.width if self.table_width == "same" else self.table_width
 
 
 class TokenEmbedding(nn.Module):
@@ -43,13 +72,14 @@ class TokenEmbedding(nn.Module):
     def __init__(self, config: Embedding) -> None:
         super().__init__()
         self.config = config
-        self.tokens = nn.Embedding(config.vocabulary, config.width)
+        self.tokens = nn.Embedding(config.vocabulary, config.size)
         self.positions: nn.Embedding | None = None
         if isinstance(config.position, Learned):
-            self.positions = nn.Embedding(config.position.count, config.width)
-        self.types = nn.Embedding(config.types, config.width) if config.types else None
-        self.norm = make_norm(config.norm, config.width)
-        self.project = nn.Linear(config.width, config.width) if config.projected else None
+            self.positions = nn.Embedding(config.position.count, config.size)
+        self.axial = AxialTable(config.position) if isinstance(config.position, Axial) else None
+        self.types = nn.Embedding(config.types, config.size) if config.types else None
+        self.norm = make_norm(config.norm, config.size)
+        self.project = nn.Linear(config.size, config.width) if config.projected else None
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
@@ -70,7 +100,7 @@ class TokenEmbedding(nn.Module):
             x = x + self.types(type_ids)
         return ids.with_values(self.dropout(self.finished(x)))
 
-    def finished(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+    def finished(self, x: Float[Tensor, "n e"]) -> Float[Tensor, "n c"]:
         """What still happens to the sum of vectors: the norm, and a projection if there is one."""
         normed: Tensor = self.norm(x)
         return normed if self.project is None else self.project(normed)
@@ -89,8 +119,11 @@ class TokenEmbedding(nn.Module):
             case Learned(offset=offset):
                 assert self.positions is not None
                 return x + self.positions(positions + offset)
+            case Axial():
+                assert self.axial is not None
+                return x + self.axial(positions)
             case Sinusoidal() as sinusoidal:
-                return x + sinusoidal.vectors(positions, self.config.width).to(x.dtype)
+                return x + sinusoidal.vectors(positions, self.config.size).to(x.dtype)
             case _:
                 return x
 
@@ -115,7 +148,7 @@ class TokenEmbedding(nn.Module):
         _check_range("token id", ids.values, self.config.vocabulary, "vocabulary")
         if types is not None:
             _check_range("type", types.values, self.config.types, "types")
-        if isinstance(self.config.position, Learned):
+        if isinstance(self.config.position, Learned | Axial):
             longest, limit = int(positions.max()) + 1, self.config.position.longest
             if longest > limit:
                 raise InputError(

@@ -10,7 +10,7 @@ from manyheads.models.embedding import Embedding, TokenEmbedding
 from manyheads.models.initialisation import Initialisation, initialise
 from manyheads.models.padding import Output, to_ragged
 from manyheads.models.provenance import Provenance
-from manyheads.models.readout import NoReadout, Readout, make_readout
+from manyheads.models.readout import LanguageHead, NoReadout, Readout, make_readout
 from manyheads.models.stack import Explained, Stack, StackConfig
 from manyheads.parts.experts import RouterLosses
 from manyheads.parts.positions import Learned
@@ -29,6 +29,22 @@ class TextConfig:
 
     def __post_init__(self) -> None:
         check_embedding(self.embedding, self.stack)
+        check_tied(self.embedding, self.readout)
+
+
+def check_tied(embedding: Embedding, readout: Readout) -> None:
+    """Refuse a tied head whose features cannot be multiplied with the token vectors."""
+    if not isinstance(readout, LanguageHead) or not readout.tied:
+        return
+    transform = readout.transform
+    width = "same" if transform is None else transform.width
+    width = embedding.width if width == "same" else width
+    if width != embedding.size:
+        raise ConfigError(
+            f"a tied language head has features of width {width}, and the token vectors have "
+            f"{embedding.size} channels",
+            f"use ReadoutTransform(width={embedding.size}), or tied=False",
+        )
 
 
 def check_embedding(embedding: Embedding, stack: StackConfig) -> None:
@@ -79,7 +95,9 @@ class TextModel(nn.Module, Provenance):
         self.config = config
         self.embedding = TokenEmbedding(config.embedding)
         self.stack = Stack(config.stack)
-        self.readout = make_readout(config.readout, config.stack.width, config.embedding.vocabulary)
+        self.readout = make_readout(
+            config.readout, config.stack.output_width, config.embedding.vocabulary
+        )
         initialise(self, config.init)
 
     def forward(

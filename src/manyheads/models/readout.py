@@ -23,11 +23,15 @@ class NoReadout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadoutTransform:
-    """Dense, activation, norm: what BERT has before its language head."""
+    """Dense, activation, norm: what BERT has before its language head.
+
+    Its outputs have `width` channels: in ALBERT those of the token vectors.
+    """
 
     activation: Activation = "gelu"
     norm: Norm = LayerNorm()
     bias: bool = True
+    width: int | Literal["same"] = "same"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +110,11 @@ class TransformLayer(nn.Module):
     def __init__(self, config: ReadoutTransform, width: int) -> None:
         super().__init__()
         self.config = config
-        self.dense = nn.Linear(width, width, bias=config.bias)
-        self.norm = make_norm(config.norm, width)
+        self.width = width if config.width == "same" else config.width
+        self.dense = nn.Linear(width, self.width, bias=config.bias)
+        self.norm = make_norm(config.norm, self.width)
 
-    def forward(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+    def forward(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n e"]:
         return self.norm(ACTIVATIONS[self.config.activation](self.dense(x)))
 
 
@@ -127,6 +132,8 @@ class ReadoutLayer(nn.Module):
         outputs = vocabulary if isinstance(config, LanguageHead) else config.classes
         tied = isinstance(config, LanguageHead) and config.tied
         joined = isinstance(config, ClassHead) and config.pool == "first_and_mean"
+        if isinstance(self.transform, TransformLayer):
+            width = self.transform.width
         inputs = 2 * width if joined else width
         self.weight = None if tied else nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.zeros(outputs)) if config.bias else None
@@ -140,7 +147,7 @@ class ReadoutLayer(nn.Module):
         logits = self.finish(F.linear(self.features(x), self.vectors(table), self.bias))
         return logits if isinstance(self.config, ClassHead) else hidden.with_values(logits)
 
-    def features(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+    def features(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n e"]:
         """The features that are multiplied with the vectors of tokens or classes."""
         x = self.transform(x)
         if isinstance(self.config, LanguageHead) and self.config.scale != 1.0:

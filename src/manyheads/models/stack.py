@@ -1,12 +1,14 @@
 """A stack of layers, each with its own config."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from manyheads.argument_checks import check_fields
 from manyheads.attention import AttentionConfig, PositionEncoding
 from manyheads.cache import (
     Cache,
@@ -32,21 +34,70 @@ from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Sublayer, Tap, Watcher, seen
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackConfig:
-    """The layers of one residual stream, and the norm after the last."""
+    """The layers of one residual stream, and the norm after the last.
+
+    Layers may share weights across depth: `weights_of="first"` uses those of the first layer at
+    every depth, as ALBERT (arXiv 1909.11942) and Universal Transformers (arXiv 1807.03819) do, and
+    (0, 0, 2, 2) those of layers 0 and 2 twice each.
+    """
 
     width: int
     layers: tuple[LayerConfig, ...]
     final_norm: Norm = NoNorm()
+    weights_of: tuple[int, ...] | Literal["own", "first"] = "own"
 
     def __post_init__(self) -> None:
+        self._check_sharing()
+        if self.reversible and any(layer.residual != "reversible" for layer in self.layers):
+            raise ConfigError(
+                "some layers are reversible and others not", "make all of them reversible"
+            )
         for index, layer in enumerate(self.layers):
             if layer.widths - {self.width}:
                 raise ConfigError(
                     f"layer {index} has width {layer.widths.pop()}, and the stack {self.width}",
                     "give all layers the width of the stack",
                 )
+
+    def _check_sharing(self) -> None:
+        if len(self.owners) != len(self.layers):
+            raise ConfigError(
+                f"weights_of has {len(self.owners)} numbers, and the stack {len(self.layers)} "
+                "layers",
+                "give one number per layer",
+            )
+        for index, owner in enumerate(self.owners):
+            if not 0 <= owner <= index or self.owners[owner] != owner:
+                raise ConfigError(
+                    f"layer {index} cannot use the weights of {owner}",
+                    "name an earlier layer with weights of its own, or the layer itself",
+                )
+            if self.layers[index] != self.layers[owner]:
+                raise ConfigError(
+                    f"layer {index} uses the weights of layer {owner} and has another config",
+                    "give both the same config",
+                )
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """For each layer the one whose weights it uses: itself, or an earlier one."""
+        if isinstance(self.weights_of, tuple):
+            return self.weights_of
+        shared = self.weights_of == "first"
+        return tuple(0 if shared else index for index in range(len(self.layers)))
+
+    @property
+    def reversible(self) -> bool:
+        """Whether there are two residual streams."""
+        return any(layer.residual == "reversible" for layer in self.layers)
+
+    @property
+    def output_width(self) -> int:
+        """Channels of what the readout receives: both streams of reversible layers."""
+        return 2 * self.width if self.reversible else self.width
 
     def attention(self, layer: int) -> AttentionConfig | None:
         branch = self.layers[layer].attention
@@ -63,6 +114,25 @@ class Explained:
         return "\n".join(f"{name}: {choice}" for name, choice in self.choices)
 
 
+class SharedLayers(nn.ModuleList):
+    """One layer per depth, of which several are the same module; it is registered once."""
+
+    def __init__(self, layers: dict[int, Layer], owners: tuple[int, ...]) -> None:
+        super().__init__()
+        self.owners = owners
+        for index, layer in layers.items():
+            self.add_module(str(index), layer)
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Any:
+        return cast(Layer, self._modules[str(self.owners[index])])
+
+
 class Stack(nn.Module):
     """Layers one after another; layers with the same positions encode them once."""
 
@@ -73,11 +143,20 @@ class Stack(nn.Module):
         self.position_owner = tuple(
             _position_owner(config, index) for index in range(len(config.layers))
         )
-        self.layers = nn.ModuleList(
-            Layer(layer, config.width, owns_table=self.position_owner[index] == index)
-            for index, layer in enumerate(config.layers)
+        layers = {
+            index: Layer(
+                config.layers[index],
+                config.width,
+                owns_table=self.position_owner[index] == index,
+            )
+            for index in sorted(set(config.owners))
+        }
+        self.layers: nn.ModuleList = (
+            nn.ModuleList(layers.values())
+            if config.weights_of == "own"
+            else SharedLayers(layers, config.owners)
         )
-        self.final_norm = make_norm(config.final_norm, config.width)
+        self.final_norm = make_norm(config.final_norm, config.output_width)
 
     def forward(
         self,
@@ -93,6 +172,8 @@ class Stack(nn.Module):
             self._check_rotations(cache, plan)
         look = None if watch is None else Look(watch, stack=self.name)
         x = x.with_values(seen(look, Tap.EMBEDDINGS, x.values, x))
+        if self.config.reversible:
+            x = x.with_values(x.values.repeat(1, 2))
         return self._run(x, 0, positions, memory, cache, plan, look)
 
     def resume(
@@ -109,6 +190,12 @@ class Stack(nn.Module):
         """
         if not 0 <= layer <= len(self.layers):
             raise InputError(f"layer must be in 0 to {len(self.layers)}, got {layer}")
+        if x.values.shape[1] != self.config.output_width:
+            raise InputError(
+                f"the layers have residual streams of {self.config.output_width} channels "
+                f"together, got {x.values.shape[1]}",
+                "run the model from its tokens: one stream alone does not determine the rest",
+            )
         look = None if watch is None else Look(watch, stack=self.name)
         return self._run(x, layer, None, memory, None, None, look)
 

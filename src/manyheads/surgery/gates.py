@@ -79,6 +79,8 @@ def add_gates(
     fresh = build(cast(ModelConfig, config), device="meta")
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     for name, index in chosen:
+        if getattr(config, FIELDS[name]).owners[index] != index:
+            continue
         old, new = (_attention(each, name, index, sublayer) for each in (model, fresh))
         prefix = f"{FIELDS[name]}.layers.{index}.{sublayer.value}."
         own = _weights(old, new, gate)

@@ -93,24 +93,28 @@ class Mamba2Layer(Mixer):
         dt = F.softplus(pace.float() + self.dt_bias.float())
         dt = dt if config.time_step == "any" else dt.clamp(*config.time_step)
         value = by_head(value, config.heads)
-        repeats = config.heads // config.groups
-        key, query = (
-            by_head(part, config.groups).repeat_interleave(repeats, dim=1) for part in (key, query)
-        )
+        steps = state is not None and x.lengths.longest == 1 and x.lengths.uniform
+        key, query = (by_head(part, config.groups) for part in (key, query))
+        if look is not None or steps:
+            repeats = config.heads // config.groups
+            key, query = (part.repeat_interleave(repeats, dim=1) for part in (key, query))
         query = seen(look, Tap.QUERY, query, x)
         key = seen(look, Tap.KEY, key, x)
         value = seen(look, Tap.VALUE, value, x)
         decay = -self.log_rate.float().exp() * dt
-        paced = key.float() * dt.unsqueeze(-1)
-        if state is not None and x.lengths.longest == 1 and x.lengths.uniform:
-            heads, after = recur_one_token(query, paced, value, decay, state[0])
+        # dt k v^T: with dt at the values, heads of a group have the same keys.
+        paced = value.float() * dt.unsqueeze(-1)
+        if state is not None and steps:
+            heads, after = recur_one_token(query, key, paced, decay, state[0])
         else:
             given = None if state is None else state[0]
-            heads, after = recur_in_chunks(query, paced, value, decay, x.lengths, given)
+            heads, after = recur_in_chunks(query, key, paced, decay, x.lengths, given)
         if cache is not None:
             cache.keep(after, recent)
-        weights = partial(DecayWeights, query, paced, decay, x.lengths)
-        heads = watch_pattern(look if state is None else None, weights, value, heads)
+        heads = heads.to(value.dtype)
+        if look is not None and state is None:
+            weights = partial(DecayWeights, query, key * dt.unsqueeze(-1), decay, x.lengths)
+            heads = watch_pattern(look, weights, value, heads)
         heads = heads + value * self.skip.to(value.dtype)[:, None]
         gated = by_head(self._gated(heads.flatten(1), gate), config.heads)
         gated = seen(look, Tap.HEAD_OUTPUT, gated, x)

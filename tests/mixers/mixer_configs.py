@@ -4,6 +4,8 @@ from manyheads.mixers.build import MixerConfig
 from manyheads.mixers.fourier import Fourier
 from manyheads.mixers.linear_attention import LinearAttention
 from manyheads.mixers.lsh_attention import LshAttention
+from manyheads.mixers.memory.knn_memory import KnnMemory
+from manyheads.mixers.memory.segment_recurrence import SegmentRecurrence
 from manyheads.mixers.performer import Performer
 from manyheads.mixers.recurrent.gated_delta import GatedDelta
 from manyheads.mixers.recurrent.kimi_delta import KimiDelta
@@ -22,6 +24,8 @@ from manyheads.parts import SwiGLU
 
 WIDTH, VOCABULARY = 16, 50
 CAUSAL: dict[str, MixerConfig] = {
+    "segments": SegmentRecurrence(width=WIDTH, heads=2, segment=8, memory=11),
+    "knn": KnnMemory(width=WIDTH, heads=2, window=5, memory=20, top_k=3),
     "kimi delta": KimiDelta(width=WIDTH, heads=2, head_size=6),
     "linear": LinearAttention(width=WIDTH, heads=2),
     "retention": LinearAttention(width=WIDTH, heads=2, decay="heads"),

@@ -3,6 +3,9 @@
 from manyheads.mixers.fourier import Fourier
 from manyheads.mixers.linear_attention import LinearAttention
 from manyheads.mixers.lsh_attention import LshAttention
+from manyheads.mixers.memory.knn_memory import KnnMemory
+from manyheads.mixers.memory.segment_recurrence import SegmentRecurrence
+from manyheads.mixers.mlp_mixer import MlpMixer
 from manyheads.mixers.performer import Performer
 from manyheads.mixers.recurrent.gated_delta import GatedDelta
 from manyheads.mixers.recurrent.kimi_delta import KimiDelta
@@ -16,11 +19,14 @@ __all__ = [
     "Fourier",
     "GatedDelta",
     "KimiDelta",
+    "KnnMemory",
     "LinearAttention",
     "Longformer",
     "LshAttention",
     "Mamba",
     "Mamba2",
+    "MlpMixer",
     "Performer",
+    "SegmentRecurrence",
     "global_tokens",
 ]

@@ -3,7 +3,13 @@
 from manyheads.mixers.fourier import Fourier, FourierLayer
 from manyheads.mixers.linear_attention import LinearAttention, LinearAttentionLayer
 from manyheads.mixers.lsh_attention import LshAttention, LshAttentionLayer
+from manyheads.mixers.memory.knn_memory import KnnMemory, KnnMemoryLayer
+from manyheads.mixers.memory.segment_recurrence import (
+    SegmentRecurrence,
+    SegmentRecurrenceLayer,
+)
 from manyheads.mixers.mixer import Mixer
+from manyheads.mixers.mlp_mixer import MlpMixer, MlpMixerLayer
 from manyheads.mixers.performer import Performer, PerformerLayer
 from manyheads.mixers.recurrent.gated_delta import GatedDelta, GatedDeltaLayer
 from manyheads.mixers.recurrent.kimi_delta import KimiDelta, KimiDeltaLayer
@@ -15,6 +21,9 @@ from manyheads.mixers.sparse.longformer import Longformer, LongformerLayer
 MixerConfig = (
     KimiDelta
     | Fourier
+    | KnnMemory
+    | MlpMixer
+    | SegmentRecurrence
     | BigBird
     | Longformer
     | LinearAttention
@@ -28,6 +37,12 @@ MixerConfig = (
 
 def make_mixer(config: MixerConfig) -> Mixer:
     match config:
+        case KnnMemory():
+            return KnnMemoryLayer(config)
+        case MlpMixer():
+            return MlpMixerLayer(config)
+        case SegmentRecurrence():
+            return SegmentRecurrenceLayer(config)
         case BigBird():
             return BigBirdLayer(config)
         case Longformer():

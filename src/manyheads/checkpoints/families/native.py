@@ -7,7 +7,8 @@ from manyheads import attention
 from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.dataclass_codec import DataclassCodec
-from manyheads.mixers import fourier, linear_attention, lsh_attention, performer
+from manyheads.mixers import fourier, linear_attention, lsh_attention, mlp_mixer, performer
+from manyheads.mixers.memory import knn_memory, segment_recurrence
 from manyheads.mixers.recurrent import gated_delta, kimi_delta, mamba, mamba2
 from manyheads.mixers.sparse import big_bird, longformer
 from manyheads.models import (
@@ -55,6 +56,9 @@ CONFIG_JSON = DataclassCodec(
         gates.Gate,
         fourier.Fourier,
         big_bird.BigBird,
+        knn_memory.KnnMemory,
+        mlp_mixer.MlpMixer,
+        segment_recurrence.SegmentRecurrence,
         longformer.Longformer,
         gated_delta.GatedDelta,
         kimi_delta.KimiDelta,
@@ -81,6 +85,7 @@ CONFIG_JSON = DataclassCodec(
         masks.RandomBlocks,
         masks.Window,
         alibi.Alibi,
+        absolute.Axial,
         absolute.Learned,
         absolute.NoPosition,
         disentangled.Disentangled,

@@ -1,7 +1,7 @@
 """BigBird: BERT with block-sparse attention in long texts."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
 from manyheads.checkpoints.families.encoders.bert import (
@@ -21,7 +21,7 @@ from manyheads.mixers.sparse.big_bird import BigBird
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
 from manyheads.models.initialisation import Initialisation
-from manyheads.models.layer import Branch, LayerConfig
+from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
 from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, ReadoutTransform
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.stack import StackConfig
@@ -79,7 +79,7 @@ class BigBirdFamily(Family):
             ReadoutTransform(activation=activation, norm=NoNorm()),
         )
         feedforward = MLP(width=width, hidden=theirs["intermediate_size"], activation=activation)
-        after = Branch(feedforward, PostNorm(norm), dropout)
+        after: Branch[FeedForwardConfig] = Branch(feedforward, PostNorm(norm), dropout)
         attentions = [_attention(theirs, index) for index in range(theirs["num_hidden_layers"])]
         layers = tuple(
             LayerConfig(attention=Branch(each, PostNorm(norm), dropout), feedforward=after)
@@ -191,8 +191,8 @@ BIG_BIRD = BigBirdFamily()
 def _attention(theirs: Mapping[str, Any], index: int) -> AttentionConfig | BigBird:
     width, heads = theirs["hidden_size"], theirs["num_attention_heads"]
     dropout = float(theirs["attention_probs_dropout_prob"])
+    bias: Literal["all", "output"] = "all" if theirs["use_bias"] else "output"
     if theirs["attention_type"] == FULL:
-        bias = "all" if theirs["use_bias"] else "output"
         return AttentionConfig(width=width, heads=heads, bias=bias, dropout=dropout)
     return BigBird(
         width=width,
@@ -202,7 +202,7 @@ def _attention(theirs: Mapping[str, Any], index: int) -> AttentionConfig | BigBi
         seed=index,
         draw="training",
         longest=theirs["max_position_embeddings"],
-        bias="all" if theirs["use_bias"] else "output",
+        bias=bias,
         dropout=dropout,
     )
 

@@ -1,0 +1,1 @@
+"""Mixers that look back at kept keys and values of a bounded number of earlier tokens."""

@@ -1,0 +1,150 @@
+"""Memorizing Transformer (arXiv 2203.08913): a window, and the best keys of a long memory."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from manyheads.argument_checks import check_fields
+from manyheads.cache import StateSlot
+from manyheads.errors import ConfigError, check_int
+from manyheads.mixers.memory.recent_keys import RecentKeys
+from manyheads.mixers.mixer import Mixer, by_head
+from manyheads.mixers.sparse.key_lists import LARGEST, QueryBlocks, attend_listed, hidden_where
+from manyheads.ragged import Ragged
+from manyheads.taps import Look, Tap, seen
+
+# Queries that share a list of keys, unless the window is wider.
+SMALLEST_BLOCK = 64
+
+
+@check_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnnMemory:
+    """Attention to the last `window` tokens, and to the `top_k` best of `memory` tokens before.
+
+    The memory of a text holds its own tokens only and no gradient flows into it. A learned gate for
+    each head weighs what is read from it against what is read from the window.
+    """
+
+    width: int
+    heads: int
+    window: int
+    memory: int
+    top_k: int = 32
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("width", "heads", "window", "memory", "top_k"):
+            check_int(name, getattr(self, name), minimum=1)
+        if self.width % self.heads:
+            raise ConfigError(f"heads must divide width={self.width}, got {self.heads}")
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only those before it."""
+        return True
+
+    @property
+    def size(self) -> int:
+        """Channels of a head."""
+        return self.width // self.heads
+
+
+class KnnMemoryLayer(Mixer):
+    """Attention to a window and to the nearest keys of a memory."""
+
+    def __init__(self, config: KnnMemory) -> None:
+        super().__init__()
+        self.config = config
+        self.project = nn.Linear(config.width, 3 * config.width, bias=config.bias)
+        self.memory_gate = nn.Parameter(torch.zeros(config.heads))
+        self.output = nn.Linear(config.width, config.width, bias=config.bias)
+
+    def forward(
+        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+    ) -> Ragged:
+        config = self.config
+        query, key, value = (
+            by_head(part, config.heads) for part in self.project(x.values).chunk(3, dim=-1)
+        )
+        query = seen(look, Tap.QUERY, query, x)
+        key = seen(look, Tap.KEY, key, x)
+        value = seen(look, Tap.VALUE, value, x)
+        kept = config.window + config.memory - 1
+        recent = RecentKeys.join(key, value, x.lengths, cache, kept)
+        longest = max(x.lengths.longest, 1)
+        blocks = QueryBlocks.of(x.lengths, min(max(config.window, SMALLEST_BLOCK), longest))
+        local = self._local(query, recent, blocks)
+        remembered, found = self._remember(query, recent, blocks)
+        gate = torch.sigmoid(self.memory_gate.float()).to(local.dtype).unsqueeze(1)
+        # Where nothing is remembered yet, the window is all there is.
+        gate = gate * found[:, None, None]
+        mixed = seen(look, Tap.HEAD_OUTPUT, gate * remembered + (1 - gate) * local, x)
+        recent.keep(cache)
+        return x.with_values(self.output(mixed.flatten(1)))
+
+    def _local(
+        self, query: Float[Tensor, "n h d"], recent: RecentKeys, blocks: QueryBlocks
+    ) -> Float[Tensor, "n h d"]:
+        window = self.config.window
+        around = torch.arange(1 - window, blocks.size, device=query.device)
+        near = blocks.start.unsqueeze(1) + around
+        rows, exists = recent.rows(blocks.text, near)
+        within = blocks.position < blocks.length()
+
+        def added(some: slice) -> Float[Tensor, "c 1 t s"]:
+            apart = blocks.position[some].unsqueeze(2) - near[some].unsqueeze(1)
+            visible = (apart >= 0) & (apart < window) & exists[some].unsqueeze(1)
+            return hidden_where(visible.unsqueeze(1), within[some])
+
+        return attend_listed(
+            query,
+            recent.k,
+            recent.v,
+            blocks,
+            rows.unsqueeze(1),
+            added,
+            scale=self.config.size**-0.5,
+        )
+
+    def _remember(
+        self, query: Float[Tensor, "n h d"], recent: RecentKeys, blocks: QueryBlocks
+    ) -> tuple[Float[Tensor, "n h d"], Float[Tensor, " n"]]:
+        """What every token reads from its memory, and whether it has one."""
+        config, key, value = self.config, recent.k.detach(), recent.v.detach()
+        if not query.shape[0]:
+            return value[:0], query.new_zeros(0)
+        reach = config.window + config.memory - 1
+        around = torch.arange(-reach, blocks.size - config.window, device=query.device)
+        far = blocks.start.unsqueeze(1) + around
+        rows, exists = recent.rows(blocks.text, far)
+        cut = blocks.chunks.cut(query).transpose(1, 2)
+        top_k = min(config.top_k, around.shape[0])
+        heads = torch.arange(config.heads, device=query.device)[:, None, None]
+
+        def read(some: slice) -> tuple[Float[Tensor, "c h t d"], Float[Tensor, "c t"]]:
+            apart = blocks.position[some].unsqueeze(2) - far[some].unsqueeze(1)
+            visible = (apart >= config.window) & (apart <= reach) & exists[some].unsqueeze(1)
+            scores = (cut[some] @ key[rows[some]].permute(0, 2, 3, 1)).float() * config.size**-0.5
+            best, index = scores.masked_fill(~visible.unsqueeze(1), -torch.inf).topk(top_k)
+            found = visible.any(-1)
+            weights = best.masked_fill(~found[:, None, :, None], 0.0).softmax(-1)
+            chosen = rows[some][:, None, None].expand(*index.shape[:3], -1).gather(3, index)
+            read = (weights.to(value.dtype).unsqueeze(3) @ value[chosen, heads]).squeeze(3)
+            return read, found.to(value.dtype)
+
+        count = cut.shape[0]
+        sizes = around.shape[0] + top_k * config.size
+        step = max(1, LARGEST // (config.heads * blocks.size * sizes))
+        grad = torch.is_grad_enabled() and query.requires_grad
+        pieces = [slice(start, start + step) for start in range(0, count, step)]
+        # Recomputed in the backward pass, so that the scores of the memory are not stored.
+        parts = [
+            checkpoint(read, some, use_reentrant=False) if grad and step < count else read(some)
+            for some in pieces
+        ]
+        mixed, found = (torch.cat(part) for part in zip(*parts, strict=True))
+        return blocks.chunks.join(mixed.transpose(1, 2)), blocks.chunks.join(found)

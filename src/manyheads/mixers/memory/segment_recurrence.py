@@ -1,0 +1,149 @@
+"""Transformer-XL (arXiv 1901.02860): attention to the own segment and the one kept before it."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.argument_checks import check_fields
+from manyheads.cache import StateSlot
+from manyheads.errors import ConfigError, check_int
+from manyheads.mixers.memory.recent_keys import RecentKeys
+from manyheads.mixers.mixer import Mixer, by_head
+from manyheads.mixers.sparse.key_lists import QueryBlocks, attend_listed, hidden_where
+from manyheads.parts.positions import Sinusoidal
+from manyheads.ragged import Ragged
+from manyheads.taps import Look, Tap, seen
+
+
+@check_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentRecurrence:
+    """Texts in segments of `segment` tokens, each with a memory of the `memory` tokens before it.
+
+    A token sees those before it in its segment, and the memory, into which no gradient flows.
+    Scores depend on the distance of tokens: (q + u) k + (q + v) r, with r from a sinusoid of the
+    distance and learned vectors u and v for each head.
+    """
+
+    width: int
+    heads: int
+    segment: int
+    memory: int
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("width", "heads", "segment"):
+            check_int(name, getattr(self, name), minimum=1)
+        check_int("memory", self.memory, minimum=0)
+        if self.width % self.heads:
+            raise ConfigError(f"heads must divide width={self.width}, got {self.heads}")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only those before it."""
+        return True
+
+    @property
+    def size(self) -> int:
+        """Channels of a head."""
+        return self.width // self.heads
+
+
+class SegmentRecurrenceLayer(Mixer):
+    """Attention with relative positions to a segment and its memory."""
+
+    def __init__(self, config: SegmentRecurrence) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.project_query = nn.Linear(width, width, bias=False)
+        self.project = nn.Linear(width, 2 * width, bias=False)
+        self.project_distance = nn.Linear(width, width, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(config.heads, config.size))
+        self.distance_bias = nn.Parameter(torch.zeros(config.heads, config.size))
+        self.output = nn.Linear(width, width, bias=False)
+
+    def forward(
+        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+    ) -> Ragged:
+        heads = self.config.heads
+        query = seen(look, Tap.QUERY, by_head(self.project_query(x.values), heads), x)
+        key, value = (by_head(part, heads) for part in self.project(x.values).chunk(2, dim=-1))
+        key = seen(look, Tap.KEY, key, x)
+        value = seen(look, Tap.VALUE, value, x)
+        mixed = self._mix(query, key, value, x, cache, watched=look is not None)
+        mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
+        return x.with_values(self.output(mixed.flatten(1)))
+
+    def _mix(
+        self,
+        query: Float[Tensor, "n h d"],
+        key: Float[Tensor, "n h d"],
+        value: Float[Tensor, "n h d"],
+        x: Ragged,
+        cache: StateSlot | None,
+        *,
+        watched: bool,
+    ) -> Float[Tensor, "n h d"]:
+        config, scale = self.config, self.config.size**-0.5
+        # A call may begin in the middle of a segment, up to this far from the end of its memory.
+        kept = config.memory + config.segment - 1
+        recent = RecentKeys.join(key, value, x.lengths, cache, kept)
+        blocks = QueryBlocks.of(x.lengths, config.segment)
+        behind = config.memory if cache is None else kept
+        around = torch.arange(-behind, config.segment, device=query.device)
+        near = blocks.start.unsqueeze(1) + around
+        rows, exists = recent.rows(blocks.text, near)
+        keys, values = recent.k, recent.v
+        if cache is None and torch.is_grad_enabled() and config.memory:
+            still = (key.detach(), value.detach()) if watched else self._without_gradient(x)
+            # The memory of a segment is read from copies that let no gradient into the tokens.
+            keys, values = torch.cat([keys, still[0]]), torch.cat([values, still[1]])
+            rows = torch.where(near < blocks.start.unsqueeze(1), rows + len(key), rows)
+        before = recent.before[blocks.text].unsqueeze(1)
+        position = blocks.position
+        first = (before + position) // config.segment * config.segment - config.memory - before
+        within = position < blocks.length()
+        distances = self._distances(query)
+        # From a query to the keys of its list; the same in every block.
+        apart = torch.arange(config.segment, device=query.device).unsqueeze(1) - around
+        apart = apart.clamp(0, distances.shape[1] - 1)
+        cut = blocks.chunks.cut(query).transpose(1, 2)
+
+        def added(some: slice) -> Float[Tensor, "c h t s"]:
+            key_at, query_at = near[some].unsqueeze(1), position[some].unsqueeze(2)
+            visible = (key_at <= query_at) & (key_at >= first[some].unsqueeze(2))
+            visible = (visible & exists[some].unsqueeze(1)).unsqueeze(1)
+            towards = cut[some] + self.distance_bias.unsqueeze(1)
+            scores = (towards @ distances.mT) * scale
+            index = apart.expand(*scores.shape[:2], -1, -1)
+            return scores.gather(3, index) + hidden_where(visible, within[some])
+
+        mixed = attend_listed(
+            query + self.content_bias,
+            keys,
+            values,
+            blocks,
+            rows.unsqueeze(1),
+            added,
+            scale=scale,
+            dropout=config.dropout if self.training else 0.0,
+        )
+        recent.keep(cache)
+        return mixed
+
+    def _distances(self, like: Float[Tensor, "n h d"]) -> Float[Tensor, "h distances d"]:
+        """A vector for every distance from 0 up to the largest that is seen."""
+        count = self.config.memory + self.config.segment
+        sinusoid = Sinusoidal().vectors(torch.arange(count, device=like.device), self.config.width)
+        projected = self.project_distance(sinusoid.to(like.dtype))
+        return by_head(projected, self.config.heads).transpose(0, 1)
+
+    def _without_gradient(self, x: Ragged) -> list[Float[Tensor, "n h d"]]:
+        """Keys and values of tokens that get no gradient; the weights keep theirs."""
+        still = self.project(x.values.detach()).chunk(2, dim=-1)
+        return [by_head(part, self.config.heads) for part in still]

@@ -200,13 +200,16 @@ class Look:
         answer = self.watcher.see(site, value)
         if answer is None:
             return value
-        kind = Patterns if isinstance(value, Patterns) else type(value)
-        if not isinstance(answer, kind):
-            raise InputError(
-                f"the watcher returned a {type(answer).__name__} at {site}",
-                f"return a {kind.__name__}, or None to change nothing",
-            )
-        return answer
+        if isinstance(value, Patterns):
+            if isinstance(answer, Patterns):
+                return answer
+        elif isinstance(answer, type(value)):
+            return answer
+        kind = Patterns if isinstance(value, Patterns) else Ragged
+        raise InputError(
+            f"the watcher returned a {type(answer).__name__} at {site}",
+            f"return a {kind.__name__}, or None to change nothing",
+        )
 
 
 def seen(look: Look | None, tap: Tap, value: Tensor, like: Ragged) -> Tensor:

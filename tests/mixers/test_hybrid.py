@@ -16,7 +16,7 @@ from manyheads.models.readout import LanguageHead
 from manyheads.models.stack import StackConfig
 from manyheads.parts import Causal, SwiGLU
 from manyheads.taps import Head, Record, Site, Tap
-from tests.mixers.mixer_configs import CAUSAL, VOCABULARY, WIDTH
+from tests.mixers.mixer_configs import CAUSAL, VOCABULARY, WIDTH, small_model
 
 TEXTS = [[5, 6, 7, 8, 5, 6, 7, 8], [9, 10, 11, 12, 13]]
 
@@ -102,6 +102,27 @@ def test_layers_and_neurons_are_pruned_around_mixers(model: Decoder) -> None:
     )
 
 
-def test_rollout_needs_a_pattern_in_every_layer(model: Decoder) -> None:
-    with pytest.raises(InputError, match="GatedDelta"):
-        lens.attention_rollout(model, TEXTS)
+def test_rollout_takes_shares_and_needs_a_pattern_in_every_layer(model: Decoder) -> None:
+    rolled, _ = lens.attention_rollout(model, TEXTS)
+    torch.testing.assert_close(rolled.sum(1), torch.ones(8))
+    with pytest.raises(InputError, match="Mamba, which has no pattern"):
+        lens.attention_rollout(small_model(CAUSAL["delta"], CAUSAL["mamba"]), TEXTS)
+
+
+def test_what_mixers_cannot_do_is_refused_with_the_reason(model: Decoder) -> None:
+    with pytest.raises(InputError, match="L0H1 is a head of a mixer, GatedDelta"):
+        surgery.prune(model, ["L0H1"])
+    headless = small_model(CAUSAL["mamba"])
+    for measure in (lens.statistics, lens.ablate, lens.inspect):
+        with pytest.raises(InputError, match=r"mixe?s? tokens by Mamba: .*influence"):
+            measure(headless, TEXTS, progress=False)
+
+
+def test_heads_without_a_pattern_are_shown_without_it() -> None:
+    """Here an LSH layer and attention; the kinds of the latter are decided as ever."""
+    found = lens.inspect(small_model(CAUSAL["lsh"], CAUSAL["linear"]), TEXTS, progress=False)
+    distance = found.statistics["distance"]
+    assert np.isnan(distance.means[:2]).all()
+    assert not np.isnan(distance.means[2:]).any()
+    assert not np.isnan(found.statistics["output_share"].means).any()
+    assert len(found.rows()) == 4

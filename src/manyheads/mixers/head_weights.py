@@ -31,7 +31,7 @@ class HeadWeights(Patterns):
         all its tokens where a query sees later ones."""
 
     @property
-    def each(self) -> tuple[Float[Tensor, "h _ _"], ...]:  # type: ignore[override]
+    def each(self) -> tuple[Float[Tensor, "h _ _"], ...]:
         return tuple(self.of(sequence) for sequence in range(len(self)))
 
     def __len__(self) -> int:

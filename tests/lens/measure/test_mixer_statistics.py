@@ -1,6 +1,5 @@
 """Patterns of the heads of mixers, and their statistics without them."""
 
-
 import numpy as np
 import pytest
 import torch
@@ -8,7 +7,9 @@ import torch
 from manyheads import lens
 from manyheads.lens.inputs.texts import ModelInputs
 from manyheads.lens.measure import row_sums
+from manyheads.mixers.build import MixerConfig
 from manyheads.mixers.head_weights import DecayWeights, DeltaWeights
+from manyheads.mixers.mixer import Mixer
 from manyheads.mixers.recurrent.decay_recurrence import decay_pattern
 from manyheads.mixers.recurrent.delta_recurrence import delta_pattern
 from manyheads.ragged import Lengths, Ragged
@@ -49,6 +50,26 @@ def test_rows_are_those_of_the_explicit_pattern(by_channel: bool) -> None:
             decayed = DecayWeights(q, k, decay, lengths).of(sequence)
             expected = decay_pattern(q[at], k[at], decay[at])
             torch.testing.assert_close(decayed, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("config", [*CAUSAL.values(), *BOTH_WAYS.values()])
+def test_heads_are_what_the_output_projection_receives(config: MixerConfig) -> None:
+    model, batch = small_model(config), texts(20, 3)
+    mixer = model.stack.layers[0].mixer
+    assert isinstance(mixer, Mixer)
+    taps = (Tap.HEAD_OUTPUT, Tap.OUTPUT, Tap.PATTERN)
+    record = Record([Site(0, tap) for tap in taps])
+    with torch.no_grad():
+        model(batch, watch=record)
+    assert (Site(0, Tap.PATTERN) in record) == mixer.has_pattern
+    heads = getattr(config, "heads", 0)
+    if heads:
+        outputs, written = (record[Site(0, tap)] for tap in taps[:2])
+        assert isinstance(outputs, Ragged)
+        assert isinstance(written, Ragged)
+        assert outputs.values.shape[1] == heads
+        projected = mixer.output(outputs.values.flatten(1))
+        torch.testing.assert_close(projected, written.values)
 
 
 @pytest.mark.parametrize("name", KINDS)

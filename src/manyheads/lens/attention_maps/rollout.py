@@ -25,6 +25,8 @@ def attention_rollout(
 ) -> tuple[Float[Tensor, "_ _"], ...]:
     """Attention rollout of arXiv 2005.00928: for each text, output positions by input positions.
 
+    Of mixers it takes the shares of absolute weights.
+
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
     >>> rolled, = attention_rollout(model, [[1, 2, 3]])
@@ -165,18 +167,19 @@ def _residual_patterns(
     """For each text the patterns of all layers, averaged over heads, with the residual stream."""
     scope, inputs = head_scope(model, stack), read_inputs(model, texts)
     for layer, config in enumerate(scope.stack.config.layers):
-        if config.mixer is not None:
+        if config.mixer is not None and not scope.heads_of(layer):
             name = type(config.mixer.inner).__name__
             raise InputError(
-                f"layer {layer} mixes tokens by {name}, which has no attention pattern",
+                f"layer {layer} mixes tokens by {name}, which has no pattern of weights",
                 "use attribution by gradients, or a model with attention in every layer",
             )
+    scope.check_patterns(scope.layers)
     record = Record([scope.site(layer, Tap.PATTERN) for layer in scope.layers])
     with eval_mode(model), torch.no_grad():
         forward(model, inputs, record)
     recorded = [record[scope.site(layer, Tap.PATTERN)] for layer in scope.layers]
     patterns = [each for each in recorded if isinstance(each, Patterns)]
     return [
-        torch.stack([with_residual(each.of(text)) for each in patterns])
+        torch.stack([with_residual(each.shares(text)) for each in patterns])
         for text in range(len(inputs))
     ]

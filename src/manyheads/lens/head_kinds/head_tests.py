@@ -333,7 +333,11 @@ def measure_copying(tests: HeadTests, model: TextReader) -> None:
         if model.config.shared:
             sublayers.append(Sublayer.ATTENTION)
     blocks = blocks_of(model)
-    present = {each.sublayer for each in blocks if each.stack == stack}
+    layers = stacks_of(model)[stack].config.layers
+    present = {each for each in sublayers for layer in layers if getattr(layer, each.value)}
+    if not present:
+        tests.missing["copying"] = "the heads of mixers read more than one token at a time"
+        return
     scored: dict[Address, dict[str, float]] = {}
     metadata: Metadata = {"vocabulary": model.config.embedding.vocabulary}
     for sublayer in sublayers:

@@ -223,6 +223,24 @@ LEAST_MASS = 1e-6
 MeasureValues = tuple[str, Float[Tensor, "n h"], Bool[Tensor, " n"] | Bool[Tensor, "n h"] | None]
 
 
+# What is NaN where no head of a model has a pattern.
+OF_PATTERNS = (
+    "entropy",
+    "normalized_entropy",
+    "effective_keys",
+    "max_weight",
+    "distance",
+    "spread",
+    "first_token",
+    "sink",
+    "previous_token_all_queries",
+    "duplicate_token",
+    "induction",
+    "induction_score",
+    "induction_score_without_first",
+)
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MeasureScope:
     """What to measure: the names of the marked classes, and which queries repeat a token.

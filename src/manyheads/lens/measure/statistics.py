@@ -9,7 +9,14 @@ import torch
 from manyheads.errors import InputError
 from manyheads.lens.inputs.texts import ModelInputs, PassSummary, for_each_batch, forward_hidden
 from manyheads.lens.inputs.token_classes import TokenClasses, token_classes
-from manyheads.lens.measure.measures import NEIGHBOURS, SINK_ABOVE, MeasureSums, sort_measures
+from manyheads.lens.measure.measures import (
+    NEIGHBOURS,
+    OF_PATTERNS,
+    SINK_ABOVE,
+    MeasureSums,
+    offset_name,
+    sort_measures,
+)
 from manyheads.lens.measure.watcher import Activation, MeasurementPlan, StatisticsWatcher
 from manyheads.lens.results.addresses import blocks_of, stacks_of
 from manyheads.lens.results.tables import ByHead
@@ -106,6 +113,7 @@ def statistics(
     >>> sorted(set(found.names) & {"entropy", "offset-2", "induction"})
     ['entropy', 'induction', 'offset-2']
     """
+    check_heads(model)
     plan = make_plan(model, classes, offsets, sink_above)
     totals = StatisticsTotals()
 
@@ -119,6 +127,17 @@ def statistics(
         model, texts, visit, label="measuring", batch_tokens=batch_tokens, progress=progress
     )
     return totals.result(model, plan, summary)
+
+
+def check_heads(model: Model) -> None:
+    """Refuse a model whose mixers have no heads."""
+    layers = [layer for stack in stacks_of(model).values() for layer in stack.config.layers]
+    names = sorted({type(layer.mixer.inner).__name__ for layer in layers if layer.mixer})
+    if names and not blocks_of(model):
+        raise InputError(
+            f"the model has no heads: its layers mix tokens by {', '.join(names)}",
+            "use lens.influence, or a model with attention",
+        )
 
 
 def ids_by_stack(model: Model, inputs: ModelInputs) -> dict[str, Ragged]:
@@ -169,7 +188,12 @@ class StatisticsTotals:
             self.class_counts[name] = self.class_counts.get(name, 0.0) + count
 
     def result(self, model: Model, plan: MeasurementPlan, summary: PassSummary) -> Statistics:
-        blocks, names = blocks_of(model), sort_measures(self.sums.names)
+        blocks, measured = blocks_of(model), self.sums.names
+        if "entropy" not in measured and self.tokens:
+            # None of the heads has a pattern.
+            classes = [f"on_{name}" for name in plan.classes]
+            measured = (*measured, *OF_PATTERNS, *map(offset_name, plan.offsets), *classes)
+        names = sort_measures(measured)
         over_sequences = summary.texts > 1
         metadata = {
             "texts": summary.texts,

@@ -287,8 +287,9 @@ class StatisticsWatcher:
 
     def _see_output(self, site: Site, value: Ragged) -> None:
         """The norm of what each head writes, and its ratio to that of the residual stream."""
-        if self._heads_at(site).output is None:
-            # A wrapped attention whose output projection was not found.
+        inner = self._heads_at(site)
+        if inner.output is None or not getattr(inner.config, "heads", 0):
+            # A wrapped attention whose output projection was not found, or a mixer without heads.
             return
         grams = self._grams(site)
         norms = []

@@ -202,7 +202,7 @@ class Look:
             return value
         if isinstance(value, Patterns):
             if isinstance(answer, Patterns):
-                return answer
+                return answer  # type: ignore[return-value]
         elif isinstance(answer, type(value)):
             return answer
         kind = Patterns if isinstance(value, Patterns) else Ragged

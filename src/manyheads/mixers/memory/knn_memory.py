@@ -1,6 +1,7 @@
 """Memorizing Transformer (arXiv 2203.08913): a window, and the best keys of a long memory."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -10,10 +11,19 @@ from torch.utils.checkpoint import checkpoint
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, check_int
+from manyheads.mixers.head_weights import watch_pattern
 from manyheads.mixers.memory.recent_keys import RecentKeys
 from manyheads.mixers.mixer import Mixer, by_head
-from manyheads.mixers.sparse.key_lists import LARGEST, QueryBlocks, attend_listed, hidden_where
-from manyheads.ragged import Ragged
+from manyheads.mixers.sparse.key_lists import (
+    LARGEST,
+    ListedWeights,
+    QueryBlocks,
+    attend_listed,
+    hidden_where,
+    products,
+    softmax_where,
+)
+from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
 
 # Queries that share a list of keys, unless the window is wider.
@@ -56,6 +66,8 @@ class KnnMemory:
 class KnnMemoryLayer(Mixer):
     """Attention to a window and to the nearest keys of a memory."""
 
+    has_pattern = True
+
     def __init__(self, config: KnnMemory) -> None:
         super().__init__()
         self.config = config
@@ -82,7 +94,12 @@ class KnnMemoryLayer(Mixer):
         gate = torch.sigmoid(self.memory_gate.float()).to(local.dtype).unsqueeze(1)
         # Where nothing is remembered yet, the window is all there is.
         gate = gate * found[:, None, None]
-        mixed = seen(look, Tap.HEAD_OUTPUT, gate * remembered + (1 - gate) * local, x)
+        mixed = gate * remembered + (1 - gate) * local
+        fresh = cache is None or cache.state is None
+        rows = partial(self._rows, query, key, x.lengths)
+        weights = partial(ListedWeights, x.lengths, config.heads, rows, causal=True)
+        mixed = watch_pattern(look if fresh else None, weights, value, mixed)
+        mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
         recent.keep(cache)
         return x.with_values(self.output(mixed.flatten(1)))
 
@@ -109,6 +126,29 @@ class KnnMemoryLayer(Mixer):
             added,
             scale=self.config.size**-0.5,
         )
+
+    def _rows(
+        self,
+        query: Float[Tensor, "n h d"],
+        key: Float[Tensor, "n h d"],
+        lengths: Lengths,
+        sequence: int,
+        rows: range,
+        heads: slice,
+    ) -> Float[Tensor, "h t s"]:
+        """The weights of some queries of a text, of the window and the memory together."""
+        config = self.config
+        scores = products(query, key, lengths, sequence, rows, heads)
+        at = torch.arange(lengths.each[sequence], device=query.device)
+        apart = at[rows.start : rows.stop].unsqueeze(1) - at
+        local = softmax_where(scores, (apart >= 0) & (apart < config.window))
+        old = (apart >= config.window) & (apart < config.window + config.memory)
+        hidden = scores.masked_fill(~old, -torch.inf)
+        best = hidden.topk(min(config.top_k, len(at))).indices
+        chosen = torch.zeros_like(hidden, dtype=torch.bool).scatter(2, best, True) & old
+        gate = torch.sigmoid(self.memory_gate[heads].float())[:, None, None]
+        gate = gate * old.any(-1, keepdim=True)
+        return gate * softmax_where(hidden, chosen) + (1 - gate) * local
 
     def _remember(
         self, query: Float[Tensor, "n h d"], recent: RecentKeys, blocks: QueryBlocks

@@ -1,6 +1,7 @@
 """Transformer-XL (arXiv 1901.02860): attention to the own segment and the one kept before it."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -9,11 +10,19 @@ from torch import Tensor, nn
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, check_int
+from manyheads.mixers.head_weights import watch_pattern
 from manyheads.mixers.memory.recent_keys import RecentKeys
 from manyheads.mixers.mixer import Mixer, by_head
-from manyheads.mixers.sparse.key_lists import QueryBlocks, attend_listed, hidden_where
+from manyheads.mixers.sparse.key_lists import (
+    ListedWeights,
+    QueryBlocks,
+    attend_listed,
+    hidden_where,
+    products,
+    softmax_where,
+)
 from manyheads.parts.positions import Sinusoidal
-from manyheads.ragged import Ragged
+from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
 
 
@@ -56,6 +65,8 @@ class SegmentRecurrence:
 class SegmentRecurrenceLayer(Mixer):
     """Attention with relative positions to a segment and its memory."""
 
+    has_pattern = True
+
     def __init__(self, config: SegmentRecurrence) -> None:
         super().__init__()
         self.config = config
@@ -75,7 +86,11 @@ class SegmentRecurrenceLayer(Mixer):
         key, value = (by_head(part, heads) for part in self.project(x.values).chunk(2, dim=-1))
         key = seen(look, Tap.KEY, key, x)
         value = seen(look, Tap.VALUE, value, x)
+        fresh = cache is None or cache.state is None
         mixed = self._mix(query, key, value, x, cache, watched=look is not None)
+        rows = partial(self._rows, query, key, x.lengths)
+        weights = partial(ListedWeights, x.lengths, heads, rows, causal=True)
+        mixed = watch_pattern(look if fresh else None, weights, value, mixed)
         mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
         return x.with_values(self.output(mixed.flatten(1)))
 
@@ -135,6 +150,28 @@ class SegmentRecurrenceLayer(Mixer):
         )
         recent.keep(cache)
         return mixed
+
+    def _rows(
+        self,
+        query: Float[Tensor, "n h d"],
+        key: Float[Tensor, "n h d"],
+        lengths: Lengths,
+        sequence: int,
+        rows: range,
+        heads: slice,
+    ) -> Float[Tensor, "h t s"]:
+        """The weights of some queries of a text."""
+        config, start = self.config, lengths.starts[sequence]
+        scores = products(query + self.content_bias, key, lengths, sequence, rows, heads)
+        some = query[start + rows.start : start + rows.stop, heads] + self.distance_bias[heads]
+        distances = self._distances(query)[heads].float()
+        by_distance = (some.float().transpose(0, 1) @ distances.mT) * config.size**-0.5
+        at = torch.arange(lengths.each[sequence], device=query.device)
+        own = at[rows.start : rows.stop].unsqueeze(1)
+        apart = own - at
+        index = apart.clamp(0, distances.shape[1] - 1).expand(len(scores), -1, -1)
+        first = own // config.segment * config.segment - config.memory
+        return softmax_where(scores + by_distance.gather(2, index), (apart >= 0) & (at >= first))
 
     def _distances(self, like: Float[Tensor, "n h d"]) -> Float[Tensor, "h distances d"]:
         """A vector for every distance from 0 up to the largest that is seen."""

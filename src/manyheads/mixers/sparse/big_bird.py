@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache as memoised
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -14,9 +15,16 @@ from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, check_int
 from manyheads.kernels.choose import attend
 from manyheads.kernels.contract import Request
+from manyheads.mixers.head_weights import watch_pattern
 from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
-from manyheads.mixers.sparse.key_lists import QueryBlocks, attend_listed
+from manyheads.mixers.sparse.key_lists import (
+    ListedWeights,
+    QueryBlocks,
+    attend_listed,
+    products,
+    softmax_where,
+)
 from manyheads.parts.masks import Full
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
@@ -78,6 +86,8 @@ class BigBird:
 class BigBirdLayer(Mixer):
     """Block-sparse attention."""
 
+    has_pattern = True
+
     def __init__(self, config: BigBird) -> None:
         super().__init__()
         self.config = config
@@ -96,6 +106,9 @@ class BigBirdLayer(Mixer):
         key = seen(look, Tap.KEY, key, x)
         value = seen(look, Tap.VALUE, value, x)
         mixed = self._mix(query, key, value, x.lengths)
+        rows = partial(self._rows, query, key, x.lengths)
+        weights = partial(ListedWeights, x.lengths, self.config.heads, rows, causal=False)
+        mixed = watch_pattern(look, weights, value, mixed)
         mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
         return x.with_values(self.output(mixed.flatten(1)))
 
@@ -171,6 +184,37 @@ class BigBirdLayer(Mixer):
         visible = visible & (position < blocks.length().unsqueeze(2))
         added = bias.repeat_interleave(config.block, 2).masked_fill(~visible, -torch.inf)
         return listed, added.unsqueeze(2)
+
+    def _rows(
+        self,
+        query: Float[Tensor, "n h d"],
+        key: Float[Tensor, "n h d"],
+        lengths: Lengths,
+        sequence: int,
+        rows: range,
+        heads: slice,
+    ) -> Float[Tensor, "h t s"]:
+        """The weights of some queries of a text, from how often they see each block."""
+        config, length = self.config, lengths.each[sequence]
+        scores = products(query, key, lengths, sequence, rows, heads)
+        middle = middle_tokens(config, length)
+        if not middle:
+            return scores.softmax(-1)
+        alone = Lengths.of([middle], query.device)
+        blocks = QueryBlocks(
+            ChunkLayout.of(alone, config.block), Lengths.of([length], query.device), config.block
+        )
+        listed, added = self._lists(blocks)
+        shape = (listed.shape[0], config.heads, -1)
+        # exp turns -inf into nothing and the bias of a block into how often it counts.
+        often = torch.zeros(*shape[:2], length, device=query.device).scatter_add(
+            2, listed.expand(*shape), added.squeeze(2).exp().expand(*shape)
+        )
+        ends = torch.ones_like(often[:1])
+        often = torch.cat([ends, often, ends])[:, heads].transpose(0, 1)
+        block = torch.arange(rows.start, rows.stop, device=query.device) // config.block
+        counts = often[:, block]
+        return softmax_where(scores + counts.log(), counts > 0)
 
     def _drawn(self, blocks: QueryBlocks) -> Int[Tensor, "c h r"]:
         config = self.config

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from manyheads.mixers.head_weights import HeadWeights
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.ragged import Lengths
 
@@ -55,8 +56,7 @@ class QueryBlocks:
         return torch.where(inside, first + position, first)
 
 
-# Which keys of their lists the queries of some blocks see, and what is added to the scores.
-Visible = Callable[[slice], Bool[Tensor, "c #h t s"]]
+# What is added to the scores of some blocks.
 Added = Callable[[slice], Float[Tensor, "c #h t s"]]
 
 
@@ -113,3 +113,45 @@ def hidden_where(visible: Bool[Tensor, "c #h t s"], inside: Bool[Tensor, "c t"])
     """Zeros, and -inf where a key is not seen; queries outside the text see all of their list."""
     seen = visible | ~inside[:, None, :, None]
     return torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, -torch.inf)
+
+
+# The weights of some queries of a text on all its tokens, given the text, the queries and heads.
+Rows = Callable[[int, range, slice], Float[Tensor, "h t s"]]
+
+
+class ListedWeights(HeadWeights):
+    """The weights of heads with a softmax over few keys; all others have none."""
+
+    def __init__(self, lengths: Lengths, heads: int, compute: Rows, *, causal: bool) -> None:
+        super().__init__(lengths, heads, causal=causal)
+        self.compute = compute
+
+    def rows(
+        self, sequence: int, rows: range, heads: range | None = None
+    ) -> Float[Tensor, "h t s"]:
+        heads = range(self.heads) if heads is None else heads
+        found = self.compute(sequence, rows, slice(heads.start, heads.stop))
+        return found[..., : rows.stop] if self.causal else found
+
+
+def products(
+    query: Float[Tensor, "n h d"],
+    key: Float[Tensor, "n h d"],
+    lengths: Lengths,
+    sequence: int,
+    rows: range,
+    heads: slice,
+) -> Float[Tensor, "h t s"]:
+    """Scaled products of some queries of a text with all its keys, in float32."""
+    start = lengths.starts[sequence]
+    some = query[start + rows.start : start + rows.stop, heads].float()
+    own = key[start : start + lengths.each[sequence], heads].float()
+    return torch.einsum("thd,shd->hts", some, own) * query.shape[2] ** -0.5
+
+
+def softmax_where(
+    scores: Float[Tensor, "h t s"], visible: Bool[Tensor, "*h_or_none t s"]
+) -> Float[Tensor, "h t s"]:
+    """Zeros where nothing is seen."""
+    hidden = scores.masked_fill(~visible, -torch.inf)
+    return hidden.masked_fill(~visible.any(-1, keepdim=True), 0.0).softmax(-1).where(visible, 0.0)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -14,14 +15,24 @@ from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, InputError, check_int
 from manyheads.kernels.choose import attend
 from manyheads.kernels.contract import Request
+from manyheads.mixers.head_weights import watch_pattern
 from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
-from manyheads.mixers.sparse.key_lists import QueryBlocks, attend_listed, hidden_where
+from manyheads.mixers.sparse.key_lists import (
+    ListedWeights,
+    QueryBlocks,
+    attend_listed,
+    hidden_where,
+    products,
+    softmax_where,
+)
 from manyheads.parts.masks import Full, Window
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
 
 # Queries that share a list of keys, unless the window is wider.
 SMALLEST_BLOCK = 32
+# Queries, keys and values.
+Parts = tuple[Float[Tensor, "_ h d"], Float[Tensor, "n h d"], Float[Tensor, "n h d"]]
 
 
 @check_fields
@@ -63,6 +74,8 @@ class Longformer:
 class LongformerLayer(Mixer):
     """Attention to a window and to global tokens."""
 
+    has_pattern = True
+
     def __init__(self, config: Longformer) -> None:
         super().__init__()
         self.config = config
@@ -87,7 +100,11 @@ class LongformerLayer(Mixer):
         tokens = GlobalRows.of(self._positions(x.lengths), x.lengths)
         mixed = self._local(query, key, value, tokens, x.lengths)
         if tokens.counts.total:
-            mixed = mixed.index_copy(0, tokens.rows, self._global(x, tokens))
+            wide = self._global_parts(x, tokens)
+            mixed = mixed.index_copy(0, tokens.rows, self._global(*wide, tokens, x.lengths))
+        else:
+            wide = query[:0], key, value
+        mixed = self._watched(look, (query, key, value), wide, tokens, x.lengths, mixed)
         mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
         return x.with_values(self.output(mixed.flatten(1)))
 
@@ -146,21 +163,62 @@ class LongformerLayer(Mixer):
             query, key, value, blocks, listed.unsqueeze(1), added, scale=scale, dropout=dropout
         )
 
-    def _global(self, x: Ragged, tokens: "GlobalRows") -> Float[Tensor, "m h d"]:
-        """What the global tokens read from their whole text."""
+    def _global_parts(self, x: Ragged, tokens: "GlobalRows") -> Parts:
+        """The queries of the global tokens, and the keys and values they read."""
         heads = self.config.heads
         key, value = (
             by_head(part, heads) for part in self.project_global(x.values).chunk(2, dim=-1)
         )
-        query = by_head(self.project_global_query(x.values[tokens.rows]), heads)
+        return by_head(self.project_global_query(x.values[tokens.rows]), heads), key, value
+
+    def _global(
+        self,
+        query: Float[Tensor, "m h d"],
+        key: Float[Tensor, "n h d"],
+        value: Float[Tensor, "n h d"],
+        tokens: "GlobalRows",
+        lengths: Lengths,
+    ) -> Float[Tensor, "m h d"]:
+        """What the global tokens read from their whole text."""
         request = Request(
             queries=tokens.counts,
-            keys=x.lengths,
+            keys=lengths,
             mask=Full(),
             scale=self.config.size**-0.5,
             dropout=self.config.dropout if self.training else 0.0,
         )
         return attend(query, key, value, request).output
+
+    def _watched(
+        self,
+        look: Look | None,
+        parts: Parts,
+        wide: Parts,
+        tokens: "GlobalRows",
+        lengths: Lengths,
+        mixed: Float[Tensor, "n h d"],
+    ) -> Float[Tensor, "n h d"]:
+        """The outputs after a watcher has seen the pattern; global tokens have their own values."""
+        if look is None or not look.wants(Tap.PATTERN):
+            return mixed
+
+        def rows(sequence: int, some: range, heads: slice) -> Float[Tensor, "h t s"]:
+            start = lengths.starts[sequence]
+            scores = products(parts[0], parts[1], lengths, sequence, some, heads)
+            at = torch.arange(lengths.each[sequence], device=mixed.device)
+            apart = at[some.start : some.stop].unsqueeze(1) - at
+            everywhere = tokens.is_global[start : start + lengths.each[sequence]]
+            weights = softmax_where(scores, (apart.abs() <= self.config.window) | everywhere)
+            query = parts[0].index_copy(0, tokens.rows, wide[0])
+            scores = products(query, wide[1], lengths, sequence, some, heads)
+            return torch.where(
+                everywhere[some.start : some.stop, None], scores.softmax(-1), weights
+            )
+
+        weights = partial(ListedWeights, lengths, self.config.heads, rows, causal=False)
+        both = torch.cat([parts[2], wide[2]], dim=-1)
+        local, by_global = watch_pattern(look, weights, both, mixed.repeat(1, 1, 2)).chunk(2, -1)
+        return torch.where(tokens.is_global[:, None, None], by_global, local)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,6 +20,8 @@ from tests.mixers.mixer_configs import BOTH_WAYS, CAUSAL, small_model
 CLASSES = {"low": range(5)}
 KINDS = {name: CAUSAL[name] for name in ("linear", "retention", "mamba2", "delta")}
 KINDS["both ways"] = BOTH_WAYS["linear"]
+SPARSE = {name: CAUSAL[name] for name in ("segments", "knn")}
+SPARSE |= {name: BOTH_WAYS[name] for name in ("longformer", "big_bird")}
 
 
 def texts(*lengths: int) -> Ragged:
@@ -72,9 +74,9 @@ def test_heads_are_what_the_output_projection_receives(config: MixerConfig) -> N
         torch.testing.assert_close(projected, written.values)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*KINDS, *SPARSE])
 def test_a_pattern_times_the_values_is_the_output(name: str) -> None:
-    model, batch = small_model(KINDS[name]), texts(70, 3)
+    model, batch = small_model((KINDS | SPARSE)[name]), texts(70, 3)
 
     class Again:
         """Returns the pattern it was shown, so that the model uses it."""

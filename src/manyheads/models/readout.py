@@ -175,7 +175,7 @@ class ReadoutLayer(nn.Module):
         cap = self.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def vectors(self, table: Float[Tensor, "v c"] | None) -> Float[Tensor, "outputs c"]:
+    def vectors(self, table: Float[Tensor, "v c"] | None) -> Float[Tensor, "outputs e"]:
         """One vector per token or class."""
         weight = table if self.weight is None else self.weight
         assert weight is not None, "a tied readout needs the token embedding"

@@ -51,6 +51,11 @@ class StackConfig:
 
     def __post_init__(self) -> None:
         self._check_sharing()
+        # There is one way to say it, so that equal stacks compare equal.
+        if self.owners == tuple(range(len(self.layers))):
+            object.__setattr__(self, "weights_of", "own")
+        elif not any(self.owners):
+            object.__setattr__(self, "weights_of", "first")
         if self.reversible and any(layer.residual != "reversible" for layer in self.layers):
             raise ConfigError(
                 "some layers are reversible and others not", "make all of them reversible"

@@ -14,6 +14,7 @@ from manyheads.checkpoints.families.decoders.phi3 import PHI3
 from manyheads.checkpoints.families.decoders.qwen import QWEN_GATED
 from manyheads.checkpoints.families.decoders.qwen_hybrid import QWEN3_5, QWEN_NEXT
 from manyheads.checkpoints.families.dinov2 import DINOV2
+from manyheads.checkpoints.families.encoders.albert import ALBERT
 from manyheads.checkpoints.families.encoders.bert import BERT
 from manyheads.checkpoints.families.encoders.big_bird import BIG_BIRD
 from manyheads.checkpoints.families.encoders.deberta import DEBERTA
@@ -35,6 +36,7 @@ FAMILIES: dict[str, Family] = {
     "bert": BERT,
     "roberta": BERT,
     "distilbert": DISTILBERT,
+    "albert": ALBERT,
     "deberta-v2": DEBERTA,
     "big_bird": BIG_BIRD,
     "fnet": FNET,

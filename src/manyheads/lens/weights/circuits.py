@@ -22,7 +22,7 @@ from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model
 from manyheads.models.layer import Residual
-from manyheads.models.readout import LanguageHead, ReadoutLayer
+from manyheads.models.readout import LanguageHead, ReadoutLayer, TransformLayer
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.parts.norms import ChannelScale, LayerNorm, Normalise, PostNorm
@@ -88,6 +88,10 @@ class TokenVectors:
         table = model.embedding.tokens.weight.detach().float()
         embed = model.embedding.finished(table * model.config.embedding.scale).detach()
         unembed = readout.vectors(model.table).detach().float()
+        if unembed.shape[1] != stack.config.width:
+            # The vectors of ALBERT are narrower than the stream: its transform makes up for it.
+            assert isinstance(readout.transform, TransformLayer)
+            unembed = unembed @ readout.transform.dense.weight.detach().float()
         return cls(embed, folded(unembed, stack.final_norm))
 
 
@@ -353,7 +357,7 @@ class VocabularyProjection:
     """
 
     embed: Float[Tensor, "v c"]
-    unembed: Float[Tensor, "v c"]
+    unembed: Float[Tensor, "v e"]
     through: Through
     final_norm: nn.Module
     readout: ReadoutLayer | None
@@ -388,6 +392,7 @@ def vocabulary_projection(model: Model, stack: StackName | None = None) -> Vocab
         scaled = embedding.tokens.weight * embedding.config.scale
         embed = embedding.finished(scaled).detach().float()
     head = model.config.readout
+    table = table if table.shape[1] == embed.shape[1] else embed
     if stack == "encoder" or not isinstance(head, LanguageHead):
         return VocabularyProjection(embed, table, "embedding", end.final_norm, None)
     readout = model.readout

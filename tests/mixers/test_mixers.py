@@ -15,7 +15,7 @@ from manyheads.mixers.recurrent.mamba2 import Mamba2
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder, DecoderConfig
 from manyheads.models.encoder import Encoder, EncoderConfig
-from tests.mixers.mixer_configs import BOTH_WAYS, CAUSAL, VOCABULARY, small_model
+from tests.mixers.mixer_configs import BOTH_WAYS, CAUSAL, GROWING, VOCABULARY, small_model
 
 
 @pytest.fixture(params=CAUSAL)
@@ -63,6 +63,7 @@ def test_a_cache_continues_the_text(model: Decoder, cut: tuple[int, int]) -> Non
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("model", [name for name in CAUSAL if name not in GROWING], indirect=True)
 def test_the_state_does_not_grow(model: Decoder) -> None:
     cache = model.new_cache(StaticCache(size=500))
     model(texts(3).to_padded(), cache=cache)

@@ -20,7 +20,7 @@ from manyheads.errors import ConfigError, InputError
 from manyheads.models.decoder import Decoder
 from manyheads.models.readout import LanguageHead
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.parts.positions import Learned
+from manyheads.parts.positions import Axial, Learned
 from manyheads.ragged import Ragged
 from manyheads.tokenizers import plain_copy, surrogates_refused
 
@@ -187,7 +187,7 @@ def check_length(
     longest = max(map(len, prompts))
     position = model.config.embedding.position
     before = 1 if isinstance(model, Seq2Seq) else longest
-    if isinstance(position, Learned):
+    if isinstance(position, Learned | Axial):
         _check_positions(position.longest, longest, before, max_new_tokens)
     sizes = [
         store.config.size

@@ -15,7 +15,7 @@ from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
 from manyheads.models.encoder import Encoder
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.parts.positions import Learned
+from manyheads.parts.positions import Axial, Learned
 from manyheads.ragged import Lengths, Ragged
 from manyheads.tokenizers import surrogates_refused, truncating_copy
 
@@ -119,7 +119,7 @@ def open_reader(model: TextReader, texts: Texts, longest: int | None) -> Reader:
 def resolve_max_length(model: TextReader, longest: int | None) -> int | None:
     """How many tokens of a text are read: `longest`, or as the model's folder or positions say."""
     position = model.config.embedding.position
-    bound = position.longest if isinstance(position, Learned) else None
+    bound = position.longest if isinstance(position, Learned | Axial) else None
     if longest is not None:
         if longest < 1:
             raise InputError(f"longest must be at least 1, got {longest}")

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.parts.norms import NoNorm, Norm, make_norm
-from manyheads.parts.positions import EmbeddingPosition, Learned, NoPosition, Sinusoidal
+from manyheads.parts.positions import (
+    Axial,
+    EmbeddingPosition,
+    Learned,
+    NoPosition,
+    Sinusoidal,
+)
+from manyheads.parts.positions.absolute import AxialTable
 from manyheads.ragged import Ragged
 
 
@@ -45,6 +52,13 @@ class Embedding:
                 f"vectors of table_width={self.table_width} do not have the width {self.width}",
                 "set projected=True",
             )
+        at = self.position
+        if isinstance(at, Axial) and at.row_size + at.column_size != self.size:
+            raise ConfigError(
+                f"{at.row_size} channels of rows and {at.column_size} of columns do not make the "
+                f"{self.size} of a token",
+                "make row_size + column_size equal to the width",
+            )
 
     @property
     def size(self) -> int:
@@ -62,6 +76,7 @@ class TokenEmbedding(nn.Module):
         self.positions: nn.Embedding | None = None
         if isinstance(config.position, Learned):
             self.positions = nn.Embedding(config.position.count, config.size)
+        self.axial = AxialTable(config.position) if isinstance(config.position, Axial) else None
         self.types = nn.Embedding(config.types, config.size) if config.types else None
         self.norm = make_norm(config.norm, config.size)
         self.project = nn.Linear(config.size, config.width) if config.projected else None
@@ -104,6 +119,9 @@ class TokenEmbedding(nn.Module):
             case Learned(offset=offset):
                 assert self.positions is not None
                 return x + self.positions(positions + offset)
+            case Axial():
+                assert self.axial is not None
+                return x + self.axial(positions)
             case Sinusoidal() as sinusoidal:
                 return x + sinusoidal.vectors(positions, self.config.size).to(x.dtype)
             case _:
@@ -130,7 +148,7 @@ class TokenEmbedding(nn.Module):
         _check_range("token id", ids.values, self.config.vocabulary, "vocabulary")
         if types is not None:
             _check_range("type", types.values, self.config.types, "types")
-        if isinstance(self.config.position, Learned):
+        if isinstance(self.config.position, Learned | Axial):
             longest, limit = int(positions.max()) + 1, self.config.position.longest
             if longest > limit:
                 raise InputError(

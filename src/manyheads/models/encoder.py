@@ -12,7 +12,7 @@ from manyheads.models.padding import Output, to_ragged
 from manyheads.models.provenance import Provenance
 from manyheads.models.readout import LanguageHead, NoReadout, Readout, make_readout
 from manyheads.models.stack import Explained, Stack, StackConfig
-from manyheads.parts.experts import RouterLosses
+from manyheads.parts.halting import AddedLoss
 from manyheads.parts.positions import Learned
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Watcher
@@ -115,7 +115,7 @@ class TextModel(nn.Module, Provenance):
 
     def hidden(
         self, ids: Ragged, types: Ragged | None = None, *, watch: Watcher | None = None
-    ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
+    ) -> tuple[Ragged, tuple[AddedLoss, ...]]:
         """The hidden states before the readout, for callers that score only some of them."""
         x = self.embedding(ids, ids.lengths.positions, types)
         return self.stack(x, watch=watch)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -48,7 +49,9 @@ class LayerConfig:
     A `mixer` stands where attention would. `attention_rest` and `cross_rest` replace an attention
     whose heads are all pruned. With
     `residual="parallel"` the feed-forward reads what the attention reads, not what it wrote, and
-    both are added: x + attention(norm(x)) + feedforward(norm(x)), as in GPT-J and GPT-NeoX.
+    both are added: x + attention(norm(x)) + feedforward(norm(x)), as in GPT-J and GPT-NeoX. With
+    `residual="reversible"` there are two residual streams: attention reads the second and writes to
+    the first, the feed-forward the other way round, as in the Reformer (arXiv 2001.04451).
     """
 
     attention: Branch[AttentionConfig] | None
@@ -57,13 +60,15 @@ class LayerConfig:
     attention_rest: Branch[Constant] | None = None
     cross_rest: Branch[Constant] | None = None
     mixer: Branch[MixerConfig] | None = None
-    residual: Literal["serial", "parallel"] = "serial"
+    residual: Literal["serial", "parallel", "reversible"] = "serial"
 
     def __post_init__(self) -> None:
-        if self.residual not in ("serial", "parallel"):
-            raise ConfigError(f"residual must be serial or parallel, got {self.residual!r}")
-        if self.residual == "parallel":
-            self._check_parallel()
+        if self.residual not in ("serial", "parallel", "reversible"):
+            raise ConfigError(
+                f"residual must be serial, parallel or reversible, got {self.residual!r}"
+            )
+        if self.residual != "serial":
+            self._check_residual()
         if len(self.widths) > 1:
             raise ConfigError(
                 f"the sublayers have widths {sorted(self.widths)}",
@@ -79,16 +84,17 @@ class LayerConfig:
             if getattr(self, name) is not None and getattr(self, f"{name}_rest") is not None:
                 raise ConfigError(f"both {name} and {name}_rest are set", "keep one")
 
-    def _check_parallel(self) -> None:
+    def _check_residual(self) -> None:
         if self.cross is not None or self.cross_rest is not None:
             raise ConfigError(
-                'residual="parallel" is not supported with cross-attention', 'use residual="serial"'
+                f'residual="{self.residual}" is not supported with cross-attention',
+                'use residual="serial"',
             )
         for branch in (self.attention, self.attention_rest, self.mixer, self.feedforward):
             if branch is not None and isinstance(branch.norm, PostNorm):
                 raise ConfigError(
-                    'residual="parallel" is not supported with PostNorm, which norms the sum of '
-                    "both branches",
+                    f'residual="{self.residual}" is not supported with PostNorm, which norms the '
+                    "sum of both branches",
                     "use PreNorm",
                 )
 
@@ -173,6 +179,7 @@ class Layer(nn.Module):
         first = (self.attention, self.mixer, self.attention_rest)
         attends = any(sublayer is not None for sublayer in first)
         self.parallel = config.residual == "parallel" and attends
+        self.reversible = config.residual == "reversible"
 
     def forward(
         self,
@@ -183,24 +190,32 @@ class Layer(nn.Module):
         cache: CacheSlot | StateSlot | None = None,
         look: Look | None = None,
     ) -> tuple[Ragged, RouterLosses | None]:
+        first = None
+        if self.reversible:
+            first, x = (x.with_values(half) for half in x.values.chunk(2, dim=-1))
         entered = x
         if self.mixer is not None:
             assert not isinstance(cache, CacheSlot)
             here = _within(look, Sublayer.ATTENTION)
             entered, normed = _read(self.attention_residual, x, here)
+            onto = entered if first is None else first
             written = mix(self.mixer, normed, cache=cache, look=here)
-            x = x.with_values(self.attention_residual.write(entered, written.values, here))
+            x = x.with_values(self.attention_residual.write(onto, written.values, here))
         elif self.attention is not None:
             assert not isinstance(cache, StateSlot)
             here = _within(look, Sublayer.ATTENTION)
             entered, normed = _read(self.attention_residual, x, here)
+            onto = entered if first is None else first
             written = self.attention(normed, encoding=encoding, cache=cache, look=here)
-            x = x.with_values(self.attention_residual.write(entered, written.values, here))
+            x = x.with_values(self.attention_residual.write(onto, written.values, here))
         elif self.attention_rest is not None:
             here = _within(look, Sublayer.ATTENTION)
             entered, normed = _read(self.attention_residual, x, here)
+            onto = entered if first is None else first
             constant = self.attention_rest(normed.values)
-            x = x.with_values(self.attention_residual.write(entered, constant, here))
+            x = x.with_values(self.attention_residual.write(onto, constant, here))
+        elif first is not None:
+            x = first
         return self.finish(entered, x, memory, look)
 
     def finish(
@@ -210,7 +225,10 @@ class Layer(nn.Module):
         memory: Ragged | KeyValues | None = None,
         look: Look | None = None,
     ) -> tuple[Ragged, RouterLosses | None]:
-        """The rest of `forward`, from the residual stream before and after self-attention."""
+        """The rest of `forward`, from the residual stream before and after self-attention.
+
+        In a reversible layer these are the second stream and the first.
+        """
         if self.cross is not None:
             here = _within(look, Sublayer.CROSS)
             x, normed = _read(self.cross_residual, x, here)
@@ -228,7 +246,11 @@ class Layer(nn.Module):
             x = x if self.parallel else read
             output = self.feedforward(normed.values, x, here)
             output, losses = output if isinstance(output, tuple) else (output, None)
-            x = x.with_values(self.feedforward_residual.write(x, output, here))
+            onto = entered if self.reversible else x
+            written = x.with_values(self.feedforward_residual.write(onto, output, here))
+            x, entered = (x, written) if self.reversible else (written, entered)
+        if self.reversible:
+            x = x.with_values(torch.cat([x.values, entered.values], dim=-1))
         return x, losses
 
 

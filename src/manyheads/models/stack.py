@@ -24,7 +24,7 @@ from manyheads.errors import ConfigError, InputError
 from manyheads.kernels.choose import Choice
 from manyheads.kernels.contract import Request
 from manyheads.models.layer import Layer, LayerConfig
-from manyheads.parts.experts import RouterLosses
+from manyheads.parts.halting import AddedLoss
 from manyheads.parts.masks import Mask
 from manyheads.parts.norms import NoNorm, Norm, make_norm
 from manyheads.parts.positions import Disentangled, Rotary
@@ -172,7 +172,7 @@ class Stack(nn.Module):
         cache: Cache | None = None,
         plan: CachePlan | StaticCachePlan | None = None,
         watch: Watcher | None = None,
-    ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
+    ) -> tuple[Ragged, tuple[AddedLoss, ...]]:
         if cache is not None and isinstance(plan, CachePlan):
             self._check_rotations(cache, plan)
         look = None if watch is None else Look(watch, stack=self.name)
@@ -188,7 +188,7 @@ class Stack(nn.Module):
         *,
         memory: Ragged | None = None,
         watch: Watcher | None = None,
-    ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
+    ) -> tuple[Ragged, tuple[AddedLoss, ...]]:
         """The rest of `forward`, from the residual stream before a layer.
 
         Nothing below that layer runs or is watched. After the last one only the final norm runs.
@@ -213,7 +213,7 @@ class Stack(nn.Module):
         cache: Cache | None,
         plan: CachePlan | StaticCachePlan | None,
         look: Look | None,
-    ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
+    ) -> tuple[Ragged, tuple[AddedLoss, ...]]:
         places = x.lengths.positions if positions is None else positions
         encodings = self.encode_positions(places, x.lengths)
         losses = []

@@ -17,6 +17,7 @@ from manyheads.parts.norms import (
 )
 from manyheads.parts.positions import (
     Alibi,
+    Axial,
     Disentangled,
     Learned,
     LearnedGrid,
@@ -38,6 +39,7 @@ from manyheads.parts.positions.rotary import (
 
 __all__ = [
     "Alibi",
+    "Axial",
     "Blocks",
     "Causal",
     "ClampedSwiGLU",

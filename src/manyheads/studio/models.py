@@ -18,7 +18,7 @@ from manyheads.models.build import Model
 from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, SpanHead, TokenHead
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
-from manyheads.parts.positions import Learned
+from manyheads.parts.positions import Axial, Learned
 from manyheads.ragged import Ragged
 from manyheads.studio.examples import examples_for
 from manyheads.studio.requests import LIMITS, RawImage
@@ -91,7 +91,7 @@ class LoadedModel:
             return LIMITS.tokens
         position = require_text_model(self.model).config.embedding.position
         return min(
-            position.longest if isinstance(position, Learned) else LIMITS.tokens, LIMITS.tokens
+            position.longest if isinstance(position, Learned | Axial) else LIMITS.tokens, LIMITS.tokens
         )
 
     @property

@@ -13,6 +13,7 @@ from manyheads.checkpoints.families.decoders.olmo_hybrid import OLMO_HYBRID
 from manyheads.checkpoints.families.decoders.phi3 import PHI3
 from manyheads.checkpoints.families.decoders.qwen import QWEN_GATED
 from manyheads.checkpoints.families.decoders.qwen_hybrid import QWEN3_5, QWEN_NEXT
+from manyheads.checkpoints.families.decoders.reformer import REFORMER
 from manyheads.checkpoints.families.dinov2 import DINOV2
 from manyheads.checkpoints.families.encoders.albert import ALBERT
 from manyheads.checkpoints.families.encoders.bert import BERT
@@ -62,6 +63,7 @@ FAMILIES: dict[str, Family] = {
     "mixtral": MIXTRAL,
     "qwen3_moe": MIXTRAL,
     "gpt_oss": GPT_OSS,
+    "reformer": REFORMER,
     "mamba": MAMBA,
     "falcon_mamba": MAMBA,
     "mamba2": MAMBA2,

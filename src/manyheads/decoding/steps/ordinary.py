@@ -53,6 +53,8 @@ def _why_not_ordinary_layer(layer: LayerConfig) -> Iterator[str]:
     if attention is None or feedforward is None or layer.cross is not None:
         yield "is not made of self-attention and a feed-forward"
         return
+    if layer.residual == "reversible":
+        yield "has two residual streams"
     if isinstance(feedforward.inner, Experts):
         yield "has experts"
     if not (isinstance(attention.norm, PreNorm) and isinstance(feedforward.norm, PreNorm)):

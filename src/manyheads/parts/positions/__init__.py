@@ -1,6 +1,12 @@
 """Position schemes, one per file."""
 
-from manyheads.parts.positions.absolute import Learned, LearnedGrid, NoPosition, Sinusoidal
+from manyheads.parts.positions.absolute import (
+    Axial,
+    Learned,
+    LearnedGrid,
+    NoPosition,
+    Sinusoidal,
+)
 from manyheads.parts.positions.alibi import Alibi
 from manyheads.parts.positions.disentangled import Disentangled
 from manyheads.parts.positions.relative import Shaw, T5Buckets
@@ -10,6 +16,7 @@ __all__ = [
     "AttentionPosition",
     "EmbeddingPosition",
     "Alibi",
+    "Axial",
     "Disentangled",
     "LearnedGrid",
     "Learned",
@@ -20,5 +27,5 @@ __all__ = [
     "T5Buckets",
 ]
 
-EmbeddingPosition = NoPosition | Sinusoidal | Learned
+EmbeddingPosition = NoPosition | Sinusoidal | Learned | Axial
 AttentionPosition = NoPosition | Rotary | Alibi | T5Buckets | Shaw | Disentangled

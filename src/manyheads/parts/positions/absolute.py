@@ -9,7 +9,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, check_int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,44 @@ class Learned:
     def longest(self) -> int:
         """The longest sequence that has a vector for every token."""
         return self.count - self.offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axial:
+    """A vector per row and one per column of a table in which positions are laid out row by row.
+
+    The vectors of a position are joined: `row_size` channels and `column_size` channels. So
+    `rows` * `columns` positions need only `rows` + `columns` vectors (arXiv 2001.04451).
+    """
+
+    rows: int
+    columns: int
+    row_size: int
+    column_size: int
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "columns", "row_size", "column_size"):
+            check_int(name, getattr(self, name), minimum=1)
+
+    @property
+    def longest(self) -> int:
+        """The longest sequence that has a vector for every token."""
+        return self.rows * self.columns
+
+
+class AxialTable(nn.Module):
+    """The vectors of rows and columns."""
+
+    def __init__(self, config: Axial) -> None:
+        super().__init__()
+        self.config = config
+        self.rows = nn.Embedding(config.rows, config.row_size)
+        self.columns = nn.Embedding(config.columns, config.column_size)
+
+    def forward(self, positions: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
+        row = positions.div(self.config.columns, rounding_mode="floor")
+        column = positions % self.config.columns
+        return torch.cat((self.rows(row), self.columns(column)), dim=-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from manyheads.models.decoder import Decoder
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.parts.gates import GATE_TAPS
-from manyheads.parts.positions import Learned
+from manyheads.parts.positions import Axial, Learned
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
 from manyheads.train.distributed import ModelWrapper, ProcessGroup
@@ -166,7 +166,7 @@ def make_probe(model: Model, batch: Batch, seed: int) -> Probe:
             "telemetry needs texts, and the data have none", "set run.telemetry_every to 0"
         )
     position = model.config.embedding.position
-    length = min(TOKENS, position.longest if isinstance(position, Learned) else TOKENS)
+    length = min(TOKENS, position.longest if isinstance(position, Learned | Axial) else TOKENS)
     kept = [index for index, tokens in enumerate(batch.texts.lengths.each) if tokens][:SEQUENCES]
     natural = [batch.texts.values[span][:length] for span in _spans(batch.texts, kept)]
     block = length // 2

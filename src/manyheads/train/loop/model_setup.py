@@ -24,7 +24,7 @@ from manyheads.models.readout import ClassHead, TokenHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
-from manyheads.parts.positions import Learned
+from manyheads.parts.positions import Axial, Learned
 from manyheads.train.distributed import ModelWrapper
 from manyheads.train.objectives import CausalLM, Contrastive, Objective, Seq2SeqLM
 from manyheads.train.regularisers import fold_gates
@@ -94,7 +94,7 @@ def check_fits(model: Model, data: Data, tokenizer: Any) -> None:
         )
     if isinstance(data, Texts | Pairs):
         data.check_tokens(tokenizer)
-    if isinstance(embedding.position, Learned) and data.length > embedding.position.longest:
+    if isinstance(embedding.position, Learned | Axial) and data.length > embedding.position.longest:
         raise ConfigError(
             f"data.length={data.length}, and the model has {embedding.position.longest} positions",
             f"use {embedding.position.longest} or less",

@@ -1,0 +1,373 @@
+"""LSH attention of the Reformer (arXiv 2001.04451): each query sees keys that hash as it does."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from math import prod
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from manyheads.argument_checks import check_fields
+from manyheads.cache import StateSlot
+from manyheads.errors import ConfigError, check_int
+from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
+from manyheads.ragged import Lengths, Ragged
+from manyheads.taps import Look, Tap, seen
+
+# A token attends to itself only where it sees no other.
+ITSELF = -1e5
+EPS = 1e-6
+# Numbers of scores at a time.
+LARGEST = 2**24
+
+
+@check_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LshAttention:
+    """Attention within buckets of similar tokens, whose queries are their keys.
+
+    Random rotations put every token into one of `buckets`, or of the product of several numbers of
+    them. Sorted by bucket, the tokens are cut into chunks of `chunk`, and each sees its own chunk,
+    `before` and `after` it. This is done in several `rounds`. With buckets="auto" their number
+    grows with the text. With seed="random" training draws other rotations at every step.
+
+    The tokens of a text and round fill up a multiple of `round_to` slots.
+    """
+
+    width: int
+    heads: int
+    head_size: int | Literal["even"] = "even"
+    causal: bool = True
+    chunk: int = 64
+    before: int = 1
+    after: int = 0
+    rounds: int = 1
+    buckets: tuple[int, ...] | Literal["auto"] = "auto"
+    seed: int | Literal["random"] = 0
+    dropout: float = 0.0
+    round_to: int | Literal["chunk"] = "chunk"
+
+    def __post_init__(self) -> None:
+        for name in ("width", "heads", "chunk", "rounds"):
+            check_int(name, getattr(self, name), minimum=1)
+        for name in ("before", "after"):
+            check_int(name, getattr(self, name), minimum=0)
+        if self.head_size == "even" and self.width % self.heads:
+            raise ConfigError(
+                f"heads must divide width={self.width}, got {self.heads}", "or set head_size"
+            )
+        if self.buckets != "auto" and (
+            not self.buckets or any(each < 2 or each % 2 for each in self.buckets)
+        ):
+            raise ConfigError(f"buckets must be even and at least 2, got {self.buckets}")
+        if self.slots < self.chunk or self.slots % self.chunk:
+            raise ConfigError(
+                f"round_to must be a multiple of chunk={self.chunk}, got {self.round_to}"
+            )
+
+    @property
+    def size(self) -> int:
+        """Channels of a head."""
+        return self.width // self.heads if self.head_size == "even" else self.head_size
+
+    @property
+    def slots(self) -> int:
+        """Of whose number every text and round fills a multiple."""
+        return self.chunk if self.round_to == "chunk" else self.round_to
+
+    def buckets_for(self, length: int) -> tuple[int, ...]:
+        """The numbers of buckets for a text of this length; none if it has a single chunk."""
+        if length <= self.chunk:
+            return ()
+        if self.buckets != "auto":
+            return self.buckets
+        # About two buckets per chunk.
+        chunks = -(-length // self.slots) * self.slots // self.chunk
+        power = (2 * chunks).bit_length() - 1
+        if 2**power <= 2 * self.chunk:
+            return (2**power,)
+        return 2 ** (power // 2), 2 ** (power - power // 2)
+
+
+class LshAttentionLayer(Mixer):
+    """LSH attention with its projections.
+
+    A cache keeps the queries and values of all tokens. A token that comes later can move the
+    others to other chunks; what they saw when they came is not computed anew.
+    """
+
+    def __init__(self, config: LshAttention) -> None:
+        super().__init__()
+        self.config = config
+        inner = config.heads * config.size
+        self.project = nn.Linear(config.width, 2 * inner, bias=False)
+        self.output = nn.Linear(inner, config.width, bias=False)
+
+    def forward(
+        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+    ) -> Ragged:
+        query, value = (
+            by_head(part, self.config.heads) for part in self.project(x.values).chunk(2, dim=-1)
+        )
+        query = seen(look, Tap.QUERY, query, x)
+        value = seen(look, Tap.VALUE, value, x)
+        if cache is not None and not self.config.causal:
+            refuse_cache(cache)
+        if cache is None:
+            mixed = self._mix(query, value, x.lengths, x.lengths)
+        else:
+            before = () if cache.state is None else cache.state
+            (whole, values), lengths = _continued((query, value), x.lengths, before)
+            cache.keep(*_padded((whole, values), lengths))
+            mixed = self._mix(whole, values, lengths, x.lengths)
+        mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
+        return x.with_values(self.output(mixed.flatten(1)))
+
+    def _mix(
+        self,
+        query: Float[Tensor, "m h d"],
+        value: Float[Tensor, "m h d"],
+        lengths: Lengths,
+        new: Lengths,
+    ) -> Float[Tensor, "n h d"]:
+        """The outputs of the last, new tokens of every text."""
+        if not new.total:
+            return value[:0]
+        config = self.config
+        seed = config.seed if config.seed != "random" else 0
+        if config.seed == "random" and self.training:
+            seed = int(torch.randint(2**31, ()))
+        chunks = SortedChunks.of(query, lengths, config, seed)
+        ends = lengths.offsets[1:].long()[new.sequence_of_token]
+        each = new.offsets.diff().long()[new.sequence_of_token]
+        tokens = ends - each + new.positions
+        whole = new.total == lengths.total
+        listed = chunks.listed() if whole else chunks.listed_for(tokens)
+        out, lse = (part.flatten(1, 2) for part in self._attend(query, value, listed, lengths))
+        if whole:
+            slots = chunks.slot_of.flatten(1)
+            heads = torch.arange(config.heads, device=out.device).unsqueeze(1)
+            out, lse = out[heads, slots], lse[heads, slots]
+        out, lse = (part.unflatten(1, (config.rounds, -1)) for part in (out, lse))
+        # A text of one chunk needs one round.
+        short = torch.tensor([length <= config.chunk for length in lengths.each], device=out.device)
+        further = torch.arange(config.rounds, device=out.device).unsqueeze(1) > 0
+        lse = lse.masked_fill(further & short[new.sequence_of_token], -torch.inf)
+        # Where it sees only itself, this rounds as the Reformer of `transformers` does.
+        weights = (lse - lse.logsumexp(1, keepdim=True)).exp()
+        mixed = (out * weights.unsqueeze(-1)).sum(1)
+        return mixed.transpose(0, 1).to(value.dtype)
+
+    def _attend(
+        self,
+        query: Float[Tensor, "m h d"],
+        value: Float[Tensor, "m h d"],
+        listed: tuple[Int[Tensor, "h x t"], Int[Tensor, "h x s"]],
+        lengths: Lengths,
+    ) -> tuple[Float[Tensor, "h x t d"], Float[Tensor, "h x t"]]:
+        """Lists of queries, each with its list of keys: their outputs and log-sum-exps."""
+        wide = query.float()
+        key = wide * (wide.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        key = key * self.config.size**-0.5
+        # An empty slot is token number m.
+        tensors = tuple(_with_empty(part).transpose(0, 1) for part in (wide, key, value.float()))
+        places = F.pad(lengths.positions, (0, 1), value=-1)
+        attend = partial(
+            _attend_lists,
+            places=places,
+            causal=self.config.causal,
+            dropout=self.config.dropout if self.training else 0.0,
+        )
+        count = listed[0].shape[1]
+        step = max(1, LARGEST // (listed[0][:, 0].numel() * listed[1].shape[2]))
+        outputs = []
+        grad = torch.is_grad_enabled() and step < count
+        for start, stop in pairwise((*range(0, count, step), count)):
+            some = [each[:, start:stop] for each in listed]
+            # Recomputed in the backward pass, so that the scores are not stored.
+            outputs.append(
+                checkpoint(attend, *tensors, *some, use_reentrant=False)
+                if grad
+                else attend(*tensors, *some)
+            )
+        return torch.cat([each[0] for each in outputs], 1), torch.cat([e[1] for e in outputs], 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SortedChunks:
+    """The tokens of every text sorted by bucket in each round, and cut into chunks."""
+
+    # The token in every slot of the chunks, n where it is empty; all are in the last chunk.
+    tokens: Int[Tensor, "h m s"]
+    # The chunks that each chunk sees; those of a text are a ring, round after round.
+    neighbours: Int[Tensor, "c k"]
+    # The slot of every token in every round.
+    slot_of: Int[Tensor, "h r n"]
+
+    @classmethod
+    @torch.no_grad()
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def of(
+        cls, query: Float[Tensor, "n h d"], lengths: Lengths, config: LshAttention, seed: int
+    ) -> "SortedChunks":
+        rounds, device, total = config.rounds, query.device, lengths.total
+        buckets = hash_tokens(query, lengths, config, seed)
+        owner = lengths.sequence_of_token * rounds + torch.arange(rounds, device=device)[:, None]
+        keys = (owner * (buckets.max() + 1) + buckets).flatten(1)
+        order = keys.sort(dim=1, stable=True).indices
+        padded = [-(-length // config.slots) * config.slots for length in lengths.each]
+        slots = Lengths.of([each for each in padded for _ in range(rounds)], device)
+        each = torch.tensor(lengths.each, device=device).repeat_interleave(rounds)
+        rank = (each.cumsum(0) - each)[slots.sequence_of_token] + slots.positions
+        filled = slots.positions < each[slots.sequence_of_token]
+        rank = torch.where(filled, rank, rounds * total)
+        tokens = F.pad(order % total, (0, 1), value=total)[:, rank]
+        slot_of_rank = filled.nonzero().squeeze(1)
+        slot_of = torch.empty_like(order).scatter_(1, order, slot_of_rank.expand_as(order))
+        counts = Lengths.of([rounds * each // config.chunk for each in padded], device)
+        # A single chunk has no neighbours but an empty one behind all others.
+        alone = torch.tensor([each <= config.chunk for each in padded], device=device)
+        alone = alone[counts.sequence_of_token].unsqueeze(1)
+        ring = torch.tensor(counts.each, device=device)[counts.sequence_of_token].unsqueeze(1)
+        first = counts.offsets[:-1].long()[counts.sequence_of_token].unsqueeze(1)
+        shift = torch.arange(-config.before, config.after + 1, device=device)
+        seen_chunks = first + (counts.positions.unsqueeze(1) + shift) % ring
+        tokens = F.pad(tokens, (0, config.chunk), value=total)
+        return cls(
+            tokens=tokens.unflatten(1, (-1, config.chunk)),
+            neighbours=seen_chunks.masked_fill(alone & (shift != 0), counts.total),
+            slot_of=slot_of.unflatten(1, (rounds, total)),
+        )
+
+    def listed(self) -> tuple[Int[Tensor, "h c t"], Int[Tensor, "h c s"]]:
+        """The queries of every chunk, and the keys that they may see."""
+        return self.tokens[:, :-1], self.tokens[:, self.neighbours].flatten(2)
+
+    def listed_for(
+        self, queries: Int[Tensor, " x"]
+    ) -> tuple[Int[Tensor, "h y 1"], Int[Tensor, "h y s"]]:
+        """The same for some queries alone, in every round."""
+        chunk = self.slot_of[:, :, queries].flatten(1) // self.tokens.shape[2]
+        heads = torch.arange(chunk.shape[0], device=chunk.device)[:, None, None]
+        keys = self.tokens[heads, self.neighbours[chunk]].flatten(2)
+        return queries.repeat(self.slot_of.shape[1]).expand(*chunk.shape).unsqueeze(2), keys
+
+
+def hash_tokens(
+    query: Float[Tensor, "n h d"], lengths: Lengths, config: LshAttention, seed: int
+) -> Int[Tensor, "h r n"]:
+    """The bucket of every token in every round."""
+    wide = query.detach().float()
+    result = torch.zeros(
+        config.heads, config.rounds, len(query), dtype=torch.long, device=query.device
+    )
+    kinds = [config.buckets_for(length) for length in lengths.each]
+    for buckets in dict.fromkeys(kinds):
+        if not buckets:
+            continue
+        chosen = torch.tensor([kind == buckets for kind in kinds], device=query.device)
+        tokens = chosen[lengths.sequence_of_token].nonzero().squeeze(1)
+        rotations = _rotations(config, buckets, seed).to(query.device)
+        rotated = torch.einsum("nhd,hdrk->hrnk", wide[tokens], rotations)
+        found, product = torch.zeros_like(result[..., tokens]), 1
+        for part, count in zip(rotated.split([b // 2 for b in buckets], -1), buckets, strict=True):
+            found += product * torch.cat([part, -part], dim=-1).argmax(-1)
+            product *= count
+        result[..., tokens] = found
+    assert result.max() < max((prod(kind) for kind in kinds), default=1)
+    return result
+
+
+def _rotations(config: LshAttention, buckets: Sequence[int], seed: int) -> Float[Tensor, "h d r k"]:
+    """Drawn on the host, so that they are the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (config.heads, config.size, config.rounds, sum(buckets) // 2)
+    return torch.randn(shape, generator=generator)
+
+
+def _attend_lists(
+    query: Float[Tensor, "h m d"],
+    key: Float[Tensor, "h m d"],
+    value: Float[Tensor, "h m e"],
+    asking: Int[Tensor, "h x t"],
+    listed: Int[Tensor, "h x s"],
+    *,
+    places: Int[Tensor, " m"],
+    causal: bool,
+    dropout: float,
+) -> tuple[Float[Tensor, "h x t e"], Float[Tensor, "h x t"]]:
+    heads = torch.arange(query.shape[0], device=query.device)[:, None, None]
+    scores = query[heads, asking] @ key[heads, listed].transpose(2, 3)
+    visible = _visible(asking, listed, places, causal=causal)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    scores = scores.masked_fill(asking.unsqueeze(-1) == listed.unsqueeze(-2), ITSELF)
+    lse = scores.logsumexp(-1)
+    weights = F.dropout((scores - lse.unsqueeze(-1)).exp(), dropout)
+    return weights @ value[heads, listed], lse
+
+
+def _visible(
+    asking: Int[Tensor, "h x t"],
+    listed: Int[Tensor, "h x s"],
+    places: Int[Tensor, " m"],
+    *,
+    causal: bool,
+) -> Bool[Tensor, "h x #t s"]:
+    there = places[listed].unsqueeze(-2)
+    present = there >= 0
+    return present & (there <= places[asking].unsqueeze(-1)) if causal else present
+
+
+def _with_empty(x: Float[Tensor, "n *rest"]) -> Float[Tensor, "m *rest"]:
+    return torch.cat([x, x.new_zeros(1, *x.shape[1:])])
+
+
+def _continued(
+    new: tuple[Float[Tensor, "n h d"], ...], lengths: Lengths, before: tuple[Tensor, ...]
+) -> tuple[tuple[Float[Tensor, "m h d"], ...], Lengths]:
+    """The tokens that a cache keeps, and behind them the new ones of each text."""
+    if not before:
+        return new, lengths
+    *kept, counts = before
+    olds = counts.tolist()
+    whole = Lengths.of([old + each for old, each in zip(olds, lengths.each, strict=True)])
+    joined = []
+    for old, more in zip(kept, new, strict=True):
+        parts = zip(old, olds, more.split(lengths.each), strict=True)
+        joined.append(torch.cat([x for row, count, y in parts for x in (row[:count], y)]))
+    return tuple(joined), whole.to(new[0].device)
+
+
+def _padded(parts: tuple[Float[Tensor, "n h d"], ...], lengths: Lengths) -> tuple[Tensor, ...]:
+    counts = torch.tensor(lengths.each, device=parts[0].device)
+    return *(Ragged(part, lengths).to_padded() for part in parts), counts
+
+
+@torch.no_grad()
+def missed_mass(
+    query: Float[Tensor, "n h d"], config: LshAttention, seed: int = 0
+) -> Float[Tensor, "h n"]:
+    """The share of the softmax weights of one text on keys that a query sees in no round.
+
+    The softmax is that of the same queries and keys over all tokens but itself.
+    """
+    total = query.shape[0]
+    lengths = Lengths.of([total], query.device)
+    asking, listed = SortedChunks.of(query, lengths, config, seed).listed()
+    visible = torch.zeros(config.heads, total + 1, total + 1, dtype=torch.bool, device=query.device)
+    heads = torch.arange(config.heads, device=query.device)[:, None, None, None]
+    visible[heads, asking.unsqueeze(-1), listed.unsqueeze(-2)] = True
+    wide = query.float()
+    key = wide * (wide.square().mean(-1, keepdim=True) + EPS).rsqrt() * config.size**-0.5
+    scores = torch.einsum("nhd,mhd->hnm", wide, key)
+    if config.causal:
+        later = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    scores.diagonal(dim1=1, dim2=2).fill_(ITSELF)
+    return (scores.softmax(-1) * ~visible[:, :total, :total]).sum(-1)

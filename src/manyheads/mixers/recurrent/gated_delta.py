@@ -13,6 +13,7 @@ from manyheads.errors import ConfigError, check_int
 from manyheads.mixers.head_weights import DeltaWeights, watch_pattern
 from manyheads.mixers.mixer import Mixer, by_head
 from manyheads.mixers.recurrent.delta_recurrence import run_delta_rule, unit
+from manyheads.mixers.recurrent.pace import draw_pace_bias
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
 from manyheads.ragged import Ragged
 from manyheads.taps import Look, Tap, seen
@@ -75,7 +76,7 @@ class GatedDeltaLayer(Mixer):
         self.rates = nn.Linear(config.width, narrow, bias=False)
         channels = rows["query"] + rows["key"] + rows["value"]
         self.convolution = ShortConvolution(channels, config.convolution, bias=False)
-        self.dt_bias = nn.Parameter(torch.ones(config.heads))
+        self.dt_bias = nn.Parameter(draw_pace_bias(config.heads))
         self.log_rate = nn.Parameter(torch.empty(config.heads).uniform_(0.01, 16).log())
         self.norm_weight = nn.Parameter(torch.ones(config.head_size))
         self.output = nn.Linear(rows["value"], config.width, bias=False)

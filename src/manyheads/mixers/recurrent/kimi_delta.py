@@ -1,6 +1,5 @@
 """Kimi delta attention (arXiv 2510.26692): every channel forgets at its own pace."""
 
-import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +13,7 @@ from manyheads.errors import check_int
 from manyheads.mixers.head_weights import DeltaWeights, watch_pattern
 from manyheads.mixers.mixer import Mixer, by_head
 from manyheads.mixers.recurrent.delta_recurrence import run_delta_rule, unit
+from manyheads.mixers.recurrent.pace import draw_pace_bias
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
 from manyheads.ragged import Ragged
 from manyheads.taps import Look, Tap, seen
@@ -63,8 +63,7 @@ class KimiDeltaLayer(Mixer):
         self.narrow = nn.Linear(width, 2 * rank + config.heads, bias=False)
         self.widen_pace = nn.Linear(rank, inner, bias=False)
         self.widen_gate = nn.Linear(rank, inner, bias=False)
-        pace = torch.empty(inner).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-        self.dt_bias = nn.Parameter(pace.expm1().log())
+        self.dt_bias = nn.Parameter(draw_pace_bias(inner))
         self.log_rate = nn.Parameter(torch.empty(config.heads).uniform_(1, 16).log())
         self.norm_weight = nn.Parameter(torch.ones(config.head_size))
         self.output = nn.Linear(inner, width, bias=False)

@@ -1,6 +1,5 @@
 """Mamba (arXiv 2312.00752): a state-space layer whose channels forget at a pace of the token."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,12 +14,11 @@ from manyheads.cache import StateSlot
 from manyheads.errors import check_int
 from manyheads.mixers.mixer import Mixer
 from manyheads.mixers.recurrent.diagonal_scan import diagonal_scan
+from manyheads.mixers.recurrent.pace import draw_pace_bias
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
 
-# The pace dt at the start lies between these, evenly on a scale of logarithms.
-FIRST_PACE = (0.001, 0.1)
 # Numbers in the states of the channels that are computed at once.
 BLOCK = {"cpu": 2**20, "cuda": 2**27}
 
@@ -67,10 +65,7 @@ class MambaLayer(Mixer):
         self.convolution = ShortConvolution(inner, config.convolution, bias=config.convolution_bias)
         self.select = nn.Linear(inner, sum(self.sizes), bias=False)
         self.pace_weight = nn.Parameter(torch.empty(inner, rank).uniform_(-1, 1) * rank**-0.5)
-        low, high = (math.log(bound) for bound in FIRST_PACE)
-        pace = torch.empty(inner).uniform_(low, high).exp()
-        # The inverse of softplus.
-        self.pace_bias = nn.Parameter(pace + torch.log(-torch.expm1(-pace)))
+        self.pace_bias = nn.Parameter(draw_pace_bias(inner))
         rates = torch.arange(1.0, config.state_size + 1).log()
         self.log_rate = nn.Parameter(rates.repeat(inner, 1))
         self.skip = nn.Parameter(torch.ones(inner))

@@ -15,6 +15,7 @@ from manyheads.errors import ConfigError, check_int
 from manyheads.mixers.head_weights import DecayWeights, watch_pattern
 from manyheads.mixers.mixer import Mixer, by_head
 from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks, recur_one_token
+from manyheads.mixers.recurrent.pace import draw_pace_bias
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
 from manyheads.ragged import Ragged
 from manyheads.taps import Look, Tap, seen
@@ -75,7 +76,7 @@ class Mamba2Layer(Mixer):
         self.convolution = ShortConvolution(
             self.sizes[1], config.convolution, bias=config.convolution_bias
         )
-        self.dt_bias = nn.Parameter(torch.ones(config.heads))
+        self.dt_bias = nn.Parameter(draw_pace_bias(config.heads))
         self.log_rate = nn.Parameter(torch.arange(1.0, config.heads + 1).log())
         self.skip = nn.Parameter(torch.ones(config.heads))
         self.norm_weight = nn.Parameter(torch.ones(config.inner))

@@ -87,9 +87,11 @@ class DecayWeights(HeadWeights):
         weights = query @ key.transpose(1, 2)
         if self.log_decay is not None:
             decay = self.log_decay[self._tokens(sequence, seen), chosen].T
+            # Counted from the first of the rows, which keeps what is near exact in float32.
             passed = decay.double().cumsum(-1)
+            passed = (passed - passed[:, rows.start : rows.start + 1]).float()
             between = passed[:, rows.start : rows.stop, None] - passed[:, None]
-            weights = weights * between.clamp(max=0.0).float().exp()
+            weights = weights * between.clamp_(max=0.0).exp_()
         weights = weights.tril(rows.start) if self.causal else weights
         if self.normalised:
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-6)

@@ -118,6 +118,20 @@ def test_what_mixers_cannot_do_is_refused_with_the_reason(model: Decoder) -> Non
             measure(headless, TEXTS, progress=False)
 
 
+def test_mixers_are_adapted_whole(model: Decoder) -> None:
+    adapted, ids = copy.deepcopy(model), torch.tensor([TEXTS[0]])
+    surgery.adapt(adapted, surgery.LoraConfig(targets=("*.mixer.project", "*.mixer.output")))
+    adapted(ids).logits.square().mean().backward()
+    trained = [each for each in adapted.parameters() if each.requires_grad]
+    assert len(trained) == 8
+    with torch.no_grad():
+        for each in trained:
+            each.add_(0.1)
+        expected = adapted(ids).logits
+        surgery.merge(adapted)
+    torch.testing.assert_close(adapted(ids).logits, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_heads_without_a_pattern_are_shown_without_it() -> None:
     """Here an LSH layer and attention; the kinds of the latter are decided as ever."""
     found = lens.inspect(small_model(CAUSAL["lsh"], CAUSAL["linear"]), TEXTS, progress=False)

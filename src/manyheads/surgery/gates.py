@@ -120,6 +120,15 @@ def _chosen(
                     f"use {', '.join(map(str, having))}",
                 )
             chosen.append((name, index))
+    mixers = {
+        layer.mixer.inner for each in stacks.values() for layer in each.config.layers if layer.mixer
+    }
+    if not chosen and mixers and sublayer is Sublayer.ATTENTION:
+        names = sorted({type(each).__name__ for each in mixers})
+        raise ConfigError(
+            f"no layer has attention to gate: the layers mix tokens by {', '.join(names)}",
+            "use a model with attention in some layers",
+        )
     if not chosen:
         raise ConfigError(f"no layer has {sublayer.value}", "choose another sublayer or stack")
     return chosen

@@ -10,6 +10,7 @@ from torch import nn
 
 from manyheads.attention import Attention
 from manyheads.errors import ConfigError
+from manyheads.mixers.mixer import Mixer
 from manyheads.models.layer import Layer
 from manyheads.models.stack import Stack
 from manyheads.parts.experts import MixtureOfExperts
@@ -27,8 +28,8 @@ HeadsByAttention = dict[tuple[str, int, Sublayer], frozenset[int]]
 class Projection:
     """Some rows of a linear layer with a name of their own, which `address` ends with.
 
-    `linear` is the path of the layer itself. `attention` is None in a feed-forward. `whole` means
-    all rows of a layer whose parts have names.
+    `linear` is the path of the layer itself. `attention` is None in a feed-forward or a mixer.
+    `whole` means all rows of a layer whose parts have names.
     """
 
     address: str
@@ -73,6 +74,9 @@ def projections_of(model: nn.Module) -> list[Projection]:
                 if attention is not None:
                     place = (stack.name, index, sublayer)
                     projections += _of_attention(f"{here}.{sublayer.value}", attention, place)
+            if layer.mixer is not None:
+                place = (stack.name, index, Sublayer.ATTENTION)
+                projections += _of_mixer(f"{here}.mixer", layer.mixer, place)
             place = (stack.name, index, Sublayer.FEEDFORWARD)
             feedforward, prefix = layer.feedforward, f"{here}.feedforward"
             if isinstance(feedforward, MixtureOfExperts):
@@ -117,6 +121,20 @@ def _of_attention(
         place=place,
         attention=attention,
     )
+
+
+def _of_mixer(path: str, mixer: Mixer, place: tuple[str, int, Sublayer]) -> Iterator[Projection]:
+    """Its linear layers as they are: what their rows mean differs from mixer to mixer."""
+    for name, linear in mixer.named_children():
+        if isinstance(linear, nn.Linear):
+            yield Projection(
+                address=f"{path}.{name}",
+                linear=f"{path}.{name}",
+                layer=linear,
+                rows=(0, linear.out_features),
+                place=place,
+                attention=None,
+            )
 
 
 def _of_feedforward(

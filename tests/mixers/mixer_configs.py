@@ -11,6 +11,7 @@ from manyheads.mixers.recurrent.gated_delta import GatedDelta
 from manyheads.mixers.recurrent.kimi_delta import KimiDelta
 from manyheads.mixers.recurrent.mamba import Mamba
 from manyheads.mixers.recurrent.mamba2 import Mamba2
+from manyheads.mixers.recurrent.s4d import S4D
 from manyheads.mixers.sparse.big_bird import BigBird
 from manyheads.mixers.sparse.longformer import Longformer
 from manyheads.models.build import build
@@ -30,6 +31,7 @@ CAUSAL: dict[str, MixerConfig] = {
     "linear": LinearAttention(width=WIDTH, heads=2),
     "retention": LinearAttention(width=WIDTH, heads=2, decay="heads"),
     "lsh": LshAttention(width=WIDTH, heads=2, chunk=128, rounds=2),
+    "s4d": S4D(width=WIDTH, state_size=8),
     "mamba": Mamba(width=WIDTH, inner=24, state_size=5, pace_rank=3),
     "performer": Performer(width=WIDTH, heads=2, features=12),
     "mamba2": Mamba2(width=WIDTH, heads=4, head_size=8, state_size=6, groups=2),
@@ -38,6 +40,7 @@ CAUSAL: dict[str, MixerConfig] = {
 # Those that keep every token.
 GROWING = {"lsh"}
 BOTH_WAYS: dict[str, MixerConfig] = {
+    "s4d": S4D(width=WIDTH, state_size=8, causal=False),
     "lsh": LshAttention(width=WIDTH, heads=2, causal=False, chunk=16, rounds=2),
     "performer": Performer(width=WIDTH, heads=2, features=12, causal=False),
     "fourier": Fourier(width=WIDTH),

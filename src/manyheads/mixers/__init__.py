@@ -11,6 +11,7 @@ from manyheads.mixers.recurrent.gated_delta import GatedDelta
 from manyheads.mixers.recurrent.kimi_delta import KimiDelta
 from manyheads.mixers.recurrent.mamba import Mamba
 from manyheads.mixers.recurrent.mamba2 import Mamba2
+from manyheads.mixers.recurrent.s4d import S4D
 from manyheads.mixers.sparse.big_bird import BigBird
 from manyheads.mixers.sparse.longformer import Longformer, global_tokens
 
@@ -27,6 +28,7 @@ __all__ = [
     "Mamba2",
     "MlpMixer",
     "Performer",
+    "S4D",
     "SegmentRecurrence",
     "global_tokens",
 ]

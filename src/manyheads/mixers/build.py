@@ -15,6 +15,7 @@ from manyheads.mixers.recurrent.gated_delta import GatedDelta, GatedDeltaLayer
 from manyheads.mixers.recurrent.kimi_delta import KimiDelta, KimiDeltaLayer
 from manyheads.mixers.recurrent.mamba import Mamba, MambaLayer
 from manyheads.mixers.recurrent.mamba2 import Mamba2, Mamba2Layer
+from manyheads.mixers.recurrent.s4d import S4D, S4DLayer
 from manyheads.mixers.sparse.big_bird import BigBird, BigBirdLayer
 from manyheads.mixers.sparse.longformer import Longformer, LongformerLayer
 
@@ -31,6 +32,7 @@ MixerConfig = (
     | Mamba
     | Mamba2
     | Performer
+    | S4D
     | GatedDelta
 )
 
@@ -57,6 +59,8 @@ def make_mixer(config: MixerConfig) -> Mixer:
             return MambaLayer(config)
         case Performer():
             return PerformerLayer(config)
+        case S4D():
+            return S4DLayer(config)
         case Mamba2():
             return Mamba2Layer(config)
         case GatedDelta():

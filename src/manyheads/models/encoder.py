@@ -29,16 +29,16 @@ class TextConfig:
 
     def __post_init__(self) -> None:
         check_embedding(self.embedding, self.stack)
-        check_tied(self.embedding, self.readout)
+        check_tied(self.embedding, self.readout, self.stack.output_width)
 
 
-def check_tied(embedding: Embedding, readout: Readout) -> None:
+def check_tied(embedding: Embedding, readout: Readout, features: int) -> None:
     """Refuse a tied head whose features cannot be multiplied with the token vectors."""
     if not isinstance(readout, LanguageHead) or not readout.tied:
         return
     transform = readout.transform
     width = "same" if transform is None else transform.width
-    width = embedding.width if width == "same" else width
+    width = features if width == "same" else width
     if width != embedding.size:
         raise ConfigError(
             f"a tied language head has features of width {width}, and the token vectors have "

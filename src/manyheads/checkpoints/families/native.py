@@ -9,7 +9,7 @@ from manyheads.checkpoints.tensor_map import Entry
 from manyheads.dataclass_codec import DataclassCodec
 from manyheads.mixers import fourier, linear_attention, lsh_attention, mlp_mixer, performer
 from manyheads.mixers.memory import knn_memory, segment_recurrence
-from manyheads.mixers.recurrent import gated_delta, kimi_delta, mamba, mamba2
+from manyheads.mixers.recurrent import gated_delta, kimi_delta, mamba, mamba2, s4d
 from manyheads.mixers.sparse import big_bird, longformer
 from manyheads.models import (
     decoder,
@@ -67,6 +67,7 @@ CONFIG_JSON = DataclassCodec(
         mamba.Mamba,
         mamba2.Mamba2,
         performer.Performer,
+        s4d.S4D,
         norms.OutputNorm,
         norms.SandwichNorm,
         norms.ScaledPreNorm,

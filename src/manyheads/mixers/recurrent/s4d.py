@@ -1,0 +1,164 @@
+"""S4D (arXiv 2206.11893): every channel passes through a linear system with diagonal states.
+
+    h_t = P h_{t-1} + u_t        y_t = 2 Re(C h_t)        P = exp(dt A)
+
+Whole texts are convolved with the answer of the system to a single one, K_l = 2 Re(C P^l), by a
+Fourier transform; generation follows the recurrence. Neither P nor C depends on the token.
+"""
+
+from dataclasses import dataclass
+from math import isqrt
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Complex, Float
+from torch import Tensor, nn
+
+from manyheads.argument_checks import check_fields
+from manyheads.cache import StateSlot
+from manyheads.errors import ConfigError, check_int
+from manyheads.mixers.mixer import Mixer, refuse_cache
+from manyheads.mixers.recurrent.pace import draw_pace_bias
+from manyheads.ragged import Lengths, Ragged
+from manyheads.taps import Look
+
+
+@check_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S4D:
+    """An S4D layer with `state_size` states per channel, half of them conjugates of the others.
+
+    With causal=False a second system reads every text from its end.
+    """
+
+    width: int
+    state_size: int = 64
+    causal: bool = True
+
+    def __post_init__(self) -> None:
+        check_int("width", self.width, minimum=1)
+        check_int("state_size", self.state_size, minimum=2)
+        if self.state_size % 2:
+            raise ConfigError(f"state_size must be even, got {self.state_size}")
+
+
+class S4DLayer(Mixer):
+    """The system of every channel, then GELU and a gated projection."""
+
+    carries_state = True
+
+    def __init__(self, config: S4D) -> None:
+        super().__init__()
+        self.config = config
+        width, states = config.width, config.state_size // 2
+        ways = 1 if config.causal else 2
+        # S4D-Lin: A_n = -1/2 + i pi n.
+        self.log_rate = nn.Parameter(torch.full((width, states), 0.5).log())
+        self.frequency = nn.Parameter(torch.pi * torch.arange(states).float().repeat(width, 1))
+        self.pace_bias = nn.Parameter(draw_pace_bias(width))
+        self.read = nn.Parameter(torch.randn(ways, width, states, 2) * 0.5**0.5)
+        self.skip = nn.Parameter(torch.randn(width))
+        self.gate = nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
+
+    def system(self) -> tuple[Complex[Tensor, "c s"], Complex[Tensor, "w c s"]]:
+        """dt A, and C of each direction, discretised by a zero-order hold."""
+        a = torch.complex(-self.log_rate.float().exp(), self.frequency.float())
+        step = a * F.softplus(self.pace_bias.float()).unsqueeze(1)
+        return step, torch.view_as_complex(self.read.float()) * (step.exp() - 1) / a
+
+    def forward(
+        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+    ) -> Ragged:
+        del look  # it has no heads to look at
+        step, c = self.system()
+        u, lengths = x.values.float(), x.lengths
+        if not self.config.causal:
+            refuse_cache(cache)
+        state = None if cache is None or cache.state is None else cache.state[0]
+        if state is not None and lengths.longest == 1 and lengths.uniform:
+            after = step.exp() * state + u.unsqueeze(-1)
+            mixed = 2 * (c[0] * after).sum(-1).real
+        else:
+            mixed = convolve_texts(u, step, c, lengths, state)
+            after = u[:0] if cache is None else last_states(u, step, lengths, state)
+        if cache is not None:
+            cache.keep(after)
+        mixed = F.gelu(mixed + u * self.skip.float()).to(x.values.dtype)
+        return x.with_values(self.output(mixed) * self.gate(mixed).sigmoid())
+
+
+def powers(
+    step: Complex[Tensor, "c s"], weights: Complex[Tensor, "*b c s"], length: int
+) -> Float[Tensor, "*b c l"]:
+    """2 Re of the sum over states of weights times P^l, for every l below `length`.
+
+    An exponent is split in two, l = i m + j, so that two short lists of powers make all of them.
+    """
+    m = isqrt(max(length - 1, 0)) + 1
+    low, high = _raised(step, m), _raised(step * m, -(-length // m))
+    products = (weights.unsqueeze(-1) * high).transpose(-2, -1) @ low
+    return 2 * products.real.flatten(-2)[..., :length]
+
+
+def _raised(step: Complex[Tensor, "c s"], count: int) -> Complex[Tensor, "c s n"]:
+    """P^0 to P^(count - 1); phases of many turns need float64."""
+    exponent = torch.arange(count, device=step.device, dtype=torch.float64)
+    return (step.to(torch.complex128).unsqueeze(-1) * exponent).exp().to(step.dtype)
+
+
+def convolve_texts(
+    u: Float[Tensor, "n c"],
+    step: Complex[Tensor, "c s"],
+    c: Complex[Tensor, "w c s"],
+    lengths: Lengths,
+    state: Complex[Tensor, "b c s"] | None = None,
+) -> Float[Tensor, "n c"]:
+    """The outputs of every text, those of about the same length in one Fourier transform."""
+    output = torch.zeros_like(u)
+    sizes = [1 << max(length - 1, 0).bit_length() for length in lengths.each]
+    for size in dict.fromkeys(sizes):
+        chosen = [index for index, each in enumerate(sizes) if each == size and lengths.each[index]]
+        if not chosen:
+            continue
+        each = torch.tensor([lengths.each[index] for index in chosen], device=u.device)
+        first = torch.tensor([lengths.starts[index] for index in chosen], device=u.device)
+        inside = torch.arange(size, device=u.device) < each.unsqueeze(1)
+        rows = (first.unsqueeze(1) + torch.arange(size, device=u.device))[inside]
+        texts = u.new_zeros(len(chosen), size, u.shape[1])
+        texts = texts.masked_scatter(inside.unsqueeze(-1), u[rows]).transpose(1, 2)
+        kernel = powers(step, c, size)
+        whole = F.pad(kernel[0], (0, size))
+        if len(kernel) > 1:
+            whole = torch.cat([kernel[0], kernel[1].flip(-1)], dim=-1)
+        spectrum = torch.fft.rfft(texts, 2 * size) * torch.fft.rfft(whole)
+        mixed = torch.fft.irfft(spectrum, 2 * size)[..., :size]
+        if state is not None:
+            # What the state before the text still gives.
+            earlier = state[torch.tensor(chosen, device=u.device)] * step.exp()
+            mixed = mixed + powers(step, c[0] * earlier, size)
+        output = output.index_copy(0, rows, mixed.transpose(1, 2)[inside])
+    return output
+
+
+def last_states(
+    u: Float[Tensor, "n c"],
+    step: Complex[Tensor, "c s"],
+    lengths: Lengths,
+    state: Complex[Tensor, "b c s"] | None = None,
+) -> Complex[Tensor, "b c s"]:
+    """The states after every text."""
+    found = []
+    for index, where in enumerate(lengths.slices()):
+        text = u[where].T
+        m = isqrt(max(text.shape[1] - 1, 0)) + 1
+        blocks = -(-text.shape[1] // m)
+        # Zeros in front change nothing, and make blocks of m.
+        text = F.pad(text, (blocks * m - text.shape[1], 0)).unflatten(1, (blocks, m))
+        low, high = _raised(step, m).flip(-1), _raised(step * m, blocks).flip(-1)
+        inner = low @ text.transpose(1, 2).to(low.dtype)
+        after = (inner * high).sum(-1)
+        if state is not None:
+            after = after + (step * (where.stop - where.start)).exp() * state[index]
+        found.append(after)
+    return torch.stack(found) if found else step.new_zeros(0, *step.shape)

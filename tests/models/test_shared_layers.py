@@ -8,16 +8,18 @@ import pytest
 import torch
 
 from manyheads import AttentionConfig, Ragged, generate, lens, load, save, surgery
-from manyheads.errors import ConfigError
+from manyheads.data.batch import Batch
+from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder, DecoderConfig
 from manyheads.models.embedding import Embedding
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import LanguageHead
 from manyheads.models.stack import StackConfig
-from manyheads.parts import MLP, Causal
+from manyheads.parts import MLP, Causal, Halting
 from manyheads.parts.gates import Gate
 from manyheads.taps import Head, Record, Site, Tap
+from manyheads.train.objectives import CausalLM, Routing
 
 TEXTS = [[5, 6, 7, 8, 5, 6, 7], [9, 10, 11]]
 LAYER = LayerConfig(
@@ -127,3 +129,73 @@ def test_sharing_that_cannot_be_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             decoder(**changes)
+
+
+def universal(**changes: Any) -> Decoder:
+    """Different tokens stop after one to four layers."""
+    model = decoder(**{"weights_of": "first", "halting": Halting()} | changes)
+    assert model.stack.halting is not None
+    with torch.no_grad():
+        model.stack.halting.weight.mul_(4)
+    return model
+
+
+@torch.no_grad()
+def test_tokens_stop_as_the_definition_says() -> None:
+    model = universal()
+    output = model(batch())
+    x = model.embedding(batch(), batch().lengths.positions)
+    states, probabilities = [], []
+    for layer in model.stack.layers:
+        probabilities.append(torch.sigmoid(model.stack.halting(x.values)[:, 0]))  # type: ignore[misc]
+        x, _ = layer(x)
+        states.append(x.values)
+    for token, steps in enumerate(output.router[-1].steps.tolist()):
+        sums = [float(sum(each[token] for each in probabilities[: n + 1])) for n in range(4)]
+        expected = next((n + 1 for n in range(3) if sums[n] > 0.99), 4)
+        assert steps == expected
+        weights = [float(each[token]) for each in probabilities[: steps - 1]]
+        weights.append(1 - sum(weights))
+        mean = sum(weight * state[token] for weight, state in zip(weights, states, strict=False))
+        torch.testing.assert_close(output.hidden.values[token], mean, atol=1e-5, rtol=1e-5)
+    assert len(set(output.router[-1].steps.tolist())) > 1
+
+
+@torch.no_grad()
+def test_texts_that_stop_early_stay_as_they_are_alone() -> None:
+    model = universal()
+    together = model(batch()).logits
+    for index, text in enumerate(TEXTS):
+        alone = model(torch.tensor([text])).logits[0]
+        torch.testing.assert_close(together.of(index), alone, atol=1e-5, rtol=1e-5)
+    changed = batch().values.clone()
+    changed[:7] = 3
+    assert torch.equal(model(batch().with_values(changed)).logits.of(1), together.of(1))
+    whole = torch.tensor([TEXTS[0]])
+    cache = model.new_cache()
+    steps = [model(piece, cache=cache).logits for piece in whole.split(1, dim=1)]
+    torch.testing.assert_close(torch.cat(steps, 1)[0], together.of(0), atol=1e-4, rtol=1e-4)
+
+
+def test_training_shortens_the_way(tmp_path: Path) -> None:
+    model = universal()
+    objective = CausalLM(routing=Routing(ponder=1.0))
+    prepared = objective.prepare(model, Batch(texts=batch()), torch.Generator())
+    loss = objective.score(model, prepared)
+    assert loss.parts["ponder"].item() > loss.targets
+    loss.parts["ponder"].backward()
+    assert model.stack.halting is not None
+    assert model.stack.halting.weight.grad is not None
+    assert model.stack.halting.weight.grad.any()
+    save(model, tmp_path)
+    again: Any = load(tmp_path)
+    assert torch.equal(again(batch()).logits.values, model(batch()).logits.values)
+
+
+def test_what_halting_cannot_do_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"threshold must be in \(0, 1\], got 1.5"):
+        Halting(threshold=1.5)
+    with pytest.raises(InputError, match="use a model without halting"):
+        lens.ablate(universal(), TEXTS, progress=False)
+    with pytest.raises(InputError, match="use a model without halting"):
+        lens.attribute_logits(universal(), TEXTS, [5, 6])

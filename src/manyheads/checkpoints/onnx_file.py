@@ -101,6 +101,8 @@ def _checked_encoder(model: Model) -> Encoder:
         _refuse(type(model.config.embedding.position).__name__)
     if model.config.embedding.projected:
         _refuse("a projected embedding")
+    if model.config.stack.halting is not None:
+        _refuse("halting")
     for index, layer in enumerate(model.stack.layers):
         reason = _why_not(cast(Layer, layer))
         if reason is not None:

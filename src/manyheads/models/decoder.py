@@ -10,7 +10,7 @@ from manyheads.errors import ConfigError
 from manyheads.models.encoder import TextConfig, TextModel, last_tokens
 from manyheads.models.padding import Output, to_ragged
 from manyheads.models.stack import StackConfig
-from manyheads.parts.experts import RouterLosses
+from manyheads.parts.halting import AddedLoss
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
 
@@ -96,7 +96,7 @@ class Decoder(TextModel):
         watch: Watcher | None,
         *,
         checked: bool = True,
-    ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
+    ) -> tuple[Ragged, tuple[AddedLoss, ...]]:
         """The hidden states of new tokens after those in the cache."""
         plan = cache.plan(batch.lengths)
         embed = self.embedding if checked else self.embedding.embed

@@ -6,7 +6,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from manyheads.errors import InputError, ShapeError
-from manyheads.parts.experts import RouterLosses
+from manyheads.parts.halting import AddedLoss
 from manyheads.ragged import Ragged
 
 
@@ -19,7 +19,7 @@ class Output:
 
     hidden: Ragged | Tensor
     logits: Ragged | Tensor | None = None
-    router: tuple[RouterLosses, ...] = ()
+    router: tuple[AddedLoss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +38,7 @@ class BatchLayout:
         return batch.to_padded(self.mask)
 
     def output(
-        self, hidden: Ragged, logits: Ragged | Tensor | None, router: tuple[RouterLosses, ...]
+        self, hidden: Ragged, logits: Ragged | Tensor | None, router: tuple[AddedLoss, ...]
     ) -> Output:
         restored = self.restore(hidden)
         assert restored is not None

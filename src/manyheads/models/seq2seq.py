@@ -15,7 +15,7 @@ from manyheads.models.padding import Output, to_ragged
 from manyheads.models.provenance import Provenance
 from manyheads.models.readout import LanguageHead, Readout, make_readout
 from manyheads.models.stack import Explained, Stack, StackConfig
-from manyheads.parts.experts import RouterLosses
+from manyheads.parts.halting import AddedLoss
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
 
@@ -91,7 +91,7 @@ class Seq2Seq(nn.Module, Provenance):
         *,
         cache: Cache | None = None,
         watch: Watcher | None = None,
-    ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
+    ) -> tuple[Ragged, tuple[AddedLoss, ...]]:
         """The decoder's hidden states before the readout.
 
         The router losses are those of both stacks, the encoder's first.
@@ -144,7 +144,7 @@ class Seq2Seq(nn.Module, Provenance):
 
     def _encode(
         self, source: Ragged, watch: Watcher | None
-    ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
+    ) -> tuple[Ragged, tuple[AddedLoss, ...]]:
         return self.encoder(self.embedding(source, source.lengths.positions), watch=watch)
 
     def _decode(
@@ -155,7 +155,7 @@ class Seq2Seq(nn.Module, Provenance):
         watch: Watcher | None,
         *,
         checked: bool = True,
-    ) -> tuple[Ragged, tuple[RouterLosses, ...]]:
+    ) -> tuple[Ragged, tuple[AddedLoss, ...]]:
         plan = None if cache is None else cache.plan(batch.lengths)
         positions = batch.lengths.positions if plan is None else plan.positions
         side = self._target_side()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.argument_checks import check_fields
@@ -24,7 +24,7 @@ from manyheads.errors import ConfigError, InputError
 from manyheads.kernels.choose import Choice
 from manyheads.kernels.contract import Request
 from manyheads.models.layer import Layer, LayerConfig
-from manyheads.parts.halting import AddedLoss
+from manyheads.parts.halting import AddedLoss, Halting, HaltingSteps
 from manyheads.parts.masks import Mask
 from manyheads.parts.norms import NoNorm, Norm, make_norm
 from manyheads.parts.positions import Disentangled, Rotary
@@ -41,13 +41,14 @@ class StackConfig:
 
     Layers may share weights across depth: `weights_of="first"` uses those of the first layer at
     every depth, as ALBERT (arXiv 1909.11942) and Universal Transformers (arXiv 1807.03819) do, and
-    (0, 0, 2, 2) those of layers 0 and 2 twice each.
+    (0, 0, 2, 2) those of layers 0 and 2 twice each. With `halting` tokens stop on their own.
     """
 
     width: int
     layers: tuple[LayerConfig, ...]
     final_norm: Norm = NoNorm()
     weights_of: tuple[int, ...] | Literal["own", "first"] = "own"
+    halting: Halting | None = None
 
     def __post_init__(self) -> None:
         self._check_sharing()
@@ -56,6 +57,11 @@ class StackConfig:
             object.__setattr__(self, "weights_of", "own")
         elif not any(self.owners):
             object.__setattr__(self, "weights_of", "first")
+        if self.reversible and self.halting is not None:
+            raise ConfigError(
+                "tokens of reversible layers cannot stop on their own",
+                "use halting=None, or another residual",
+            )
         if self.reversible and any(layer.residual != "reversible" for layer in self.layers):
             raise ConfigError(
                 "some layers are reversible and others not", "make all of them reversible"
@@ -162,6 +168,7 @@ class Stack(nn.Module):
             else SharedLayers(layers, config.owners)
         )
         self.final_norm = make_norm(config.final_norm, config.output_width)
+        self.halting = None if config.halting is None else nn.Linear(config.width, 1)
 
     def forward(
         self,
@@ -195,6 +202,12 @@ class Stack(nn.Module):
         """
         if not 0 <= layer <= len(self.layers):
             raise InputError(f"layer must be in 0 to {len(self.layers)}, got {layer}")
+        if layer and self.halting is not None:
+            raise InputError(
+                f"tokens of this model stop on their own, and which ones have at layer {layer} "
+                "depends on the layers below",
+                "use a model without halting",
+            )
         if x.values.shape[1] != self.config.output_width:
             raise InputError(
                 f"the layers have residual streams of {self.config.output_width} channels "
@@ -216,8 +229,10 @@ class Stack(nn.Module):
     ) -> tuple[Ragged, tuple[AddedLoss, ...]]:
         places = x.lengths.positions if positions is None else positions
         encodings = self.encode_positions(places, x.lengths)
-        losses = []
+        losses: list[AddedLoss] = []
+        halting = self._halting(x)
         for index in range(start, len(self.layers)):
+            weights = None if halting is None else self._stop(halting, x, index)
             here = None if look is None else look.within(layer=index, sublayer=Sublayer.ATTENTION)
             x, routed = self.layers[index](
                 x,
@@ -228,8 +243,32 @@ class Stack(nn.Module):
             )
             if routed is not None:
                 losses.append(routed)
+            if halting is not None and weights is not None:
+                halting.add(x.values, weights)
+                # A later token may need this one's keys at every depth, and a watcher its states.
+                kept = cache is not None or look is not None
+                if not kept and self._all_stopped(halting):
+                    break
+        if halting is not None:
+            losses.append(halting.loss())
+            x = x.with_values(halting.output)
         final = x.with_values(self.final_norm(x.values))
         return final.with_values(seen(look, Tap.FINAL, final.values, final)), tuple(losses)
+
+    def _halting(self, x: Ragged) -> HaltingSteps | None:
+        config = self.config.halting
+        return None if config is None else HaltingSteps(config, x.values)
+
+    def _stop(self, halting: HaltingSteps, x: Ragged, index: int) -> Float[Tensor, " n"]:
+        assert self.halting is not None
+        logits = self.halting(x.values).squeeze(1)
+        return halting.weights(logits, last=index == len(self.layers) - 1)
+
+    def _all_stopped(self, halting: HaltingSteps) -> bool:
+        """Whether no token goes on; in training every layer takes part."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return False
+        return not bool(halting.running.any())
 
     def request(self, layer: int, sublayer: Sublayer, query: Ragged, key: Ragged) -> Request:
         """What the kernel is asked for, given the queries and keys of an attention."""

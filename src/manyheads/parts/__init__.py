@@ -4,6 +4,7 @@ from manyheads.argument_checks import check_fields_of
 from manyheads.parts.experts import ClampedSwiGLU, Experts
 from manyheads.parts.feedforward import MLP, GeGLU, SwiGLU
 from manyheads.parts.gates import Gate
+from manyheads.parts.halting import Halting
 from manyheads.parts.masks import Blocks, Causal, Full, GlobalTokens, Prefix, RandomBlocks, Window
 from manyheads.parts.norms import (
     LayerNorm,
@@ -49,6 +50,7 @@ __all__ = [
     "Gate",
     "GeGLU",
     "GlobalTokens",
+    "Halting",
     "LayerNorm",
     "Learned",
     "LearnedGrid",

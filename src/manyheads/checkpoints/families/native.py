@@ -23,7 +23,7 @@ from manyheads.models import (
     vision,
 )
 from manyheads.models.recipes import ModelConfig
-from manyheads.parts import experts, feedforward, gates, masks, norms
+from manyheads.parts import experts, feedforward, gates, halting, masks, norms
 from manyheads.parts.positions import absolute, alibi, disentangled, relative, rotary
 
 # The only classes that a file may name; nothing else is ever made from one.
@@ -54,6 +54,7 @@ CONFIG_JSON = DataclassCodec(
         feedforward.MLP,
         feedforward.SwiGLU,
         gates.Gate,
+        halting.Halting,
         fourier.Fourier,
         big_bird.BigBird,
         knn_memory.KnnMemory,

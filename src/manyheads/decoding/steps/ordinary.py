@@ -42,6 +42,8 @@ def why_not_ordinary(model: object) -> Iterator[str]:
     plain = isinstance(head, LanguageHead) and head.transform is None
     if not plain or getattr(head, "softcap", "none") != "none":
         yield "the readout is not a plain language head"
+    if model.config.stack.halting is not None:
+        yield "its tokens stop on their own"
     for index, layer in enumerate(model.config.stack.layers):
         for reason in _why_not_ordinary_layer(layer):
             yield f"layer {index} {reason}"

@@ -306,8 +306,13 @@ class _WrappedWalk(_BackwardWalk):
 
 
 def _check_stream(scope: HeadScope) -> None:
-    """Refuse a wrapped model whose heads were not found to add to its residual stream."""
+    """Refuse a model whose heads do not simply add to its residual stream."""
     if scope.model.native:
+        if getattr(scope.stack.config, "halting", None) is not None:
+            raise InputError(
+                "tokens of this model stop on their own, so that its logits are means over layers",
+                "use a model without halting",
+            )
         return
     stack = cast(WrappedStack, scope.stack)
     assert stack.final_norm is not None

@@ -14,7 +14,7 @@ from manyheads.models.encoder import TextModel
 from manyheads.models.readout import LanguageHead
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import StackConfig
-from manyheads.parts.experts import RouterLosses
+from manyheads.parts.halting import AddedLoss
 from manyheads.taps import Watcher
 from manyheads.train.loss.chunked_cross_entropy import cross_entropy_sums
 from manyheads.train.objectives.objective import (
@@ -43,7 +43,7 @@ class LanguageModelling(RoutedObjective):
         model: Any,
         hidden: Float[Tensor, "n c"],
         prepared: PreparedBatch,
-        router: tuple[RouterLosses, ...],
+        router: tuple[AddedLoss, ...],
         smoothing: float = 0.0,
     ) -> Loss:
         readout = model.readout

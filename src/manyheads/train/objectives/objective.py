@@ -17,6 +17,7 @@ from manyheads.models.encoder import TextModel
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.parts.experts import RouterLosses
+from manyheads.parts.halting import AddedLoss, PonderLoss
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
 
@@ -92,17 +93,20 @@ class PreparedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Weights of the router losses of a mixture of experts, summed over its layers.
+    """Weights of the router losses of a mixture of experts, summed over its layers, and of halting.
 
-    `balance` as in arXiv 2101.03961, `z` as in arXiv 2202.08906.
+    `balance` as in arXiv 2101.03961, `z` as in arXiv 2202.08906. `ponder` is that of the steps that
+    tokens take before they stop (arXiv 1603.08983).
     """
 
     balance: float = 0.01
     z: float = 0.001
+    ponder: float = 0.01
 
     def __post_init__(self) -> None:
         check_weight("routing.balance", self.balance)
         check_weight("routing.z", self.z)
+        check_weight("routing.ponder", self.ponder)
 
 
 DEFAULT_ROUTING = Routing()
@@ -145,24 +149,27 @@ class Objective(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedObjective(Objective):
-    """An objective that adds the router losses of a mixture of experts."""
+    """An objective that adds the losses of routers and of halting."""
 
     routing: Routing = DEFAULT_ROUTING
 
     def with_router_losses(
-        self, total: Tensor, prepared: PreparedBatch, router: tuple[RouterLosses, ...]
+        self, total: Tensor, prepared: PreparedBatch, router: tuple[AddedLoss, ...]
     ) -> Loss:
         loss = Loss(total=total, targets=prepared.targets)
-        if not router:
-            return loss
-        parts = {}
-        if self.routing.balance:
-            summed = torch.stack([each.balance for each in router]).sum()
-            parts["router balance"] = self.routing.balance * summed
-        if self.routing.z:
-            summed = torch.stack([each.z for each in router]).sum()
-            parts["router z"] = self.routing.z * summed
-        return loss.plus(parts)
+        routed = [each for each in router if isinstance(each, RouterLosses)]
+        halted = [each.ponder for each in router if isinstance(each, PonderLoss)]
+        terms = {
+            "router balance": (self.routing.balance, [each.balance for each in routed]),
+            "router z": (self.routing.z, [each.z for each in routed]),
+            "ponder": (self.routing.ponder, halted),
+        }
+        parts = {
+            name: weight * torch.stack(each).sum()
+            for name, (weight, each) in terms.items()
+            if weight and each
+        }
+        return loss.plus(parts) if parts else loss
 
 
 def require_texts(objective: Objective, batch: Batch) -> Ragged:

@@ -58,6 +58,7 @@ from manyheads.lens.head_kinds.kinds import Kinds, kinds
 from manyheads.lens.inputs.metrics import CustomMetric, LogitDifference, Similarity
 from manyheads.lens.inspection import Inspection, ModelSummary, inspect
 from manyheads.lens.measure.activation_files import ActivationFiles, activations
+from manyheads.lens.measure.approximation import lsh_missed_mass, performer_error
 from manyheads.lens.measure.statistics import Statistics, statistics
 from manyheads.lens.measure.watcher import Activation
 from manyheads.lens.probing.linear import probe
@@ -170,12 +171,14 @@ __all__ = [
     "kinds",
     "load",
     "logit_lens",
+    "lsh_missed_mass",
     "neurons",
     "output_similarity",
     "overlap",
     "patch",
     "patch_paths",
     "patterns",
+    "performer_error",
     "probe",
     "probe_syntax",
     "redundancy",

@@ -1,0 +1,115 @@
+"""How far the heads that approximate softmax attention are from it: Performer and LSH attention."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.errors import InputError
+from manyheads.lens.inputs.texts import ModelInputs, for_each_batch, forward_hidden, read_inputs
+from manyheads.lens.results.addresses import Block, mixer_at, stacks_of
+from manyheads.lens.results.tables import ByHead
+from manyheads.mixers.lsh_attention import LshAttentionLayer, missed_mass
+from manyheads.mixers.mixer import Mixer
+from manyheads.mixers.performer import PerformerLayer, softmax_error
+from manyheads.models.build import Model
+from manyheads.taps import Record, Site, Tap
+
+# Of one text: its value for every head and query.
+Measure = Callable[[Mixer, Float[Tensor, "n h d"], Float[Tensor, "n h d"]], Float[Tensor, "h n"]]
+
+
+def performer_error(
+    model: Model, texts: Any, *, batch_tokens: int | None = None, progress: bool = True
+) -> ByHead:
+    """The share of the softmax weights that each Performer head moves, mean over queries.
+
+    It is half the sum of the absolute differences between the estimated weights and the softmax
+    of the same queries and keys: 0 where they are equal, 1 where they have nothing in common. The
+    patterns are formed, so that memory grows with the square of a text.
+    """
+
+    def measure(
+        mixer: Mixer, query: Float[Tensor, "n h d"], key: Float[Tensor, "n h d"]
+    ) -> Float[Tensor, "h n"]:
+        assert isinstance(mixer, PerformerLayer)
+        return softmax_error(query, key, mixer.features, causal=mixer.config.causal)
+
+    return _measured(
+        model, texts, PerformerLayer, "performer_error", measure, batch_tokens, progress
+    )
+
+
+def lsh_missed_mass(
+    model: Model, texts: Any, *, batch_tokens: int | None = None, progress: bool = True
+) -> ByHead:
+    """The share of the softmax weights on keys that an LSH head never sees, mean over queries.
+
+    The softmax is that of the same queries and keys over all tokens but itself. The patterns are
+    formed, so that memory grows with the square of a text.
+    """
+
+    def measure(
+        mixer: Mixer, query: Float[Tensor, "n h d"], key: Float[Tensor, "n h d"]
+    ) -> Float[Tensor, "h n"]:
+        assert isinstance(mixer, LshAttentionLayer)
+        assert key is query, "they are shared"
+        seed = mixer.config.seed
+        return missed_mass(query, mixer.config, 0 if seed == "random" else seed)
+
+    return _measured(
+        model, texts, LshAttentionLayer, "lsh_missed_mass", measure, batch_tokens, progress
+    )
+
+
+def _measured(
+    model: Model,
+    texts: Any,
+    kind: type[Mixer],
+    name: str,
+    measure: Measure,
+    batch_tokens: int | None,
+    progress: bool,
+) -> ByHead:
+    mixers = {
+        Block(index, mixer.config.heads, stack.name): mixer
+        for stack in stacks_of(model).values()
+        for index in range(len(stack.layers))
+        if isinstance(mixer := mixer_at(stack, index), kind)
+    }
+    if not mixers:
+        wanted = kind.__name__.removesuffix("Layer")
+        raise InputError(f"the model has no {wanted} layers", f"pass a model with {wanted}")
+    shared = kind is LshAttentionLayer
+    sums = {block: torch.zeros(block.heads, dtype=torch.float64) for block in mixers}
+
+    def visit(some: ModelInputs, _: list[int]) -> None:
+        sites = {
+            block: [
+                Site(block.layer, tap, stack=block.stack)
+                for tap in ((Tap.QUERY,) if shared else (Tap.QUERY, Tap.KEY))
+            ]
+            for block in mixers
+        }
+        record = Record([site for each in sites.values() for site in each])
+        with torch.inference_mode():
+            forward_hidden(model, some, record)
+            for block, mixer in mixers.items():
+                found = [record[site] for site in sites[block]]
+                for text in range(len(found[0])):
+                    parts = [each.of(text) for each in found]
+                    sums[block] += measure(mixer, parts[0], parts[-1]).double().sum(1).cpu()
+
+    passed = for_each_batch(
+        model,
+        read_inputs(model, texts),
+        visit,
+        label="comparing with softmax",
+        batch_tokens=batch_tokens,
+        progress=progress,
+    )
+    means = np.concatenate([(sums[block] / passed.tokens).numpy() for block in mixers])
+    return ByHead(kind=name, blocks=tuple(mixers), means={name: means}, metadata=passed.metadata)

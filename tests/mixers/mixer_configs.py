@@ -2,10 +2,12 @@
 
 from manyheads.mixers.build import MixerConfig
 from manyheads.mixers.fourier import Fourier
+from manyheads.mixers.latent_queries import LatentQueries
 from manyheads.mixers.linear_attention import LinearAttention
 from manyheads.mixers.lsh_attention import LshAttention
 from manyheads.mixers.memory.knn_memory import KnnMemory
 from manyheads.mixers.memory.segment_recurrence import SegmentRecurrence
+from manyheads.mixers.mixture_of_heads import MixtureOfHeads
 from manyheads.mixers.performer import Performer
 from manyheads.mixers.recurrent.gated_delta import GatedDelta
 from manyheads.mixers.recurrent.kimi_delta import KimiDelta
@@ -25,6 +27,7 @@ from manyheads.parts import SwiGLU
 
 WIDTH, VOCABULARY = 16, 50
 CAUSAL: dict[str, MixerConfig] = {
+    "heads": MixtureOfHeads(width=WIDTH, heads=4, top_k=2, shared=1),
     "segments": SegmentRecurrence(width=WIDTH, heads=2, segment=8, memory=11),
     "knn": KnnMemory(width=WIDTH, heads=2, window=5, memory=20, top_k=3),
     "kimi delta": KimiDelta(width=WIDTH, heads=2, head_size=6),
@@ -38,8 +41,9 @@ CAUSAL: dict[str, MixerConfig] = {
     "delta": GatedDelta(width=WIDTH, heads=4, head_size=8, key_heads=2, key_size=6),
 }
 # Those that keep every token.
-GROWING = {"lsh"}
+GROWING = {"heads", "lsh"}
 BOTH_WAYS: dict[str, MixerConfig] = {
+    "latents": LatentQueries(width=WIDTH, heads=2, latents=3),
     "s4d": S4D(width=WIDTH, state_size=8, causal=False),
     "lsh": LshAttention(width=WIDTH, heads=2, causal=False, chunk=16, rounds=2),
     "performer": Performer(width=WIDTH, heads=2, features=12, causal=False),

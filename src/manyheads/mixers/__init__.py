@@ -1,10 +1,12 @@
 """What can stand where attention stood in a layer: a state of fixed size in place of a cache."""
 
 from manyheads.mixers.fourier import Fourier
+from manyheads.mixers.latent_queries import LatentQueries
 from manyheads.mixers.linear_attention import LinearAttention
 from manyheads.mixers.lsh_attention import LshAttention
 from manyheads.mixers.memory.knn_memory import KnnMemory
 from manyheads.mixers.memory.segment_recurrence import SegmentRecurrence
+from manyheads.mixers.mixture_of_heads import MixtureOfHeads
 from manyheads.mixers.mlp_mixer import MlpMixer
 from manyheads.mixers.performer import Performer
 from manyheads.mixers.recurrent.gated_delta import GatedDelta
@@ -21,11 +23,13 @@ __all__ = [
     "GatedDelta",
     "KimiDelta",
     "KnnMemory",
+    "LatentQueries",
     "LinearAttention",
     "Longformer",
     "LshAttention",
     "Mamba",
     "Mamba2",
+    "MixtureOfHeads",
     "MlpMixer",
     "Performer",
     "S4D",

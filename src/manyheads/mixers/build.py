@@ -1,6 +1,7 @@
 """A mixer from its config."""
 
 from manyheads.mixers.fourier import Fourier, FourierLayer
+from manyheads.mixers.latent_queries import LatentQueries, LatentQueriesLayer
 from manyheads.mixers.linear_attention import LinearAttention, LinearAttentionLayer
 from manyheads.mixers.lsh_attention import LshAttention, LshAttentionLayer
 from manyheads.mixers.memory.knn_memory import KnnMemory, KnnMemoryLayer
@@ -9,6 +10,7 @@ from manyheads.mixers.memory.segment_recurrence import (
     SegmentRecurrenceLayer,
 )
 from manyheads.mixers.mixer import Mixer
+from manyheads.mixers.mixture_of_heads import MixtureOfHeads, MixtureOfHeadsLayer
 from manyheads.mixers.mlp_mixer import MlpMixer, MlpMixerLayer
 from manyheads.mixers.performer import Performer, PerformerLayer
 from manyheads.mixers.recurrent.gated_delta import GatedDelta, GatedDeltaLayer
@@ -20,7 +22,9 @@ from manyheads.mixers.sparse.big_bird import BigBird, BigBirdLayer
 from manyheads.mixers.sparse.longformer import Longformer, LongformerLayer
 
 MixerConfig = (
-    KimiDelta
+    LatentQueries
+    | MixtureOfHeads
+    | KimiDelta
     | Fourier
     | KnnMemory
     | MlpMixer
@@ -67,3 +71,7 @@ def make_mixer(config: MixerConfig) -> Mixer:
             return GatedDeltaLayer(config)
         case KimiDelta():
             return KimiDeltaLayer(config)
+        case MixtureOfHeads():
+            return MixtureOfHeadsLayer(config)
+        case LatentQueries():
+            return LatentQueriesLayer(config)

@@ -16,7 +16,10 @@ from torch.utils.checkpoint import checkpoint
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, check_int
+from manyheads.mixers.head_weights import watch_pattern
+from manyheads.mixers.kept_tokens import continue_texts, padded_texts
 from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
+from manyheads.mixers.sparse.key_lists import ListedWeights
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
 
@@ -102,6 +105,8 @@ class LshAttentionLayer(Mixer):
     others to other chunks; what they saw when they came is not computed anew.
     """
 
+    has_pattern = True
+
     def __init__(self, config: LshAttention) -> None:
         super().__init__()
         self.config = config
@@ -119,31 +124,37 @@ class LshAttentionLayer(Mixer):
         value = seen(look, Tap.VALUE, value, x)
         if cache is not None and not self.config.causal:
             refuse_cache(cache)
-        if cache is None:
-            mixed = self._mix(query, value, x.lengths, x.lengths)
-        else:
-            before = () if cache.state is None else cache.state
-            (whole, values), lengths = _continued((query, value), x.lengths, before)
-            cache.keep(*_padded((whole, values), lengths))
-            mixed = self._mix(whole, values, lengths, x.lengths)
+        before = () if cache is None else cache.state or ()
+        whole, lengths = continue_texts((query, value), x.lengths, before)
+        if cache is not None:
+            cache.keep(*padded_texts(whole, lengths))
+        mixed = value
+        if x.lengths.total:
+            chunks = SortedChunks.of(whole[0], lengths, self.config, self._seed())
+            mixed = self._mix(whole[0], whole[1], chunks, lengths, x.lengths)
+            rows = partial(_pattern_rows, query, chunks, lengths, self.config)
+            weights = partial(
+                ListedWeights, lengths, self.config.heads, rows, causal=self.config.causal
+            )
+            mixed = watch_pattern(None if before else look, weights, value, mixed)
         mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
         return x.with_values(self.output(mixed.flatten(1)))
+
+    def _seed(self) -> int:
+        if self.config.seed != "random":
+            return self.config.seed
+        return int(torch.randint(2**31, ())) if self.training else 0
 
     def _mix(
         self,
         query: Float[Tensor, "m h d"],
         value: Float[Tensor, "m h d"],
+        chunks: "SortedChunks",
         lengths: Lengths,
         new: Lengths,
     ) -> Float[Tensor, "n h d"]:
         """The outputs of the last, new tokens of every text."""
-        if not new.total:
-            return value[:0]
         config = self.config
-        seed = config.seed if config.seed != "random" else 0
-        if config.seed == "random" and self.training:
-            seed = int(torch.randint(2**31, ()))
-        chunks = SortedChunks.of(query, lengths, config, seed)
         ends = lengths.offsets[1:].long()[new.sequence_of_token]
         each = new.offsets.diff().long()[new.sequence_of_token]
         tokens = ends - each + new.positions
@@ -155,12 +166,8 @@ class LshAttentionLayer(Mixer):
             heads = torch.arange(config.heads, device=out.device).unsqueeze(1)
             out, lse = out[heads, slots], lse[heads, slots]
         out, lse = (part.unflatten(1, (config.rounds, -1)) for part in (out, lse))
-        # A text of one chunk needs one round.
         short = torch.tensor([length <= config.chunk for length in lengths.each], device=out.device)
-        further = torch.arange(config.rounds, device=out.device).unsqueeze(1) > 0
-        lse = lse.masked_fill(further & short[new.sequence_of_token], -torch.inf)
-        # Where it sees only itself, this rounds as the Reformer of `transformers` does.
-        weights = (lse - lse.logsumexp(1, keepdim=True)).exp()
+        weights = _round_weights(lse, short[new.sequence_of_token])
         mixed = (out * weights.unsqueeze(-1)).sum(1)
         return mixed.transpose(0, 1).to(value.dtype)
 
@@ -172,15 +179,14 @@ class LshAttentionLayer(Mixer):
         lengths: Lengths,
     ) -> tuple[Float[Tensor, "h x t d"], Float[Tensor, "h x t"]]:
         """Lists of queries, each with its list of keys: their outputs and log-sum-exps."""
-        wide = query.float()
-        key = wide * (wide.square().mean(-1, keepdim=True) + EPS).rsqrt()
-        key = key * self.config.size**-0.5
         # An empty slot is token number m.
-        tensors = tuple(_with_empty(part).transpose(0, 1) for part in (wide, key, value.float()))
-        places = F.pad(lengths.positions, (0, 1), value=-1)
+        tensors = tuple(
+            _with_empty(part).transpose(0, 1)
+            for part in (query.float(), _keys(query), value.float())
+        )
         attend = partial(
             _attend_lists,
-            places=places,
+            places=F.pad(lengths.positions, (0, 1), value=-1),
             causal=self.config.causal,
             dropout=self.config.dropout if self.training else 0.0,
         )
@@ -291,6 +297,13 @@ def _rotations(config: LshAttention, buckets: Sequence[int], seed: int) -> Float
     return torch.randn(shape, generator=generator)
 
 
+def _keys(query: Float[Tensor, "n h d"]) -> Float[Tensor, "n h d"]:
+    """The queries, made equally long, and scaled as scores are."""
+    wide = query.float()
+    unit = wide * (wide.square().mean(-1, keepdim=True) + EPS).rsqrt()
+    return unit * query.shape[-1] ** -0.5
+
+
 def _attend_lists(
     query: Float[Tensor, "h m d"],
     key: Float[Tensor, "h m d"],
@@ -303,50 +316,75 @@ def _attend_lists(
     dropout: float,
 ) -> tuple[Float[Tensor, "h x t e"], Float[Tensor, "h x t"]]:
     heads = torch.arange(query.shape[0], device=query.device)[:, None, None]
-    scores = query[heads, asking] @ key[heads, listed].transpose(2, 3)
-    visible = _visible(asking, listed, places, causal=causal)
-    scores = scores.masked_fill(~visible, -torch.inf)
-    scores = scores.masked_fill(asking.unsqueeze(-1) == listed.unsqueeze(-2), ITSELF)
+    scores = _scores(query, key, asking, listed, places, causal=causal)
     lse = scores.logsumexp(-1)
     weights = F.dropout((scores - lse.unsqueeze(-1)).exp(), dropout)
     return weights @ value[heads, listed], lse
 
 
-def _visible(
+def _scores(
+    query: Float[Tensor, "h m d"],
+    key: Float[Tensor, "h m d"],
     asking: Int[Tensor, "h x t"],
     listed: Int[Tensor, "h x s"],
     places: Int[Tensor, " m"],
     *,
     causal: bool,
-) -> Bool[Tensor, "h x #t s"]:
+) -> Float[Tensor, "h x t s"]:
+    heads = torch.arange(query.shape[0], device=query.device)[:, None, None]
+    scores = query[heads, asking] @ key[heads, listed].transpose(2, 3)
     there = places[listed].unsqueeze(-2)
-    present = there >= 0
-    return present & (there <= places[asking].unsqueeze(-1)) if causal else present
+    visible = there >= 0
+    if causal:
+        visible = visible & (there <= places[asking].unsqueeze(-1))
+    scores = scores.masked_fill(~visible, -torch.inf)
+    return scores.masked_fill(asking.unsqueeze(-1) == listed.unsqueeze(-2), ITSELF)
+
+
+def _round_weights(
+    lse: Float[Tensor, "h r n"], short: Bool[Tensor, "*tokens"]
+) -> Float[Tensor, "h r n"]:
+    """The weight of every round; a text of one chunk, a `short` one, needs one round."""
+    further = torch.arange(lse.shape[1], device=lse.device).unsqueeze(1) > 0
+    lse = lse.masked_fill(further & short, -torch.inf)
+    # Where a token sees only itself, this rounds as the Reformer of `transformers` does.
+    return (lse - lse.logsumexp(1, keepdim=True)).exp()
+
+
+def _pattern_rows(
+    query: Float[Tensor, "n h d"],
+    chunks: SortedChunks,
+    lengths: Lengths,
+    config: LshAttention,
+    sequence: int,
+    rows: range,
+    heads: slice,
+) -> Float[Tensor, "h t s"]:
+    """The weights of some queries of a text on all its tokens, those of all rounds together."""
+    start, length = lengths.starts[sequence], lengths.each[sequence]
+    if not rows:
+        return query.new_zeros(len(range(config.heads)[heads]), 0, length, dtype=torch.float32)
+    tokens = torch.arange(start + rows.start, start + rows.stop, device=query.device)
+    asking, listed = (each[heads] for each in chunks.listed_for(tokens))
+    own, keys = (
+        _with_empty(part)[:, heads].transpose(0, 1) for part in (query.float(), _keys(query))
+    )
+    places = F.pad(lengths.positions, (0, 1), value=-1)
+    scores = _scores(own, keys, asking, listed, places, causal=config.causal).squeeze(2)
+    lse = scores.logsumexp(-1)
+    short = torch.tensor(length <= config.chunk, device=query.device)
+    by_round = _round_weights(lse.unflatten(1, (config.rounds, -1)), short).flatten(1)
+    weights = (scores - lse.unsqueeze(-1)).exp() * by_round.unsqueeze(-1)
+    # An empty slot is behind the last token.
+    columns = (listed - start).clamp(max=length)
+    whole = weights.new_zeros(len(weights), len(rows), length + 1)
+    for some, at in zip(weights.split(len(rows), 1), columns.split(len(rows), 1), strict=True):
+        whole = whole.scatter_add(2, at, some)
+    return whole[..., :length]
 
 
 def _with_empty(x: Float[Tensor, "n *rest"]) -> Float[Tensor, "m *rest"]:
     return torch.cat([x, x.new_zeros(1, *x.shape[1:])])
-
-
-def _continued(
-    new: tuple[Float[Tensor, "n h d"], ...], lengths: Lengths, before: tuple[Tensor, ...]
-) -> tuple[tuple[Float[Tensor, "m h d"], ...], Lengths]:
-    """The tokens that a cache keeps, and behind them the new ones of each text."""
-    if not before:
-        return new, lengths
-    *kept, counts = before
-    olds = counts.tolist()
-    whole = Lengths.of([old + each for old, each in zip(olds, lengths.each, strict=True)])
-    joined = []
-    for old, more in zip(kept, new, strict=True):
-        parts = zip(old, olds, more.split(lengths.each), strict=True)
-        joined.append(torch.cat([x for row, count, y in parts for x in (row[:count], y)]))
-    return tuple(joined), whole.to(new[0].device)
-
-
-def _padded(parts: tuple[Float[Tensor, "n h d"], ...], lengths: Lengths) -> tuple[Tensor, ...]:
-    counts = torch.tensor(lengths.each, device=parts[0].device)
-    return *(Ragged(part, lengths).to_padded() for part in parts), counts
 
 
 @torch.no_grad()
@@ -363,9 +401,7 @@ def missed_mass(
     visible = torch.zeros(config.heads, total + 1, total + 1, dtype=torch.bool, device=query.device)
     heads = torch.arange(config.heads, device=query.device)[:, None, None, None]
     visible[heads, asking.unsqueeze(-1), listed.unsqueeze(-2)] = True
-    wide = query.float()
-    key = wide * (wide.square().mean(-1, keepdim=True) + EPS).rsqrt() * config.size**-0.5
-    scores = torch.einsum("nhd,mhd->hnm", wide, key)
+    scores = torch.einsum("nhd,mhd->hnm", query.float(), _keys(query))
     if config.causal:
         later = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(later, -torch.inf)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from manyheads.cache import StateSlot
 from manyheads.errors import InputError
+from manyheads.parts.experts import RouterLosses
 from manyheads.ragged import Ragged
 from manyheads.taps import Look
 
@@ -33,6 +34,10 @@ class Mixer(nn.Module, ABC):
     def forward(
         self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
     ) -> Ragged: ...
+
+    def added_losses(self, x: Ragged) -> RouterLosses | None:  # noqa: ARG002
+        """What training adds to the loss for a mixer with a router, given what it reads."""
+        return None
 
 
 def by_head(x: Float[Tensor, "n c"], heads: int) -> Float[Tensor, "n h d"]:

@@ -193,13 +193,15 @@ class Layer(nn.Module):
         first = None
         if self.reversible:
             first, x = (x.with_values(half) for half in x.values.chunk(2, dim=-1))
-        entered = x
+        entered, added = x, None
         if self.mixer is not None:
             assert not isinstance(cache, CacheSlot)
             here = _within(look, Sublayer.ATTENTION)
             entered, normed = _read(self.attention_residual, x, here)
             onto = entered if first is None else first
             written = mix(self.mixer, normed, cache=cache, look=here)
+            if torch.is_grad_enabled():
+                added = self.mixer.added_losses(normed)
             x = x.with_values(self.attention_residual.write(onto, written.values, here))
         elif self.attention is not None:
             assert not isinstance(cache, StateSlot)
@@ -216,7 +218,8 @@ class Layer(nn.Module):
             x = x.with_values(self.attention_residual.write(onto, constant, here))
         elif first is not None:
             x = first
-        return self.finish(entered, x, memory, look)
+        x, losses = self.finish(entered, x, memory, look)
+        return x, losses if added is None else added.plus(losses)
 
     def finish(
         self,

@@ -138,6 +138,23 @@ class RouterLosses:
     balance: Float[Tensor, ""]
     z: Float[Tensor, ""]
 
+    def plus(self, other: "RouterLosses | None") -> "RouterLosses":
+        """Those of two routers of a layer."""
+        if other is None:
+            return self
+        return RouterLosses(self.balance + other.balance, self.z + other.z)
+
+
+def router_losses(
+    logits: Float[Tensor, "n e"], visits: Int[Tensor, " e"], top_k: int
+) -> RouterLosses:
+    """The losses of a router, given how many tokens visit each of what it chooses from."""
+    tokens = max(logits.shape[0], 1)
+    fraction = visits / (tokens * top_k)
+    balance = logits.shape[1] * (fraction * logits.softmax(-1).sum(0) / tokens).sum()
+    z = logits.logsumexp(-1).square().sum() / tokens
+    return RouterLosses(balance=balance, z=z)
+
 
 class MixtureOfExperts(nn.Module):
     """Tokens are grouped by expert, and each expert computes only its own."""
@@ -173,7 +190,7 @@ class MixtureOfExperts(nn.Module):
         output = self._visit(x, weights, experts, visits)
         if self.shared is not None:
             output = output + self._share(x, like, look)
-        return output, self._losses(logits, probabilities, visits)
+        return output, router_losses(logits, visits, self.config.top_k)
 
     def _share(self, x: Float[Tensor, "n c"], like: Ragged, look: Look | None) -> Tensor:
         assert self.shared is not None
@@ -210,15 +227,3 @@ class MixtureOfExperts(nn.Module):
         """The hidden layer of an expert."""
         kind = self.config.gating
         return F.silu(gate) * passed if kind == "swiglu" else kind(gate, passed)
-
-    def _losses(
-        self,
-        logits: Float[Tensor, "n e"],
-        probabilities: Float[Tensor, "n e"],
-        visits: Int[Tensor, " e"],
-    ) -> RouterLosses:
-        tokens = max(logits.shape[0], 1)
-        fraction = visits / (tokens * self.config.top_k)
-        balance = self.config.count * (fraction * probabilities.sum(0) / tokens).sum()
-        z = logits.logsumexp(-1).square().sum() / tokens
-        return RouterLosses(balance=balance, z=z)

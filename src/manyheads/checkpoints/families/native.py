@@ -7,7 +7,15 @@ from manyheads import attention
 from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.dataclass_codec import DataclassCodec
-from manyheads.mixers import fourier, linear_attention, lsh_attention, mlp_mixer, performer
+from manyheads.mixers import (
+    fourier,
+    latent_queries,
+    linear_attention,
+    lsh_attention,
+    mixture_of_heads,
+    mlp_mixer,
+    performer,
+)
 from manyheads.mixers.memory import knn_memory, segment_recurrence
 from manyheads.mixers.recurrent import gated_delta, kimi_delta, mamba, mamba2, s4d
 from manyheads.mixers.sparse import big_bird, longformer
@@ -63,6 +71,8 @@ CONFIG_JSON = DataclassCodec(
         longformer.Longformer,
         gated_delta.GatedDelta,
         kimi_delta.KimiDelta,
+        mixture_of_heads.MixtureOfHeads,
+        latent_queries.LatentQueries,
         linear_attention.LinearAttention,
         lsh_attention.LshAttention,
         mamba.Mamba,

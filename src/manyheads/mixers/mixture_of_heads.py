@@ -1,0 +1,154 @@
+"""Mixture of heads (arXiv 2410.11842): a router picks the heads that each token listens to."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.argument_checks import check_fields
+from manyheads.cache import StateSlot
+from manyheads.errors import ConfigError, check_int
+from manyheads.kernels.choose import attend
+from manyheads.kernels.contract import Request
+from manyheads.mixers.head_weights import watch_pattern
+from manyheads.mixers.kept_tokens import continue_texts, padded_texts
+from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
+from manyheads.mixers.sparse.key_lists import (
+    OUTPUT_ALONE,
+    ListedWeights,
+    products,
+    softmax_where,
+)
+from manyheads.parts.experts import RouterLosses, router_losses
+from manyheads.parts.masks import Causal, Full
+from manyheads.ragged import Lengths, Ragged
+from manyheads.taps import Look, Tap, seen
+
+# Named, because torch.compile cannot trace a dataclass that is made inside the graph.
+CAUSAL, FULL = Causal(), Full()
+
+
+@check_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureOfHeads:
+    """Softmax attention of which a token uses the first `shared` heads and the `top_k` best others.
+
+    Its heads are weighted by their router's probabilities. With shared heads two more numbers of
+    the router, which sum to one, weigh both kinds against each other. Every head is computed for
+    every token; those that a token does not use count for nothing.
+    """
+
+    width: int
+    heads: int
+    top_k: int
+    shared: int = 0
+    causal: bool = True
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("width", 1), ("heads", 1), ("shared", 0)):
+            check_int(name, getattr(self, name), minimum=least)
+        if self.width % self.heads:
+            raise ConfigError(f"heads must divide width={self.width}, got {self.heads}")
+        if not 1 <= self.top_k <= self.routed:
+            raise ConfigError(
+                f"top_k must be in 1 to heads - shared = {self.routed}, got {self.top_k}"
+            )
+
+    @property
+    def routed(self) -> int:
+        """Heads that a router picks from."""
+        return self.heads - self.shared
+
+    @property
+    def size(self) -> int:
+        """Channels of a head."""
+        return self.width // self.heads
+
+
+class MixtureOfHeadsLayer(Mixer):
+    """Attention with a router over its heads. A cache keeps the keys and values of all tokens."""
+
+    has_pattern = True
+
+    def __init__(self, config: MixtureOfHeads) -> None:
+        super().__init__()
+        self.config = config
+        self.project = nn.Linear(config.width, 3 * config.width, bias=config.bias)
+        # Of the routed heads, the shared ones, and of both kinds.
+        scores = config.heads + (2 if config.shared else 0)
+        self.router = nn.Linear(config.width, scores, bias=False)
+        self.output = nn.Linear(config.width, config.width, bias=config.bias)
+
+    def forward(
+        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+    ) -> Ragged:
+        config = self.config
+        query, key, value = (
+            by_head(part, config.heads) for part in self.project(x.values).chunk(3, dim=-1)
+        )
+        query = seen(look, Tap.QUERY, query, x)
+        key = seen(look, Tap.KEY, key, x)
+        value = seen(look, Tap.VALUE, value, x)
+        fresh, keys, values, lengths = True, key, value, x.lengths
+        if cache is not None:
+            if not config.causal:
+                refuse_cache(cache)
+            before = () if cache.state is None else cache.state
+            fresh = not before
+            (keys, values), lengths = continue_texts((key, value), x.lengths, before)
+            cache.keep(*padded_texts((keys, values), lengths))
+        request = Request(
+            queries=x.lengths,
+            keys=lengths,
+            mask=CAUSAL if config.causal else FULL,
+            scale=config.size**-0.5,
+            want=OUTPUT_ALONE,
+        )
+        mixed = attend(query, keys, values, request).output
+        rows = partial(_rows, query, key, x.lengths, causal=config.causal)
+        weights = partial(ListedWeights, x.lengths, config.heads, rows, causal=config.causal)
+        mixed = watch_pattern(look if fresh else None, weights, value, mixed)
+        mixed = mixed * self.head_weights(x.values).to(mixed.dtype).unsqueeze(-1)
+        mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
+        return x.with_values(self.output(mixed.flatten(1)))
+
+    def head_weights(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n h"]:
+        """The weight of every head for every token; 0 for those that it does not use."""
+        config = self.config
+        routed, shared, kinds = self._scores(x)
+        chances = routed.softmax(-1)
+        best, heads = chances.topk(config.top_k, dim=-1)
+        picked = torch.zeros_like(chances).scatter(1, heads, best)
+        if not config.shared:
+            return picked
+        both = kinds.softmax(-1)
+        return torch.cat([both[:, :1] * shared.softmax(-1), both[:, 1:] * picked], dim=-1)
+
+    def added_losses(self, x: Ragged) -> RouterLosses:
+        """So that tokens are spread over the routed heads."""
+        routed = self._scores(x.values)[0]
+        heads = routed.topk(self.config.top_k, dim=-1).indices
+        visits = torch.zeros_like(routed, dtype=torch.int).scatter(1, heads, 1).sum(0)
+        return router_losses(routed, visits, self.config.top_k)
+
+    def _scores(self, x: Float[Tensor, "n c"]) -> tuple[Tensor, ...]:
+        config, scores = self.config, self.router(x).float()
+        return scores.tensor_split([config.routed, config.heads], dim=-1)
+
+
+def _rows(
+    query: Float[Tensor, "n h d"],
+    key: Float[Tensor, "n h d"],
+    lengths: Lengths,
+    sequence: int,
+    rows: range,
+    heads: slice,
+    *,
+    causal: bool,
+) -> Float[Tensor, "h t s"]:
+    scores = products(query, key, lengths, sequence, rows, heads)
+    visible = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device)
+    return softmax_where(scores, visible.tril(rows.start) if causal else visible)

@@ -1,5 +1,6 @@
 """The inspection of a model: statistics, kinds, sinks, dead and duplicate heads in one result."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ from manyheads.taps import Head, Sublayer
 class ModelSummary:
     """The type of a model, the layers and heads of each stack, and its size.
 
+    `mixers` counts the layers that mix tokens by something else than attention.
+
     >>> from manyheads.models.build import build
     >>> print(summarise_model(build("gpt2", layers=2, width=32, heads=4, vocabulary=60, seed=0)))
     A Decoder of 2 layers with 4 heads each: 8 heads, width 32, vocabulary 60, 60,160 parameters.
@@ -40,6 +43,7 @@ class ModelSummary:
     width: int
     vocabulary: int | None
     parameters: int
+    mixers: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         layers = "; ".join(
@@ -49,6 +53,9 @@ class ModelSummary:
         total = sum(sum(heads) for heads in self.stacks.values())
         vocabulary = "" if self.vocabulary is None else f"vocabulary {self.vocabulary:,}, "
         article = "An" if self.type[0] in "AEIOU" else "A"
+        if self.mixers:
+            every = (f"{count} by {name}" for name, count in self.mixers.items())
+            layers += f" (tokens are mixed in {', '.join(every)})"
         return (
             f"{article} {self.type} of {layers}: {total:,} heads, width {self.width:,}, "
             f"{vocabulary}{self.parameters:,} parameters."
@@ -62,7 +69,9 @@ def summarise_model(model: Model) -> ModelSummary:
     for block in blocks_of(model):
         heads[block.stack][block.layer] += block.heads
     vocabulary = None if isinstance(model, Vision) else model.config.embedding.vocabulary
+    layers = [layer for stack in stacks.values() for layer in stack.config.layers]
     return ModelSummary(
+        mixers=dict(Counter(type(each.mixer.inner).__name__ for each in layers if each.mixer)),
         type=type(model).__name__,
         stacks=heads,
         width=next(iter(stacks.values())).config.width,

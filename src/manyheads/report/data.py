@@ -20,7 +20,7 @@ from manyheads.lens.inspection import HeadImportance, Inspection, inspect
 from manyheads.lens.measure.measures import SINK_ABOVE, MeasureInfo, describe_measure, sort_measures
 from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.redundant.dead_heads import LOSS_BELOW
-from manyheads.lens.results.addresses import blocks_of
+from manyheads.lens.results.addresses import Address, blocks_of, stacks_of
 from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
 from manyheads.models.readout import LanguageHead
@@ -314,12 +314,28 @@ def suggest_commands(report: ReportData, *, model_path: str, text_file: str) -> 
     ]
 
 
+def _of_attention(report: ReportData) -> set[Address]:
+    """The heads that can be cut out; those of mixers share weights."""
+    stacks = stacks_of(report.model)
+    return {
+        address
+        for block in report.statistics.blocks
+        if stacks[block.stack].config.layers[block.layer].mixer is None
+        for address in block.addresses
+    }
+
+
 def _prune(report: ReportData, model: str, text: str) -> list[Suggestion]:
-    importance, heads = report.importance, report.heads
+    importance, attends = report.importance, _of_attention(report)
     if importance is None:
         return []
     least = LOSS_BELOW if importance.metric == "loss" else 1e-3
-    idle = int((importance.change < least).sum())
+    heads = len(attends)
+    idle = sum(
+        bool(change < least)
+        for address, change in zip(report.statistics.addresses, importance.change, strict=True)
+        if address in attends
+    )
     if not idle:
         return []
     unit = importance.metric
@@ -339,7 +355,7 @@ def _gate(report: ReportData, model: str, text: str) -> list[Suggestion]:
     writes = isinstance(report.model, Decoder)
     writes = writes and isinstance(report.model.config.readout, LanguageHead)
     gated = any(name.startswith("gate_") for name in report.statistics.names)
-    if not writes or gated:
+    if not writes or gated or not _of_attention(report):
         return []
     sinks = int((report.statistics["first_token"].means > SINK_ABOVE).sum())
     massive = sum(each.massive for each in report.statistics.activations)
@@ -357,7 +373,10 @@ def _gate(report: ReportData, model: str, text: str) -> list[Suggestion]:
 
 
 def _merge(report: ReportData, model: str, text: str) -> list[Suggestion]:
-    duplicates = report.inspection.duplicate_pairs
+    attends = _of_attention(report)
+    duplicates = [
+        pair for pair in report.inspection.duplicate_pairs if {pair.one, pair.other} <= attends
+    ]
     # Pruning needs texts.
     if not duplicates or report.input.image is not None:
         return []

@@ -16,6 +16,7 @@ from jaxtyping import Float, Integer
 
 from manyheads.atomic_write import atomic_write, check_writable
 from manyheads.errors import InputError
+from manyheads.lens.attention_maps.patterns import TopKeys
 from manyheads.report import sections
 from manyheads.report.data import ReportData, ReportMeasure, suggest_commands
 
@@ -135,10 +136,17 @@ def _data(report: ReportData, measures: list[ReportMeasure]) -> dict[str, Any]:
         "heads": heads,
         "measures": [_measure_data(each) for each in measures],
         "patterns": [
-            pack(by_head[each].keys.cpu().numpy(), by_head[each].weights.cpu().numpy())
+            _pack_head(by_head.get(each), len(report.input.tokens))
             for each in report.statistics.addresses
         ],
     }
+
+
+def _pack_head(largest: TopKeys | None, tokens: int) -> str:
+    """The pattern of a head; some mixers have none."""
+    if largest is None:
+        return pack(np.zeros((tokens, 0), dtype=np.int64), np.zeros((tokens, 0)))
+    return pack(largest.keys.cpu().numpy(), largest.weights.cpu().numpy())
 
 
 def _measure_data(measure: ReportMeasure) -> dict[str, Any]:

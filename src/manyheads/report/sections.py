@@ -10,10 +10,9 @@ from manyheads.formatting import number, percent, pluralise
 from manyheads.lens.head_kinds.criteria import Label
 from manyheads.lens.inspection import HeadImportance
 from manyheads.lens.measure.measures import SINK_ABOVE, format_value
-from manyheads.lens.results.addresses import Address, attention_at, stacks_of
+from manyheads.lens.results.addresses import Address, stacks_of
 from manyheads.models.decoder import Decoder
 from manyheads.report.data import ReportData, ReportMeasure, Suggestion
-from manyheads.taps import Sublayer
 from manyheads.tokenizers import token_text
 
 MAX_BARS = 8
@@ -25,28 +24,39 @@ def about_model(report: ReportData) -> str:
     blocks, model = report.statistics.blocks, report.model
     weights = sum(each.numel() for each in model.parameters())
     counts = sorted({block.heads for block in blocks})
-    each = pluralise(counts[-1], "attention head")
+    stack = stacks_of(model)["main"].config
+    layers, width = stack.layers, stack.width
+    mixers = Counter(type(layer.mixer.inner).__name__ for layer in layers if layer.mixer)
+    each = pluralise(counts[-1], "head" if mixers else "attention head")
     if len(counts) > 1:
         each = f"{counts[0]} to {each}"
     image = report.input.image
     kind = "a decoder" if isinstance(model, Decoder) else "an encoder"
-    inner = attention_at(stacks_of(model)["main"], blocks[0].layer, Sublayer.ATTENTION).config
+    attention = next((layer.attention.inner for layer in layers if layer.attention), None)
     sees = (
         "every token sees itself and those before it"
         if isinstance(model, Decoder)
         else "every token sees those before and after it"
     )
     shared = (
-        f" Its heads share {pluralise(inner.key_heads, 'set')} of keys and values in a layer."
-        if inner.key_heads != inner.heads
+        f" Its heads share {pluralise(attention.key_heads, 'set')} of keys and values in a layer."
+        if attention is not None and attention.key_heads != attention.heads
         else ""
     )
+    if mixers:
+        names = ", ".join(
+            f"{pluralise(count, 'layer')} by {name}" for name, count in mixers.items()
+        )
+        shared += (
+            f" Tokens are mixed in {names}; the weights of such heads may be negative, and shares "
+            "of absolute weights are shown."
+        )
     if image is not None:
         kind, sees = "an encoder of images", "every patch and the class token see all the others"
     return (
         f"<strong>{escape(report.name)}</strong> is {kind} of {_round_count(weights)} parameters: "
         f"{pluralise(len(blocks), 'layer')} of {each}, {report.heads} in all, on a residual "
-        f"stream of {inner.width} channels; {sees}.{shared} {_measured_on(report)}"
+        f"stream of {width} channels; {sees}.{shared} {_measured_on(report)}"
     )
 
 
@@ -89,8 +99,9 @@ def overview(report: ReportData) -> str:
         f"{pluralise(len(report.inspection.duplicate_pairs), 'duplicate pair')}, {harmful} harmful"
     )
     cards.append((str(len(report.inspection.dead.heads)), "are dead", idle))
-    if "first_token" in report.statistics:
-        share = float(np.nanmean(report.statistics.means["first_token"]))
+    weights = report.statistics.means.get("first_token")
+    if weights is not None and not np.isnan(weights).all():
+        share = float(np.nanmean(weights))
         cards.append((percent(share), "of all weight", "goes to the first token"))
     return "".join(
         f'<div class="card"><b>{escape(large)}</b><span>{escape(what)}</span>'
@@ -151,6 +162,7 @@ def activations(report: ReportData) -> str:
     first = report.statistics["first_token"].layers() if "first_token" in report.statistics else {}
     for each in report.statistics.activations:
         mine = first.get(each.layer)
+        mine = None if mine is None or np.isnan(mine).all() else mine
         sinks = "–" if mine is None else f"{int((mine > SINK_ABOVE).sum())} of {len(mine)}"
         share = "–" if mine is None else percent(float(np.nanmean(mine)))
         token = "" if each.token is None else token_text(report.model.tokenizer, each.token).strip()

@@ -21,7 +21,7 @@ CLASSES = {"low": range(5)}
 KINDS = {name: CAUSAL[name] for name in ("linear", "retention", "mamba2", "delta")}
 KINDS["both ways"] = BOTH_WAYS["linear"]
 SPARSE = {name: CAUSAL[name] for name in ("segments", "knn")}
-SPARSE |= {name: BOTH_WAYS[name] for name in ("longformer", "big_bird")}
+SPARSE |= {name: BOTH_WAYS[name] for name in ("longformer", "big_bird", "lsh")}
 
 
 def texts(*lengths: int) -> Ragged:

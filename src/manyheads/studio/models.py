@@ -13,6 +13,7 @@ from manyheads.decoding.request import check_generates
 from manyheads.encoding.text_reader import open_reader, require_text_model, resolve_max_length
 from manyheads.errors import InputError, ManyheadsError
 from manyheads.lens.inputs.texts import ModelInputs
+from manyheads.lens.measure.statistics import check_heads
 from manyheads.lens.results.addresses import blocks_of
 from manyheads.models.build import Model
 from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, SpanHead, TokenHead
@@ -91,7 +92,8 @@ class LoadedModel:
             return LIMITS.tokens
         position = require_text_model(self.model).config.embedding.position
         return min(
-            position.longest if isinstance(position, Learned | Axial) else LIMITS.tokens, LIMITS.tokens
+            position.longest if isinstance(position, Learned | Axial) else LIMITS.tokens,
+            LIMITS.tokens,
         )
 
     @property
@@ -257,6 +259,7 @@ def _check(name: str, model: Model) -> None:
             f"{name} has an encoder and a decoder, and the studio shows one stack of layers",
             "use manyheads inspect, which shows the heads of both",
         )
+    check_heads(model)
     if not isinstance(model, Vision) and model.tokenizer is None:
         raise InputError(f"{name} has no tokenizer", "put a tokenizer.json into its folder")
 

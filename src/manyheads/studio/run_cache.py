@@ -14,7 +14,7 @@ from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import EditFunction
 from manyheads.lens.inputs.texts import ModelInputs, forward_hidden
 from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, ScoreReader, Tile, TiledScores
-from manyheads.lens.results.addresses import stacks_of
+from manyheads.lens.results.addresses import blocks_of, stacks_of
 from manyheads.models.build import Model, eval_mode
 from manyheads.ragged import Ragged
 from manyheads.studio.requests import DisconnectedError
@@ -62,19 +62,24 @@ class TracedRun:
 
     def check(self, heads: tuple[Head, ...]) -> tuple[Head, ...]:
         """Return the heads, or raise an InputError for one that the model does not have."""
+        known = {each.layer: each.heads for each in blocks_of(self.model)}
         for head in heads:
-            scores = self.layers.get(head.layer)
-            if scores is None or head.head >= scores.query.shape[1]:
-                layer = max(self.layers)
-                last = Head(layer, self.layers[layer].query.shape[1] - 1)
-                raise InputError(f"there is no head {head}", f"use L0H0 to {last}")
+            if head.head >= known.get(head.layer, 0):
+                first, last = min(known), max(known)
+                names = Head(first, 0), Head(last, known[last] - 1)
+                raise InputError(f"there is no head {head}", f"use {names[0]} to {names[1]}")
         return heads
 
     def weights(
         self, head: Head, rows: range, keys: range, cancelled: IsCancelled = never_cancelled
     ) -> Float[Tensor, "t s"]:
-        """A window of a head's pattern: the weights of the queries `rows` on `keys`."""
-        scores = self.layers[head.layer]
+        """A window of a head's pattern: the weights of the queries `rows` on `keys`.
+
+        A head of a mixer without a pattern has none.
+        """
+        scores = self.layers.get(head.layer)
+        if scores is None:
+            return torch.zeros(len(rows), len(keys), device=self.hidden.device)
         group, member = divmod(head.head, scores.group_size)
         sums = self._row_sums(scores, head, rows, cancelled)[member, :, None]
         scored, _ = scores.scores(Tile(0, rows, keys), scores.keys_of(0), range(group, group + 1))

@@ -16,6 +16,7 @@ from manyheads.mixers.recurrent.mamba2 import Mamba2
 from manyheads.mixers.recurrent.s4d import S4D
 from manyheads.mixers.sparse.big_bird import BigBird
 from manyheads.mixers.sparse.longformer import Longformer
+from manyheads.mixers.sparse.routing_attention import RoutingAttention
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder, DecoderConfig
 from manyheads.models.embedding import Embedding
@@ -27,6 +28,7 @@ from manyheads.parts import SwiGLU
 
 WIDTH, VOCABULARY = 16, 50
 CAUSAL: dict[str, MixerConfig] = {
+    "routing": RoutingAttention(width=WIDTH, heads=2, clusters=3, window=5),
     "heads": MixtureOfHeads(width=WIDTH, heads=4, top_k=2, shared=1),
     "segments": SegmentRecurrence(width=WIDTH, heads=2, segment=8, memory=11),
     "knn": KnnMemory(width=WIDTH, heads=2, window=5, memory=20, top_k=3),

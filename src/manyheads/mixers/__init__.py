@@ -16,6 +16,7 @@ from manyheads.mixers.recurrent.mamba2 import Mamba2
 from manyheads.mixers.recurrent.s4d import S4D
 from manyheads.mixers.sparse.big_bird import BigBird
 from manyheads.mixers.sparse.longformer import Longformer, global_tokens
+from manyheads.mixers.sparse.routing_attention import RoutingAttention
 
 __all__ = [
     "BigBird",
@@ -32,6 +33,7 @@ __all__ = [
     "MixtureOfHeads",
     "MlpMixer",
     "Performer",
+    "RoutingAttention",
     "S4D",
     "SegmentRecurrence",
     "global_tokens",

@@ -20,9 +20,11 @@ from manyheads.mixers.recurrent.mamba2 import Mamba2, Mamba2Layer
 from manyheads.mixers.recurrent.s4d import S4D, S4DLayer
 from manyheads.mixers.sparse.big_bird import BigBird, BigBirdLayer
 from manyheads.mixers.sparse.longformer import Longformer, LongformerLayer
+from manyheads.mixers.sparse.routing_attention import RoutingAttention, RoutingAttentionLayer
 
 MixerConfig = (
-    LatentQueries
+    RoutingAttention
+    | LatentQueries
     | MixtureOfHeads
     | KimiDelta
     | Fourier
@@ -75,3 +77,5 @@ def make_mixer(config: MixerConfig) -> Mixer:
             return MixtureOfHeadsLayer(config)
         case LatentQueries():
             return LatentQueriesLayer(config)
+        case RoutingAttention():
+            return RoutingAttentionLayer(config)

@@ -18,7 +18,7 @@ from manyheads.mixers import (
 )
 from manyheads.mixers.memory import knn_memory, segment_recurrence
 from manyheads.mixers.recurrent import gated_delta, kimi_delta, mamba, mamba2, s4d
-from manyheads.mixers.sparse import big_bird, longformer
+from manyheads.mixers.sparse import big_bird, longformer, routing_attention
 from manyheads.models import (
     decoder,
     embedding,
@@ -73,6 +73,7 @@ CONFIG_JSON = DataclassCodec(
         kimi_delta.KimiDelta,
         mixture_of_heads.MixtureOfHeads,
         latent_queries.LatentQueries,
+        routing_attention.RoutingAttention,
         linear_attention.LinearAttention,
         lsh_attention.LshAttention,
         mamba.Mamba,

@@ -43,8 +43,10 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [("fnet", head) for head in HEADS] + [("relu, other eps", "words")],
+)
 def test_same_logits_here_and_back(name: str, head: str, tmp_path: Path) -> None:
     theirs = randomised(HEADS[head].from_config(CONFIGS[name]))
     check_decoder(theirs, HEADS[head].from_pretrained, tmp_path)

@@ -51,8 +51,10 @@ def marked(text: Tensor, positions: list[int]) -> Tensor:
     return torch.zeros_like(text).index_fill(0, torch.tensor(positions).long(), 1)[None]
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [("two windows", head) for head in HEADS] + [("one window, relu", "words")],
+)
 def test_same_logits_here_and_back(name: str, head: str, tmp_path: Path) -> None:
     theirs = randomised(HEADS[head].from_config(CONFIGS[name]))
     check_decoder(theirs, HEADS[head].from_pretrained, tmp_path)

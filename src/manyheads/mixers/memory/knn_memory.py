@@ -15,10 +15,10 @@ from manyheads.mixers.head_weights import watch_pattern
 from manyheads.mixers.memory.recent_keys import RecentKeys
 from manyheads.mixers.mixer import Mixer, by_head
 from manyheads.mixers.sparse.key_lists import (
-    LARGEST,
     ListedWeights,
     QueryBlocks,
     attend_listed,
+    blocks_at_once,
     hidden_where,
     products,
     softmax_where,
@@ -178,7 +178,7 @@ class KnnMemoryLayer(Mixer):
 
         count = cut.shape[0]
         sizes = around.shape[0] + top_k * config.size
-        step = max(1, LARGEST // (config.heads * blocks.size * sizes))
+        step = blocks_at_once(config.heads * blocks.size * sizes, query.device)
         grad = torch.is_grad_enabled() and query.requires_grad
         pieces = [slice(start, start + step) for start in range(0, count, step)]
         # Recomputed in the backward pass, so that the scores of the memory are not stored.

@@ -25,6 +25,9 @@ from manyheads.parts.positions import Sinusoidal
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
 
+# Named, because torch.compile cannot trace a dataclass that is made inside the graph.
+SINUSOID = Sinusoidal()
+
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +179,7 @@ class SegmentRecurrenceLayer(Mixer):
     def _distances(self, like: Float[Tensor, "n h d"]) -> Float[Tensor, "h distances d"]:
         """A vector for every distance from 0 up to the largest that is seen."""
         count = self.config.memory + self.config.segment
-        sinusoid = Sinusoidal().vectors(torch.arange(count, device=like.device), self.config.width)
+        sinusoid = SINUSOID.vectors(torch.arange(count, device=like.device), self.config.width)
         projected = self.project_distance(sinusoid.to(like.dtype))
         return by_head(projected, self.config.heads).transpose(0, 1)
 

@@ -19,13 +19,14 @@ from manyheads.mixers.head_weights import watch_pattern
 from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.mixers.sparse.key_lists import (
+    FULL,
+    OUTPUT_ALONE,
     ListedWeights,
     QueryBlocks,
     attend_listed,
     products,
     softmax_where,
 )
-from manyheads.parts.masks import Full
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
 
@@ -123,18 +124,29 @@ class BigBirdLayer(Mixer):
         # All blocks of a long text but its first and last, which are never cut short.
         middle = Lengths.of([middle_tokens(config, length) for length in lengths.each], device)
         dropout = config.dropout if self.training else 0.0
-        shared = {"mask": Full(), "scale": config.size**-0.5, "dropout": dropout}
+        scale = config.size**-0.5
+
+        def attend_all(some: Float[Tensor, "m h d"], queries: Lengths) -> Float[Tensor, "m h d"]:
+            request = Request(
+                queries=queries,
+                keys=lengths,
+                mask=FULL,
+                scale=scale,
+                dropout=dropout,
+                want=OUTPUT_ALONE,
+            )
+            return attend(some, key, value, request).output
+
         if not middle.total:
-            request = Request(queries=lengths, keys=lengths, **shared)
-            return attend(query, key, value, request).output
+            return attend_all(query, lengths)
         first = lengths.offsets[:-1].long()[middle.sequence_of_token]
         rows = first + config.block + middle.positions
-        others = torch.ones(lengths.total, dtype=torch.bool, device=device)
-        others = others.index_fill(0, rows, False).nonzero().squeeze(1)
         pairs = zip(lengths.each, middle.each, strict=True)
         ends = Lengths.of([whole - inner for whole, inner in pairs], device)
-        request = Request(queries=ends, keys=lengths, **shared)
-        full = attend(query[others], key, value, request).output
+        text, behind = ends.sequence_of_token, ends.positions >= config.block
+        others = lengths.offsets[:-1].long()[text] + ends.positions
+        others = others + behind * middle.offsets.diff()[text]
+        full = attend_all(query[others], ends)
         blocks = QueryBlocks(ChunkLayout.of(middle, config.block), lengths, config.block)
         listed, added = self._lists(blocks)
         sparse = attend_listed(
@@ -144,7 +156,7 @@ class BigBirdLayer(Mixer):
             blocks,
             listed,
             lambda some: added[some].expand(-1, -1, config.block, -1),
-            scale=shared["scale"],
+            scale=scale,
             dropout=dropout,
         )
         joined = torch.empty_like(value).index_copy(0, others, full)
@@ -219,11 +231,11 @@ class BigBirdLayer(Mixer):
     def _drawn(self, blocks: QueryBlocks) -> Int[Tensor, "c h r"]:
         config = self.config
         each = [
-            torch.from_numpy(draw_blocks(config, count + 2)).transpose(0, 1)
+            draw_blocks(config, count + 2).transpose(0, 1)
             for count in blocks.chunks.counts.each
             if count
         ]
-        return torch.cat(each).long().to(blocks.start.device)
+        return torch.cat(each).to(blocks.start.device)
 
 
 def middle_tokens(config: BigBird, length: int) -> int:
@@ -232,21 +244,26 @@ def middle_tokens(config: BigBird, length: int) -> int:
     return (blocks - 2) * config.block if length > config.full_up_to else 0
 
 
-@memoised
-def draw_blocks(config: BigBird, blocks: int) -> Int[np.ndarray, "h blocks_less_2 r"]:
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def draw_blocks(config: BigBird, blocks: int) -> Int[Tensor, "h blocks_less_2 r"]:
     """The random blocks of all blocks but the first and last, the same as in `transformers`."""
+    return _draw(config, blocks)
+
+
+@memoised
+def _draw(config: BigBird, blocks: int) -> Int[Tensor, "h blocks_less_2 r"]:
     generator = np.random.RandomState(config.seed)
     if blocks * config.block in PAPER_LENGTHS:
         whole = max(config.longest // config.block, blocks)
         heads = [_draw_published(config, whole, generator) for _ in range(config.heads)]
-        return np.stack(heads)[:, : blocks - 2]
+        return torch.from_numpy(np.stack(heads)[:, : blocks - 2]).long()
     reach = 2 * config.random_blocks + 5
     # They also draw for the last block, which does not use it.
     rows = [
         [_draw_row(row, reach, config.random_blocks, generator) for _ in range(config.heads)]
         for row in range(1, blocks)
     ]
-    return np.array(rows[:-1]).transpose(1, 0, 2)
+    return torch.from_numpy(np.array(rows[:-1])).transpose(0, 1).long()
 
 
 def _draw_row(

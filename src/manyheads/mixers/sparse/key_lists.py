@@ -10,12 +10,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from manyheads.kernels.contract import Want
 from manyheads.mixers.head_weights import HeadWeights
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
+from manyheads.parts.masks import Full
 from manyheads.ragged import Lengths
 
-# Numbers of gathered keys at a time.
-LARGEST = 2**24
+# Numbers that are gathered at a time; what fits the caches of a CPU is too little for a GPU.
+LARGEST_ON_CPU = 2**22
+LARGEST_ON_GPU = 2**27
+
+# Named, because torch.compile cannot trace a dataclass that is made inside the graph.
+FULL, OUTPUT_ALONE = Full(), Want()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +103,7 @@ def attend_listed(
         )
 
     count, per_block = listed.shape[0], listed.shape[2] * q.shape[1] * (q.shape[2] + blocks.size)
-    step = max(1, LARGEST // per_block)
+    step = blocks_at_once(per_block, q.device)
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     mixed = []
     for start, stop in pairwise((*range(0, count, step), count)):
@@ -107,6 +113,12 @@ def attend_listed(
             checkpoint(mix, some, use_reentrant=False) if grad and step < count else mix(some)
         )
     return blocks.chunks.join(torch.cat(mixed).transpose(1, 2))
+
+
+def blocks_at_once(numbers_per_block: int, device: torch.device) -> int:
+    """How many blocks are computed at a time, so that memory stays small."""
+    largest = LARGEST_ON_CPU if device.type == "cpu" else LARGEST_ON_GPU
+    return max(1, largest // max(numbers_per_block, 1))
 
 
 def hidden_where(visible: Bool[Tensor, "c #h t s"], inside: Bool[Tensor, "c t"]) -> Tensor:

@@ -18,6 +18,8 @@ from manyheads.kernels.contract import Request
 from manyheads.mixers.head_weights import watch_pattern
 from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
 from manyheads.mixers.sparse.key_lists import (
+    FULL,
+    OUTPUT_ALONE,
     ListedWeights,
     QueryBlocks,
     attend_listed,
@@ -25,7 +27,7 @@ from manyheads.mixers.sparse.key_lists import (
     products,
     softmax_where,
 )
-from manyheads.parts.masks import Full, Window
+from manyheads.parts.masks import Window
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
 
@@ -79,6 +81,7 @@ class LongformerLayer(Mixer):
     def __init__(self, config: Longformer) -> None:
         super().__init__()
         self.config = config
+        self.window = Window(config.window, config.window)
         width, bias = config.width, config.bias
         self.project = nn.Linear(width, 3 * width, bias=bias)
         self.project_global_query = nn.Linear(width, width, bias=bias)
@@ -140,9 +143,10 @@ class LongformerLayer(Mixer):
             request = Request(
                 queries=lengths,
                 keys=lengths,
-                mask=Window(window, window),
+                mask=self.window,
                 scale=scale,
                 dropout=dropout,
+                want=OUTPUT_ALONE,
             )
             return attend(query, key, value, request).output
         blocks = QueryBlocks.of(lengths, min(max(window, SMALLEST_BLOCK), lengths.longest))
@@ -183,9 +187,10 @@ class LongformerLayer(Mixer):
         request = Request(
             queries=tokens.counts,
             keys=lengths,
-            mask=Full(),
+            mask=FULL,
             scale=self.config.size**-0.5,
             dropout=self.config.dropout if self.training else 0.0,
+            want=OUTPUT_ALONE,
         )
         return attend(query, key, value, request).output
 

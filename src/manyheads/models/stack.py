@@ -208,6 +208,8 @@ class Stack(nn.Module):
                 "depends on the layers below",
                 "use a model without halting",
             )
+        if layer == 0 and self.config.reversible and x.values.shape[1] == self.config.width:
+            x = x.with_values(x.values.repeat(1, 2))
         if x.values.shape[1] != self.config.output_width:
             raise InputError(
                 f"the layers have residual streams of {self.config.output_width} channels "

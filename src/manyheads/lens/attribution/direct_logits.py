@@ -22,7 +22,7 @@ from manyheads.lens.inputs.cached_run import (
 )
 from manyheads.lens.inputs.metrics import weighted_mean
 from manyheads.lens.inputs.texts import forward, read_inputs
-from manyheads.lens.results.addresses import Block, heads_in
+from manyheads.lens.results.addresses import Block, check_one_stream, heads_in
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import ByHead
 from manyheads.mixers.mixer import Mixer
@@ -308,6 +308,7 @@ class _WrappedWalk(_BackwardWalk):
 def _check_stream(scope: HeadScope) -> None:
     """Refuse a model whose heads do not simply add to its residual stream."""
     if scope.model.native:
+        check_one_stream(scope.stack)
         if getattr(scope.stack.config, "halting", None) is not None:
             raise InputError(
                 "tokens of this model stop on their own, so that its logits are means over layers",
@@ -470,6 +471,7 @@ def logit_lens(
             f"this {type(model).__name__} has no language head", "use a model that has one"
         )
     assert not isinstance(model, Vision), "a Vision has a class head or none"
+    check_one_stream(scope.stack)
     inputs, stack = read_inputs(model, texts), scope.stack
     with eval_mode(model), torch.no_grad():
         sites = [layer_input_site(stack, layer) for layer in range(len(stack.layers))]

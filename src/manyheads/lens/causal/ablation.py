@@ -18,9 +18,10 @@ from manyheads.lens.inputs.cached_run import (
     EditFunction,
     HeadScope,
     StackName,
+    entry_sites,
     find_heads,
     head_scope,
-    layer_input_site,
+    join_streams,
 )
 from manyheads.lens.inputs.metrics import Metric, better_direction, metric_name
 from manyheads.lens.inputs.texts import ModelInputs, Targets, batch_ranges, forward
@@ -261,17 +262,19 @@ class HeadAblation:
         bound_metric = self.evaluation.bind(texts)
         weights = bound_metric.weights.double().cpu()
         cached = CachedRun(scope, self.evaluation.inputs.select(texts), layers=layers)
-        entries = {layer: cached[layer_input_site(scope.stack, layer)] for layer in layers}
+        entries = {layer: cached.entering(layer) for layer in layers}
         yield BatchValues(texts, [], bound_metric(cached.hidden).double().cpu(), weights)
         for index, head in enumerate(order):
             removed = tuple(order[: index + 1])
             here = [layer for layer in layers if layer >= head.layer]
-            above = {
-                layer: layer_input_site(scope.stack, layer) for layer in here if layer > head.layer
-            }
-            edits = ActivationEditor(self._changes([removed], here, replacements), above.values())
+            above = {layer: entry_sites(scope.stack, layer) for layer in here if layer > head.layer}
+            kept = [site for sites in above.values() for site in sites]
+            edits = ActivationEditor(self._changes([removed], here, replacements), kept)
             hidden = cached.continue_from(entries[head.layer], head.layer, edits)
-            entries |= {layer: edits[site] for layer, site in above.items()}
+            entries |= {
+                layer: join_streams([edits[site] for site in sites])
+                for layer, sites in above.items()
+            }
             yield BatchValues(texts, [index], bound_metric(hidden).double().cpu(), weights)
 
     def _changes(

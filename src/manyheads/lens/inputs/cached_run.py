@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
+import torch
 from torch import Tensor
 
 from manyheads.attention import Attention, AttentionConfig
@@ -202,6 +203,32 @@ class ActivationEditor:
         return value
 
 
+def entry_sites(stack: Stack, layer: int) -> list[Site]:
+    """Where the residual stream that enters a layer is seen; of reversible layers, each stream."""
+    before = layer_input_site(stack, layer)
+    if not getattr(stack.config, "reversible", False):
+        return [before]
+    first, second = (
+        _last_write(stack, layer, written) for written in (Sublayer.ATTENTION, Sublayer.FEEDFORWARD)
+    )
+    return [first, before if before.sublayer is Sublayer.ATTENTION else second]
+
+
+def _last_write(stack: Stack, layer: int, sublayer: Sublayer) -> Site:
+    """Where the sublayers of this kind below a layer wrote last: attention or feed-forward."""
+    for index in reversed(range(layer)):
+        config = stack.config.layers[index]
+        attends = (config.attention or config.attention_rest or config.mixer) is not None
+        if attends if sublayer is Sublayer.ATTENTION else config.feedforward is not None:
+            return Site(index, Tap.AFTER, sublayer, stack.name)
+    return Site(-1, Tap.EMBEDDINGS, stack=stack.name)
+
+
+def join_streams(entries: Sequence[Ragged]) -> Ragged:
+    values = [each.values for each in entries]
+    return entries[0].with_values(torch.cat(values, dim=-1)) if len(values) > 1 else entries[0]
+
+
 class CachedRun:
     """One run of a model on one batch, with the activations needed to resume at any layer."""
 
@@ -218,7 +245,7 @@ class CachedRun:
         layers = scope.layers if layers is None else layers
         sites = [*record, Site(-1, Tap.FINAL, stack=scope.model.readout_stack)]
         sites += [scope.site(layer, Tap.HEAD_OUTPUT) for layer in layers if scope.heads_of(layer)]
-        sites += [layer_input_site(scope.stack, layer) for layer in layers]
+        sites += [site for layer in layers for site in entry_sites(scope.stack, layer)]
         if scope.stack_name == "decoder":
             sites.append(Site(-1, Tap.FINAL, stack="encoder"))
         if scope.stack_name == "encoder":
@@ -237,12 +264,13 @@ class CachedRun:
     def head_outputs(self, layer: int) -> Ragged:
         return self[self.scope.site(layer, Tap.HEAD_OUTPUT)]
 
+    def entering(self, layer: int) -> Ragged:
+        """The residual stream that enters a layer, or both streams of reversible layers."""
+        return join_streams([self[site] for site in entry_sites(self.scope.stack, layer)])
+
     def resume(self, layer: int, watch: ActivationEditor | None = None, copies: int = 1) -> Ragged:
         """The input of the readout when copies of the batch resume at `layer` with a watcher."""
-        stack = self.scope.stack
-        return self.continue_from(
-            repeat_batch(self[layer_input_site(stack, layer)], copies), layer, watch, copies
-        )
+        return self.continue_from(repeat_batch(self.entering(layer), copies), layer, watch, copies)
 
     def resume_after_heads(self, layer: int, watch: ActivationEditor, copies: int = 1) -> Ragged:
         """The same as `resume`, cheaper, where the watcher edits nothing but head outputs.
@@ -259,10 +287,14 @@ class CachedRun:
             return self.resume(layer, watch, copies)
         outputs = watch.see(site, repeat_batch(self.head_outputs(layer), copies))
         assert isinstance(outputs, Ragged), "head outputs are ragged"
-        x = repeat_batch(self[layer_input_site(self.scope.stack, layer)], copies)
+        entries = [
+            repeat_batch(self[site], copies) for site in entry_sites(self.scope.stack, layer)
+        ]
+        # Reversible layers read the second stream and write to the first.
+        onto, x = entries[0], entries[-1]
         module = cast(Layer, self.scope.stack.layers[layer])
         projected = inner.output(outputs.values.flatten(1))
-        after = x.with_values(module.attention_residual.write(x, projected, None))
+        after = x.with_values(module.attention_residual.write(onto, projected, None))
         x, _ = module.finish(x, after, self._memory(copies))
         return self.continue_from(x, layer + 1, watch, copies)
 

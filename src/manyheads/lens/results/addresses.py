@@ -87,6 +87,15 @@ def blocks_of(model: nn.Module) -> tuple[Block, ...]:
     )
 
 
+def check_one_stream(stack: Stack) -> None:
+    """Refuse reversible layers where what is written to the residual stream meets the readout."""
+    if getattr(stack.config, "reversible", False):
+        raise InputError(
+            "this model has two residual streams, and its readout reads both",
+            "use statistics, ablation, patching or integrated gradients",
+        )
+
+
 def mixer_at(stack: Stack, layer: int) -> Mixer | None:
     """The mixer of a layer; those of wrapped models have none."""
     return getattr(stack.layers[layer], "mixer", None)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from manyheads.attention import Attention
 from manyheads.errors import InputError, NativeModelError
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
+from manyheads.lens.results.addresses import check_one_stream
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model
 from manyheads.models.layer import Residual
@@ -85,6 +86,7 @@ class TokenVectors:
             )
         assert readout is not None
         stack = head_scope(model).stack
+        check_one_stream(stack)
         table = model.embedding.tokens.weight.detach().float()
         embed = model.embedding.finished(table * model.config.embedding.scale).detach()
         unembed = readout.vectors(model.table).detach().float()
@@ -387,6 +389,7 @@ def vocabulary_projection(model: Model, stack: StackName | None = None) -> Vocab
         if stack != "encoder" and model.target_embedding is not None:
             embedding = model.target_embedding
     assert end is not None
+    check_one_stream(end)
     table = embedding.tokens.weight.detach().float()
     with torch.no_grad():
         scaled = embedding.tokens.weight * embedding.config.scale

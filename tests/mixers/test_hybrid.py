@@ -8,6 +8,7 @@ import torch
 
 from manyheads import AttentionConfig, lens, surgery
 from manyheads.errors import InputError
+from manyheads.mixers import lsh_attention
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder, DecoderConfig
 from manyheads.models.embedding import Embedding
@@ -132,8 +133,10 @@ def test_mixers_are_adapted_whole(model: Decoder) -> None:
     torch.testing.assert_close(adapted(ids).logits, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_heads_without_a_pattern_are_shown_without_it() -> None:
-    """Here an LSH layer and attention; the kinds of the latter are decided as ever."""
+def test_heads_without_a_pattern_are_shown_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here an LSH layer that hides its own; the kinds of the others are decided as ever."""
+    monkeypatch.setattr(lsh_attention, "watch_pattern", lambda *given: given[-1])
+    monkeypatch.setattr(lsh_attention.LshAttentionLayer, "has_pattern", False)
     found = lens.inspect(small_model(CAUSAL["lsh"], CAUSAL["linear"]), TEXTS, progress=False)
     distance = found.statistics["distance"]
     assert np.isnan(distance.means[:2]).all()

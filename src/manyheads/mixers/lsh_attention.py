@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.utils.checkpoint import checkpoint
 
 from manyheads.argument_checks import check_fields
@@ -218,7 +219,7 @@ class SortedChunks:
 
     @classmethod
     @torch.no_grad()
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_disable_dynamo  # torch.compiler.disable without loading the compiler
     def of(
         cls, query: Float[Tensor, "n h d"], lengths: Lengths, config: LshAttention, seed: int
     ) -> "SortedChunks":

@@ -1,11 +1,16 @@
 """Chunks, single steps and the explicit pattern give the same delta rule."""
 
+import sys
+from itertools import pairwise
+from types import ModuleType
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.mixers.recurrent.delta_recurrence import (
+    delta_by_fla,
     delta_in_chunks,
     delta_one_token,
     delta_pattern,
@@ -68,3 +73,54 @@ def test_gradients_are_those_of_the_pattern() -> None:
         strict=True,
     ):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_the_kernels_of_fla_are_called_as_they_are_defined(
+    by_channel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In their place a plain rule in their layout: a batch of one, texts end to end."""
+
+    def rule(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        g: Tensor,
+        beta: Tensor,
+        scale: float,
+        initial_state: Tensor,
+        output_final_state: bool,
+        cu_seqlens: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        assert output_final_state
+        assert cu_seqlens.tolist() == [0, 5, 8]
+        outputs, states = torch.zeros_like(v), initial_state.clone()
+        for text, (start, stop) in enumerate(pairwise(cu_seqlens.tolist())):
+            for t in range(start, stop):
+                decay = g[0, t].exp().reshape(2, -1, 1)
+                state = states[text] * decay
+                error = v[0, t] - torch.einsum("hde,hd->he", state, k[0, t])
+                write = torch.einsum("hd,he->hde", k[0, t], error * beta[0, t, :, None])
+                states[text] = state + write
+                outputs[0, t] = torch.einsum("hde,hd->he", states[text], scale * q[0, t])
+        return outputs, states
+
+    monkeypatch.setitem(sys.modules, "fla", ModuleType("fla"))
+    monkeypatch.setitem(sys.modules, "fla.ops", ModuleType("fla.ops"))
+    for module, name in (
+        ("kda", "chunk_kda"),
+        ("gated_delta_rule", "chunk_gated_delta_rule"),
+    ):
+        fake = ModuleType(f"fla.ops.{module}")
+        setattr(fake, name, rule)
+        monkeypatch.setitem(sys.modules, f"fla.ops.{module}", fake)
+    lengths = Lengths.of([5, 3])
+    q, k, v = (torch.randn(8, 2, 4) for _ in range(3))
+    k = F.normalize(k, dim=-1)
+    beta, decay = torch.rand(8, 2), -torch.rand((8, 2, 4) if by_channel else (8, 2))
+    state = torch.randn(2, 2, 4, 4)
+    found = delta_by_fla(q, k, v, beta, decay, lengths, state)
+    expected = delta_in_chunks(q, k, v, beta, decay, lengths, state)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)

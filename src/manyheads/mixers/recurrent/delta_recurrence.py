@@ -9,12 +9,14 @@ The decay is a number per head, or one per channel of the key as in Kimi delta a
 2510.26692). The state is zero, or the given one, at the start of every sequence.
 """
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.devices import HAS_TRITON
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.ragged import Lengths
 
@@ -24,6 +26,10 @@ CHUNK_BY_CHANNEL = 16
 
 # Keys and queries have length one, up to this.
 EPS = 1e-6
+
+HAS_FLA = HAS_TRITON and find_spec("fla") is not None
+# Channels of a key that the kernels of fla-core can take.
+LARGEST_FLA_KEY = 256
 
 Decay = Float[Tensor, "n h"] | Float[Tensor, "n h d"]
 
@@ -40,7 +46,45 @@ def run_delta_rule(
     """The outputs and the state after each sequence, by the way that suits the lengths."""
     if state is not None and lengths.longest == 1 and lengths.uniform:
         return delta_one_token(q, k, v, beta, log_decay, state)
+    if _fla_can(q, v, lengths):
+        return delta_by_fla(q, k, v, beta, log_decay, lengths, state)
     return delta_in_chunks(q, k, v, beta, log_decay, lengths, state)
+
+
+def delta_by_fla(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "n h d"],
+    v: Float[Tensor, "n h e"],
+    beta: Float[Tensor, "n h"],
+    log_decay: Decay,
+    lengths: Lengths,
+    state: Float[Tensor, "b h d e"] | None = None,
+) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
+    """The same as `delta_in_chunks` by the Triton kernels of fla-core, the extra `fla`."""
+    if log_decay.ndim == 3:
+        from fla.ops.kda import chunk_kda as rule
+    else:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule as rule
+    output, after = rule(
+        q.unsqueeze(0),
+        k.unsqueeze(0),
+        v.unsqueeze(0),
+        g=log_decay.float().unsqueeze(0),
+        beta=beta.unsqueeze(0),
+        scale=1.0,
+        initial_state=None if state is None else state.float(),
+        output_final_state=True,
+        cu_seqlens=lengths.offsets.long(),
+    )
+    return output.squeeze(0).to(v.dtype), after.float()
+
+
+def _fla_can(q: Tensor, v: Tensor, lengths: Lengths) -> bool:
+    """Whether fla-core is there, and its kernels take these tensors."""
+    if not HAS_FLA or q.device.type != "cuda" or torch.compiler.is_compiling():
+        return False
+    half = q.dtype == v.dtype and v.dtype in (torch.bfloat16, torch.float16)
+    return half and q.shape[2] <= LARGEST_FLA_KEY and 0 not in lengths.each
 
 
 def unit(x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:

@@ -33,6 +33,7 @@ from manyheads.lens.attribution.gradients import (
     integrate_heads,
     integrate_inputs,
 )
+from manyheads.lens.attribution.position_influence import influence
 from manyheads.lens.causal.ablation import (
     Ablation,
     CumulativeAblation,
@@ -163,6 +164,7 @@ __all__ = [
     "find_ioi_heads",
     "gradient_times_attention",
     "importance",
+    "influence",
     "inspect",
     "integrate_heads",
     "integrate_inputs",

@@ -465,7 +465,7 @@ def logit_lens(
     >>> logit_lens(model, [[1, 2, 3], [4, 5]], top_k=3).answers.shape
     torch.Size([3, 2, 3])
     """
-    scope = head_scope(model)
+    scope = head_scope(model, headless=True)
     if model.readout is None or isinstance(model.readout.config, ClassHead):
         raise InputError(
             f"this {type(model).__name__} has no language head", "use a model that has one"

@@ -125,7 +125,7 @@ def integrate_inputs(
     `converged` says whether it is small.
     """
     _check_steps(steps)
-    scope, inputs = head_scope(model, stack), read_inputs(model, texts)
+    scope, inputs = head_scope(model, stack, headless=True), read_inputs(model, texts)
     start = Site(-1, Tap.EMBEDDINGS, stack=scope.stack_name)
     bound_metric = bind_metric(model, inputs, range(len(inputs)), metric, targets)
     with eval_mode(model):

@@ -106,10 +106,12 @@ def head_scope(
     sublayer: Sublayer = Sublayer.ATTENTION,
     *,
     mixers: bool = True,
+    headless: bool = False,
 ) -> HeadScope:
     """The heads of a stack and sublayer; the default stack of a `Seq2Seq` is its decoder.
 
-    Without `mixers` only those of attention, for what needs its queries, keys and softmax.
+    Without `mixers` only those of attention, for what needs its queries, keys and softmax. With
+    `headless` a stack without any heads will do.
     """
     check_finite(model)
     name: StackName = stack or model.readout_stack
@@ -121,7 +123,7 @@ def head_scope(
             "a feed-forward sublayer has no heads", "use Sublayer.ATTENTION or Sublayer.CROSS"
         )
     scope = HeadScope(model, name, sublayer, mixers)
-    if not scope.heads:
+    if not scope.heads and not headless:
         found = {layer.mixer.inner for layer in scope.stack.config.layers if layer.mixer}
         names = ", ".join(sorted({type(each).__name__ for each in found}))
         if found and sublayer is Sublayer.ATTENTION:

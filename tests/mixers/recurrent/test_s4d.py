@@ -6,7 +6,7 @@ from torch import Tensor
 
 from manyheads import Ragged
 from manyheads.errors import ConfigError
-from manyheads.mixers.recurrent.s4d import S4D, S4DLayer, convolve_texts, last_states
+from manyheads.mixers.recurrent.s4d import S4D, Powers, S4DLayer, convolve_texts, last_states
 from manyheads.ragged import Lengths
 
 LENGTHS = Lengths.of([37, 0, 1, 16, 5])
@@ -25,8 +25,9 @@ def test_the_convolution_equals_the_recurrence() -> None:
     u = torch.randn(LENGTHS.total, 3, requires_grad=True)
     state = torch.randn(5, 3, 4, dtype=torch.complex64)
     step, c = layer.system()
-    found = convolve_texts(u, step, c, LENGTHS, state)
-    after = last_states(u, step, LENGTHS, state)
+    powers = Powers.of(step, 64)
+    found = convolve_texts(u, powers, c, LENGTHS, state)
+    after = last_states(u, powers, LENGTHS, state)
     texts = zip(LENGTHS.slices(), state, strict=True)
     expected = [recurred(step, c[0], u[where], each) for where, each in texts]
     outputs = torch.cat([each for each, _ in expected])
@@ -49,7 +50,7 @@ def test_the_second_system_reads_from_the_end() -> None:
     u = torch.randn(11, 3)
     with torch.no_grad():
         step, c = layer.system()
-        found = convolve_texts(u, step, c, Lengths.of([11]))
+        found = convolve_texts(u, Powers.of(step, 16), c, Lengths.of([11]))
         start = torch.zeros(3, 4, dtype=torch.complex64)
         forwards, _ = recurred(step, c[0], u, start)
         backwards, _ = recurred(step, c[1], u.flip(0), start)
@@ -63,7 +64,7 @@ def test_long_texts_stay_exact() -> None:
         step, c = layer.system()
         impulse = torch.zeros(length, 2)
         impulse[0] = 1.0
-        found = convolve_texts(impulse, step, c, Lengths.of([length]))
+        found = convolve_texts(impulse, Powers.of(step, 8192), c, Lengths.of([length]))
         exact = step.to(torch.complex128).unsqueeze(-1) * torch.arange(length)
         expected = 2 * (c[0].unsqueeze(-1) * exact.exp()).sum(1).real.T
     torch.testing.assert_close(

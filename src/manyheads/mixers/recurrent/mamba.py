@@ -21,6 +21,8 @@ from manyheads.taps import Look, Tap, seen
 
 # Numbers in the states of the channels that are computed at once.
 BLOCK = {"cpu": 2**20, "cuda": 2**27}
+# Tokens whose decays are computed at once where a loop visits every token.
+WALKED = 16
 
 
 @check_fields
@@ -113,6 +115,11 @@ def scan_channels(
     All states of all tokens would need `s` times the memory of the outputs, so that some channels
     are computed after others, and anew for gradients.
     """
+    inputs = (x, dt, rate, b, c)
+    grad = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
+    single = lengths.longest <= 1 or torch.compiler.is_compiling()
+    if x.device.type == "cpu" and not grad and not single:
+        return _walk(x, dt, rate, b, c, lengths, state)
     limit = BLOCK.get(x.device.type, BLOCK["cpu"])
     block = max(1, limit // max(1, x.shape[0] * rate.shape[1]))
     if block >= x.shape[1]:
@@ -121,11 +128,11 @@ def scan_channels(
     for start in range(0, x.shape[1], block):
         part = slice(start, start + block)
         given = None if state is None else state[:, part]
-        inputs = (x[:, part], dt[:, part], rate[part], b, c, lengths, given)
-        if torch.is_grad_enabled():
-            output, after = checkpoint(_scan_block, *inputs, use_reentrant=False)
+        of_block = (x[:, part], dt[:, part], rate[part], b, c, lengths, given)
+        if grad:
+            output, after = checkpoint(_scan_block, *of_block, use_reentrant=False)
         else:
-            output, after = _scan_block(*inputs)
+            output, after = _scan_block(*of_block)
         outputs.append(output)
         states.append(after)
     return torch.cat(outputs, 1), torch.cat(states, 1)
@@ -144,3 +151,28 @@ def _scan_block(
     added = (dt * x).unsqueeze(-1) * b.unsqueeze(1)
     states, after = diagonal_scan(decay, added, lengths, state)
     return (states @ c.unsqueeze(-1)).squeeze(-1), after
+
+
+def _walk(
+    x: Float[Tensor, "n c"],
+    dt: Float[Tensor, "n c"],
+    rate: Float[Tensor, "c s"],
+    b: Float[Tensor, "n s"],
+    c: Float[Tensor, "n s"],
+    lengths: Lengths,
+    state: Float[Tensor, "b c s"] | None,
+) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b c s"]]:
+    """Token by token, which is fastest on a CPU: the states of a token stay in its caches."""
+    after = x.new_zeros(lengths.count, *rate.shape) if state is None else state.clone()
+    outputs = torch.empty_like(x)
+    for index, where in enumerate(lengths.slices()):
+        now = after[index]
+        for start in range(where.start, where.stop, WALKED):
+            some = slice(start, min(start + WALKED, where.stop))
+            decays = (dt[some].unsqueeze(-1) * rate).exp_()
+            states = (dt[some] * x[some]).unsqueeze(-1) * b[some].unsqueeze(1)
+            for decay, each in zip(decays, states, strict=True):
+                now = each.addcmul_(decay, now)
+            outputs[some] = (states @ c[some].unsqueeze(-1)).squeeze(-1)
+        after[index] = now
+    return outputs, after

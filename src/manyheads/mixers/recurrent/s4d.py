@@ -80,36 +80,56 @@ class S4DLayer(Mixer):
             after = step.exp() * state + u.unsqueeze(-1)
             mixed = 2 * (c[0] * after).sum(-1).real
         else:
-            mixed = convolve_texts(u, step, c, lengths, state)
-            after = u[:0] if cache is None else last_states(u, step, lengths, state)
+            # A convolution fills up texts to a power of two.
+            powers = Powers.of(step, 1 << max(lengths.longest - 1, 0).bit_length())
+            mixed = convolve_texts(u, powers, c, lengths, state)
+            after = u[:0] if cache is None else last_states(u, powers, lengths, state)
         if cache is not None:
             cache.keep(after)
         mixed = F.gelu(mixed + u * self.skip.float()).to(x.values.dtype)
         return x.with_values(self.output(mixed) * self.gate(mixed).sigmoid())
 
 
-def powers(
-    step: Complex[Tensor, "c s"], weights: Complex[Tensor, "*b c s"], length: int
-) -> Float[Tensor, "*b c l"]:
-    """2 Re of the sum over states of weights times P^l, for every l below `length`.
+@dataclass(frozen=True, slots=True, eq=False)
+class Powers:
+    """P^l for every l = i m + j, a product of P^(i m), in `high`, and P^j, in `low`."""
 
-    An exponent is split in two, l = i m + j, so that two short lists of powers make all of them.
-    """
-    m = isqrt(max(length - 1, 0)) + 1
-    low, high = _raised(step, m), _raised(step * m, -(-length // m))
-    products = (weights.unsqueeze(-1) * high).transpose(-2, -1) @ low
-    return 2 * products.real.flatten(-2)[..., :length]
+    step: Complex[Tensor, "c s"]
+    low: Complex[Tensor, "c s m"]
+    high: Complex[Tensor, "c s i"]
+
+    @classmethod
+    def of(cls, step: Complex[Tensor, "c s"], longest: int) -> "Powers":
+        m = isqrt(max(longest - 1, 0)) + 1
+        return cls(step, _raised(step, m), _raised(step * m, -(-longest // m)))
+
+    def weighted(self, weights: Complex[Tensor, "*b c s"], length: int) -> Float[Tensor, "*b c l"]:
+        """2 Re of the sum over states of weights times P^l, for every l below `length`."""
+        high = self.high[..., : -(-length // self.low.shape[-1])]
+        products = (weights.unsqueeze(-1) * high).transpose(-2, -1) @ self.low
+        return 2 * products.real.flatten(-2)[..., :length]
+
+    def summed(self, u: Float[Tensor, "c l"]) -> Complex[Tensor, "c s"]:
+        """The states after a text that starts without any."""
+        m = self.low.shape[-1]
+        blocks = -(-u.shape[1] // m)
+        # Zeros in front change nothing, and make blocks of m.
+        cut = F.pad(u, (blocks * m - u.shape[1], 0)).unflatten(1, (blocks, m))
+        inner = self.low.flip(-1) @ cut.transpose(1, 2).to(self.low.dtype)
+        return (inner * self.high[..., :blocks].flip(-1)).sum(-1)
 
 
 def _raised(step: Complex[Tensor, "c s"], count: int) -> Complex[Tensor, "c s n"]:
     """P^0 to P^(count - 1); phases of many turns need float64."""
     exponent = torch.arange(count, device=step.device, dtype=torch.float64)
-    return (step.to(torch.complex128).unsqueeze(-1) * exponent).exp().to(step.dtype)
+    size = (step.real.unsqueeze(-1) * exponent.float()).exp()
+    phase = (step.imag.double().unsqueeze(-1) * exponent).remainder(2 * torch.pi).float()
+    return torch.complex(size * phase.cos(), size * phase.sin())
 
 
 def convolve_texts(
     u: Float[Tensor, "n c"],
-    step: Complex[Tensor, "c s"],
+    powers: Powers,
     c: Complex[Tensor, "w c s"],
     lengths: Lengths,
     state: Complex[Tensor, "b c s"] | None = None,
@@ -127,7 +147,7 @@ def convolve_texts(
         rows = (first.unsqueeze(1) + torch.arange(size, device=u.device))[inside]
         texts = u.new_zeros(len(chosen), size, u.shape[1])
         texts = texts.masked_scatter(inside.unsqueeze(-1), u[rows]).transpose(1, 2)
-        kernel = powers(step, c, size)
+        kernel = powers.weighted(c, size)
         whole = F.pad(kernel[0], (0, size))
         if len(kernel) > 1:
             whole = torch.cat([kernel[0], kernel[1].flip(-1)], dim=-1)
@@ -135,30 +155,23 @@ def convolve_texts(
         mixed = torch.fft.irfft(spectrum, 2 * size)[..., :size]
         if state is not None:
             # What the state before the text still gives.
-            earlier = state[torch.tensor(chosen, device=u.device)] * step.exp()
-            mixed = mixed + powers(step, c[0] * earlier, size)
+            earlier = state[torch.tensor(chosen, device=u.device)] * powers.step.exp()
+            mixed = mixed + powers.weighted(c[0] * earlier, size)
         output = output.index_copy(0, rows, mixed.transpose(1, 2)[inside])
     return output
 
 
 def last_states(
     u: Float[Tensor, "n c"],
-    step: Complex[Tensor, "c s"],
+    powers: Powers,
     lengths: Lengths,
     state: Complex[Tensor, "b c s"] | None = None,
 ) -> Complex[Tensor, "b c s"]:
     """The states after every text."""
     found = []
     for index, where in enumerate(lengths.slices()):
-        text = u[where].T
-        m = isqrt(max(text.shape[1] - 1, 0)) + 1
-        blocks = -(-text.shape[1] // m)
-        # Zeros in front change nothing, and make blocks of m.
-        text = F.pad(text, (blocks * m - text.shape[1], 0)).unflatten(1, (blocks, m))
-        low, high = _raised(step, m).flip(-1), _raised(step * m, blocks).flip(-1)
-        inner = low @ text.transpose(1, 2).to(low.dtype)
-        after = (inner * high).sum(-1)
+        after = powers.summed(u[where].T)
         if state is not None:
-            after = after + (step * (where.stop - where.start)).exp() * state[index]
+            after = after + (powers.step * (where.stop - where.start)).exp() * state[index]
         found.append(after)
-    return torch.stack(found) if found else step.new_zeros(0, *step.shape)
+    return torch.stack(found) if found else powers.step.new_zeros(0, *powers.step.shape)

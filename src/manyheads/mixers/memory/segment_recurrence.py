@@ -51,6 +51,10 @@ class SegmentRecurrence:
         check_int("memory", self.memory, minimum=0)
         if self.width % self.heads:
             raise ConfigError(f"heads must divide width={self.width}, got {self.heads}")
+        if self.width % 2:
+            raise ConfigError(
+                f"width must be even for the sinusoids of distances, got {self.width}"
+            )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
 

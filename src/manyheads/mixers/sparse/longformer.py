@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.errors import ConfigError, InputError, check_int
+from manyheads.errors import ArgumentError, ConfigError, InputError, check_int, short_repr
 from manyheads.kernels.choose import attend
 from manyheads.kernels.contract import Request
 from manyheads.mixers.head_weights import watch_pattern
@@ -263,6 +263,12 @@ def global_tokens(model: nn.Module, positions: Sequence[Sequence[int]]) -> Itera
 
     They replace those of the config: with global_tokens(model, [[0, 1, 2], [0]]): model(batch)
     """
+    lists = isinstance(positions, Sequence) and all(isinstance(one, Sequence) for one in positions)
+    if not lists or not all(isinstance(place, int) for some in positions for place in some):
+        raise ArgumentError(
+            f"positions must be one list of integers per text, got {short_repr(positions)}",
+            "for example [[0, 1, 2], [0]]",
+        )
     layers = [each for each in model.modules() if isinstance(each, LongformerLayer)]
     if not layers:
         raise InputError(

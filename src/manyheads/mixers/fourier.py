@@ -4,14 +4,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import check_int
 from manyheads.mixers.mixer import Mixer, refuse_cache
-from manyheads.ragged import Lengths, Ragged
+from manyheads.ragged import Ragged
 from manyheads.taps import Look
 
 
@@ -40,7 +40,7 @@ class Fourier:
 
 
 class FourierLayer(Mixer):
-    """The transform; it has no weights."""
+    """The transform of each text; those of the same length are transformed together."""
 
     def __init__(self, config: Fourier) -> None:
         super().__init__()
@@ -54,21 +54,27 @@ class FourierLayer(Mixer):
         look: Look | None = None,  # noqa: ARG002, it has no heads to look at
     ) -> Ragged:
         refuse_cache(cache)
-        # There is no transform of bfloat16.
-        across = torch.fft.fft(x.values.float(), dim=-1)
-        return x.with_values(_real_transform(across, x.lengths).to(x.values.dtype))
+        if not x.lengths.total:
+            # A transform of no tokens is not defined.
+            return x
+        same = defaultdict(list)
+        for index, length in enumerate(x.lengths.each):
+            same[length].append(index)
+        same.pop(0, None)
+        pieces: dict[int, Tensor] = {}
+        texts = x.to_list()
+        for sequences in same.values():
+            # There is no transform of bfloat16.
+            group = torch.stack([texts[index] for index in sequences]).float()
+            pieces |= dict(zip(sequences, _real_transform(group), strict=True))
+        mixed = torch.cat([pieces[index] for index in sorted(pieces)])
+        return x.with_values(mixed.to(x.values.dtype))
 
 
-def _real_transform(x: Complex[Tensor, "n c"], lengths: Lengths) -> Float[Tensor, "n c"]:
-    """Over the tokens of each text; texts of the same length are transformed together."""
-    same = defaultdict(list)
-    slices = list(lengths.slices())
-    for index, length in enumerate(lengths.each):
-        same[length].append(index)
-    # A transform of no tokens is not defined.
-    same.pop(0, None)
-    pieces: dict[int, Tensor] = {}
-    for sequences in same.values():
-        group = torch.stack([x[slices[index]] for index in sequences])
-        pieces |= dict(zip(sequences, torch.fft.fft(group, dim=1).real, strict=True))
-    return torch.cat([x[:0].real, *(pieces[index] for index in sorted(pieces))])
+def _real_transform(x: Float[Tensor, "b t c"]) -> Float[Tensor, "b t c"]:
+    """Of half of the channels; the others mirror them, since the input is real."""
+    half = torch.fft.fft(torch.fft.rfft(x, dim=2), dim=1).real
+    mirrored = half[:, :, 1 : (x.shape[2] + 1) // 2].flip(2)
+    # Counted backwards, the first token stays the first.
+    mirrored = torch.cat([mirrored[:, :1], mirrored[:, 1:].flip(1)], dim=1)
+    return torch.cat([half, mirrored], dim=2)

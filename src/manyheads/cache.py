@@ -251,10 +251,15 @@ class CacheSlot:
 
 
 class StateCache:
-    """What a mixer keeps of the tokens it has seen: tensors whose first axis is the sequences."""
+    """What a mixer keeps of the tokens it has seen: tensors whose first axis is the sequences.
+
+    Once kept, their `owner`, the config of the mixer, and their `shapes` are known.
+    """
 
     def __init__(self) -> None:
         self.tensors: tuple[Tensor, ...] = ()
+        self.owner: object = None
+        self.shapes: tuple[torch.Size, ...] | None = None
 
     def select(self, sequences: list[int]) -> None:
         for_device = {tensor.device for tensor in self.tensors}
@@ -268,17 +273,40 @@ class StateCache:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateSlot:
-    """The state of one mixer; what it keeps replaces what was there."""
+    """The state of one mixer; what it keeps replaces what was there.
+
+    `owner` is the config of that mixer, where it is known.
+    """
 
     store: StateCache
+    owner: object = None
 
     @property
     def state(self) -> tuple[Tensor, ...] | None:
-        """What was kept, or None before the first token."""
-        return self.store.tensors or None
+        """What was kept, or None before the first token; that of another mixer is refused."""
+        store, remedy = self.store, "use the cache that this model has filled, or a new one"
+        if not store.tensors:
+            return None
+        if None not in (self.owner, store.owner) and self.owner != store.owner:
+            raise InputError(
+                f"the cache holds the state of {store.owner}, and this layer is {self.owner}",
+                remedy,
+            )
+        found = tuple(tensor.shape[1:] for tensor in store.tensors)
+        if store.shapes is not None and found != store.shapes:
+            shapes = (
+                ", ".join(str(tuple(each)) for each in some) for some in (found, store.shapes)
+            )
+            given, kept = shapes
+            raise InputError(
+                f"the state in the cache has the shapes {given} per sequence, and {kept} were kept",
+                remedy,
+            )
+        return store.tensors
 
     def keep(self, *tensors: Tensor) -> None:
-        self.store.tensors = tensors
+        self.store.tensors, self.store.owner = tensors, self.owner
+        self.store.shapes = tuple(tensor.shape[1:] for tensor in tensors)
 
 
 class Cache:

@@ -143,3 +143,19 @@ def test_heads_without_a_pattern_are_shown_without_it(monkeypatch: pytest.Monkey
     assert not np.isnan(distance.means[2:]).any()
     assert not np.isnan(found.statistics["output_share"].means).any()
     assert len(found.rows()) == 4
+
+
+@torch.no_grad()
+def test_a_state_of_another_shape_or_mixer_is_refused(model: Decoder) -> None:
+    ids, cache = torch.tensor([TEXTS[0]]), model.new_cache()
+    model(ids, cache=cache)
+    cache.states[2].tensors = tuple(each[:, :2] for each in cache.states[2].tensors)
+    with pytest.raises(InputError, match=r"\(2, 6, 8\).*\(4, 6, 8\)"):
+        model(ids, cache=cache)
+    one, other = small_model(CAUSAL["delta"]), small_model(CAUSAL["mamba2"])
+    cache = one.new_cache()
+    one(ids, cache=cache)
+    with pytest.raises(InputError, match=r"GatedDelta.*this layer is Mamba2"):
+        other(ids, cache=cache)
+    with pytest.raises(InputError, match="new_cache"):
+        model(ids, cache=cache)

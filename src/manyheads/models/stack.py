@@ -181,6 +181,7 @@ class Stack(nn.Module):
         watch: Watcher | None = None,
     ) -> tuple[Ragged, tuple[AddedLoss, ...]]:
         if cache is not None and isinstance(plan, CachePlan):
+            self._check_cache(cache)
             self._check_rotations(cache, plan)
         look = None if watch is None else Look(watch, stack=self.name)
         x = x.with_values(seen(look, Tap.EMBEDDINGS, x.values, x))
@@ -240,7 +241,7 @@ class Stack(nn.Module):
                 x,
                 encoding=encodings[self.position_owner[index]],
                 memory=self._memory(index, memory, cache, here),
-                cache=_slot(cache, plan, index),
+                cache=self._slot(cache, plan, index),
                 look=here,
             )
             if routed is not None:
@@ -340,6 +341,16 @@ class Stack(nn.Module):
                 return position.scaling.original_length
         return None
 
+    def _check_cache(self, cache: Cache) -> None:
+        mixers = {index for index, layer in enumerate(self.config.layers) if layer.mixer}
+        if len(cache.stores) == len(self.config.layers) and set(cache.states) == mixers:
+            return
+        raise InputError(
+            f"the cache is for {len(cache.stores)} layers, {len(cache.states)} of them mixers, and "
+            f"this model has {len(self.config.layers)} and {len(mixers)}",
+            "use model.new_cache()",
+        )
+
     def _check_rotations(self, cache: Cache, plan: CachePlan) -> None:
         switch = self.rotation_switch
         if switch is None or torch.compiler.is_compiling():
@@ -351,6 +362,17 @@ class Stack(nn.Module):
                     "rotates the keys in the cache in another way",
                     "start a new cache with the whole text",
                 )
+
+    def _slot(
+        self, cache: Cache | None, plan: CachePlan | StaticCachePlan | None, index: int
+    ) -> CacheSlot | StateSlot | None:
+        if cache is None or plan is None:
+            return None
+        mixer = self.config.layers[index].mixer
+        if mixer is not None:
+            return StateSlot(cache.states[index], mixer.inner)
+        store = cache.stores[index]
+        return None if store is None else CacheSlot(store, plan)
 
     def _memory(
         self, index: int, memory: Ragged | None, cache: Cache | None, look: Look | None
@@ -384,14 +406,3 @@ def _position_key(attention: AttentionConfig) -> tuple[object, ...]:
         # The vectors of distances belong to no head.
         return (attention.position,)
     return attention.position, attention.heads, attention.size
-
-
-def _slot(
-    cache: Cache | None, plan: CachePlan | StaticCachePlan | None, index: int
-) -> CacheSlot | StateSlot | None:
-    if cache is None or plan is None:
-        return None
-    if index in cache.states:
-        return StateSlot(cache.states[index])
-    store = cache.stores[index]
-    return None if store is None else CacheSlot(store, plan)

@@ -107,6 +107,8 @@ class KnnMemoryLayer(Mixer):
         self, query: Float[Tensor, "n h d"], recent: RecentKeys, blocks: QueryBlocks
     ) -> Float[Tensor, "n h d"]:
         window = self.config.window
+        if not recent.kept:
+            window = min(window, max(blocks.lengths.longest, 1))
         around = torch.arange(1 - window, blocks.size, device=query.device)
         near = blocks.start.unsqueeze(1) + around
         rows, exists = recent.rows(blocks.text, near)
@@ -155,10 +157,14 @@ class KnnMemoryLayer(Mixer):
     ) -> tuple[Float[Tensor, "n h d"], Float[Tensor, " n"]]:
         """What every token reads from its memory, and whether it has one."""
         config, key, value = self.config, recent.k.detach(), recent.v.detach()
-        if not query.shape[0]:
-            return value[:0], query.new_zeros(0)
         reach = config.window + config.memory - 1
-        around = torch.arange(-reach, blocks.size - config.window, device=query.device)
+        # Without a cache no list of keys need be longer than the texts.
+        behind = reach if recent.kept else min(reach, blocks.lengths.longest)
+        around = torch.arange(
+            -behind, max(blocks.size - config.window, -behind), device=query.device
+        )
+        if not query.shape[0] or not around.shape[0]:
+            return torch.zeros_like(query), query.new_zeros(query.shape[0])
         far = blocks.start.unsqueeze(1) + around
         rows, exists = recent.rows(blocks.text, far)
         cut = blocks.chunks.cut(query).transpose(1, 2)

@@ -115,9 +115,10 @@ class SegmentRecurrenceLayer(Mixer):
         # A call may begin in the middle of a segment, up to this far from the end of its memory.
         kept = config.memory + config.segment - 1
         recent = RecentKeys.join(key, value, x.lengths, cache, kept)
-        blocks = QueryBlocks.of(x.lengths, config.segment)
-        behind = config.memory if cache is None else kept
-        around = torch.arange(-behind, config.segment, device=query.device)
+        # Whole segments, or less where no text is as long.
+        blocks = QueryBlocks.of(x.lengths, min(config.segment, max(x.lengths.longest, 1)))
+        behind = min(config.memory, x.lengths.longest) if cache is None else kept
+        around = torch.arange(-behind, blocks.size, device=query.device)
         near = blocks.start.unsqueeze(1) + around
         rows, exists = recent.rows(blocks.text, near)
         keys, values = recent.k, recent.v
@@ -132,7 +133,7 @@ class SegmentRecurrenceLayer(Mixer):
         within = position < blocks.length()
         distances = self._distances(query)
         # From a query to the keys of its list; the same in every block.
-        apart = torch.arange(config.segment, device=query.device).unsqueeze(1) - around
+        apart = torch.arange(blocks.size, device=query.device).unsqueeze(1) - around
         apart = apart.clamp(0, distances.shape[1] - 1)
         cut = blocks.chunks.cut(query).transpose(1, 2)
 

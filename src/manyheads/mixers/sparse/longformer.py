@@ -137,7 +137,8 @@ class LongformerLayer(Mixer):
         lengths: Lengths,
     ) -> Float[Tensor, "n h d"]:
         """What all tokens read from their window and from the global tokens."""
-        window, scale = self.config.window, self.config.size**-0.5
+        # No list of keys need be longer than the texts.
+        window, scale = min(self.config.window, lengths.longest), self.config.size**-0.5
         dropout = self.config.dropout if self.training else 0.0
         if not tokens.counts.total:
             request = Request(

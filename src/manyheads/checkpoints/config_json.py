@@ -22,13 +22,16 @@ FACTS = ("id2label", "label2id", "max_position_embeddings")
 
 
 # The sizes in a config.json of any family, ours included, which its weights bound.
-LAYER_COUNT = re.compile(r"num_(hidden_|decoder_)?layers|n_layers?|(en|de)coder_layers")
+LAYER_COUNT = re.compile(
+    r"num_(hidden_|decoder_)?layers|n_layers?|(en|de)coder_layers|num_hidden_groups|inner_group_num"
+)
 SIZE = re.compile(
-    r"(hidden|(moe_|shared_expert_)?intermediate|(type_)?vocab|head|image|patch)_size|head_dim"
+    r"(hidden|embedding|(moe_|shared_expert_)?intermediate|(type_)?vocab|head|image|patch)_size|head_dim"
     r"|n_(embd|inner|heads?|positions)|dim|hidden_dim|d_(model|ff|kv)|(en|de)coder_(ffn_dim|attention_heads)"
     r"|num_(attention_heads|heads|key_value_heads|labels|channels)|relative_attention_num_buckets"
     r"|num_(local_)?experts(_per_tok)?|width|hidden|shared|heads|kv_heads|vocabulary|count|total"
-    r"|classes|types|channels|image|size|rows|columns|buckets"
+    r"|linear_(num_(key|value)_heads|(key|value)_head_dim|conv_kernel_dim)|key_heads|key_size"
+    r"|clusters|window|latents|table_width|convolution|classes|types|channels|image|size|rows|columns|buckets"
 )
 # Sizes up to these cost nothing; the weights themselves are compared later.
 HARMLESS_SIZE = 2**16

@@ -1,5 +1,6 @@
 """ALBERT folders: shared layers, and token vectors narrower than the model."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from transformers import (
 
 from manyheads import Ragged, lens, load, save, surgery
 from manyheads.checkpoints.families.encoders.albert import ALBERT
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, InputError
 from manyheads.taps import Head
 from tests.checkpoints.theirs import check_decoder, randomised, same_files
 from tests.parity.comparing import VOCABULARY, assert_same, texts
@@ -96,6 +97,14 @@ def test_the_lens_sees_every_depth(tmp_path: Path) -> None:
     memories = lens.key_value_memories(ours)
     assert memories is not None
     assert surgery.prune(ours, [Head(2, 0)]).config.stack.weights_of == "own"
+
+
+def test_sizes_beyond_the_weights_are_refused_at_once(tmp_path: Path) -> None:
+    AutoModelForMaskedLM.from_config(CONFIGS["one layer for all"]).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"inner_group_num": 10**8}))
+    with pytest.raises(InputError, match="inner_group_num=100000000 is more than the weights"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ class ModelSummary:
         vocabulary = "" if self.vocabulary is None else f"vocabulary {self.vocabulary:,}, "
         article = "An" if self.type[0] in "AEIOU" else "A"
         if self.mixers:
-            every = (f"{count} by {name}" for name, count in self.mixers.items())
-            layers += f" (tokens are mixed in {', '.join(every)})"
+            every = (f"{count} {name}" for name, count in self.mixers.items())
+            layers += f" (mixers: {', '.join(every)})"
         return (
             f"{article} {self.type} of {layers}: {total:,} heads, width {self.width:,}, "
             f"{vocabulary}{self.parameters:,} parameters."

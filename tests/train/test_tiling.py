@@ -19,6 +19,7 @@ from manyheads.train.tiling import (
     with_rotary_base,
 )
 from tests.messages import refuses
+from tests.mixers.mixer_configs import CAUSAL, small_model
 from tests.models.zoo import DECODERS, ENCODERS, SEQ2SEQS, VISIONS, ids, values
 
 SMALL = modernbert(width=24, heads=3, hidden=20, layers=5, vocabulary=31, window=4)
@@ -140,6 +141,18 @@ def test_what_cannot_grow_is_refused() -> None:
     with refuses(ConfigError, "layer 1 of the large model", "as in the small model"):
         shape = {"width": 24, "heads": 3, "hidden": 20, "vocabulary": 31}
         tile(build(modernbert(**shape, layers=1)), modernbert(**shape, layers=2))
+
+
+def test_mixers_are_copied_to_more_layers_and_do_not_grow() -> None:
+    mixer = CAUSAL["delta"]
+    small, config = small_model(mixer), small_model(mixer, mixer).config
+    large = tile(small, config, seed=1)
+    for layer in large.stack.layers:
+        found, expected = layer.mixer.state_dict(), small.stack.layers[0].mixer.state_dict()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    wider = small_model(replace(mixer, heads=8)).config
+    with pytest.raises(ConfigError, match="GatedDelta cannot be tiled"):
+        tile(small, wider)
 
 
 def test_the_rotary_base_is_raised_where_the_whole_text_is_seen() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.errors import ConfigError
+from manyheads.mixers.mixer import Mixer
 from manyheads.models.build import Model, build
 from manyheads.models.embedding import TokenEmbedding
 from manyheads.models.encoder import TextModel
@@ -70,7 +71,8 @@ def _kind(layer: LayerConfig) -> tuple[object, ...]:
         ends = () if reach is None else (reach.before, reach.after)
         reaches.append(tuple(end == float("inf") for end in ends))
     feeds = None if layer.feedforward is None else type(layer.feedforward.inner)
-    return (*reaches, feeds)
+    mixes = None if layer.mixer is None else type(layer.mixer.inner)
+    return (*reaches, mixes, feeds)
 
 
 @torch.no_grad()
@@ -117,6 +119,8 @@ def _grow(small: nn.Module, large: nn.Module) -> None:
             _grow_feedforward(small, large)
         case MixtureOfExperts(), MixtureOfExperts():
             _grow_experts(small, large)
+        case Mixer(), Mixer():
+            _copy_mixer(small, large)
         case TokenEmbedding(), TokenEmbedding():
             _check_tables(small, large)
             _grow_each(small, large)
@@ -130,6 +134,18 @@ def _grow(small: nn.Module, large: nn.Module) -> None:
 def _outputs(readout: ReadoutLayer) -> int | None:
     config = readout.config
     return None if isinstance(config, LanguageHead) else config.classes
+
+
+def _copy_mixer(small: Mixer, large: Mixer) -> None:
+    """As it is: what the rows of its projections mean differs from mixer to mixer."""
+    weights = small.state_dict()
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    if shapes != {name: tensor.shape for name, tensor in large.state_dict().items()}:
+        raise ConfigError(
+            f"a {type(small.config).__name__} cannot be tiled into one of another size",
+            "keep its sizes and add layers, or tile a model of attention",
+        )
+    large.load_state_dict(weights)
 
 
 def _grow_each(small: nn.Module, large: nn.Module) -> None:

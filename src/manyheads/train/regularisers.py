@@ -77,10 +77,16 @@ class HardConcrete(nn.Module, ABC):
 
 
 class HeadGates(HardConcrete):
-    """A gate on the output of every head (arXiv 1905.09418)."""
+    """A gate on the output of every attention head (arXiv 1905.09418); mixers have none."""
 
     def __init__(self, model: nn.Module, start: float = 0.9) -> None:
-        super().__init__(_head_sites(model), start)
+        sites = _head_sites(model)
+        if not sites:
+            raise ConfigError(
+                "the model has no attention heads to gate",
+                "use a model with attention in some layers, or another regulariser",
+            )
+        super().__init__(sites, start)
 
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged:
         assert isinstance(value, Ragged)

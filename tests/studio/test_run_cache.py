@@ -7,16 +7,19 @@ import pytest
 import torch
 
 from manyheads.attention import AttentionConfig
+from manyheads.errors import InputError
 from manyheads.lens.attention_maps.patterns import patterns
+from manyheads.lens.inputs.texts import read_inputs
 from manyheads.models.build import build
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.layer import Branch
 from manyheads.parts.masks import Causal, Window
 from manyheads.parts.positions import Alibi
-from manyheads.studio.models import LoadedModel
+from manyheads.studio.models import LoadedModel, ModelStore
 from manyheads.studio.requests import DisconnectedError
 from manyheads.studio.run_cache import RunCache, trace_run
 from manyheads.taps import Head
+from tests.mixers.mixer_configs import BOTH_WAYS, CAUSAL, small_model
 from tests.studio import models
 
 TEXT = "The cat sat on the mat and the dog sat on the log"
@@ -67,6 +70,21 @@ def test_every_window_is_that_of_the_pattern(parts: dict[str, Any]) -> None:
             window = run.weights(head, rows, keys)
             expected = whole[rows.start : rows.stop, keys.start : keys.stop]
             assert torch.allclose(window, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["retention", "delta"])
+def test_windows_of_mixers_are_shares_of_their_weights(name: str) -> None:
+    model, ids = small_model(CAUSAL[name]), [5, 6, 7, 8, 9, 5, 6]
+    with torch.inference_mode():
+        run = trace_run(model, read_inputs(model, [ids]))
+    whole = patterns(model, [ids], [Head(0, 1)]).of(Head(0, 1)).weights
+    window = run.weights(Head(0, 1), range(2, 6), range(1, 5))
+    assert torch.allclose(window, whole[2:6, 1:5], atol=1e-5)
+    assert run.bytes > 0
+    with pytest.raises(InputError, match="no head L1H0"):
+        run.check((Head(1, 0),))
+    with pytest.raises(InputError, match="no heads: its layers mix tokens by Fourier"):
+        ModelStore([("fnet", small_model(BOTH_WAYS["fourier"]))])
 
 
 def test_whoever_leaves_ends_the_run_at_the_next_layer() -> None:

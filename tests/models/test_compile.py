@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from manyheads.mixers import S4D, Mamba
 from manyheads.models.build import build
+from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import ClassHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.parts.feedforward import GeGLU
@@ -83,7 +85,13 @@ def test_batches() -> None:
             norm=SandwichNorm(RMSNorm()),
         ),
     )
+    mixers = (
+        Mamba(width=WIDTH, inner=6, state_size=2, pace_rank=1),
+        S4D(width=WIDTH, state_size=2),
+    )
+    mixes = [LayerConfig(attention=None, mixer=Branch(each), feedforward=None) for each in mixers]
     assert_compiles(writes, batch)
+    assert_compiles(decoder(*mixes), batch)
     sees = vision(layer(own(kv_heads=2), None), readout=ClassHead(classes=3, pool="mean"))
     assert_compiles(sees, images(((8, 8), (4, 12))))
     # Rectangles are made ragged at one door, which the two stacks here go through.

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads import Ragged
 from manyheads.errors import ConfigError
 from manyheads.mixers.recurrent import mamba
-from manyheads.mixers.recurrent.mamba import Mamba, MambaLayer, scan_channels
+from manyheads.mixers.recurrent.mamba import Mamba, scan_channels
 from manyheads.ragged import Lengths
 
 CHANNELS, STATES = 6, 4
@@ -65,16 +64,6 @@ def test_fast_decay_neither_overflows_nor_leaks() -> None:
         bad[:100] = torch.nan
         again, _ = scan_channels(bad, 1000 * dt, leaf, b, c, lengths)
         assert torch.equal(again[100:], together[100:])
-
-
-@pytest.mark.shapes_unchecked
-@torch.no_grad()
-def test_it_compiles_whole() -> None:
-    torch._dynamo.reset()
-    layer = MambaLayer(Mamba(width=8, inner=12, state_size=4, pace_rank=2))
-    batch = Ragged.from_list([torch.randn(18, 8), torch.randn(2, 8)])
-    compiled = torch.compile(layer, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(batch).values, layer(batch).values)
 
 
 def test_sizes_are_checked() -> None:

@@ -9,10 +9,12 @@ The decay is a number per head, or one per channel of the key as in Kimi delta a
 2510.26692). The state is zero, or the given one, at the start of every sequence.
 """
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -120,12 +122,12 @@ def delta_in_chunks(
     decay = log_decay if by_channel else log_decay.unsqueeze(-1)
     passed = chunks.cut(decay).float().transpose(1, 2).cumsum(2)
     # A token corrects what those before it in the chunk wrote: a triangular system.
-    decay_between, decay_before = _decay_between(passed), passed.exp()
-    overlaps = rate * _decayed_products(key, key, decay_between).tril(-1)
+    decay_before = passed.exp()
+    products, weights = _decayed_products((key, query), key, passed)
+    overlaps = rate * products.tril(-1)
     right = rate * torch.cat([value, key * decay_before], dim=-1)
     solved = torch.linalg.solve_triangular(overlaps, right, upper=False, unitriangular=True)
     written, corrected = solved.split([v.shape[2], q.shape[2]], dim=-1)
-    weights = _decayed_products(query, key, decay_between).tril()
     whole = passed[:, :, -1:]
     kept = (key * (whole - passed).exp()).transpose(2, 3)
     # One product reads the state, one reads and keeps what the chunk writes.
@@ -185,22 +187,32 @@ def delta_pattern(
     query, key = (x.float().transpose(0, 1) for x in (q, k))
     rate = beta.float().T.unsqueeze(-1)
     passed = decay.float().transpose(0, 1).cumsum(1)
-    between = _decay_between(passed)
-    overlaps = rate * _decayed_products(key, key, between).tril(-1)
+    products, weights = _decayed_products((key, query), key, passed)
+    overlaps = rate * products.tril(-1)
     once = torch.diag_embed(rate.squeeze(-1))
     written = torch.linalg.solve_triangular(overlaps, once, upper=False, unitriangular=True)
-    return _decayed_products(query, key, between).tril() @ written
-
-
-def _decay_between(passed: Float[Tensor, "*b s c"]) -> Float[Tensor, "*b s s c"]:
-    """What is left of an earlier token (the second axis) at a later one; 1 for those after it."""
-    return (passed.unsqueeze(-2) - passed.unsqueeze(-3)).clamp(max=0.0).exp()
+    return weights @ written
 
 
 def _decayed_products(
-    q: Float[Tensor, "*b s d"], k: Float[Tensor, "*b s d"], between: Float[Tensor, "*b s s c"]
-) -> Float[Tensor, "*b s s"]:
-    """Products of queries with decayed keys; those with later keys are not decayed."""
-    if between.shape[-1] == 1:
-        return (q @ k.transpose(-1, -2)) * between.squeeze(-1)
-    return torch.einsum("...id,...jd,...ijd->...ij", q, k, between)
+    queries: Sequence[Float[Tensor, "*b s d"]],
+    key: Float[Tensor, "*b s d"],
+    passed: Float[Tensor, "*b s c"],
+) -> list[Float[Tensor, "*b s s"]]:
+    """Products of each of several queries with earlier keys, decayed; 0 with later ones."""
+    size = key.shape[-2]
+    if passed.shape[-1] == 1:
+        between = (passed - passed.transpose(-1, -2)).clamp(max=0.0).exp().tril()
+        return [(query @ key.transpose(-1, -2)) * between for query in queries]
+    # Distance by distance, so that no channel is computed for later keys.
+    rows: list[list[Tensor]] = [[] for _ in queries]
+    for far in range(size):
+        left = (passed[..., far:, :] - passed[..., : size - far, :]).exp()
+        decayed = key[..., : size - far, :] * left
+        for row, query in zip(rows, queries, strict=True):
+            product = torch.linalg.vecdot(query[..., far:, :], decayed)
+            row.append(F.pad(product, (far, 0)))
+    place = torch.arange(size, device=key.device)
+    apart = (place.unsqueeze(1) - place).clamp(min=0)
+    stacked = [torch.stack(row, dim=-1) for row in rows]
+    return [each.gather(-1, apart.expand(each.shape)).tril() for each in stacked]

@@ -18,7 +18,7 @@ from tests.lens.oracle import by_definition
 from tests.mixers.mixer_configs import BOTH_WAYS, CAUSAL, small_model
 
 CLASSES = {"low": range(5)}
-KINDS = {name: CAUSAL[name] for name in ("linear", "retention", "mamba2", "delta")}
+KINDS = {name: CAUSAL[name] for name in ("linear", "performer", "retention", "mamba2", "delta")}
 KINDS["both ways"] = BOTH_WAYS["linear"]
 SPARSE = {name: CAUSAL[name] for name in ("segments", "knn")}
 SPARSE |= {name: BOTH_WAYS[name] for name in ("longformer", "big_bird", "lsh")}

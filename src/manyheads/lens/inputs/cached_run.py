@@ -129,7 +129,9 @@ def head_scope(
         if found and sublayer is Sublayer.ATTENTION:
             raise InputError(
                 f"the {name} stack has no attention heads: it mixes tokens by {names}",
-                "use lens.influence, or a model with attention",
+                "use lens.influence, or a model with attention"
+                if mixers
+                else "use a model with attention in some layers",
             )
         raise InputError(
             f"the {name} stack has no {sublayer.value} heads", "choose another stack or sublayer"

@@ -8,7 +8,7 @@ import torch
 
 from manyheads import AttentionConfig, lens, surgery
 from manyheads.errors import InputError
-from manyheads.mixers import lsh_attention
+from manyheads.mixers import performer
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder, DecoderConfig
 from manyheads.models.embedding import Embedding
@@ -134,10 +134,11 @@ def test_mixers_are_adapted_whole(model: Decoder) -> None:
 
 
 def test_heads_without_a_pattern_are_shown_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here an LSH layer that hides its own; the kinds of the others are decided as ever."""
-    monkeypatch.setattr(lsh_attention, "watch_pattern", lambda *given: given[-1])
-    monkeypatch.setattr(lsh_attention.LshAttentionLayer, "has_pattern", False)
-    found = lens.inspect(small_model(CAUSAL["lsh"], CAUSAL["linear"]), TEXTS, progress=False)
+    """Here Performer heads that hide their own; the kinds of the others are decided as ever."""
+    monkeypatch.setattr(performer, "watch_pattern", lambda *given: given[-1])
+    monkeypatch.setattr(performer.PerformerLayer, "has_pattern", False)
+    model = small_model(CAUSAL["performer"], CAUSAL["linear"])
+    found = lens.inspect(model, TEXTS, sequences=4, progress=False)
     distance = found.statistics["distance"]
     assert np.isnan(distance.means[:2]).all()
     assert not np.isnan(distance.means[2:]).any()

@@ -37,9 +37,10 @@ def decoder(**changes: Any) -> Decoder:
     )
     model = build(config, seed=0)
     assert isinstance(model, Decoder)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(0.3 * torch.randn_like(parameter))
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
     return model.eval()
 
 

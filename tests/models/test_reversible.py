@@ -88,6 +88,8 @@ def test_what_needs_one_stream_is_refused(model: Decoder) -> None:
     with pytest.raises(InputError, match="two residual streams"):
         lens.key_value_memories(model)
     assert "stream" in lens.kinds(model, progress=False).missing["copying"]
+    with pytest.raises(InputError, match="two residual streams"):
+        lens.attention_rollout(model, TEXTS)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import StackName, head_scope
 from manyheads.lens.inputs.texts import forward, read_inputs
+from manyheads.lens.results.addresses import check_one_stream
 from manyheads.models.build import Model, eval_mode
 from manyheads.progress import Progress
 from manyheads.taps import Patterns, Record, Tap
@@ -166,6 +167,7 @@ def _residual_patterns(
 ) -> list[Float[Tensor, "l _ _"]]:
     """For each text the patterns of all layers, averaged over heads, with the residual stream."""
     scope, inputs = head_scope(model, stack), read_inputs(model, texts)
+    check_one_stream(scope.stack)
     for layer, config in enumerate(scope.stack.config.layers):
         if config.mixer is not None and not scope.heads_of(layer):
             name = type(config.mixer.inner).__name__

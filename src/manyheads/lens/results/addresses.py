@@ -88,7 +88,7 @@ def blocks_of(model: nn.Module) -> tuple[Block, ...]:
 
 
 def check_one_stream(stack: Stack) -> None:
-    """Refuse reversible layers where what is written to the residual stream meets the readout."""
+    """Refuse reversible layers where what is written to one residual stream must reach the rest."""
     if getattr(stack.config, "reversible", False):
         raise InputError(
             "this model has two residual streams, and its readout reads both",

@@ -42,6 +42,7 @@ def config(*layers: LayerConfig, tied: bool = False) -> DecoderConfig:
 def model() -> Decoder:
     made = build(config(ATTENTION, LSH, ATTENTION), seed=0)
     assert isinstance(made, Decoder)
+    torch.manual_seed(0)
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))

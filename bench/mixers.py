@@ -19,7 +19,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -266,24 +266,23 @@ def crossover(kind: dict[str, Any], full: dict[str, Any]) -> str:
     return "none"
 
 
-def run_all(arguments: argparse.Namespace) -> dict[str, Any]:
+def run_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every kind: on the CPU a process per length, since memory is that of the process."""
     lengths = arguments.tokens or (CPU_LENGTHS if arguments.device == "cpu" else CUDA_LENGTHS)
-    found: dict[str, Any] = {}
     for name in arguments.kinds or list(kinds()):
+        found: dict[str, Any] = {}
         longest = kinds()[name].longest
         possible = [tokens for tokens in lengths if tokens <= longest]
         at_once = [[tokens] for tokens in possible] if arguments.device == "cpu" else [possible]
-        found[name] = {}
         for group in at_once:
             done, problem = run_alone(name, group, arguments)
             for tokens, one in zip(group, done, strict=False):
-                found[name][str(tokens)] = one
+                found[str(tokens)] = one
                 print(f"{name:24} {tokens:8,}  {in_words(one)}", flush=True)
             if problem:
                 print(f"{name:24} {group[len(done)]:8,}  {problem}", flush=True)
                 break
-    return found
+        yield {name: found}
 
 
 def run_alone(
@@ -386,7 +385,9 @@ def draw() -> None:
                 label=name,
             )
         axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel="seconds of a forward pass")
-        axes.set_xscale("log", base=2)
+        lengths = sorted({int(each) for row in measured["kinds"].values() for each in row})
+        axes.set_xticks(lengths, [f"{each:,}" for each in lengths], fontsize=8)
+        axes.minorticks_off()
         axes.set_title(measured["machine"], fontsize=10)
         axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
@@ -409,21 +410,21 @@ def main() -> None:
             print(json.dumps(found), flush=True)
         return
     file = RESULTS / f"mixers-{arguments.device}.json"
+    measured = {"device": arguments.device, "machine": machine(arguments.device), "kinds": {}}
+    if file.is_file() and (arguments.kinds or arguments.table_only):
+        measured = json.loads(file.read_text(encoding="utf-8"))
     if not arguments.table_only:
         check(arguments.device)
-        rows = run_all(arguments)
-        measured = {"device": arguments.device, "machine": machine(arguments.device), "kinds": rows}
-        if arguments.kinds and file.is_file():
-            kept = json.loads(file.read_text(encoding="utf-8"))["kinds"]
-            joined = kept | rows
+        for row in run_all(arguments):
+            joined = measured["kinds"] | row
             measured["kinds"] = {name: joined[name] for name in kinds() if name in joined}
-        if arguments.write:
-            RESULTS.mkdir(exist_ok=True)
-            file.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-        elif BASELINE in rows:
-            print(table(measured))
+            if arguments.write:
+                RESULTS.mkdir(exist_ok=True)
+                file.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+    if BASELINE in measured["kinds"]:
+        print(table(measured))
     if arguments.write or arguments.table_only:
-        write(json.loads(file.read_text(encoding="utf-8")))
+        write(measured)
 
 
 if __name__ == "__main__":

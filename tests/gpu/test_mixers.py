@@ -1,0 +1,65 @@
+"""Every mixer on CUDA: what it gives on the CPU, step by step too, and gradients."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from manyheads import Ragged
+
+# By its folder, as ours here: a `tests` of the machine's own packages would hide it.
+sys.path.insert(0, str(Path(__file__).parents[1] / "mixers"))
+
+import mixer_configs  # type: ignore[import-not-found]
+
+CAUSAL, BOTH_WAYS = mixer_configs.CAUSAL, mixer_configs.BOTH_WAYS
+LENGTHS = (150, 1, 70)
+
+
+def texts(*lengths: int) -> Ragged:
+    draw = torch.Generator().manual_seed(1)
+    return Ragged.from_list(
+        [
+            torch.randint(0, mixer_configs.VOCABULARY, (length,), generator=draw)
+            for length in lengths
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [*CAUSAL.values(), *BOTH_WAYS.values()],
+    ids=[*CAUSAL, *(f"{each}2" for each in BOTH_WAYS)],
+)
+def test_outputs_and_gradients_are_those_of_the_cpu(config: object, device: str) -> None:
+    model, batch = mixer_configs.small_model(config, config), texts(*LENGTHS)
+    found = []
+    for place in ("cpu", device):
+        model.to(place).zero_grad(set_to_none=True)
+        logits = model(batch.to(place)).logits.values
+        logits.square().mean().backward()
+        gradients = [each.grad.cpu() for each in model.parameters() if each.grad is not None]
+        found.append((logits.detach().cpu(), gradients))
+    torch.testing.assert_close(found[1][0], found[0][0], atol=1e-4, rtol=1e-3)
+    for one, other in zip(found[1][1], found[0][1], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-2)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@torch.no_grad()
+def test_a_cache_continues_the_text(name: str, device: str) -> None:
+    model = mixer_configs.small_model(CAUSAL[name], CAUSAL[name]).to(device)
+    ids = texts(80, 80).to_padded().to(device)
+    expected, cache = model(ids).logits, model.new_cache()
+    parts = [model(part, cache=cache).logits for part in ids.split((70, 9, 1), dim=1)]
+    torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("config", CAUSAL.values(), ids=list(CAUSAL))
+def test_half_precision_stays_close(config: object, device: str) -> None:
+    model, batch = mixer_configs.small_model(config).to(device), texts(*LENGTHS).to(device)
+    with torch.no_grad():
+        wide = model(batch).logits.values
+        half = model.to(torch.bfloat16)(batch).logits.values
+    torch.testing.assert_close(half.float(), wide, atol=0.05, rtol=0.1)

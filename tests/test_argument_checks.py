@@ -112,3 +112,9 @@ def test_ids_that_are_not_integers_are_refused() -> None:
             lens.statistics(model, texts, progress=False)
     with refuses(InputError, "a model", "'house-gpt'"):
         lens.statistics("house-gpt", [[1, 2]])  # type: ignore[arg-type]
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    assert function(np.int64(3), seed=np.int64(4)).startswith("3 0.5 zero None all None 4")
+    with refuses(InputError, "seed", "got -1"):
+        function(seed=np.int64(-1))

@@ -36,17 +36,20 @@ def checked(function: Function) -> Function:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            given = parameters.bind(*args, **kwargs).arguments
+            bound = parameters.bind(*args, **kwargs)
         except TypeError:
             # Python's own words for a missing or unknown argument.
             return function(*args, **kwargs)
         hints = _hints(function)
-        for name, value in given.items():
+        for name, value in bound.arguments.items():
             if name in hints:
                 various = parameters.parameters[name].kind is Parameter.VAR_POSITIONAL
                 for each in value if various else (value,):
                     check_argument(name, each, hints[name])
-        return function(*args, **kwargs)
+                if isinstance(value, Integral) and not isinstance(value, int):
+                    # An integer of NumPy, which random generators do not take.
+                    bound.arguments[name] = int(value)
+        return function(*bound.args, **bound.kwargs)
 
     return call  # type: ignore[return-value]
 
@@ -89,7 +92,7 @@ def check_argument(name: str, value: object, hint: Any) -> None:
     """
     if not _fits(value, hint):
         raise ArgumentError(f"{name} must be {_words(hint)}, got {short_repr(value)}")
-    if name == "seed" and isinstance(value, int) and not 0 <= value < MAX_SEED:
+    if name == "seed" and isinstance(value, Integral) and not 0 <= int(value) < MAX_SEED:
         raise ArgumentError(f"seed must be in 0 to {MAX_SEED - 1}, got {value}")
 
 

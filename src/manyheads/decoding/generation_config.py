@@ -1,7 +1,7 @@
 """The options of `generate`, what the model's own files say, and what `generate` returns."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from numbers import Integral
@@ -193,9 +193,10 @@ def _check_type(name: str, value: object, types: tuple[type, ...]) -> None:
         raise ConfigError(f"{name} must be {allowed}, got {short_repr(value)}")
 
 
-def _strings(value: object) -> tuple[str, ...]:
+def _strings(value: Any) -> tuple[str, ...]:
     strings = (value,) if isinstance(value, str) else value
-    if not isinstance(strings, Iterable) or not all(isinstance(each, str) for each in strings):
+    several = isinstance(strings, list | tuple | Set)
+    if not several or not all(isinstance(each, str) for each in strings):
         raise ConfigError(f"stop_strings must be a string or several, got {short_repr(value)}")
     if "" in strings:
         raise ConfigError(

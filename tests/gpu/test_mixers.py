@@ -39,7 +39,9 @@ def test_outputs_and_gradients_are_those_of_the_cpu(config: object, device: str)
         model.to(place).zero_grad(set_to_none=True)
         logits = model(batch.to(place)).logits.values
         logits.square().mean().backward()
-        gradients = [each.grad.cpu() for each in model.parameters() if each.grad is not None]
+        # Copies: moving a model moves its gradients in place.
+        grads = [each.grad for each in model.parameters() if each.grad is not None]
+        gradients = [each.cpu().clone() for each in grads]
         found.append((logits.detach().cpu(), gradients))
     torch.testing.assert_close(found[1][0], found[0][0], atol=1e-4, rtol=1e-3)
     for one, other in zip(found[1][1], found[0][1], strict=True):

@@ -1,0 +1,1 @@
+"""Put encoders to work: search documents, find entities, classify and filter corpora."""

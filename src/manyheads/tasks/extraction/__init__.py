@@ -1,0 +1,1 @@
+"""Extraction and classification: entities, scores, calibration."""

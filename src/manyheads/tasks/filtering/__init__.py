@@ -1,0 +1,1 @@
+"""Filtering a corpus with a classifier, on one machine or many."""

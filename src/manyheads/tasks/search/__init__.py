@@ -1,0 +1,1 @@
+"""Search: documents, indexes, late interaction, answers and their evaluation."""

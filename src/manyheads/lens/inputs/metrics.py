@@ -71,10 +71,22 @@ class Similarity:
     pooling: Pooling | Literal["own"] = "own"
 
 
+@dataclass(frozen=True, slots=True)
+class StateMetric:
+    """A function from last hidden states and the numbers of their texts to one value per text.
+
+    It needs no readout: the score of a text for a query is one.
+    """
+
+    function: Callable[[Ragged, Sequence[int]], Float[Tensor, " b"]]
+    better_direction: Literal["lower", "higher"] = "higher"
+
+
 Metric: TypeAlias = (
     Literal["loss"]
     | LogitDifference
     | Similarity
+    | StateMetric
     | CustomMetric
     | Callable[[Ragged | Tensor, Sequence[int]], Float[Tensor, " b"]]
 )
@@ -92,13 +104,13 @@ class BoundMetric:
     texts: range
     lengths: Lengths
     targets: PackedTargets | None
-    metric: LogitDifference | CustomMetric | Similarity | Literal["loss"]
+    metric: LogitDifference | CustomMetric | StateMetric | Similarity | Literal["loss"]
     weights: Float[Tensor, " b"]
     vectors: Float[Tensor, "b c"] | None = None
 
     def __call__(self, hidden: Ragged, copies: int = 1) -> Float[Tensor, "copies b"]:
         """The value of each text in each copy, in float32 or better."""
-        if isinstance(self.metric, CustomMetric):
+        if isinstance(self.metric, CustomMetric | StateMetric):
             return self._custom(self.metric, hidden, copies)
         if isinstance(self.metric, Similarity):
             vectors = _pool(self.model, self.metric, hidden).unflatten(0, (copies, -1))
@@ -176,12 +188,15 @@ class BoundMetric:
         return logits[0] - logits[1]
 
     def _custom(
-        self, metric: CustomMetric, hidden: Ragged, copies: int
+        self, metric: CustomMetric | StateMetric, hidden: Ragged, copies: int
     ) -> Float[Tensor, "copies b"]:
         by_copy = []
         for values in hidden.values.unflatten(0, (copies, -1)):
-            logits = self._readout()(Ragged(values, self.lengths), self._table())
-            result = metric.function(logits, self.texts)
+            states = Ragged(values, self.lengths)
+            if isinstance(metric, StateMetric):
+                result = metric.function(states, self.texts)
+            else:
+                result = metric.function(self._readout()(states, self._table()), self.texts)
             if not isinstance(result, Tensor) or result.shape != (len(self.texts),):
                 got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
                 raise InputError(
@@ -197,7 +212,7 @@ def bind_metric(
 ) -> BoundMetric:
     """Bind a metric to the `texts` of these numbers among all `inputs`."""
     known = _resolve(metric)
-    if model.readout is None and not isinstance(known, Similarity):
+    if model.readout is None and not isinstance(known, Similarity | StateMetric):
         raise InputError(
             f"this {type(model).__name__} has no readout",
             "use a model with a language or class head, or metric=Similarity()",
@@ -234,7 +249,7 @@ def bind_metric(
 def better_direction(metric: Metric) -> Literal["lower", "higher"]:
     """Whether a better model has a lower or a higher value of the metric."""
     known = _resolve(metric)
-    if isinstance(known, CustomMetric):
+    if isinstance(known, CustomMetric | StateMetric):
         return known.better_direction
     return "lower" if known == "loss" else "higher"
 
@@ -242,7 +257,7 @@ def better_direction(metric: Metric) -> Literal["lower", "higher"]:
 def metric_name(metric: Metric) -> str:
     """The name of a metric in results."""
     known = _resolve(metric)
-    if isinstance(known, CustomMetric):
+    if isinstance(known, CustomMetric | StateMetric):
         return str(getattr(known.function, "__name__", "measure"))
     if isinstance(known, Similarity):
         return "similarity"
@@ -270,14 +285,17 @@ def weighted_mean(
     return mean, (spread * (count / (count - 1))).sqrt()
 
 
-def _resolve(metric: Metric) -> LogitDifference | CustomMetric | Similarity | Literal["loss"]:
-    if isinstance(metric, LogitDifference | CustomMetric | Similarity):
+def _resolve(
+    metric: Metric,
+) -> LogitDifference | CustomMetric | StateMetric | Similarity | Literal["loss"]:
+    if isinstance(metric, LogitDifference | CustomMetric | StateMetric | Similarity):
         return metric
     if isinstance(metric, str):
         if metric != "loss":
             raise InputError(
                 f"metric={metric!r} is unknown",
-                'use "loss", LogitDifference(...), Similarity(), CustomMetric(...) or a function',
+                'use "loss", LogitDifference(...), Similarity(), StateMetric(...), '
+                "CustomMetric(...) or a function",
             )
         return "loss"
     return CustomMetric(metric)

@@ -1,0 +1,352 @@
+"""Explain a match: how the words of two texts and the heads of the model make up their score."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.encoding.encode import pool
+from manyheads.encoding.text_reader import (
+    TextReader,
+    require_text_model,
+    resolve_max_length,
+    truncating_tokenizer,
+)
+from manyheads.errors import InputError
+from manyheads.lens.attribution.gradients import integrate_inputs
+from manyheads.lens.causal.ablation import ablate
+from manyheads.lens.causal.evaluate import Evaluation
+from manyheads.lens.causal.gradient_importance import importance
+from manyheads.lens.inputs.cached_run import ActivationEditor, head_scope
+from manyheads.lens.inputs.metrics import StateMetric
+from manyheads.lens.inputs.texts import ModelInputs, forward_hidden
+from manyheads.lens.results.tables import ByHead
+from manyheads.models.build import Model, eval_mode
+from manyheads.models.provenance import SentenceConfig
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.ragged import Ragged
+from manyheads.taps import Site, Tap
+from manyheads.tasks.search.match_result import (
+    HeadMethod,
+    MatchExplanation,
+    MatchKind,
+    MatchSide,
+    SideName,
+    TokenMethod,
+)
+from manyheads.tokenizers import surrogates_refused, token_text
+
+# Steps of the integral from zero embeddings to the tokens.
+GRADIENT_STEPS = 32
+HEADS = "the contributions of heads to a match"
+
+
+def explain_match(
+    model: Model,
+    query: str,
+    text: str,
+    *,
+    kind: MatchKind | None = None,
+    by: HeadMethod = "ablation",
+    tokens_by: TokenMethod | None = None,
+    heads: bool = True,
+    replace_with: Literal["zero", "mean"] = "zero",
+    progress: bool = True,
+) -> MatchExplanation:
+    """Why `text` matches `query`: what each word and each head adds to their score.
+
+    `kind` is "late" for a model of late interaction and else "dense", the cosine of two vectors.
+    A late score is a sum over the query's tokens, each with its best match. The score of a dense
+    model that takes the mean of its tokens is a sum over pairs of tokens, so that every word has an
+    exact share ("decomposition"). Other models need `tokens_by` "removal", where each word is left
+    out in turn, or "gradient" (integrated gradients, arXiv 1703.01365); by default that of `by`.
+
+    A head's contribution is the score minus the score without it, on either side, exact by
+    "ablation" or to first order by "gradient" (arXiv 1905.10650). `replace_with` is what an ablated
+    head writes: zeros, or its mean over the text. `heads=False` leaves the heads out.
+
+    >>> from manyheads.models.build import build
+    >>> from tokenizers import Tokenizer, models, pre_tokenizers
+    >>> model = build("tiny-encoder", seed=0)
+    >>> words = {word: index for index, word in enumerate(["[UNK]", "wing", "lift", "of", "a"])}
+    >>> model.tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    >>> model.tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    >>> found = explain_match(model, "wing", "lift of a wing", progress=False)
+    >>> [word.text for word in found.document.words()], found.tokens_by
+    (['lift', 'of', 'a', 'wing'], 'decomposition')
+    >>> bool(abs(found.document.contributions.sum() - found.score) < 1e-6)
+    True
+    """
+    scorer = _scorer(model, kind)
+    method = _token_method(scorer, tokens_by, by)
+    with eval_mode(model), torch.no_grad():
+        one, other = scorer.read(query, "query"), scorer.read(text, "document")
+        score = float(scorer.score(one.states, one, other)[0])
+        matrix = scorer.matrix(one, other)
+    shares = scorer.shares(one, other) if method == "decomposition" else None
+    if shares is None:
+        measure = _removals if method == "removal" else _gradients
+        shares = tuple(measure(scorer, *pair, progress) for pair in ((one, other), (other, one)))
+    found = _heads(scorer, one, other, by, replace_with, progress) if heads else None
+    return MatchExplanation(
+        kind=scorer.kind,
+        by=by,
+        tokens_by=method,
+        score=score,
+        query=one.explained(shares[0]),
+        document=other.explained(shares[1]),
+        similarity=None if matrix is None else matrix.double().cpu().numpy(),
+        heads=found,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _ReadText:
+    """One text as the model reads it. `tokens` are the positions that count in the score."""
+
+    role: SideName
+    text: str
+    ids: tuple[int, ...]
+    names: tuple[str, ...]
+    spans: tuple[tuple[int, int], ...]
+    words: tuple[int, ...]
+    tokens: tuple[int, ...]
+    states: Ragged
+
+    @property
+    def removable(self) -> list[list[int]]:
+        """The positions of each word."""
+        by_word: dict[int, list[int]] = {}
+        for position, word in enumerate(self.words):
+            if word >= 0:
+                by_word.setdefault(word, []).append(position)
+        return list(by_word.values())
+
+    def explained(self, contributions: Float[np.ndarray, " t"]) -> MatchSide:
+        return MatchSide(
+            text=self.text,
+            tokens=tuple(self.names[token] for token in self.tokens),
+            starts=tuple(self.spans[token][0] for token in self.tokens),
+            ends=tuple(self.spans[token][1] for token in self.tokens),
+            word_of_token=tuple(self.words[token] for token in self.tokens),
+            contributions=contributions,
+        )
+
+
+Shares = tuple[Float[np.ndarray, " q"], Float[np.ndarray, " d"]]
+
+
+@runtime_checkable
+class _MatchScorer(Protocol):
+    """How the score of two texts comes from their last hidden states."""
+
+    model: TextReader
+    kind: MatchKind
+    # Whether every token has an exact share of the score.
+    exact: bool
+
+    def read(self, text: str, role: SideName) -> _ReadText: ...
+
+    def score(self, states: Ragged, side: _ReadText, against: _ReadText) -> Float[Tensor, " b"]:
+        """The scores of texts like `side`, with these states, against the other text."""
+        ...
+
+    def matrix(self, query: _ReadText, document: _ReadText) -> Float[Tensor, "q d"] | None: ...
+
+    def shares(self, query: _ReadText, document: _ReadText) -> Shares: ...
+
+
+class _DenseScorer:
+    """One vector per text; the score is their cosine."""
+
+    kind: MatchKind = "dense"
+
+    def __init__(self, model: TextReader) -> None:
+        self.model = model
+        self.sentence = model.sentence or SentenceConfig()
+        linear = all(each.activation == "none" for each in self.sentence.dense)
+        self.exact = linear and self.sentence.pooling == "mean"
+
+    def read(self, text: str, role: SideName) -> _ReadText:
+        return _read(self.model, text, role)
+
+    def score(self, states: Ragged, side: _ReadText, against: _ReadText) -> Float[Tensor, " b"]:  # noqa: ARG002
+        return self._vector(states) @ self._vector(against.states)[0]
+
+    def matrix(self, query: _ReadText, document: _ReadText) -> Float[Tensor, "q d"] | None:
+        return self._parts(query) @ self._parts(document).T if self.exact else None
+
+    def shares(self, query: _ReadText, document: _ReadText) -> Shares:
+        pairs = self._parts(query) @ self._parts(document).T
+        return _array(pairs.sum(1)), _array(pairs.sum(0))
+
+    def _vector(self, states: Ragged) -> Float[Tensor, "b c"]:
+        return pool(states, self.sentence.pooling, normalise=True, project=self.sentence.project)
+
+    def _parts(self, side: _ReadText) -> Float[Tensor, "t c"]:
+        """Vectors of the tokens that sum to the vector of the text."""
+        values = self.sentence.project(side.states.values.double())
+        return values / values.sum(0).norm().clamp(min=1e-12)
+
+
+def _scorer(model: Model, kind: MatchKind | None) -> _MatchScorer:
+    reader = require_text_model(model)
+    if isinstance(reader, Seq2Seq):
+        raise InputError(
+            "the heads of an encoder-decoder are not explained", "use an encoder or a decoder"
+        )
+    if kind == "late":
+        raise InputError("this model has no late interaction", "use kind='dense'")
+    return _DenseScorer(reader)
+
+
+def _token_method(scorer: _MatchScorer, wished: TokenMethod | None, by: HeadMethod) -> TokenMethod:
+    if wished == "decomposition" and not scorer.exact:
+        raise InputError(
+            "tokens_by='decomposition' needs a score that is a sum over tokens, and this model "
+            "does not take the mean of its tokens",
+            "use 'removal' or 'gradient'",
+        )
+    if wished is not None and wished != "decomposition" and scorer.kind == "late":
+        raise InputError(
+            f"tokens_by={wished!r} is for dense models",
+            "leave it out, as a late score is a sum over tokens",
+        )
+    if wished is not None:
+        return wished
+    if scorer.exact:
+        return "decomposition"
+    return "removal" if by == "ablation" else "gradient"
+
+
+def _read(model: TextReader, text: str, role: SideName) -> _ReadText:
+    tokenizer = truncating_tokenizer(model, resolve_max_length(model, None))
+    with surrogates_refused([text]):
+        encoding = tokenizer.encode(text)
+    ids, spans, words = list(encoding.ids), list(encoding.offsets), _words(encoding)
+    if not ids:
+        raise InputError(f"the {role} has no tokens", "give at least one word")
+    return _ReadText(
+        role=role,
+        text=text,
+        ids=tuple(ids),
+        names=token_names(tokenizer, text, ids, spans, words),
+        spans=tuple(spans),
+        words=tuple(words),
+        tokens=tuple(range(len(ids))),
+        states=_states(model, [ids]),
+    )
+
+
+def token_names(
+    tokenizer: Any,
+    text: str,
+    ids: Sequence[int],
+    spans: Sequence[tuple[int, int]],
+    words: Sequence[int],
+) -> tuple[str, ...]:
+    """The characters of each token in the text, or its name where it stands for none."""
+    return tuple(
+        text[start:end] if word >= 0 else token_text(tokenizer, token)
+        for token, (start, end), word in zip(ids, spans, words, strict=True)
+    )
+
+
+def _words(encoding: Any) -> list[int]:
+    """The word of each token, -1 for special tokens; without word borders each is its own."""
+    special = [
+        bool(mask) or start == end
+        for mask, (start, end) in zip(encoding.special_tokens_mask, encoding.offsets, strict=True)
+    ]
+    words = [
+        -1 if is_special or word is None else int(word)
+        for word, is_special in zip(encoding.word_ids, special, strict=True)
+    ]
+    if max(words, default=-1) < 1:
+        return [-1 if is_special else index for index, is_special in enumerate(special)]
+    return words
+
+
+def _states(model: TextReader, ids: Sequence[Sequence[int]]) -> Ragged:
+    """The last hidden states of texts."""
+    device = next(model.parameters()).device
+    batch = Ragged.from_list([torch.tensor(each) for each in ids]).to(device)
+    last = Site(-1, Tap.FINAL, stack=model.readout_stack)
+    seen = ActivationEditor({}, [last])
+    forward_hidden(model, ModelInputs(ids=batch), seen)
+    return seen[last]
+
+
+def _metric(scorer: _MatchScorer, side: _ReadText, against: _ReadText) -> StateMetric:
+    def score(states: Ragged, _: Sequence[int]) -> Float[Tensor, " b"]:
+        return scorer.score(states, side, against)
+
+    return StateMetric(score)
+
+
+def _removals(
+    scorer: _MatchScorer, side: _ReadText, against: _ReadText, progress: bool
+) -> Float[np.ndarray, " t"]:
+    """The score minus the score without each word, shared by the tokens of the word."""
+    whole = list(side.ids)
+    words = side.removable
+    shorter = [[token for at, token in enumerate(whole) if at not in word] for word in words]
+    kept = [index for index, ids in enumerate(shorter) if ids]
+    texts = [whole, *(shorter[index] for index in kept)]
+    evaluation = Evaluation.of(
+        scorer.model, texts, _metric(scorer, side, against), progress=progress
+    )
+    scores = evaluation.measure([], "leaving out words").baseline
+    contributions = np.zeros(len(whole))
+    for index, score in zip(kept, scores[1:].tolist(), strict=True):
+        contributions[words[index]] = (float(scores[0]) - score) / len(words[index])
+    if len(kept) < len(words):
+        # The only word of a text without special tokens is all of it.
+        contributions[:] = float(scores[0]) / len(whole)
+    return contributions
+
+
+def _gradients(
+    scorer: _MatchScorer, side: _ReadText, against: _ReadText, progress: bool
+) -> Float[np.ndarray, " t"]:
+    metric = _metric(scorer, side, against)
+    found = integrate_inputs(
+        scorer.model, [list(side.ids)], metric, steps=GRADIENT_STEPS, progress=progress
+    )
+    return _array(found.of(0))
+
+
+def _heads(
+    scorer: _MatchScorer,
+    query: _ReadText,
+    document: _ReadText,
+    by: HeadMethod,
+    replace_with: Literal["zero", "mean"],
+    progress: bool,
+) -> ByHead | None:
+    """What each head adds on either side; None for a model without heads."""
+    scope = head_scope(scorer.model, headless=True)
+    if not scope.heads:
+        return None
+    means = {}
+    for name, side, against in (("query", query, document), ("document", document, query)):
+        metric, texts = _metric(scorer, side, against), [list(side.ids)]
+        if by == "gradient":
+            change = importance(scorer.model, texts, metric, progress=progress)["predicted"].means
+        else:
+            ablated = ablate(
+                scorer.model, texts, replace_with=replace_with, metric=metric, progress=progress
+            )
+            change = ablated["change"].means
+        means[name] = -change
+    about = {"by": by, "replace_with": replace_with if by == "ablation" else None}
+    return ByHead(kind=HEADS, blocks=scope.blocks, means=means, metadata=about)
+
+
+def _array(values: Tensor) -> Float[np.ndarray, " t"]:
+    array: np.ndarray = values.double().cpu().numpy()
+    return array

@@ -1,0 +1,206 @@
+"""Why a text matched a query: what its words, the query's words and each head add to the score."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+from jaxtyping import Float
+
+from manyheads.errors import InputError
+from manyheads.formatting import without_nan
+from manyheads.lens.results.addresses import Address
+from manyheads.lens.results.files import Result, read_result
+from manyheads.lens.results.tables import ByHead
+
+MatchKind = Literal["dense", "late"]
+# How heads are measured: without each of them, or from one backward pass.
+HeadMethod = Literal["ablation", "gradient"]
+# How tokens are measured.
+TokenMethod = Literal["decomposition", "removal", "gradient"]
+SideName = Literal["query", "document"]
+
+METHODS: dict[TokenMethod, str] = {
+    "decomposition": "the exact share of each token in the score",
+    "removal": "the score without each word, encoded again",
+    "gradient": "integrated gradients from zero embeddings",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MatchWord:
+    """A word of a text, its place in characters, and what it adds to the score."""
+
+    text: str
+    start: int
+    end: int
+    contribution: float
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class MatchSide:
+    """The tokens of one text: their names, the characters and the word each belongs to.
+
+    Tokens that stand for no part of the text, such as [CLS], have the word -1.
+    """
+
+    text: str
+    tokens: tuple[str, ...]
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    word_of_token: tuple[int, ...]
+    contributions: Float[np.ndarray, " t"]
+
+    def words(self) -> list[MatchWord]:
+        """The words in the order of the text, each with the sum over its tokens."""
+        found: dict[int, list[int]] = {}
+        for token, word in enumerate(self.word_of_token):
+            if word >= 0:
+                found.setdefault(word, []).append(token)
+        words = []
+        for tokens in found.values():
+            start = min(self.starts[token] for token in tokens)
+            end = max(self.ends[token] for token in tokens)
+            raw = self.text[start:end]
+            start += len(raw) - len(raw.lstrip())
+            total = float(sum(self.contributions[token] for token in tokens))
+            words.append(MatchWord(raw.strip(), start, start + len(raw.strip()), total))
+        return words
+
+    @property
+    def special(self) -> float:
+        """What the tokens add that stand for no part of the text."""
+        pairs = zip(self.word_of_token, self.contributions.tolist(), strict=True)
+        return float(sum(value for word, value in pairs if word < 0))
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
+class MatchExplanation(Result):
+    """Why a text matched a query.
+
+    `similarity` has a row per token of the query and a column per token of the document. Of a late
+    match it is the similarity of their vectors, and the score is the sum of the largest of each
+    row. Of a dense match that pools by the mean it sums to the score; of others it is None.
+    `heads` has what each head adds on the side of the query and of the document: the score minus
+    the score without it.
+    """
+
+    kind: MatchKind
+    by: HeadMethod
+    tokens_by: TokenMethod
+    score: float
+    query: MatchSide
+    document: MatchSide
+    similarity: Float[np.ndarray, "q d"] | None = None
+    heads: ByHead | None = None
+
+    @classmethod
+    def load(cls, path: Path | str) -> "MatchExplanation":
+        """Read what `save` wrote to .json or .safetensors."""
+        return cast(MatchExplanation, read_result(path, {cls.__name__: cls}))
+
+    def side(self, name: SideName) -> MatchSide:
+        if name not in ("query", "document"):
+            raise InputError(f"side must be query or document, got {name!r}", "use one of them")
+        return self.query if name == "query" else self.document
+
+    def top_words(self, top_k: int = 8, side: SideName = "document") -> list[MatchWord]:
+        """The words that add most to the score, most first."""
+        words = sorted(self.side(side).words(), key=lambda word: -word.contribution)
+        return [word for word in words[:top_k] if word.contribution > 0]
+
+    def top_heads(self, top_k: int = 8) -> list[tuple[Address, float]]:
+        """The heads that add most to the score on both sides together, most first."""
+        if self.heads is None:
+            return []
+        total = np.sum([self.heads.means[name] for name in self.heads.names], axis=0)
+        pairs = zip(self.heads.addresses, total.tolist(), strict=True)
+        ranked = sorted(pairs, key=lambda pair: -pair[1])
+        return [(address, value) for address, value in ranked[:top_k] if value > 0]
+
+    def best_matches(self) -> list[tuple[str, str, float]]:
+        """For each token of the query the document token that it is most similar to."""
+        if self.similarity is None:
+            return []
+        best = self.similarity.argmax(1)
+        return [
+            (name, self.document.tokens[column], float(self.similarity[row, column]))
+            for row, (name, column) in enumerate(zip(self.query.tokens, best, strict=True))
+        ]
+
+    def record(self, top_k: int = 8) -> dict[str, Any]:
+        """The explanation as plain values for JSON: words with offsets, heads and matches."""
+        heads = self.heads
+        by_head = (
+            [
+                {"head": str(address)}
+                | {name: float(heads.means[name][index]) for name in heads.names}
+                for index, address in enumerate(heads.addresses)
+            ]
+            if heads is not None
+            else []
+        )
+        about = {
+            "kind": self.kind,
+            "score": self.score,
+            "heads_by": self.by,
+            "tokens_by": self.tokens_by,
+            "query": _side_record(self.query),
+            "document": _side_record(self.document),
+            "top_words": [word.text for word in self.top_words(top_k)],
+            "top_heads": [str(address) for address, _ in self.top_heads(top_k)],
+            "heads": by_head,
+            "matches": [
+                {"query": one, "document": other, "similarity": value}
+                for one, other, value in self.best_matches()
+            ],
+        }
+        return cast(dict[str, Any], without_nan(about))
+
+    def __str__(self) -> str:
+        lines = [f"{self.kind} match, score {self.score:.4f} (tokens by {self.tokens_by})"]
+        for name in ("query", "document"):
+            words = ", ".join(_named(self.top_words(8, cast(SideName, name))))
+            lines.append(f"  {name}: {words or 'no word adds to the score'}")
+        if heads := self.top_heads():
+            named = ", ".join(f"{address} {value:+.3f}" for address, value in heads)
+            lines.append(f"  heads: {named} (by {self.by})")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _summary(self) -> dict[str, Any]:
+        return {
+            "top_words": [word.text for word in self.top_words()],
+            "top_heads": [str(address) for address, _ in self.top_heads()],
+        }
+
+
+def _side_record(side: MatchSide) -> dict[str, Any]:
+    return {
+        "text": side.text,
+        "words": [
+            {
+                "text": word.text,
+                "start": word.start,
+                "end": word.end,
+                "contribution": word.contribution,
+            }
+            for word in side.words()
+        ],
+        "special": side.special,
+    }
+
+
+def _named(words: Iterable[MatchWord]) -> list[str]:
+    """Each word once, with the sum of all its occurrences.
+
+    >>> _named([MatchWord("Wing", 0, 4, 0.2), MatchWord("wing", 9, 13, 0.1)])
+    ['Wing +0.300']
+    """
+    summed: dict[str, tuple[str, float]] = {}
+    for word in words:
+        name, value = summed.get(word.text.casefold(), (word.text, 0.0))
+        summed[word.text.casefold()] = (name, value + word.contribution)
+    return [f"{name} {value:+.3f}" for name, value in summed.values()]

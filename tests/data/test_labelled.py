@@ -38,7 +38,7 @@ def test_fields_are_chosen_by_name(tmp_path: Path) -> None:
     location = f"{tmp_path}/a.jsonl, line 1"
     assert list(LabelledTexts(found)) == [("good", 1, location)]
     assert list(LabelledTexts(found, text="de", label="text")) == [("gut", "good", location)]
-    assert list(TextPairs(found, first="text", second="de")) == [("good", "gut", location)]
+    assert list(TextPairs(found, first="text", second="de")) == [("good", "gut", location, (), ())]
     assert list(TaggedTexts(found)) == [(("a",), (0,), location)]
 
 

@@ -7,7 +7,7 @@ from threading import Event, Thread
 from typing import Any, Protocol, TypeVar
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.errors import ConfigError
@@ -23,17 +23,23 @@ class Batch:
 
     `others` are the second texts of pairs: the target of a `Seq2Seq`, or the text that a sentence
     embedding should be close to. There is one label per sequence, per token, or per image.
+    `negatives` are texts that an embedding should be far from, `negative_counts` of them per text,
+    and `scores` those of a teacher: for each text of its other text, then of its negatives.
     """
 
     texts: Ragged | None = None
     others: Ragged | None = None
+    negatives: Ragged | None = None
+    negative_counts: tuple[int, ...] = ()
+    scores: Float[Tensor, " s"] | None = None
     images: tuple[Tensor, ...] = ()
     labels: Int[Tensor, " b"] | Int[Tensor, " n"] | None = None
 
     @property
     def tokens(self) -> int:
         """Tokens of all texts, for rates and budgets."""
-        return sum(part.lengths.total for part in (self.texts, self.others) if part is not None)
+        parts = (self.texts, self.others, self.negatives)
+        return sum(part.lengths.total for part in parts if part is not None)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Batch":
         """A copy on a device; from pinned memory `non_blocking` copies do not stop the host."""
@@ -46,14 +52,17 @@ class Batch:
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         return replace(
             self,
-            texts=None if self.texts is None else _map_ragged(self.texts, function),
-            others=None if self.others is None else _map_ragged(self.others, function),
+            texts=None if self.texts is None else map_ragged(self.texts, function),
+            others=None if self.others is None else map_ragged(self.others, function),
+            negatives=None if self.negatives is None else map_ragged(self.negatives, function),
+            scores=None if self.scores is None else function(self.scores),
             images=tuple(function(image) for image in self.images),
             labels=None if self.labels is None else function(self.labels),
         )
 
 
-def _map_ragged(ragged: Ragged, function: Callable[[Tensor], Tensor]) -> Ragged:
+def map_ragged(ragged: Ragged, function: Callable[[Tensor], Tensor]) -> Ragged:
+    """The same sequences with a function applied to every tensor, such as a copy to a device."""
     lengths = replace(
         ragged.lengths,
         offsets=function(ragged.lengths.offsets),

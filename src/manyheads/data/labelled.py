@@ -5,8 +5,9 @@ test = labelled_examples(..., tokenizer, max_length=512, names=reviews.names)
 Stream(reviews, batch_tokens=16_384, seed=0)
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,7 +21,7 @@ from manyheads.data.batch import IGNORE_INDEX, Batch
 from manyheads.data.sources.rows import Row, RowSource
 from manyheads.data.store import array_checksum
 from manyheads.data.stream import permute
-from manyheads.errors import InputError
+from manyheads.errors import InputError, short_repr
 from manyheads.ragged import Lengths, Ragged
 from manyheads.tokenizers import truncating_copy
 
@@ -38,6 +39,8 @@ class TextPair(NamedTuple):
     first: str
     second: str
     location: str
+    negatives: tuple[str, ...] = ()
+    scores: tuple[float, ...] = ()
 
 
 class TaggedText(NamedTuple):
@@ -62,15 +65,25 @@ class LabelledTexts:
 
 @dataclass(frozen=True, slots=True)
 class TextPairs:
-    """Two texts per row: a sentence and its translation, a question and its answer."""
+    """Two texts per row: a sentence and its translation, a question and its answer.
+
+    `negatives` are fields with further texts, wrong answers: one text or a list of them each.
+    `scores` is a list of numbers: a teacher's for the second text, then for each negative.
+    """
 
     rows: RowSource
     first: str = "first"
     second: str = "second"
+    negatives: tuple[str, ...] = ()
+    scores: str = ""
 
     def __iter__(self) -> Iterator[TextPair]:
         for row in self.rows:
-            yield TextPair(row.text(self.first), row.text(self.second), row.location)
+            negatives = tuple(text for name in self.negatives for text in _texts(row, name))
+            scores = _scores(row, self.scores, len(negatives)) if self.scores else ()
+            yield TextPair(
+                row.text(self.first), row.text(self.second), row.location, negatives, scores
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +109,31 @@ class TaggedTexts:
                 )
             labels = tuple(_label(tag, row, self.tags) for tag in tags)
             yield TaggedText(tuple(words), labels, row.location)
+
+
+def _texts(row: Row, field: str) -> list[str]:
+    """A text, or a list of texts."""
+    value = row.get(field)
+    texts = value if isinstance(value, list) else [value]
+    if not all(isinstance(text, str) for text in texts):
+        raise InputError(
+            f"{row.location}: field {field!r} is {short_repr(value)}", "give texts, or a text"
+        )
+    return [row._replace(fields={field: text}).text(field) for text in texts]
+
+
+def _scores(row: Row, field: str, negatives: int) -> tuple[float, ...]:
+    scores = _list(row, field)
+    if not negatives or len(scores) != negatives + 1:
+        raise InputError(
+            f"{row.location} has {len(scores)} {field} and {negatives} negatives",
+            "give at least one negative, and a score for the second text and for each of them",
+        )
+    for score in scores:
+        number = isinstance(score, int | float) and not isinstance(score, bool)
+        if not number or not math.isfinite(score):
+            raise InputError(f"{row.location}: field {field!r} has {score!r}", "use finite numbers")
+    return tuple(map(float, scores))
 
 
 def _list(row: Row, field: str) -> list[Any]:
@@ -139,7 +177,8 @@ class _Sequences:
 
     def take(self, numbers: Sequence[int]) -> Int[Tensor, " n"]:
         chosen = [self.values[self.offsets[i] : self.offsets[i + 1]] for i in numbers]
-        return torch.from_numpy(np.concatenate(chosen).astype(np.int64))
+        # A row may have no negatives.
+        return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *chosen]).astype(np.int64))
 
     def rows(self, numbers: Sequence[int]) -> "_Sequences":
         return _Sequences.of(
@@ -151,19 +190,68 @@ class _Sequences:
         return Ragged(self.take(numbers), Lengths.of([int(size) for size in each]))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Candidates:
+    """The negatives of each row, with the scores of a teacher for its pair and for them."""
+
+    texts: _Sequences
+    counts: NDArray[np.int64]
+    scores: NDArray[np.float32] | None = None
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        return np.cumsum(self.counts) - self.counts
+
+    @property
+    def sizes(self) -> NDArray[np.int32]:
+        """Tokens per row."""
+        ends = self.texts.offsets[np.cumsum(self.counts)]
+        return (ends - self.texts.offsets[self.starts]).astype(np.int32)
+
+    def numbers(self, rows: Sequence[int]) -> list[int]:
+        """The texts of these rows."""
+        starts = self.starts
+        return [n for row in rows for n in range(starts[row], starts[row] + self.counts[row])]
+
+    def scores_of(self, rows: Sequence[int]) -> NDArray[np.float32] | None:
+        if self.scores is None:
+            return None
+        # A row has one score more than it has negatives.
+        starts = self.starts + np.arange(len(self.counts))
+        chosen = [self.scores[starts[row] : starts[row] + self.counts[row] + 1] for row in rows]
+        return np.concatenate(chosen)
+
+    def rows(self, rows: Sequence[int]) -> "_Candidates":
+        return _Candidates(
+            self.texts.rows(self.numbers(rows)), self.counts[list(rows)], self.scores_of(rows)
+        )
+
+    @property
+    def checksum(self) -> int:
+        checksum = array_checksum(self.counts, array_checksum(self.texts.values, 0))
+        return checksum if self.scores is None else array_checksum(self.scores, checksum)
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Examples:
-    """Texts that are not cut further, with `others`, `labels` or `tags`; `names` are of classes."""
+    """Texts that are not cut further, with `others`, `labels` or `tags`; `names` are of classes.
+
+    Pairs may have `negatives`.
+    """
 
     texts: _Sequences
     others: _Sequences | None = None
+    negatives: _Candidates | None = None
     labels: NDArray[np.int64] | None = None
     tags: _Sequences | None = None
     names: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> NDArray[np.int32]:
-        return self.texts.sizes if self.others is None else self.texts.sizes + self.others.sizes
+        sizes = self.texts.sizes
+        for part in (self.others, self.negatives):
+            sizes = sizes if part is None else sizes + part.sizes
+        return sizes
 
     def __len__(self) -> int:
         return len(self.texts.offsets) - 1
@@ -184,6 +272,7 @@ class Examples:
         return Examples(
             texts=self.texts.rows(numbers),
             others=None if self.others is None else self.others.rows(numbers),
+            negatives=None if self.negatives is None else self.negatives.rows(numbers),
             labels=None if self.labels is None else self.labels[numbers],
             tags=None if self.tags is None else self.tags.rows(numbers),
             names=self.names,
@@ -196,6 +285,8 @@ class Examples:
         for part in (self.texts, self.others, self.tags):
             if part is not None:
                 checksum = array_checksum(part.offsets, array_checksum(part.values, checksum))
+        if self.negatives is not None:
+            checksum ^= self.negatives.checksum
         return checksum if self.labels is None else array_checksum(self.labels, checksum)
 
     def batch(self, numbers: Sequence[int]) -> Batch:
@@ -204,10 +295,19 @@ class Examples:
             labels = torch.from_numpy(self.labels[list(numbers)])
         elif self.tags is not None:
             labels = self.tags.take(numbers)
-        return Batch(
+        batch = Batch(
             texts=self.texts.ragged(numbers),
             others=None if self.others is None else self.others.ragged(numbers),
             labels=labels,
+        )
+        if self.negatives is None:
+            return batch
+        scores = self.negatives.scores_of(numbers)
+        return replace(
+            batch,
+            negatives=self.negatives.texts.ragged(self.negatives.numbers(numbers)),
+            negative_counts=tuple(self.negatives.counts[list(numbers)].tolist()),
+            scores=None if scores is None else torch.from_numpy(scores),
         )
 
 
@@ -240,16 +340,34 @@ def paired_examples(
     max_length: int | None = None,
     end: int | None = None,
 ) -> Examples:
-    """Pairs of texts, tokenised separately; the token `end` is appended to each."""
+    """Pairs of texts with their negatives, tokenised one by one; `end` is appended to each."""
     rows = _non_empty(source)
     locations = [row.location for row in rows]
     suffix = [] if end is None else [end]
     text_length = None if max_length is None else max_length - len(suffix)
     first = _encoded([row.first for row in rows], locations, tokenizer, text_length)
     second = _encoded([row.second for row in rows], locations, tokenizer, text_length)
+    negatives = None
+    if any(row.negatives for row in rows):
+        wrong = [text for row in rows for text in row.negatives]
+        of = [row.location for row in rows for _ in row.negatives]
+        scores = np.array([score for row in rows for score in row.scores], dtype=np.float32)
+        if len(scores) not in (0, len(wrong) + len(rows)):
+            raise InputError(
+                f"{len(rows)} pairs with {len(wrong)} negatives have {len(scores)} scores",
+                "give no scores, or one for each second text and each negative",
+            )
+        negatives = _Candidates(
+            _Sequences.of(
+                [*one.ids, *suffix] for one in _encoded(wrong, of, tokenizer, text_length)
+            ),
+            np.array([len(row.negatives) for row in rows], dtype=np.int64),
+            scores if len(scores) else None,
+        )
     return Examples(
         texts=_Sequences.of([*one.ids, *suffix] for one in first),
         others=_Sequences.of([*one.ids, *suffix] for one in second),
+        negatives=negatives,
     )
 
 

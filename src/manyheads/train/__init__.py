@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from manyheads.train.objectives import (
         CausalLM,
         Contrastive,
+        Distillation,
         ImageClassification,
         MaskedLM,
         Objective,
@@ -42,6 +43,7 @@ __all__ = [
     "Contrastive",
     "Cosine",
     "Decay",
+    "Distillation",
     "HeadDiversity",
     "ImageClassification",
     "InverseSqrt",
@@ -74,6 +76,7 @@ _HOMES = {
     "objectives": (
         "CausalLM",
         "Contrastive",
+        "Distillation",
         "ImageClassification",
         "MaskedLM",
         "Objective",

@@ -26,7 +26,8 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.parts.positions import Axial, Learned
 from manyheads.train.distributed import ModelWrapper
-from manyheads.train.objectives import CausalLM, Contrastive, Objective, Seq2SeqLM
+from manyheads.train.objectives import CausalLM, Objective, Seq2SeqLM
+from manyheads.train.objectives.text_similarity import TextSimilarity
 from manyheads.train.regularisers import fold_gates
 from manyheads.train.run_file.data_config import Data, Images, Pairs, Texts
 from manyheads.train.run_file.run_config import ModelSource, without_head_dropping
@@ -158,7 +159,7 @@ def record_inference_settings(model: Model, objective: Objective, data: Data) ->
     if isinstance(data, Images) and isinstance(model, Vision):
         size = data.size or image_size(model)
         record_image_preprocessing(model, *_range(data, model), size)
-    if isinstance(objective, Contrastive) and objective.pooling != "model":
+    if isinstance(objective, TextSimilarity) and objective.pooling != "model":
         model.sentence = replace(model.sentence or SentenceConfig(), pooling=objective.pooling)
     result: dict[str, int | None] = {}
     if isinstance(objective, Seq2SeqLM) and isinstance(model, Seq2Seq):

@@ -48,7 +48,8 @@ from manyheads.train.loop.reporting import (
     training_flops,
 )
 from manyheads.train.loop.train_step import Updater, can_run_ahead, prepare_steps
-from manyheads.train.objectives import CausalLM, Contrastive, Objective
+from manyheads.train.objectives import CausalLM, Objective
+from manyheads.train.objectives.text_similarity import TextSimilarity
 from manyheads.train.optim.param_groups import set_learning_rate
 from manyheads.train.regularisers import Regularised
 from manyheads.train.run_file.data_config import Data, PhaseData, Texts, without_store
@@ -279,7 +280,7 @@ class _Session:
             half=config.run.half,
             recompute=config.run.recompute,
             # Sentence embeddings do not use the readout.
-            find_unused=isinstance(config.objective, Contrastive),
+            find_unused=isinstance(config.objective, TextSimilarity),
         )
         optimiser = config.optimiser.build(model)
         if origin is not None:

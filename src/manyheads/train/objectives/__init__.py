@@ -6,12 +6,14 @@ from manyheads.train.objectives.classification import (
     TokenClassification,
 )
 from manyheads.train.objectives.contrastive import Contrastive
+from manyheads.train.objectives.distillation import Distillation
 from manyheads.train.objectives.language_modelling import CausalLM, MaskedLM, Seq2SeqLM
 from manyheads.train.objectives.objective import Objective, Routing
 
 __all__ = [
     "CausalLM",
     "Contrastive",
+    "Distillation",
     "ImageClassification",
     "MaskedLM",
     "Objective",

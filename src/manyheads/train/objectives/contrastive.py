@@ -1,74 +1,55 @@
-"""Contrastive learning of sentence embeddings from pairs of texts."""
+"""Contrastive learning of text embeddings from pairs of texts and negatives."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyheads.data.batch import Batch
-from manyheads.errors import ConfigError, InputError
-from manyheads.models.encoder import TextModel
-from manyheads.models.provenance import Pooling, SentenceConfig
-from manyheads.models.readout import pooled
-from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
-from manyheads.train.objectives.objective import (
-    Loss,
-    PreparedBatch,
-    RoutedObjective,
-    unsuitable_model,
+from manyheads.train.objectives.objective import Loss, PreparedBatch
+from manyheads.train.objectives.text_similarity import (
+    PreparedCandidates,
+    TextSimilarity,
+    require_candidates,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contrastive(RoutedObjective):
-    """Each text is classified among the `others` of its micro-batch (arXiv 1705.00652).
+class Contrastive(TextSimilarity):
+    """Each text must find its own among the candidates of its micro-batch (arXiv 1705.00652).
 
-    Cosines are divided by `temperature`. `both_ways` also classifies the others among the texts,
-    and takes the mean. `pooling="model"` is the pooling of the model's folder, or the mean.
+    Candidates are the `others` and the negatives of all texts, except those of an equal text and
+    those equal to the right one. `both_ways` also classifies the others among the texts, and takes
+    the mean.
     """
 
-    temperature: float = 0.05
-    pooling: Pooling | Literal["model"] = "model"
     both_ways: bool = False
 
-    def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise ConfigError(
-                f"temperature must be above 0, got {self.temperature:g}", "use a value such as 0.05"
-            )
-
-    def check(self, model: nn.Module) -> None:
-        if not isinstance(model, TextModel):
-            raise unsuitable_model(self, model, "a text encoder or decoder")
-
-    def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
-        del model, generator
-        if batch.texts is None or batch.others is None or len(batch.texts) != len(batch.others):
-            raise InputError("Contrastive needs pairs of texts", "give as many others as texts")
-        positions = torch.arange(len(batch.texts), device=batch.texts.device)
-        return PreparedBatch(batch=batch, positions=positions, labels=positions)
+    def loss(
+        self, model: Any, batch: Batch, generator: torch.Generator, *, watch: Watcher | None = None
+    ) -> Loss:
+        require_candidates(self, batch)
+        return TextSimilarity.loss(self, model, batch, generator, watch=watch)
 
     def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
-        texts, others = prepared.batch.texts, prepared.batch.others
-        assert texts is not None
-        assert others is not None
-        hidden, router = model.hidden(Ragged.concatenate([texts, others]), watch=watch)
-        vectors = F.normalize(self._pooled(model, hidden), dim=-1)
-        ours, theirs = vectors.tensor_split(2)
-        scores = ours @ theirs.T / self.temperature
-        total = F.cross_entropy(scores, prepared.labels, reduction="sum")
+        assert isinstance(prepared, PreparedCandidates)
+        scores, router = self.scores(model, prepared, watch)
+        total = _own_entropy(scores, prepared)
         if self.both_ways:
-            total = (total + F.cross_entropy(scores.T, prepared.labels, reduction="sum")) / 2
+            others = scores[:, : prepared.count].T
+            total = (total + _own_entropy(others, prepared)) / 2
         return self.with_router_losses(total, prepared, router)
 
-    def _pooled(self, model: Any, hidden: Ragged) -> Float[Tensor, "b c"]:
-        sentence = model.sentence or SentenceConfig()
-        pooling = sentence.pooling if self.pooling == "model" else self.pooling
-        vectors = pooled(
-            hidden.values.float(), hidden.lengths, "first" if pooling == "cls" else pooling
-        )
-        return sentence.project(vectors)
+
+def _own_entropy(scores: Float[Tensor, "q d"], prepared: PreparedCandidates) -> Float[Tensor, ""]:
+    """The cross-entropy of the candidate with the number of the text, summed over texts."""
+    own = torch.arange(prepared.count, device=scores.device)
+    right = prepared.candidate_numbers
+    also_right = right[: prepared.count, None] == right[None, : scores.shape[1]]
+    also_right[:, : prepared.count] |= prepared.text_numbers[:, None] == prepared.text_numbers
+    also_right[own, own] = False
+    return F.cross_entropy(scores.masked_fill(also_right, -torch.inf), own, reduction="sum")

@@ -197,15 +197,26 @@ class Labelled(RowsData):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs(RowsData):
-    """Two texts per row: for translation, or for sentence embeddings.
+    """Two texts per row: for translation, or for embeddings, which can have `negatives` too.
 
-    `end` is the token appended to each text: by default the tokenizer's end-of-sequence token, and
-    none if the tokenizer appends one itself; "" is none.
+    `negatives` names the fields with wrong second texts, each a text or a list; `scores` the field
+    with a teacher's scores of the second text and of the negatives. `end` is the token appended to
+    each text: by default the tokenizer's end-of-sequence token, and none if the tokenizer appends
+    one itself; "" is none.
     """
 
     first: str = "first"
     second: str = "second"
+    negatives: tuple[str, ...] = ()
+    scores: str = ""
     end: str = EOS
+
+    def __post_init__(self) -> None:
+        RowsData.__post_init__(self)
+        if self.scores and not self.negatives:
+            raise ConfigError(
+                f"scores={self.scores!r} needs negatives", "set negatives to their field"
+            )
 
     def check_tokens(self, tokenizer: Any) -> None:
         """Raise if the tokenizer lacks the token."""
@@ -228,7 +239,8 @@ class Pairs(RowsData):
         return token_id(tokenizer, name, "data.end")
 
     def _source(self, paths: tuple[str, ...]) -> TextPairs:
-        return TextPairs(row_source(paths), self.first, self.second)
+        source = row_source(paths)
+        return TextPairs(source, self.first, self.second, self.negatives, self.scores)
 
     def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
         del names

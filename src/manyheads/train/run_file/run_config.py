@@ -16,6 +16,7 @@ from manyheads.train.distributed import Distributed, Recompute
 from manyheads.train.objectives import (
     CausalLM,
     Contrastive,
+    Distillation,
     ImageClassification,
     MaskedLM,
     Objective,
@@ -23,6 +24,7 @@ from manyheads.train.objectives import (
     SequenceClassification,
     TokenClassification,
 )
+from manyheads.train.objectives.text_similarity import TextSimilarity
 from manyheads.train.optim.optimisers import AdamW, OptimiserConfig
 from manyheads.train.regularisers import HeadDiversity, L0Gates, L1Scales, Regularised
 from manyheads.train.run_file.data_config import (
@@ -173,6 +175,7 @@ AnyObjective = (
     | TokenClassification
     | ImageClassification
     | Contrastive
+    | Distillation
 )
 AnyRegulariser = HeadDiversity | L1Scales | L0Gates
 
@@ -292,7 +295,7 @@ class Run:
     def __post_init__(self) -> None:
         for data in self.data:
             _check_data(self.objective, data)
-        if isinstance(self.objective, Contrastive):
+        if isinstance(self.objective, TextSimilarity):
             # Sentence embeddings use texts as the tokenizer encodes them, in training too.
             object.__setattr__(self, "data", tuple(map(without_eos, self.data)))
 
@@ -324,6 +327,13 @@ def _check_data(objective: AnyObjective, data: Data) -> None:
             f'objective.kind="{name}" cannot be used with data.kind="{kind}"',
             f"use data.kind={kinds}, or another objective",
         )
+    if isinstance(objective, Distillation) and isinstance(data, Pairs) and not data.scores:
+        raise ConfigError(
+            "Distillation needs the scores of a teacher",
+            "set data.negatives and data.scores to their fields",
+        )
+    if isinstance(data, Pairs) and data.negatives and isinstance(objective, Seq2SeqLM):
+        raise ConfigError("Seq2SeqLM cannot use data.negatives", "leave them out")
 
 
 # Tokens can be predicted in any texts, with or without labels.
@@ -332,6 +342,7 @@ DATA_FOR: dict[type, tuple[type, ...]] = {
     MaskedLM: (Texts, Labelled, Tagged),
     Seq2SeqLM: (Pairs,),
     Contrastive: (Pairs,),
+    Distillation: (Pairs,),
     SequenceClassification: (Labelled,),
     TokenClassification: (Tagged,),
     ImageClassification: (Images,),

@@ -158,6 +158,26 @@ class MatchExplanation(Result):
         }
         return cast(dict[str, Any], without_nan(about))
 
+    def picture_data(self) -> dict[str, Any]:
+        """The arguments of `pictures.draw_match`, all but the path."""
+        words = self.document.words()
+        data: dict[str, Any] = {
+            "words": [word.text for word in words],
+            "contributions": np.array([word.contribution for word in words]),
+            "query": self.query.tokens,
+            "document": self.document.tokens,
+            "matrix": self.similarity,
+            "title": f"Why it matched: {_shortened(self.query.text)}",
+            "subtitle": f"{self.kind} match, score {self.score:.3f}; words by {self.tokens_by}"
+            + (f", heads by {self.by}" if self.heads else ""),
+        }
+        if self.heads is not None:
+            stack = self.heads.blocks[0].stack
+            by_side = {name: self.heads[name].layers(stack) for name in self.heads.names}
+            data["heads"] = {name: list(layers.values()) for name, layers in by_side.items()}
+            data["layers"] = [block.layer for block in self.heads.blocks]
+        return data
+
     def __str__(self) -> str:
         lines = [f"{self.kind} match, score {self.score:.4f} (tokens by {self.tokens_by})"]
         for name in ("query", "document"):
@@ -175,6 +195,11 @@ class MatchExplanation(Result):
             "top_words": [word.text for word in self.top_words()],
             "top_heads": [str(address) for address, _ in self.top_heads()],
         }
+
+
+def _shortened(text: str, longest: int = 58) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _side_record(side: MatchSide) -> dict[str, Any]:

@@ -7,6 +7,9 @@ from typing import Any
 
 from manyheads.errors import InputError
 
+# The characters of a word or a token in a text, from the first to before the last.
+Span = tuple[int, int]
+
 
 def disable_padding_and_truncation(tokenizer: Any) -> Any:
     """The same tokenizer, which from now on neither pads nor truncates."""
@@ -105,6 +108,34 @@ def token_texts(tokenizer: Any, text: str, ids: list[int]) -> list[tuple[str, st
         parts.append((whole, text[max(start, end) : stop]))
         end = max(end, stop)
     return parts
+
+
+def join_words(words: Sequence[str]) -> tuple[str, list[Span]]:
+    """Words as a text with a space between them, and the span of each.
+
+    >>> join_words(["It", "'s", "late"])
+    ("It 's late", [(0, 2), (3, 5), (6, 10)])
+    """
+    spans, start = [], 0
+    for word in words:
+        spans.append((start, start + len(word)))
+        start += len(word) + 1
+    return " ".join(words), spans
+
+
+def first_tokens(offsets: Sequence[Span], spans: Sequence[Span]) -> list[int | None]:
+    """For each word the first token with characters of it, None if there is none.
+
+    >>> first_tokens([(0, 0), (0, 2), (2, 6), (6, 12)], [(0, 6), (7, 12), (13, 15)])
+    [1, 3, None]
+    """
+    found: list[int | None] = []
+    token, count = 0, len(offsets)
+    for start, end in spans:
+        while token < count and offsets[token][1] <= max(start, offsets[token][0]):
+            token += 1
+        found.append(token if token < count and offsets[token][0] < end else None)
+    return found
 
 
 def _byte_level() -> dict[str, int]:

@@ -13,8 +13,8 @@ TEXTS = ["the cat sat", "a", "on the mat by the door"]
 
 
 def ids_of(text: str) -> list[int]:
-    """Words come one after another, without the space between them."""
-    letters = [3 + LETTERS.index(letter) for letter in text.replace(" ", "")]
+    """The text is read as it is, with the spaces between words."""
+    letters = [3 + LETTERS.index(letter) for letter in text]
     return [FIRST, *letters, LAST]
 
 
@@ -26,7 +26,7 @@ def test_words_have_the_class_of_their_first_token() -> None:
         assert [each.word for each in row] == words
         with torch.no_grad():
             shares = model(torch.tensor([ids_of(text)])).logits[0].softmax(1)
-        starts = [1 + sum(map(len, words[:place])) for place in range(len(words))]
+        starts = [1 + place + sum(map(len, words[:place])) for place in range(len(words))]
         for each, start in zip(row, starts, strict=True):
             assert each.label == NAMES[int(shares[start].argmax())]
             assert each.probability == pytest.approx(float(shares[start].max()), abs=1e-6)
@@ -42,7 +42,7 @@ def test_words_may_come_as_lists() -> None:
 def test_words_beyond_what_is_read_have_no_class() -> None:
     model = with_classes(small(), 2, "tokens")
     with pytest.warns(TruncationWarning, match="1 of 2 texts were read only in part"):
-        found = tag(model, ["the cat sat", "a"], longest=6)
+        found = tag(model, ["the cat sat", "a"], longest=8)
     assert [bool(each.label) for each in found[0]] == [True, True, False]
 
 

@@ -17,7 +17,14 @@ from manyheads.checkpoints.tensor_map import Entry, TensorMap, to_theirs
 from manyheads.errors import ConfigError
 from manyheads.models.build import Model, build
 from manyheads.models.decoder import DecoderConfig
-from manyheads.models.readout import ClassHead, TokenHead
+from manyheads.models.readout import (
+    PROBLEM_TYPE,
+    TEMPERATURE,
+    THRESHOLDS,
+    ClassHead,
+    ClassifierSettings,
+    TokenHead,
+)
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vision import VisionConfig
@@ -34,6 +41,8 @@ COPIED_FILES = tuple(name for name in SIDE_FILES if name != GENERATION)
 OTHER_HEADS = re.compile(r"(For[A-Z]\w*|LMHeadModel|DoubleHeadsModel|Model)$")
 
 
+# The keys of config.json that a new head does not keep.
+SETTINGS = (PROBLEM_TYPE, TEMPERATURE, THRESHOLDS)
 # More classes than any readout has, and fewer than take minutes to name.
 MAX_CLASSES = 1_000_000
 
@@ -43,13 +52,15 @@ def with_classes(
     classes: int | Sequence[str],
     of: Classified = "texts",
     *,
+    multi_label: bool = False,
     seed: int = 0,
 ) -> Model:
     """A copy of a model with a new head that classifies texts, tokens or images.
 
     The head is the one that the family has in `transformers`, and like there it starts with what
     the model already has of it: the pooler of BERT, the dense layer of ModernBERT. The rest is
-    initialised with `seed`. Names of the classes are saved with the model.
+    initialised with `seed`. Names of the classes are saved with the model, and with `multi_label`
+    that any number of them may be right for a text.
 
     >>> from manyheads.models.build import build
     >>> words = build("bert-base", layers=1, width=16, heads=2, hidden=16, vocabulary=50, seed=0)
@@ -66,7 +77,10 @@ def with_classes(
     kept = {name: tensor for name, tensor in state.items() if not name.startswith("readout.")}
     kept |= _known(model, config, fresh.state_dict())
     fresh.load_state_dict({**fresh.state_dict(), **kept})
+    described = {key: value for key, value in described.items() if key not in SETTINGS}
     fresh.source_config, fresh.tokenizer = described, model.tokenizer
+    if multi_label:
+        set_classifier(fresh, ClassifierSettings(multi_label=True))
     # What describes generation or sentence embeddings no longer holds.
     fresh.side_files = {
         name: model.side_files[name] for name in COPIED_FILES if name in model.side_files
@@ -84,6 +98,20 @@ def name_classes(model: Model, names: Sequence[str]) -> None:
             f"there must be {head.classes} names, one per class, got {len(names)}: {_some(names)}"
         )
     model.source_config = {**description_of(model), **label_maps(names)}
+
+
+def set_classifier(model: Model, settings: ClassifierSettings) -> None:
+    """Say how logits become labels; this is saved with the model, in its config.json."""
+    head = model.config.readout
+    if not isinstance(head, ClassHead | TokenHead):
+        raise ConfigError("the model has no classes", "add some with with_classes")
+    if len(settings.thresholds) not in (1, head.classes):
+        raise ConfigError(
+            f"there must be 1 threshold or {head.classes}, got {len(settings.thresholds)}"
+        )
+    before = description_of(model)
+    kept = {key: value for key, value in before.items() if key not in SETTINGS}
+    model.source_config = {**kept, **settings.description()}
 
 
 def _names(classes: int | Sequence[str]) -> tuple[str, ...]:

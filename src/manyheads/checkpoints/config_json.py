@@ -12,13 +12,20 @@ from manyheads.checkpoints.per_layer_config import describe_uneven, read_descrip
 from manyheads.errors import ConfigError
 from manyheads.models.build import Model
 from manyheads.models.initialisation import Initialisation
-from manyheads.models.readout import LanguageHead
+from manyheads.models.readout import PROBLEM_TYPE, TEMPERATURE, THRESHOLDS, LanguageHead
 from manyheads.models.recipes import ModelConfig
 
 CONFIG = "config.json"
-# What a config.json says that is not part of our config: the names of classes and, besides the ids
-# of special tokens, the length of the texts in training.
-FACTS = ("id2label", "label2id", "max_position_embeddings")
+# What a config.json says that is not part of our config: the names of classes, how their logits
+# become labels and, besides the ids of special tokens, the length of the texts in training.
+FACTS = (
+    "id2label",
+    "label2id",
+    "max_position_embeddings",
+    PROBLEM_TYPE,
+    TEMPERATURE,
+    THRESHOLDS,
+)
 
 
 # The sizes in a config.json of any family, ours included, which its weights bound.

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,9 +21,10 @@ from manyheads.data.batch import IGNORE_INDEX, Batch
 from manyheads.data.sources.rows import Row, RowSource
 from manyheads.data.store import array_checksum
 from manyheads.data.stream import permute
+from manyheads.data.tag_schemes import Scheme, complete_names, convert_tags
 from manyheads.errors import InputError, short_repr
 from manyheads.ragged import Lengths, Ragged
-from manyheads.tokenizers import truncating_copy
+from manyheads.tokenizers import first_tokens, join_words, truncating_copy
 
 # A class number, or the name of a class.
 Label = int | str
@@ -88,11 +89,12 @@ class TextPairs:
 
 @dataclass(frozen=True, slots=True)
 class TaggedTexts:
-    """A list of words and a list of as many tags per row."""
+    """A list of words and a list of as many tags per row, as they are or in another scheme."""
 
     rows: RowSource
     words: str = "tokens"
     tags: str = "tags"
+    scheme: Scheme | Literal["as written"] = "as written"
 
     def __iter__(self) -> Iterator[TaggedText]:
         for row in self.rows:
@@ -108,7 +110,17 @@ class TaggedTexts:
                     f"{row.location}: {self.words} are no words", "give a list of texts"
                 )
             labels = tuple(_label(tag, row, self.tags) for tag in tags)
-            yield TaggedText(tuple(words), labels, row.location)
+            yield TaggedText(tuple(words), self._converted(labels, row), row.location)
+
+    def _converted(self, labels: tuple[Label, ...], row: Row) -> tuple[Label, ...]:
+        if self.scheme == "as written":
+            return labels
+        if not all(isinstance(label, str) for label in labels):
+            raise InputError(
+                f"{row.location}: {self.tags} are numbers, which have no scheme",
+                "use tags such as B-person, or leave scheme out",
+            )
+        return tuple(convert_tags([str(label) for label in labels], self.scheme))
 
 
 def _texts(row: Row, field: str) -> list[str]:
@@ -378,34 +390,50 @@ def tagged_examples(
     max_length: int | None = None,
     names: Sequence[str] = (),
 ) -> Examples:
-    """Words with a tag each: the label of the first token; other tokens get `IGNORE_INDEX`."""
+    """Words with a tag each: the label of the first token; other tokens get `IGNORE_INDEX`.
+
+    Words are read with a space between them, as `tag` and `tasks.entities` read them.
+    """
     rows = _non_empty(source)
     locations = [row.location for row in rows for _ in row.tags]
     tags_of_all = [tag for row in rows for tag in row.tags]
-    tag_numbers, class_names = label_ids(tags_of_all, locations, names)
+    tag_numbers, class_names = label_ids(tags_of_all, locations, names or tag_names(tags_of_all))
+    joined = [join_words(row.words) for row in rows]
     encoded = _encoded(
-        [list(row.words) for row in rows], [row.location for row in rows], tokenizer, max_length
+        [text for text, _ in joined],
+        [row.location for row in rows],
+        tokenizer,
+        max_length,
+        offsets=True,
     )
     numbers = iter(tag_numbers)
     tags = [
-        _spread(one.word_ids, list(islice(numbers, len(row.tags))))
-        for one, row in zip(encoded, rows, strict=True)
+        _spread(first_tokens(one.offsets, spans), list(islice(numbers, len(row.tags))), len(one))
+        for one, row, (_, spans) in zip(encoded, rows, joined, strict=True)
     ]
     return Examples(
         texts=_Sequences.of(one.ids for one in encoded), tags=_Sequences.of(tags), names=class_names
     )
 
 
-def _spread(words: Sequence[int | None], tags: Sequence[int]) -> list[int]:
+def tag_names(tags: Iterable[Label]) -> tuple[str, ...]:
+    """The names of the classes of tags: all tags of their scheme; none if tags are numbers."""
+    known = set(tags)
+    if not all(isinstance(tag, str) for tag in known):
+        return ()
+    return complete_names(str(tag) for tag in known)
+
+
+def _spread(firsts: Sequence[int | None], tags: Sequence[int], count: int) -> list[int]:
     """
-    >>> _spread([None, 0, 0, 1, None], [5, 7])
+    >>> _spread([1, 3, None], [5, 7, 9], 5)
     [-100, 5, -100, 7, -100]
     """
-    before = [None, *words]
-    return [
-        IGNORE_INDEX if word is None or word == last else tags[word]
-        for last, word in zip(before, words, strict=False)
-    ]
+    labels = [IGNORE_INDEX] * count
+    for first, tag in zip(firsts, tags, strict=True):
+        if first is not None and labels[first] == IGNORE_INDEX:
+            labels[first] = tag
+    return labels
 
 
 def _non_empty(source: Iterable[Example]) -> list[Example]:
@@ -439,19 +467,19 @@ def label_ids(
 
 
 def _encoded(
-    texts: Sequence[str] | Sequence[list[str]],
+    texts: Sequence[str],
     locations: Sequence[str],
     tokenizer: Any,
     max_length: int | None,
+    *,
+    offsets: bool = False,
 ) -> list[Any]:
     """Encodings with the tokenizer's special tokens, truncated to `max_length` tokens."""
     copy = truncating_copy(tokenizer, max_length)
     encodings: list[Any] = []
     for some in _sliced(texts):
-        words = isinstance(some[0], list)
         # Tags need offsets, which the fast version leaves out.
-        encode = copy.encode_batch if words else copy.encode_batch_fast
-        encodings += encode(some, is_pretokenized=words)
+        encodings += copy.encode_batch(some) if offsets else copy.encode_batch_fast(some)
     for encoding, location in zip(encodings, locations, strict=True):
         if not encoding.ids:
             raise InputError(f"{location} has a text without tokens", "remove empty texts")

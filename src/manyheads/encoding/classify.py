@@ -1,45 +1,56 @@
 """Classify texts, images and words with a model that has a classification head."""
 
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.encoding.encode import BATCH_TOKENS, Encoded, Options, read_pooled
-from manyheads.encoding.text_reader import (
-    Texts,
-    batch_by_length,
-    require_text_model,
-    resolve_max_length,
-    to_device_batch,
-    truncating_tokenizer,
-)
+from manyheads.encoding.encode import Encoded, Options, read_pooled
+from manyheads.encoding.text_reader import Texts, require_text_model
+from manyheads.encoding.word_reader import SpannedText, WordOptions, read_words
 from manyheads.errors import InputError, TruncationWarning
 from manyheads.models.build import Model, eval_mode
-from manyheads.models.readout import ClassHead, ReadoutLayer, TokenHead
+from manyheads.models.readout import ClassHead, ReadoutLayer, TokenHead, classifier_of
 from manyheads.models.vision import Vision
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
-from manyheads.tokenizers import surrogates_refused
+from manyheads.tokenizers import join_words
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Classification:
-    """The probability of each class for each text or image, and the names of the classes."""
+    """The probability of each class for each text or image, and the names of the classes.
+
+    The probabilities of `multi_label` classes do not add up to 1, and `thresholds` decide which of
+    them are labels.
+    """
 
     probabilities: Float[Tensor, "b classes"]
     names: tuple[str, ...]
+    multi_label: bool = False
+    thresholds: tuple[float, ...] = (0.5,)
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The most likely class of each text or image."""
         return tuple(self.names[int(index)] for index in self.probabilities.argmax(1))
+
+    @property
+    def label_sets(self) -> tuple[tuple[str, ...], ...]:
+        """All labels of each text or image: one, or with `multi_label` any number."""
+        if not self.multi_label:
+            return tuple((label,) for label in self.labels)
+        reached = (self.probabilities >= self.probabilities.new_tensor(self.thresholds)).tolist()
+        return tuple(
+            tuple(name for name, is_label in zip(self.names, row, strict=True) if is_label)
+            for row in reached
+        )
 
 
 def classify(
@@ -83,16 +94,25 @@ def classify_counted(
             "the model has no classification head", "add one with manyheads.with_classes"
         )
 
+    classifier = classifier_of(model)
+
     def pooled(read: Ragged) -> Tensor:
         logits = readout(read, None)
         assert isinstance(logits, Tensor)
-        return logits.float().softmax(1)
+        return classifier.probabilities(logits)
 
     done = read_pooled(reader, texts, options, pooled, head.classes)
     empty = (done.vectors.sum(1) == 0).nonzero()
     if len(empty):
         raise InputError(f"text {int(empty[0])} has no tokens", "leave it out")
-    return Classification(done.vectors, class_names_of(model, head)), done
+    return _classification(model, done.vectors, head), done
+
+
+def _classification(model: Model, probabilities: Tensor, head: ClassHead) -> Classification:
+    classifier = classifier_of(model)
+    return Classification(
+        probabilities, class_names_of(model, head), classifier.multi_label, classifier.thresholds
+    )
 
 
 def class_names_of(model: Model, head: ClassHead | TokenHead) -> tuple[str, ...]:
@@ -129,7 +149,7 @@ def classify_images(
         raise InputError(f"batch must be at least 1, got {batch}")
     if total is None and isinstance(images, Tensor | list | tuple):
         total = len(images)
-    weight = next(model.parameters())
+    weight, classifier = next(model.parameters()), classifier_of(model)
     found = []
     with (
         Progress("classifying", total=total, unit="images", enabled=progress) as bar,
@@ -139,11 +159,11 @@ def classify_images(
         for some in _batches(images, batch):
             logits = model([each.to(weight.device, weight.dtype) for each in some]).logits
             assert isinstance(logits, Tensor)
-            found.append(logits.float().softmax(1).cpu())
+            found.append(classifier.probabilities(logits).cpu())
             bar.advance(len(some))
     if not found:
         raise InputError("there are no images", "give at least one")
-    return Classification(torch.cat(found), class_names_of(model, head))
+    return _classification(model, torch.cat(found), head)
 
 
 def _batches(images: Iterable[Tensor], batch: int) -> Iterator[list[Tensor]]:
@@ -156,11 +176,11 @@ class Tag(NamedTuple):
     """A word, its most likely class and that probability; no class if the word was not read."""
 
     word: str
-    label: str
-    probability: float
+    label: str = ""
+    probability: float = 0.0
 
 
-NOT_READ = ("", 0.0)
+WORD = re.compile(r"\S+")
 
 
 def tag(
@@ -173,46 +193,32 @@ def tag(
 ) -> list[list[Tag]]:
     """The class of each word, from its first token, as in training with `TokenClassification`.
 
-    Texts are split into words at white space, or given as lists of words. A `TruncationWarning`
-    counts texts with words that were not read, beyond `longest` tokens or without any token.
+    Texts are split into words at white space, or given as lists of words, which are read with a
+    space between them. A `TruncationWarning` counts texts with words that were not read, beyond
+    `longest` tokens or without any token.
     """
-    reader = require_text_model(model)
-    head = model.config.readout
-    if not isinstance(head, TokenHead):
-        raise InputError(
-            "the model does not classify tokens",
-            'add a head with manyheads.with_classes(model, names, of="tokens")',
-        )
-    words = [text.split() if isinstance(text, str) else list(text) for text in texts]
-    tokenizer = truncating_tokenizer(reader, resolve_max_length(reader, longest))
-    with surrogates_refused(words):
-        encoded: Sequence[Any] = tokenizer.encode_batch(words, is_pretokenized=True)
-    names = class_names_of(model, head)
-    device = next(model.parameters()).device
-    batch_tokens = batch_tokens or BATCH_TOKENS["cpu" if device.type == "cpu" else "cuda"]
-    tags: list[list[Tag]] = [[Tag(word, *NOT_READ) for word in each] for each in words]
-    tokens = [np.array(one.ids, dtype=np.int64) for one in encoded]
-    lengths = [len(each) for each in tokens]
-    total = sum(lengths)
-    with (
-        Progress("tagging", total=total, unit="tokens", enabled=progress) as bar,
-        eval_mode(model),
-        torch.inference_mode(),
-    ):
-        for indices in batch_by_length(lengths, batch_tokens):
-            batch = to_device_batch([tokens[index] for index in indices], device)
-            logits = reader(batch).logits
-            assert isinstance(logits, Ragged)
-            probabilities, classes = logits.values.float().softmax(1).max(1)
-            predictions = zip(classes.tolist(), probabilities.tolist(), strict=True)
-            for index in indices:
-                for word in encoded[index].word_ids:
-                    number, probability = next(predictions)
-                    if word is not None and not tags[index][word].label:
-                        tags[index][word] = Tag(words[index][word], names[number], probability)
-            bar.advance(batch.values.shape[0])
+    options = WordOptions(batch_tokens=batch_tokens, longest=longest, progress=progress)
+    spanned = [_spanned(text) for text in texts]
+    shares = read_words(model, spanned, options)
+    names = class_names_of(model, cast(TokenHead, model.config.readout))
+    tags = [_tags(text, rows, names) for text, rows in zip(spanned, shares, strict=True)]
     part = sum(any(not each.label for each in row) for row in tags)
     if part:
         message = f"{part:,} of {len(tags):,} texts were read only in part"
         warnings.warn(message, TruncationWarning, stacklevel=2)
     return tags
+
+
+def _tags(read: SpannedText, shares: Float[Tensor, "w c"], names: tuple[str, ...]) -> list[Tag]:
+    words = [read.text[start:end] for start, end in read.spans]
+    best, classes = shares.nan_to_num(-1.0).max(1)
+    rows = zip(words, classes.tolist(), best.tolist(), strict=True)
+    return [
+        Tag(word, names[index], share) if share >= 0 else Tag(word) for word, index, share in rows
+    ]
+
+
+def _spanned(text: str | Sequence[str]) -> SpannedText:
+    if isinstance(text, str):
+        return SpannedText(text, [match.span() for match in WORD.finditer(text)])
+    return SpannedText(*join_words(text))

@@ -1,7 +1,8 @@
 """Readouts: language heads, and classification heads for sequences, tokens and images."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -99,6 +100,69 @@ class SpanHead:
     @property
     def classes(self) -> int:
         return 2
+
+
+# Keys of a config.json; `transformers` knows the first and keeps the others.
+PROBLEM_TYPE, TEMPERATURE, THRESHOLDS = (
+    "problem_type",
+    "classifier_temperature",
+    "classifier_thresholds",
+)
+MULTI_LABEL, SINGLE_LABEL = "multi_label_classification", "single_label_classification"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifierSettings:
+    """How logits become probabilities and labels.
+
+    Of several classes one is right, or with `multi_label` any number of them, each decided alone:
+    a class is a label if its probability reaches its threshold; one threshold may stand for all.
+    Logits are divided by `temperature` (arXiv 1706.04599).
+    """
+
+    multi_label: bool = False
+    temperature: float = 1.0
+    thresholds: tuple[float, ...] = (0.5,)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise ConfigError(f"temperature must be above 0, got {self.temperature}")
+        for threshold in self.thresholds:
+            if not 0 <= threshold <= 1:
+                raise ConfigError(f"thresholds must be in [0, 1], got {threshold}")
+
+    def probabilities(self, logits: Float[Tensor, "*n classes"]) -> Float[Tensor, "*n classes"]:
+        """The probabilities of the classes, in float32."""
+        scaled = logits.float() / self.temperature
+        return scaled.sigmoid() if self.multi_label else scaled.softmax(-1)
+
+    def description(self) -> dict[str, Any]:
+        """The keys of config.json that say this; defaults are left out."""
+        found: dict[str, Any] = {}
+        if self.multi_label:
+            found[PROBLEM_TYPE] = MULTI_LABEL
+        if self.temperature != 1.0:
+            found[TEMPERATURE] = self.temperature
+        if self.thresholds != (0.5,):
+            found[THRESHOLDS] = list(self.thresholds)
+        return found
+
+
+def classifier_of(model: Any) -> ClassifierSettings:
+    """The settings of a model's classes, as its config.json has them."""
+    theirs: Mapping[str, Any] = getattr(model, "source_config", None) or {}
+    try:
+        return ClassifierSettings(
+            multi_label=theirs.get(PROBLEM_TYPE) == MULTI_LABEL,
+            temperature=float(theirs.get(TEMPERATURE, 1.0)),
+            thresholds=tuple(map(float, theirs.get(THRESHOLDS, (0.5,)))),
+        )
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{TEMPERATURE}={theirs.get(TEMPERATURE)!r:.100} and "
+            f"{THRESHOLDS}={theirs.get(THRESHOLDS)!r:.100} must be a number and a list of numbers",
+            "correct config.json",
+        ) from None
 
 
 Readout = NoReadout | LanguageHead | ClassHead | TokenHead | SpanHead

@@ -1,0 +1,184 @@
+"""The probabilities of the classes of each word, of texts of any length."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from manyheads.encoding.encode import BATCH_TOKENS
+from manyheads.encoding.text_reader import (
+    TextReader,
+    batch_by_length,
+    require_text_model,
+    resolve_max_length,
+    to_device_batch,
+)
+from manyheads.errors import InputError
+from manyheads.models.build import Model, eval_mode
+from manyheads.models.readout import TokenHead, classifier_of
+from manyheads.progress import Progress
+from manyheads.ragged import Ragged
+from manyheads.tokenizers import Span, first_tokens, surrogates_refused, truncating_copy
+
+# Texts that are tokenised and read together.
+TEXTS_AT_ONCE = 2048
+
+
+class SpannedText(NamedTuple):
+    """A text and the spans of its words."""
+
+    text: str
+    spans: Sequence[Span]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WordOptions:
+    """How words are read; None means as the model says, or by device.
+
+    Texts of more than `longest` tokens are truncated, or with `windows` read in windows of that
+    many tokens which overlap by a quarter.
+    """
+
+    batch_tokens: int | None = None
+    longest: int | None = None
+    windows: bool = False
+    progress: bool = True
+    doing: str = "tagging"
+
+    def __post_init__(self) -> None:
+        if self.batch_tokens is not None and self.batch_tokens < 1:
+            raise InputError(f"batch_tokens must be at least 1, got {self.batch_tokens}")
+
+
+class _Window(NamedTuple):
+    """A part of a text that the model reads at once, and its tokens for words.
+
+    `words` are pairs of a word and its first token; `margins` say for each how many tokens of the
+    text are to the nearest end of the window, without limit where the text ends there too.
+    """
+
+    text: int
+    ids: Sequence[int]
+    words: list[tuple[int, int]]
+    margins: list[float]
+
+
+def read_words(
+    model: Model, texts: Sequence[SpannedText], options: WordOptions
+) -> list[Float[Tensor, "w c"]]:
+    """The probability of each class for each word of each text, from the word's first token.
+
+    Where windows overlap, a word is read in the one with the most text around it. The
+    probabilities of a word that was not read are NaN.
+    """
+    reader, head = require_text_model(model), model.config.readout
+    if not isinstance(head, TokenHead):
+        raise InputError(
+            "the model does not classify tokens",
+            'add a head with manyheads.with_classes(model, names, of="tokens")',
+        )
+    tokenizer, classifier = _tokenizer(reader, options), classifier_of(model)
+    device = next(model.parameters()).device
+    batch_tokens = options.batch_tokens or BATCH_TOKENS["cpu" if device.type == "cpu" else "cuda"]
+    results = [torch.full((len(each.spans), head.classes), torch.nan) for each in texts]
+    tokens = 0
+    with (
+        Progress(options.doing, unit="tokens", enabled=options.progress) as bar,
+        eval_mode(model),
+        torch.inference_mode(),
+    ):
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            some = texts[start : start + TEXTS_AT_ONCE]
+            windows = list(_windows(tokenizer, some, start))
+            tokens += sum(len(each.ids) for each in windows)
+            bar.expect(tokens * len(texts) / (start + len(some)))
+            best = [np.full(len(each.spans), -inf) for each in some]
+            for indices in batch_by_length([len(each.ids) for each in windows], batch_tokens):
+                chosen = [windows[index] for index in indices]
+                ids = [np.array(each.ids, dtype=np.int64) for each in chosen]
+                batch = to_device_batch(ids, device)
+                logits = reader(batch).logits
+                assert isinstance(logits, Ragged)
+                shares = classifier.probabilities(logits.values).cpu()
+                for window, rows in zip(chosen, batch.lengths.slices(), strict=True):
+                    _keep(window, shares[rows], results[window.text], best[window.text - start])
+                bar.advance(batch.values.shape[0])
+    return results
+
+
+def _keep(
+    window: _Window,
+    shares: Float[Tensor, "t c"],
+    result: Float[Tensor, "w c"],
+    best: NDArray[np.float64],
+) -> None:
+    """Keep the words that have more text around them in this window than in those before."""
+    for (word, token), margin in zip(window.words, window.margins, strict=True):
+        if margin > best[word]:
+            best[word], result[word] = margin, shares[token]
+
+
+def _tokenizer(model: TextReader, options: WordOptions) -> Any:
+    if model.tokenizer is None:
+        raise InputError(
+            "this model has no tokenizer",
+            "load it from a folder with tokenizer.json, or set model.tokenizer",
+        )
+    longest = resolve_max_length(model, options.longest)
+    if options.windows and options.longest is None and model.trained_length is not None:
+        longest = min(longest or model.trained_length, model.trained_length)
+    tokenizer = truncating_copy(model.tokenizer, longest)
+    if options.windows and longest is not None:
+        overlap = (longest - tokenizer.num_special_tokens_to_add(False)) // 4
+        tokenizer.enable_truncation(longest, stride=overlap, direction="right")
+    return tokenizer
+
+
+def _windows(tokenizer: Any, texts: Sequence[SpannedText], first: int) -> Iterator[_Window]:
+    strings = [each.text for each in texts]
+    with surrogates_refused(strings, first=first):
+        encoded = tokenizer.encode_batch(strings)
+    windowed = bool((tokenizer.truncation or {}).get("stride"))
+    for number, (one, each) in enumerate(zip(encoded, texts, strict=True), first):
+        parts = [one, *one.overflowing] if windowed else [one]
+        last = len(parts) - 1
+        words = _Words([start for start, _ in each.spans], [end for _, end in each.spans])
+        for index, part in enumerate(parts):
+            yield _window(number, part, words, starts=index == 0, ends=index == last)
+
+
+class _Words(NamedTuple):
+    """Where the words of a text start and end."""
+
+    starts: list[int]
+    ends: list[int]
+
+
+def _window(number: int, encoding: Any, spans: _Words, *, starts: bool, ends: bool) -> _Window:
+    offsets = encoding.offsets
+    real = [index for index, (begin, end) in enumerate(offsets) if begin < end]
+    if not real:
+        return _Window(number, encoding.ids, [], [])
+    opening, closing = real[0], real[-1]
+    low = bisect_right(spans.ends, offsets[opening][0])
+    high = bisect_left(spans.starts, offsets[closing][1])
+    inside = list(zip(spans.starts[low:high], spans.ends[low:high], strict=True))
+    words, margins = [], []
+    for word, token in enumerate(first_tokens(offsets, inside), low):
+        if token is None:
+            continue
+        # The window may begin within a word, whose first token is in the window before.
+        if not starts and token == opening and offsets[token][0] > spans.starts[word]:
+            continue
+        words.append((word, token))
+        left = inf if starts else token - opening
+        right = inf if ends else closing - token
+        margins.append(min(left, right))
+    return _Window(number, encoding.ids, words, margins)

@@ -1,0 +1,198 @@
+"""Precision, recall and F1 of entities, by how strictly a match is judged.
+
+The four modes of SemEval 2013 (task 9.1): "strict" needs the same span and type, "exact" the same
+span, "partial" counts an overlap as half, "type" needs an overlap and the same type.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, get_args
+
+from manyheads.errors import InputError
+
+Mode = Literal["strict", "exact", "partial", "type"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+# An overlap counts from this fraction of the expected entity on.
+MIN_OVERLAP = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanScore:
+    """Counts of entities, and the scores that follow from them."""
+
+    correct: int = 0
+    incorrect: int = 0
+    partial: int = 0
+    missed: int = 0
+    spurious: int = 0
+
+    @property
+    def expected(self) -> int:
+        return self.correct + self.incorrect + self.partial + self.missed
+
+    @property
+    def found(self) -> int:
+        return self.correct + self.incorrect + self.partial + self.spurious
+
+    @property
+    def precision(self) -> float:
+        """The fraction of the entities found that are right."""
+        return (self.correct + self.partial / 2) / self.found if self.found else 0.0
+
+    @property
+    def recall(self) -> float:
+        """The fraction of the expected entities that were found."""
+        return (self.correct + self.partial / 2) / self.expected if self.expected else 0.0
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall."""
+        both = self.precision + self.recall
+        return 2 * self.precision * self.recall / both if both else 0.0
+
+    def __add__(self, other: "SpanScore") -> "SpanScore":
+        return SpanScore(
+            correct=self.correct + other.correct,
+            incorrect=self.incorrect + other.incorrect,
+            partial=self.partial + other.partial,
+            missed=self.missed + other.missed,
+            spurious=self.spurious + other.spurious,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EntityScores:
+    """The scores of all entities by mode, and by type and mode; `f1` is the strict one of all."""
+
+    overall: dict[Mode, SpanScore]
+    by_type: dict[str, dict[Mode, SpanScore]] = field(default_factory=dict)
+
+    @property
+    def precision(self) -> float:
+        return self.overall["strict"].precision
+
+    @property
+    def recall(self) -> float:
+        return self.overall["strict"].recall
+
+    @property
+    def f1(self) -> float:
+        return self.overall["strict"].f1
+
+    @property
+    def macro_f1(self) -> float:
+        """The mean of the strict F1 of the types."""
+        each = [scores["strict"].f1 for scores in self.by_type.values()]
+        return sum(each) / len(each) if each else 0.0
+
+    def __str__(self) -> str:
+        rows = [(name, scores["strict"]) for name, scores in sorted(self.by_type.items())]
+        rows.append(("all", self.overall["strict"]))
+        width = max(len(name) for name, _ in rows)
+        lines = [f"{'':{width}}  precision  recall     F1  expected  found"]
+        lines += [
+            f"{name:{width}}  {score.precision:9.4f}  {score.recall:6.4f} {score.f1:6.4f}  "
+            f"{score.expected:8,}  {score.found:5,}"
+            for name, score in rows
+        ]
+        others = ", ".join(f"{mode} {self.overall[mode].f1:.4f}" for mode in MODES[1:])
+        return "\n".join([*lines, f"F1 of all by other rules: {others}"])
+
+
+class _Span(NamedTuple):
+    type: str
+    start: int
+    end: int
+
+
+def score_entities(
+    expected: Sequence[Sequence[Any]], found: Sequence[Sequence[Any]]
+) -> EntityScores:
+    """How many of the expected entities were found, and how many of those found are right.
+
+    Each text has a list of `Entity`, or of tuples (type, start, end) with `end` exclusive.
+
+    >>> scores = score_entities([[("person", 0, 4), ("place", 9, 13)]], [[("person", 0, 4)]])
+    >>> scores.precision, scores.recall
+    (1.0, 0.5)
+    """
+    if len(expected) != len(found):
+        raise InputError(
+            f"{len(expected)} texts have expected entities and {len(found)} found ones",
+            "give one list per text in both",
+        )
+    pairs = [
+        (_spans(right, index), _spans(given, index))
+        for index, (right, given) in enumerate(zip(expected, found, strict=True))
+    ]
+    types = sorted({span.type for both in pairs for side in both for span in side})
+    overall = {mode: _total(pairs, mode) for mode in MODES}
+    by_type = {}
+    for kind in types:
+        own = [tuple([s for s in side if s.type == kind] for side in both) for both in pairs]
+        by_type[kind] = {mode: _total(own, mode) for mode in MODES}
+    return EntityScores(overall, by_type)
+
+
+def _spans(entities: Sequence[Any], index: int) -> list[_Span]:
+    spans = []
+    for each in entities:
+        try:
+            kind = each.type if hasattr(each, "type") else each[0]
+            start, end = (each.start, each.end) if hasattr(each, "start") else each[1:3]
+            span = _Span(str(kind), int(start), int(end))
+        except (TypeError, ValueError, IndexError):
+            raise InputError(
+                f"text {index}: {each!r:.100} is no entity", "give an Entity or (type, start, end)"
+            ) from None
+        if not 0 <= span.start < span.end:
+            raise InputError(f"text {index}: {each!r:.100} has no characters", "give end > start")
+        spans.append(span)
+    return spans
+
+
+def _total(pairs: Sequence[Any], mode: Mode) -> SpanScore:
+    total = SpanScore()
+    for expected, found in pairs:
+        if expected or found:
+            total += _matched(expected, found, mode)
+    return total
+
+
+def _matched(expected: list[_Span], found: list[_Span], mode: Mode) -> SpanScore:
+    """Match each entity found, in order, with one that is expected and not matched yet."""
+    left = dict(enumerate(expected))
+    correct = near = 0
+    for span in found:
+        right = [number for number, each in left.items() if _is_right(span, each, mode)]
+        overlapping = [number for number, each in left.items() if _overlaps(span, each)]
+        if right:
+            correct += 1
+            # Of several only "type" allows more than one: the one with the nearest ends.
+            del left[min(right, key=lambda number: _distance(span, left[number]))]
+        elif overlapping:
+            near += 1
+            del left[overlapping[0]]
+    counts = {"partial" if mode == "partial" else "incorrect": near}
+    spurious = len(found) - correct - near
+    return SpanScore(correct=correct, missed=len(left), spurious=spurious, **counts)
+
+
+def _is_right(found: _Span, expected: _Span, mode: Mode) -> bool:
+    same_span = (found.start, found.end) == (expected.start, expected.end)
+    match mode:
+        case "strict":
+            return same_span and found.type == expected.type
+        case "type":
+            return found.type == expected.type and _overlaps(found, expected)
+        case _:
+            return same_span
+
+
+def _overlaps(found: _Span, expected: _Span) -> bool:
+    shared = min(found.end, expected.end) - max(found.start, expected.start)
+    return shared / (expected.end - expected.start) >= MIN_OVERLAP
+
+
+def _distance(found: _Span, expected: _Span) -> int:
+    return abs(found.start - expected.start) + abs(found.end - expected.end)

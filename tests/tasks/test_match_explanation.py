@@ -1,0 +1,133 @@
+"""Explanations of matches: exact shares, real words, heads that do what is said of them."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from manyheads.encoding.encode import encode
+from manyheads.errors import InputError
+from manyheads.models.build import build
+from manyheads.models.provenance import DenseProjection, SentenceConfig
+from manyheads.pictures import draw_match
+from manyheads.taps import Head
+from manyheads.tasks import MatchExplanation, explain_match
+from tests.studio.models import encoder
+
+QUERY, TEXT = "the cat sat", "The dog sat on the log,\nwhile the cat sat on the mat in Rome."
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    found = encoder()
+    # Drawn so small, all texts would be alike.
+    for parameter in found.parameters():
+        parameter.data.mul_(3.0)
+    return found
+
+
+def cosine(model: Any, query: Any, text: Any, reader: Any = None) -> float:
+    options: dict[str, Any] = {"normalise": True, "progress": False}
+    one, other = encode(model, query, **options), encode(reader or model, text, **options)
+    return float(one[0] @ other[0])
+
+
+def pooled(model: Any, **config: Any) -> Any:
+    copy = deepcopy(model)
+    copy.sentence = SentenceConfig(**config)
+    return copy
+
+
+def test_shares_of_tokens_sum_to_the_cosine(model: Any) -> None:
+    weight = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+    dense = DenseProjection(weight, torch.ones(8), "none")
+    for each in (model, pooled(model, dense=(dense,))):
+        found = explain_match(each, QUERY, TEXT, heads=False, progress=False)
+        assert found.tokens_by == "decomposition"
+        assert found.score == pytest.approx(cosine(each, QUERY, TEXT), abs=1e-5)
+        assert found.similarity is not None
+        assert found.similarity.sum() == pytest.approx(found.score, abs=1e-5)
+        for side, axis in ((found.query, 1), (found.document, 0)):
+            assert side.contributions == pytest.approx(found.similarity.sum(axis), abs=1e-6)
+
+
+def test_words_are_those_of_the_text(model: Any) -> None:
+    found = explain_match(model, QUERY, TEXT, heads=False, progress=False)
+    words = found.document.words()
+    assert [TEXT[word.start : word.end] for word in words] == [word.text for word in words]
+    assert {"dog", "cat", "Rome"} <= {word.text for word in words}
+    total = sum(word.contribution for word in words) + found.document.special
+    assert total == pytest.approx(found.score, abs=1e-5)
+    assert [word.text for word in found.top_words(2)] == [
+        word.text for word in sorted(words, key=lambda word: -word.contribution)[:2]
+    ]
+
+
+def test_a_word_left_out_is_left_out(model: Any) -> None:
+    first = pooled(model, pooling="cls")
+    found = explain_match(first, QUERY, TEXT, heads=False, progress=False)
+    assert (found.tokens_by, found.similarity) == ("removal", None)
+    whole = first.tokenizer.encode(TEXT)
+    side = found.document
+    word = whole.word_ids[-3]
+    ids = [each for each, its in zip(whole.ids, whole.word_ids, strict=True) if its != word]
+    changed = side.contributions[[its == word for its in side.word_of_token]].sum()
+    expected = cosine(first, QUERY, TEXT) - cosine(first, QUERY, [ids])
+    assert changed == pytest.approx(expected, abs=1e-5)
+
+
+def test_gradients_of_tokens_need_no_mean(model: Any) -> None:
+    found = explain_match(
+        pooled(model, pooling="cls"), QUERY, TEXT, by="gradient", heads=False, progress=False
+    )
+    assert found.tokens_by == "gradient"
+    assert np.isfinite(found.document.contributions).all()
+    assert np.abs(found.document.contributions).max() > 0
+
+
+@pytest.mark.parametrize("head", [Head(0, 1), Head(1, 3)])
+def test_a_head_adds_what_is_lost_without_it(model: Any, head: Head) -> None:
+    found = explain_match(model, QUERY, TEXT, progress=False)
+    assert found.heads is not None
+    without = deepcopy(model)
+    channels = slice(8 * head.head, 8 * head.head + 8)
+    without.stack.layers[head.layer].attention.output.weight.data[:, channels] = 0
+    lost = found.score - cosine(model, QUERY, TEXT, without)
+    assert found.heads["document"].of(head) == pytest.approx(lost, abs=1e-5)
+    lost = found.score - cosine(model, TEXT, QUERY, without)
+    assert found.heads["query"].of(head) == pytest.approx(lost, abs=1e-5)
+
+
+def test_gradients_of_heads_agree_with_their_ablation(model: Any) -> None:
+    exact = explain_match(model, QUERY, TEXT, progress=False).heads
+    estimate = explain_match(model, QUERY, TEXT, by="gradient", progress=False).heads
+    assert exact is not None
+    assert estimate is not None
+    both = np.corrcoef(exact.means["document"], estimate.means["document"])
+    assert both[0, 1] > 0.5
+
+
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+def test_an_explanation_is_saved_and_drawn(model: Any, tmp_path: Path, suffix: str) -> None:
+    found = explain_match(model, QUERY, TEXT, progress=False)
+    found.save(tmp_path / f"match{suffix}")
+    read = MatchExplanation.load(tmp_path / f"match{suffix}")
+    assert read.record() == found.record()
+    assert str(read) == str(found)
+    if suffix == ".json":
+        draw_match(path=tmp_path / "match.png", **read.picture_data())
+        assert (tmp_path / "match.png").stat().st_size > 10_000
+
+
+def test_what_cannot_be_explained_is_refused(model: Any) -> None:
+    with pytest.raises(InputError, match=r"removal.*gradient"):
+        explain_match(pooled(model, pooling="cls"), QUERY, TEXT, tokens_by="decomposition")
+    with pytest.raises(InputError, match="late"):
+        explain_match(model, QUERY, TEXT, kind="late")
+    with pytest.raises(InputError, match="no tokens"):
+        explain_match(model, "", TEXT)
+    with pytest.raises(InputError, match="encoder"):
+        explain_match(build("transformer-base", layers=1, width=32, heads=2, seed=0), QUERY, TEXT)

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.errors import ConfigError
-from manyheads.ragged import Ragged
+from manyheads.ragged import Lengths, Ragged
 
 # Targets with this label do not count, as in torch.nn.functional.cross_entropy.
 IGNORE_INDEX = -100
@@ -22,7 +22,8 @@ class Batch:
     """Texts or images that are trained on together, with their labels.
 
     `others` are the second texts of pairs: the target of a `Seq2Seq`, or the text that a sentence
-    embedding should be close to. There is one label per sequence, per token, or per image.
+    embedding should be close to. There is one label per sequence, per token, or per image; texts
+    with any number of labels have a row of zeros and ones each, one per class.
     `negatives` are texts that an embedding should be far from, `negative_counts` of them per text,
     and `scores` those of a teacher: for each text of its other text, then of its negatives.
     """
@@ -33,7 +34,7 @@ class Batch:
     negative_counts: tuple[int, ...] = ()
     scores: Float[Tensor, " s"] | None = None
     images: tuple[Tensor, ...] = ()
-    labels: Int[Tensor, " b"] | Int[Tensor, " n"] | None = None
+    labels: Int[Tensor, " b"] | Int[Tensor, " n"] | Int[Tensor, "b classes"] | None = None
 
     @property
     def tokens(self) -> int:
@@ -63,13 +64,16 @@ class Batch:
 
 def map_ragged(ragged: Ragged, function: Callable[[Tensor], Tensor]) -> Ragged:
     """The same sequences with a function applied to every tensor, such as a copy to a device."""
-    lengths = replace(
-        ragged.lengths,
-        offsets=function(ragged.lengths.offsets),
-        positions=function(ragged.lengths.positions),
-        sequence_of_token=function(ragged.lengths.sequence_of_token),
+    return Ragged(function(ragged.values), map_lengths(ragged.lengths, function))
+
+
+def map_lengths(lengths: Lengths, function: Callable[[Tensor], Tensor]) -> Lengths:
+    return replace(
+        lengths,
+        offsets=function(lengths.offsets),
+        positions=function(lengths.positions),
+        sequence_of_token=function(lengths.sequence_of_token),
     )
-    return Ragged(function(ragged.values), lengths)
 
 
 class Pinnable(Protocol):

@@ -12,6 +12,7 @@ from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import build
 from manyheads.train.objectives import (
     ImageClassification,
+    MultiLabelClassification,
     Objective,
     SequenceClassification,
     TokenClassification,
@@ -103,3 +104,28 @@ def test_what_does_not_fit_is_refused() -> None:
         TokenClassification().check(build(DECODERS["gpt2"]))
     with refuses(ConfigError, "ImageClassification cannot train a Encoder: use a vision model."):
         ImageClassification().check(model)
+
+
+def test_several_labels_per_text_are_scored_as_transformers_does() -> None:
+    model = model_of("classes")
+    labels = torch.tensor([[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1], [0, 0, 1]])
+    batch = Batch(texts=ids(), labels=labels)
+    loss = MultiLabelClassification().loss(model, batch, NOBODY)
+    logits = logits_of(model, batch)
+    expected = F.binary_cross_entropy_with_logits(logits, labels.float())
+    torch.testing.assert_close(loss.total / loss.targets, expected)
+    with torch.no_grad():
+        correct = MultiLabelClassification().loss(model, batch, NOBODY).correct
+    assert correct is not None
+    assert int(correct) == int(((logits > 0) == labels.bool()).all(1).sum())
+    # Labels that are numbers may end before the last class.
+    two = Batch(texts=ids(), labels=labels[:, :2])
+    padded = Batch(texts=ids(), labels=labels * torch.tensor([1, 1, 0]))
+    torch.testing.assert_close(
+        MultiLabelClassification().loss(model, two, NOBODY).total,
+        MultiLabelClassification().loss(model, padded, NOBODY).total,
+    )
+    with refuses(InputError, "list of labels", "5 texts"):
+        MultiLabelClassification().loss(model, Batch(texts=ids(), labels=labels[:, 0]), NOBODY)
+    with refuses(InputError, "one label per text", "use MultiLabelClassification"):
+        SequenceClassification().loss(model, batch, NOBODY)

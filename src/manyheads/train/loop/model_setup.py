@@ -8,7 +8,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from manyheads.checkpoints.classification_head import Classified, name_classes, with_classes
+from manyheads.checkpoints.classification_head import (
+    Classified,
+    name_classes,
+    set_classifier,
+    with_classes,
+)
 from manyheads.checkpoints.folder import Saved, load, save
 from manyheads.checkpoints.side_files import TOKENIZER, read_tokenizer
 from manyheads.data.images import (
@@ -20,16 +25,16 @@ from manyheads.data.images import (
 from manyheads.errors import ConfigError, InputError, ManyheadsError
 from manyheads.models.build import Model, build
 from manyheads.models.provenance import SentenceConfig
-from manyheads.models.readout import ClassHead, TokenHead
+from manyheads.models.readout import ClassHead, ClassifierSettings, TokenHead, classifier_of
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.parts.positions import Axial, Learned
 from manyheads.train.distributed import ModelWrapper
-from manyheads.train.objectives import CausalLM, Objective, Seq2SeqLM
+from manyheads.train.objectives import CausalLM, MultiLabelClassification, Objective, Seq2SeqLM
 from manyheads.train.objectives.text_similarity import TextSimilarity
 from manyheads.train.regularisers import fold_gates
-from manyheads.train.run_file.data_config import Data, Images, Pairs, Texts
+from manyheads.train.run_file.data_config import Data, Images, Labelled, Pairs, Tagged, Texts
 from manyheads.train.run_file.run_config import ModelSource, without_head_dropping
 from manyheads.train.tiling import tile
 
@@ -47,7 +52,34 @@ def initial_model(source: ModelSource, seed: int, classified: Classified | None 
             f"model.classes={source.classes}, and the objective has no classes",
             "remove it, or use SequenceClassification, TokenClassification or ImageClassification",
         )
+    assert source.classes != "data", "found by with_found_classes"
     return with_classes(model, source.classes, classified, seed=seed)
+
+
+def with_found_classes(source: ModelSource, data: Data) -> ModelSource:
+    """The source with the classes that the data have, where it says so."""
+    if source.classes != "data":
+        return source
+    if not isinstance(data, Labelled | Tagged):
+        raise ConfigError(
+            f'model.classes="data" needs labels, and data.kind is "{type(data).__name__.lower()}"',
+            "set model.classes to the names of the classes",
+        )
+    return replace(source, classes=data.find_classes())
+
+
+def set_problem_type(model: Model, objective: Objective) -> None:
+    """Say in the model how the objective reads its logits; an old temperature no longer holds."""
+    head = model.config.readout
+    if objective.classified is None or not isinstance(head, ClassHead | TokenHead):
+        return
+    several = isinstance(objective, MultiLabelClassification)
+    before = classifier_of(model)
+    after = ClassifierSettings(
+        multi_label=several, thresholds=before.thresholds if several else (0.5,)
+    )
+    if after != before:
+        set_classifier(model, after)
 
 
 def _body(source: ModelSource, seed: int) -> Model:

@@ -36,6 +36,8 @@ from manyheads.train.loop.model_setup import (
     record_inference_settings,
     run_tokenizer,
     set_class_names,
+    set_problem_type,
+    with_found_classes,
     with_image_preprocessing,
 )
 from manyheads.train.loop.reporting import (
@@ -119,6 +121,7 @@ class _Session:
     ) -> None:
         self.config, self.processes, self.stop, self.hooks = run, processes, stop, hooks
         self.objective = run.full_objective
+        self.source = with_found_classes(run.model, run.data[0])
         self.folder = RunFolder(run.run.folder)
         self.checkpoints = Checkpoints(self.folder.checkpoints, processes, run.run.keep)
         self.display = Display(run.ends[-1], progress, run.unit, warnings=processes.is_main)
@@ -167,7 +170,8 @@ class _Session:
 
     def _initial_model(self) -> Model:
         config = self.config
-        model = initial_model(config.model, config.run.seed, config.objective.classified)
+        model = initial_model(self.source, config.run.seed, config.objective.classified)
+        set_problem_type(model, config.objective)
         return model if self.hooks is None else self.hooks.prepare(model)
 
     def _save_model(self, wrapper: ModelWrapper) -> Saved | None:

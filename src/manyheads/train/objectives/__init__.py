@@ -2,6 +2,7 @@
 
 from manyheads.train.objectives.classification import (
     ImageClassification,
+    MultiLabelClassification,
     SequenceClassification,
     TokenClassification,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "Distillation",
     "ImageClassification",
     "MaskedLM",
+    "MultiLabelClassification",
     "Objective",
     "Routing",
     "Seq2SeqLM",

@@ -12,7 +12,7 @@ from manyheads.checkpoints.classification_head import Classified
 from manyheads.data.batch import IGNORE_INDEX, Batch
 from manyheads.errors import InputError
 from manyheads.models.encoder import TextModel
-from manyheads.models.readout import ClassHead, TokenHead
+from manyheads.models.readout import ClassHead, TokenHead, classifier_of
 from manyheads.models.vision import Vision
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
@@ -43,6 +43,11 @@ class ClassObjective(RoutedObjective):
             raise InputError(
                 f"{type(self).__name__} needs {expected} labels, got {count}",
                 "give one label per item",
+            )
+        if batch.labels.dim() > 1:
+            raise InputError(
+                f"{type(self).__name__} needs one label per text, and texts have lists of them",
+                "use MultiLabelClassification",
             )
         positions = (batch.labels >= 0).nonzero().squeeze(1)
         labels = batch.labels[positions]
@@ -85,6 +90,50 @@ class SequenceClassification(ClassObjective):
 
     def _label_count(self, batch: Batch) -> int:
         return len(require_texts(self, batch))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiLabelClassification(RoutedObjective):
+    """Any number of labels per text: binary cross-entropy, the mean over the classes.
+
+    Evaluation counts texts as correct whose labels are all right.
+    """
+
+    classified: ClassVar[Classified] = "texts"
+
+    def check(self, model: nn.Module) -> None:
+        check_readout(self, model, TextModel, ClassHead)
+
+    def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
+        del generator
+        expected, classes = len(require_texts(self, batch)), model.config.readout.classes
+        labels = batch.labels
+        if labels is None or labels.dim() != 2 or labels.shape[0] != expected:
+            raise InputError(
+                f"{type(self).__name__} needs a list of labels for each of {expected} texts",
+                'write labels as a list: "label": ["a", "b"], or [] for none',
+            )
+        if labels.shape[1] > classes:
+            raise InputError(
+                f"label {labels.shape[1] - 1} is out of range for classes={classes}",
+                f"use 0 to {classes - 1}",
+            )
+        # Labels that are numbers may end before the last class.
+        labels = F.pad(labels, (0, classes - labels.shape[1]))
+        return PreparedBatch(batch=batch, positions=torch.arange(expected), labels=labels)
+
+    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
+        output = model(prepared.batch.texts, watch=watch)
+        logits = output.logits.float()
+        total = F.binary_cross_entropy_with_logits(
+            logits, prepared.labels.to(logits), reduction="sum"
+        )
+        loss = self.with_router_losses(total / logits.shape[1], prepared, output.router)
+        if torch.is_grad_enabled():
+            return loss
+        thresholds = logits.new_tensor(classifier_of(model).thresholds)
+        right = (logits.sigmoid() >= thresholds) == prepared.labels.bool()
+        return replace(loss, correct=right.all(1).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

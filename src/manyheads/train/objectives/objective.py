@@ -63,13 +63,14 @@ class Loss:
 class PreparedBatch:
     """A batch as the model reads it, and the `labels` to predict at `positions`.
 
-    Positions are tokens, sequences or images, depending on the objective. It is made on the host,
+    Positions are tokens, sequences or images, depending on the objective, which may have one label
+    per class. It is made on the host,
     where its shapes are known without waiting for a device, and then moved.
     """
 
     batch: Batch
     positions: Int[Tensor, " m"]
-    labels: Int[Tensor, " m"]
+    labels: Int[Tensor, " m"] | Int[Tensor, "m classes"]
 
     @property
     def targets(self) -> int:

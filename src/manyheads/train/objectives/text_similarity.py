@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from manyheads.data.batch import Batch, map_ragged
+from manyheads.data.batch import Batch, map_lengths, map_ragged
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.encoder import TextModel
 from manyheads.models.provenance import Pooling, SentenceConfig
@@ -24,13 +24,14 @@ from manyheads.parts.experts import RouterLosses
 from manyheads.parts.halting import AddedLoss, PonderLoss
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Watcher
+from manyheads.train.objectives.late_interaction import maxsim_scores
 from manyheads.train.objectives.objective import (
     PreparedBatch,
     RoutedObjective,
     unsuitable_model,
 )
 
-COSINE_TEMPERATURE = 0.05
+COSINE_TEMPERATURE, MAXSIM_TEMPERATURE = 0.05, 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -38,12 +39,14 @@ class PreparedCandidates(PreparedBatch):
     """Texts, then their candidates, cut into `parts` that the model reads one after another.
 
     The candidates are the `count` second texts, in the order of the texts, then all negatives.
+    `lengths` are those of texts and of candidates.
     `text_numbers` are equal for texts with the same tokens, and so are `candidate_numbers`.
     `groups` are the candidates of each text, its own first, then its negatives, and -1 where it has
     fewer than others; `teacher` are their scores.
     """
 
     parts: tuple[Ragged, ...]
+    lengths: tuple[Lengths, Lengths]
     count: int
     text_numbers: Int[Tensor, " q"]
     candidate_numbers: Int[Tensor, " d"]
@@ -60,6 +63,10 @@ class PreparedCandidates(PreparedBatch):
         return replace(
             self,
             parts=tuple(map_ragged(part, function) for part in self.parts),
+            lengths=(
+                map_lengths(self.lengths[0], function),
+                map_lengths(self.lengths[1], function),
+            ),
             positions=function(self.positions),
             labels=function(self.labels),
             text_numbers=function(self.text_numbers),
@@ -73,12 +80,15 @@ class PreparedCandidates(PreparedBatch):
 class TextSimilarity(RoutedObjective):
     """An objective on the scores between texts and candidates.
 
-    A score is the cosine of two vectors, divided by `temperature`, 0.05 by default.
-    `pooling="model"` is the pooling of the model's folder, or the mean. At most `cache_tokens`
-    tokens are encoded at a time; 0 is all of the micro-batch.
+    A score is the cosine of two vectors, or MaxSim between the vectors of all tokens (late
+    interaction); `similarity="model"` is MaxSim if the model has late interaction. It is divided by
+    `temperature`, by default 0.05 for cosines and 1 for MaxSim. `pooling="model"` is the pooling of
+    the model's folder, or the mean. At most `cache_tokens` tokens are encoded at a time; 0 is all
+    of the micro-batch.
     """
 
     temperature: float | Literal["default"] = "default"
+    similarity: Literal["model", "cosine", "maxsim"] = "model"
     pooling: Pooling | Literal["model"] = "model"
     cache_tokens: int = 0
 
@@ -121,6 +131,7 @@ class TextSimilarity(RoutedObjective):
             positions=positions,
             labels=positions,
             parts=tuple(_parts([batch.texts, candidates], self.cache_tokens)),
+            lengths=(batch.texts.lengths, candidates.lengths),
             count=count,
             text_numbers=_first_equal(batch.texts),
             candidate_numbers=_first_equal(candidates),
@@ -135,21 +146,32 @@ class TextSimilarity(RoutedObjective):
         vectors, added = self._vectors(model, prepared.parts, watch)
         # Scores of half precision would be too coarse once they are divided by the temperature.
         with torch.autocast(vectors.device.type, enabled=False):
-            texts, candidates = vectors[: prepared.count], vectors[prepared.count :]
-            return texts @ candidates.T / self._temperature, added
+            if not self.is_late(model):
+                texts, candidates = vectors[: prepared.count], vectors[prepared.count :]
+                return texts @ candidates.T / self._temperature(COSINE_TEMPERATURE), added
+            both = vectors.split([each.positions.shape[0] for each in prepared.lengths])
+            scores = maxsim_scores(*map(Ragged, both, prepared.lengths))
+            return scores / self._temperature(MAXSIM_TEMPERATURE), added
 
-    @property
-    def _temperature(self) -> float:
-        return COSINE_TEMPERATURE if self.temperature == "default" else self.temperature
+    def is_late(self, model: Any) -> bool:
+        """Whether all token vectors are compared."""
+        if self.similarity == "model":
+            return getattr(model, "late", None) is not None
+        return self.similarity == "maxsim"
+
+    def _temperature(self, default: float) -> float:
+        return default if self.temperature == "default" else self.temperature
 
     def _vectors(
         self, model: Any, parts: Sequence[Ragged], watch: Watcher | None
     ) -> tuple[Float[Tensor, "n c"], tuple[AddedLoss, ...]]:
-        """One vector per text, and the losses of routers and of halting."""
+        """A vector per text, or per token, and the losses of routers and of halting."""
 
         def encode(part: Ragged) -> tuple[Tensor, tuple[AddedLoss, ...]]:
             hidden, added = model.hidden(part, watch=watch)
-            return F.normalize(self._pooled(model, hidden), dim=-1), added
+            late = self.is_late(model)
+            vectors = hidden.values.float() if late else self._pooled(model, hidden)
+            return F.normalize(vectors, dim=-1), added
 
         if len(parts) == 1 or not torch.is_grad_enabled():
             read = [encode(part) for part in parts]

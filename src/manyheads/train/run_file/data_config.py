@@ -14,13 +14,17 @@ from manyheads.data.labelled import (
     LabelledTexts,
     TaggedTexts,
     TextPairs,
+    label_array,
     labelled_examples,
     paired_examples,
+    tag_names,
     tagged_examples,
 )
-from manyheads.data.sources.rows import HUB, row_source
+from manyheads.data.sources.conll import tagged_rows
+from manyheads.data.sources.rows import HUB, RowSource, row_source
 from manyheads.data.sources.texts import Errors, Format, TextSource, text_source
 from manyheads.data.store import TokenStore
+from manyheads.data.tag_schemes import Scheme
 from manyheads.data.tokenise import store_mismatch, write_store
 from manyheads.data.tokenizer_training import (
     EOS,
@@ -153,7 +157,7 @@ class RowsData(BatchConfig, ABC):
     def check(self) -> None:
         for paths in (self.train, self.validation):
             if isinstance(paths, tuple):
-                row_source(paths).check()
+                self._rows(paths).check()
                 check_first_row(self._source(paths), paths)
 
     def load(self, tokenizer: Any, folder: Path, names: tuple[str, ...] = ()) -> PhaseData:
@@ -171,6 +175,9 @@ class RowsData(BatchConfig, ABC):
                 check_batch_holds(self, longest, f"a row of {longest} tokens")
         return PhaseData(training=training, validation=held)
 
+    def _rows(self, paths: tuple[str, ...]) -> RowSource:
+        return row_source(paths)
+
     @abstractmethod
     def _source(self, paths: tuple[str, ...]) -> Any:
         """The examples in the rows of these files."""
@@ -182,7 +189,7 @@ class RowsData(BatchConfig, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labelled(RowsData):
-    """A text and a label per row."""
+    """A text and a label per row, or a list of any number of labels."""
 
     text: str = "text"
     label: str = "label"
@@ -193,6 +200,12 @@ class Labelled(RowsData):
     def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
         source = self._source(paths)
         return labelled_examples(source, tokenizer, max_length=self.length, names=names)
+
+    def find_classes(self) -> int | tuple[str, ...]:
+        """The names of the classes in the training data, or their number."""
+        with interruptible(READING):
+            labels, names = label_array(list(self._source(self.train)), ())
+        return names or int(labels.shape[1] if labels.ndim > 1 else labels.max() + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,13 +263,27 @@ class Pairs(RowsData):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tagged(RowsData):
-    """Words, and one tag per word, per row."""
+    """Words, and one tag per word, per row or per sentence of a CoNLL file.
+
+    `scheme` converts the tags of entities to "IOB2", "BILOU" or "IO".
+    """
 
     words: str = "tokens"
     tags: str = "tags"
+    scheme: Scheme | Literal["as written"] = "as written"
+
+    def _rows(self, paths: tuple[str, ...]) -> RowSource:
+        return tagged_rows(paths)
 
     def _source(self, paths: tuple[str, ...]) -> TaggedTexts:
-        return TaggedTexts(row_source(paths), self.words, self.tags)
+        return TaggedTexts(self._rows(paths), self.words, self.tags, self.scheme)
+
+    def find_classes(self) -> int | tuple[str, ...]:
+        """The tags of the training data, or their number."""
+        with interruptible(READING):
+            tags = {tag for row in self._source(self.train) for tag in row.tags}
+        names = tag_names(tags)
+        return names or max((int(tag) for tag in tags if isinstance(tag, int)), default=0) + 1
 
     def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
         source = self._source(paths)

@@ -19,6 +19,7 @@ from manyheads.train.objectives import (
     Distillation,
     ImageClassification,
     MaskedLM,
+    MultiLabelClassification,
     Objective,
     Seq2SeqLM,
     SequenceClassification,
@@ -172,6 +173,7 @@ AnyObjective = (
     | MaskedLM
     | Seq2SeqLM
     | SequenceClassification
+    | MultiLabelClassification
     | TokenClassification
     | ImageClassification
     | Contrastive
@@ -185,8 +187,8 @@ class ModelSource:
     """The model to train: a known `size` with a `change`, a full `config`, or a `folder`.
 
     The first two start with random weights, or with those of a smaller model in the folder `tile`.
-    `classes`, a number or names, adds a new classification head. `heads` changes every attention
-    layer.
+    `classes`, a number or names, adds a new classification head; "data" takes the names from the
+    labels of the training data. `heads` changes every attention layer.
     """
 
     size: str = ""
@@ -194,7 +196,7 @@ class ModelSource:
     config: Mapping[str, Any] = field(default_factory=dict)
     folder: str = ""
     tile: str = ""
-    classes: int | tuple[str, ...] = 0
+    classes: int | Literal["data"] | tuple[str, ...] = 0
     heads: HeadOptions = HeadOptions()
 
     def __post_init__(self) -> None:
@@ -344,6 +346,7 @@ DATA_FOR: dict[type, tuple[type, ...]] = {
     Contrastive: (Pairs,),
     Distillation: (Pairs,),
     SequenceClassification: (Labelled,),
+    MultiLabelClassification: (Labelled,),
     TokenClassification: (Tagged,),
     ImageClassification: (Images,),
 }

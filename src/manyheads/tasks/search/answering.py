@@ -1,0 +1,281 @@
+"""Answers from documents: find passages, and let a decoder answer from them."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Unpack
+
+from manyheads.decoding.chat import chat_prompt, tokenizer_config_of
+from manyheads.decoding.generation import generate
+from manyheads.decoding.generation_config import (
+    FinishReason,
+    GenerationConfig,
+    GenerationOptions,
+    with_options,
+)
+from manyheads.decoding.request import check_generates, tokenizer_of
+from manyheads.encoding.text_reader import TextReader, resolve_max_length
+from manyheads.errors import InputError, check_int
+from manyheads.formatting import pluralise
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.tokenizers import surrogates_refused
+
+if TYPE_CHECKING:
+    from manyheads.tasks.search.index import Hit, Index
+
+INSTRUCTIONS = (
+    "Answer the question from the numbered passages below. Name the passages that you use by "
+    "their numbers, as in [1]. If the passages do not answer the question, say so."
+)
+# A model that only continues text would go on with questions of its own.
+NEXT_QUESTION = "\nQuestion:"
+# Of a passage that does not fit, fewer tokens than these are left out altogether.
+SHORTEST_PASSAGE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A passage that the reader was given, under its number in the prompt."""
+
+    number: int
+    hit: "Hit"
+    text: str
+    """What the reader was given of the passage: the beginning, if it was too long."""
+    cited: bool = False
+
+    @property
+    def cut(self) -> bool:
+        """Whether the end of the passage did not fit."""
+        return len(self.text) < len(self.hit.text)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        hit = self.hit
+        return {
+            "number": self.number,
+            "id": hit.id,
+            "title": hit.title,
+            "source": hit.source,
+            "score": hit.score,
+            "chunk": hit.chunk,
+            "start": hit.start,
+            "end": hit.end,
+            "text": self.text,
+            "cut": self.cut,
+            "cited": self.cited,
+            "metadata": dict(hit.metadata),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderPrompt:
+    """The token ids of a question with its passages, and what was left out to fit the reader."""
+
+    ids: tuple[int, ...]
+    sources: tuple[Source, ...]
+    left_out: int
+    context: int | None
+    is_chat: bool
+
+    @property
+    def truncation(self) -> str:
+        """A sentence about what did not fit; empty if everything did."""
+        cut = sum(source.cut for source in self.sources)
+        parts = [f"cut {pluralise(cut, 'passage')}"] if cut else []
+        parts += [f"left out {pluralise(self.left_out, 'passage')}"] if self.left_out else []
+        if not parts:
+            return ""
+        return f"{' and '.join(parts)} to fit the reader's {self.context:,} tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the reader wrote, and the passages that it was given.
+
+    `truncation` says what of the passages did not fit the reader's context, if anything.
+    """
+
+    question: str
+    text: str
+    sources: tuple[Source, ...]
+    finish_reason: FinishReason
+    truncation: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "question": self.question,
+            "answer": self.text,
+            "finish_reason": self.finish_reason,
+            "truncation": self.truncation,
+            "sources": [source.as_dict() for source in self.sources],
+        }
+
+    def __str__(self) -> str:
+        lines = [self.text, ""]
+        for source in self.sources:
+            lines.append(f"[{source.number}] {source.hit.title or source.hit.id}")
+        return "\n".join(lines)
+
+
+def answer(
+    index: "Index",
+    question: str,
+    reader: Any,
+    *,
+    top_k: int = 5,
+    where: str | Mapping[str, Any] | None = None,
+    instructions: str = INSTRUCTIONS,
+    config: GenerationConfig | None = None,
+    progress: bool = True,
+    **options: Unpack[GenerationOptions],
+) -> Answer:
+    """Answer a question from the `top_k` best documents of an index.
+
+    `reader` is a decoder or an encoder-decoder. It receives the instructions, numbered passages and
+    the question, by its chat template if it has one. Passages that do not fit its context beside
+    the new tokens are cut, the worst first. `config` and the options are those of `generate`.
+    """
+    check_int("top_k", top_k, minimum=1)
+    config = reader_config(with_options(config, options), reader)
+    hits = index.search(question, top_k=top_k, where=where)
+    prompt = reader_prompt(
+        reader, question, hits, instructions=instructions, max_new_tokens=config.max_new_tokens
+    )
+    [generation] = generate(reader, [list(prompt.ids)], config, progress=progress)
+    return finish_answer(question, str(generation), generation.finish_reason, prompt)
+
+
+def finish_answer(
+    question: str, text: str, finish_reason: FinishReason, prompt: ReaderPrompt
+) -> Answer:
+    """The answer with those sources marked that it names by their numbers."""
+    text = text.strip()
+    cited = {int(number) for number in re.findall(r"\[(\d+)\]", text)}
+    return Answer(
+        question=question,
+        text=text,
+        sources=tuple(replace(each, cited=each.number in cited) for each in prompt.sources),
+        finish_reason=finish_reason,
+        truncation=prompt.truncation,
+    )
+
+
+def reader_config(config: GenerationConfig, reader: Any) -> GenerationConfig:
+    """The options, with an end for models that continue text: before a question of their own."""
+    if config.stop_strings or config.uses_beams or _has_template(check_generates(reader)):
+        return config
+    return replace(config, stop_strings=(NEXT_QUESTION,))
+
+
+def reader_prompt(
+    reader: Any,
+    question: str,
+    hits: "Sequence[Hit]",
+    *,
+    instructions: str = INSTRUCTIONS,
+    max_new_tokens: int = 128,
+) -> ReaderPrompt:
+    """The prompt of a question and its passages, of which the best are kept whole if they fit."""
+    model = check_generates(reader)
+    tokenizer = tokenizer_of(model, "a question")
+    if not question.strip():
+        raise InputError("the question is empty", "ask something")
+    if not hits:
+        raise InputError(
+            "the index has no passage for this question", "loosen where, or add documents"
+        )
+    is_chat = _has_template(model)
+    context = _context(model)
+    room = _room(model, context, max_new_tokens)
+    clean = _without_special_tokens(tokenizer)
+
+    def encode(sources: Sequence[Source]) -> list[int]:
+        passages = "\n\n".join(_passage(source, clean) for source in sources)
+        text = f"{instructions}\n\n{passages}\n\nQuestion: {question.strip()}"
+        if is_chat:
+            return chat_prompt(model, [{"role": "user", "content": text}])
+        with surrogates_refused([text]):
+            ids: list[int] = tokenizer.encode(f"{text}\nAnswer:").ids
+        return ids
+
+    sources: list[Source] = []
+    ids = encode(sources)
+    if room is not None and len(ids) + SHORTEST_PASSAGE > room:
+        raise InputError(
+            f"the question takes {len(ids):,} tokens and max_new_tokens {max_new_tokens:,} of the "
+            f"reader's {context:,}, which leaves no room for passages",
+            "lower max_new_tokens, or use a reader with a longer context",
+        )
+    for hit in hits:
+        whole = Source(number=len(sources) + 1, hit=hit, text=hit.text)
+        longer = encode([*sources, whole])
+        if room is not None and len(longer) > room:
+            kept = _cut(tokenizer, whole, sources, encode, room)
+            if kept is not None:
+                sources.append(kept)
+                ids = encode(sources)
+            break
+        sources.append(whole)
+        ids = longer
+    return ReaderPrompt(
+        ids=tuple(ids),
+        sources=tuple(sources),
+        left_out=len(hits) - len(sources),
+        context=context,
+        is_chat=is_chat,
+    )
+
+
+def _passage(source: Source, clean: Callable[[str], str]) -> str:
+    title = f"{clean(source.hit.title)}\n" if source.hit.title else ""
+    return f"[{source.number}] {title}{clean(source.text)}"
+
+
+def _cut(
+    tokenizer: Any,
+    source: Source,
+    before: Sequence[Source],
+    encode: Callable[[Sequence[Source]], list[int]],
+    room: int,
+) -> Source | None:
+    """As much of a passage as fits after others, or None if it is hardly any."""
+    with surrogates_refused([source.text]):
+        offsets = tokenizer.encode(source.text, add_special_tokens=False).offsets
+    kept = len(offsets)
+    while True:
+        # Tokens at the borders may merge, so that the prompt itself is counted.
+        cut = replace(source, text=source.text[: offsets[kept - 1][1]]) if kept else source
+        excess = len(encode([*before, cut])) - room
+        if kept < SHORTEST_PASSAGE:
+            return None
+        if excess <= 0:
+            return cut
+        kept -= excess
+
+
+def _context(model: TextReader) -> int | None:
+    """How many tokens the reader was made for, or trained on."""
+    bounds = (resolve_max_length(model, None), model.trained_length)
+    return min((each for each in bounds if each is not None), default=None)
+
+
+def _room(model: TextReader, context: int | None, max_new_tokens: int) -> int | None:
+    """The tokens that a prompt may have; an encoder-decoder writes beside it, not after it."""
+    if context is None or isinstance(model, Seq2Seq):
+        return context
+    return context - max_new_tokens
+
+
+def _has_template(model: Any) -> bool:
+    return bool(tokenizer_config_of(model).get("chat_template"))
+
+
+def _without_special_tokens(tokenizer: Any) -> Callable[[str], str]:
+    """Blank out the special tokens of a passage, by which it could pass for another speaker."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    special = [re.escape(token.content) for token in added if token.special and token.content]
+    if not special:
+        return lambda text: text
+    pattern = re.compile("|".join(sorted(special, key=len, reverse=True)))
+    return lambda text: pattern.sub(" ", text)

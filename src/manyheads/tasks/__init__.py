@@ -3,6 +3,11 @@
 from manyheads.argument_checks import checked_functions
 from manyheads.tasks.extraction.entity_recognition import Entity, entities, entities_of_tags
 from manyheads.tasks.extraction.span_scores import EntityScores, SpanScore, score_entities
+from manyheads.tasks.filtering.corpus_filter import FilterResult, filter_corpus
+from manyheads.tasks.filtering.judgement import FilterCounts
+from manyheads.tasks.filtering.ray_engine import classify_with_ray, encode_with_ray
+from manyheads.tasks.search.documents import Document, read_documents
+from manyheads.tasks.search.index import Hit, Index
 from manyheads.tasks.search.match_explanation import explain_match
 from manyheads.tasks.search.match_result import MatchExplanation, MatchSide, MatchWord
 from manyheads.tasks.search.ranking_measures import (
@@ -11,20 +16,31 @@ from manyheads.tasks.search.ranking_measures import (
     evaluate_retrieval,
     read_queries,
 )
+from manyheads.tasks.search.storage.index_writer import IndexingReport
 
 __all__ = [
+    "Document",
     "Entity",
     "EntityScores",
+    "Hit",
+    "Index",
+    "IndexingReport",
+    "FilterCounts",
+    "FilterResult",
     "JudgedQuery",
     "MatchExplanation",
     "MatchSide",
     "MatchWord",
     "RetrievalScores",
     "SpanScore",
+    "classify_with_ray",
+    "encode_with_ray",
     "entities",
     "entities_of_tags",
     "evaluate_retrieval",
     "explain_match",
+    "filter_corpus",
+    "read_documents",
     "read_queries",
     "score_entities",
 ]

@@ -67,10 +67,10 @@ class Document:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything that is stored of the document."""
+        """A hash of the id and of everything that is stored of the document."""
         digest = blake2b(digest_size=12)
         entries = [f"{key}={value!r}" for key, value in sorted(self.metadata.items())]
-        for part in (self.text, self.title, self.source, *entries):
+        for part in (self.id, self.text, self.title, self.source, *entries):
             encoded = part.encode()
             digest.update(len(encoded).to_bytes(8, "little") + encoded)
         return digest.hexdigest()

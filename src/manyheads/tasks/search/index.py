@@ -1,0 +1,406 @@
+"""An index of documents: created, changed and searched, on disk or in an object store."""
+
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from manyheads.checkpoints.folder import load
+from manyheads.encoding.encode import Options, encode_counted
+from manyheads.encoding.text_reader import require_text_model
+from manyheads.errors import InputError, ManyheadsError, TruncationWarning, check_int, short_repr
+from manyheads.formatting import alternatives
+from manyheads.models.build import Model
+from manyheads.ragged import Ragged
+from manyheads.tasks.search.chunking import CHUNK_TOKENS, OVERLAP, ChunkSettings
+from manyheads.tasks.search.documents import Documents, Scalar
+from manyheads.tasks.search.rank_fusion import fuse_rankings
+from manyheads.tasks.search.storage.index_manifest import (
+    IndexKind,
+    IndexLocation,
+    IndexManifest,
+    RowVectors,
+    VectorFormat,
+    model_fingerprint,
+)
+from manyheads.tasks.search.storage.index_writer import IndexingReport, IndexWriter, encode_late
+from manyheads.tasks.search.storage.keyword_search import KeywordIndex
+from manyheads.tasks.search.storage.vector_store import ChunkTable
+
+KINDS: tuple[IndexKind, ...] = ("dense", "late", "bm25", "hybrid")
+FORMATS: tuple[VectorFormat, ...] = ("float32", "float16", "2bit")
+# How many documents of each ranking a hybrid search fuses, at least.
+FUSED = 100
+# How often a reader tries again if a writer replaces the files that it opens.
+RETRIES = 5
+
+Where = str | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A document and its best chunk: characters `start` to `end` of the document's text."""
+
+    id: str
+    score: float
+    text: str
+    title: str
+    chunk: int
+    start: int
+    end: int
+    source: str
+    metadata: Mapping[str, Scalar]
+
+
+class _Ranked(NamedTuple):
+    """The number of a row, its document's and its score."""
+
+    row: int
+    document: int
+    score: float
+
+
+class Index:
+    """Documents that can be searched; `create` or `open` one.
+
+    An `Index` sees the state in which it was opened, or that of its own last change.
+    """
+
+    def __init__(
+        self, location: IndexLocation, manifest: IndexManifest, model: Model | None
+    ) -> None:
+        self.model = model
+        self.report: IndexingReport | None = None
+        self._location = location
+        self._state = _Snapshot(location, manifest)
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        model: Model | str | Path | None,
+        documents: Documents,
+        *,
+        kind: IndexKind = "dense",
+        chunk_tokens: int = CHUNK_TOKENS,
+        overlap: int = OVERLAP,
+        whole: bool = False,
+        code: bool = False,
+        vectors: VectorFormat = "float32",
+        progress: bool = True,
+    ) -> "Index":
+        """Index documents, or bring the index at `path` up to date with them.
+
+        `documents` is what `read_documents` takes. Only new and changed documents are encoded, and
+        those that an interrupted run had not reached; documents that are gone are removed. Until
+        all is done, an index that was there before is searched unchanged. "bm25" needs no model,
+        "late" keeps one vector per token, and "hybrid" fuses BM25 with the model's own kind.
+        """
+        if kind not in KINDS:
+            raise InputError(f"kind must be {alternatives(KINDS)}, got {short_repr(kind)}")
+        if vectors not in FORMATS:
+            raise InputError(f"vectors must be {alternatives(FORMATS)}, got {short_repr(vectors)}")
+        settings = ChunkSettings(chunk_tokens=chunk_tokens, overlap=overlap, whole=whole, code=code)
+        opened = load(model) if isinstance(model, str | Path) else model
+        if opened is None and kind != "bm25":
+            raise InputError(f"kind={kind!r} needs a model", "give one, or use kind='bm25'")
+        plan = _plan(kind, vectors, settings, opened)
+        location = IndexLocation(path)
+        location.prepare()
+        with location.lock():
+            writer = IndexWriter(location, plan, opened)
+            manifest = writer.write(documents, keep_others=False, progress=progress)
+        _warn_if_truncated(writer.report)
+        index = cls(location, manifest, opened)
+        index.report = writer.report
+        return index
+
+    @classmethod
+    def open(cls, path: str | Path, model: Model | str | Path | None = None) -> "Index":
+        """An index with the model that made it, which is loaded from where it was then.
+
+        If it has moved or was made in memory, give it as `model`; another one is refused.
+        """
+        location = IndexLocation(path)
+        manifest = location.require_manifest()
+        opened = load(model) if isinstance(model, str | Path) else model
+        if manifest.row_vectors != "none":
+            opened = _check_model(location, manifest, opened or _load_model(location, manifest))
+        for attempt in range(RETRIES):
+            try:
+                index = cls(location, manifest, opened)
+                # What a writer may remove is read at once.
+                _ = index._state.keywords
+                return index
+            except (ValueError, RuntimeError, OSError) as error:
+                current = location.require_manifest()
+                if current == manifest or attempt == RETRIES - 1:
+                    if isinstance(error, ManyheadsError):
+                        raise
+                    raise InputError(
+                        f"the index {location} is damaged ({str(error)[:300]})",
+                        "create it again in a new folder",
+                    ) from error
+                manifest = current
+        raise AssertionError("unreachable")
+
+    @property
+    def kind(self) -> IndexKind:
+        return self._state.manifest.kind
+
+    @property
+    def settings(self) -> ChunkSettings:
+        """How documents are split into chunks."""
+        return self._state.manifest.settings
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks the documents have."""
+        return self._state.manifest.chunks
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of all documents."""
+        return list(self._state.names.documents)
+
+    def __len__(self) -> int:
+        return self._state.manifest.documents
+
+    def search(self, query: str, *, top_k: int = 10, where: Where | None = None) -> list[Hit]:
+        """The best documents for a query, each with its best chunk.
+
+        `where` is a condition on metadata in SQL, or a mapping of keys to values or lists of them.
+        Scores are cosines ("dense"), sums of the best cosines per query token ("late"), of BM25, or
+        sums of reciprocal ranks ("hybrid"); documents without any word of the query are no hits of
+        "bm25".
+        """
+        return self.search_many([query], top_k, where=where)[0]
+
+    def search_many(
+        self, queries: Sequence[str], top_k: int = 10, *, where: Where | None = None
+    ) -> list[list[Hit]]:
+        """`search` for each query."""
+        check_int("top_k", top_k, minimum=1)
+        for query in [queries] if isinstance(queries, str) else queries:
+            if isinstance(queries, str) or not isinstance(query, str) or not query.strip():
+                raise InputError(
+                    f"a query must be a string with some text, got {short_repr(query)}",
+                    "give a list of queries" if isinstance(queries, str) else "",
+                )
+        state = self._state
+        allowed = state.allowed(where)
+        depth = max(FUSED, top_k) if self.kind == "hybrid" else top_k
+        rankings: list[list[list[_Ranked]]] = []
+        if state.manifest.row_vectors != "none" and self.kind != "bm25":
+            assert self.model is not None
+            encoded = _encode_queries(self.model, queries, state.manifest.row_vectors)
+            rankings.append([state.by_vectors(each, allowed, depth) for each in encoded])
+        if state.keywords is not None:
+            rankings.append([state.by_keywords(each, allowed, depth) for each in queries])
+        return [state.hits(_fused(list(each), top_k)) for each in zip(*rankings, strict=True)]
+
+    def add(self, documents: Documents, *, progress: bool = True) -> IndexingReport:
+        """Add documents; one whose id is already there replaces it. Returns what was done."""
+        return self._change(documents, progress=progress)
+
+    def delete(self, ids: str | Iterable[str]) -> IndexingReport:
+        """Remove documents by their ids."""
+        listed = [ids] if isinstance(ids, str) else list(ids)
+        known = set(self._state.names.documents)
+        for each in listed:
+            if each not in known:
+                raise InputError(
+                    f"the index has no document {each!r}", "use ids that a search returns"
+                )
+        return self._change([], remove=dict.fromkeys(listed), progress=False)
+
+    def _change(
+        self, documents: Documents, *, remove: Iterable[str] = (), progress: bool
+    ) -> IndexingReport:
+        with self._location.lock():
+            # Another process may have changed it since this one opened it.
+            plan = self._location.require_manifest()
+            writer = IndexWriter(self._location, plan, self.model)
+            manifest = writer.write(documents, keep_others=True, remove=remove, progress=progress)
+        _warn_if_truncated(writer.report)
+        self._state = _Snapshot(self._location, manifest)
+        self.report = writer.report
+        return writer.report
+
+    def refresh(self) -> None:
+        """See what other processes have changed since."""
+        self._state = Index.open(self._location.address, self.model)._state
+
+
+class _Snapshot:
+    """One committed state of an index, of which parts are read when they are needed."""
+
+    def __init__(self, location: IndexLocation, manifest: IndexManifest) -> None:
+        self.location = location
+        self.manifest = manifest
+        self.table = ChunkTable.pinned(location.address, manifest)
+        self.names = self.table.names()
+
+    @cached_property
+    def keywords(self) -> KeywordIndex | None:
+        if not self.manifest.keywords:
+            return None
+        with self.location.local_folder(self.manifest.keywords) as folder:
+            return KeywordIndex.load(folder, rows=len(self.names), code=self.manifest.settings.code)
+
+    @cached_property
+    def vectors(self) -> Float[Tensor, "n c"] | Ragged:
+        return self.table.vectors()
+
+    def allowed(self, where: Where | None) -> Bool[np.ndarray, " n"] | None:
+        """Which rows a condition holds for; None for all."""
+        if where is None:
+            return None
+        if not isinstance(where, str | Mapping):
+            raise InputError(
+                f"where must be SQL or a mapping, got {short_repr(where)}",
+                "use for example {'author': 'Ada'}",
+            )
+        return np.isin(self.names.rows, self.table.matching(where))
+
+    def by_vectors(
+        self, query: Tensor, allowed: Bool[np.ndarray, " n"] | None, depth: int
+    ) -> list[_Ranked]:
+        if not len(self.names):
+            return []
+        vectors = self.vectors
+        if isinstance(vectors, Ragged):
+            from manyheads.tasks.search.maxsim import maxsim
+
+            scores = maxsim(query, vectors)
+        else:
+            scores = vectors.float() @ query.float()
+        return self._best(scores.numpy(), allowed, depth)
+
+    def by_keywords(
+        self, query: str, allowed: Bool[np.ndarray, " n"] | None, depth: int
+    ) -> list[_Ranked]:
+        assert self.keywords is not None
+        scores = self.keywords.scores(query)
+        found = scores > 0
+        return self._best(scores, found if allowed is None else found & allowed, depth)
+
+    def _best(
+        self, scores: Float[np.ndarray, " n"], allowed: Bool[np.ndarray, " n"] | None, depth: int
+    ) -> list[_Ranked]:
+        """The best row of each of the best documents."""
+        rows = np.arange(len(scores)) if allowed is None else np.flatnonzero(allowed)
+        fetched = 4 * depth
+        while True:
+            some = rows
+            if len(rows) > fetched:
+                some = rows[np.argpartition(-scores[rows], fetched)[:fetched]]
+            ordered = some[np.lexsort((some, -scores[some]))]
+            best: dict[int, _Ranked] = {}
+            for row in ordered:
+                document = int(self.names.document[row])
+                if document not in best:
+                    best[document] = _Ranked(int(row), document, float(scores[row]))
+                    if len(best) == depth:
+                        break
+            if len(best) == depth or len(some) == len(rows):
+                return list(best.values())
+            fetched *= 4
+
+    def hits(self, ranked: Sequence[_Ranked]) -> list[Hit]:
+        ids = [int(self.names.rows[each.row]) for each in ranked]
+        taken = self.table.take(ids)
+        return [
+            Hit(
+                id=row["document"],
+                score=each.score,
+                text=row["text"],
+                title=row["title"],
+                chunk=row["chunk"],
+                start=row["chunk_start"],
+                end=row["chunk_end"],
+                source=row["source"],
+                metadata=json.loads(row["metadata"]),
+            )
+            for each, row in zip(ranked, (taken[each] for each in ids), strict=True)
+        ]
+
+
+def _plan(
+    kind: IndexKind, vectors: VectorFormat, settings: ChunkSettings, model: Model | None
+) -> IndexManifest:
+    row_vectors: RowVectors = "none"
+    if kind == "hybrid":
+        row_vectors = "late" if getattr(model, "late", None) is not None else "dense"
+    elif kind != "bm25":
+        row_vectors = kind
+    plan = IndexManifest(kind=kind, row_vectors=row_vectors, vectors=vectors, settings=settings)
+    if model is None:
+        return plan
+    require_text_model(model)
+    source = str(Path(model.source).resolve()) if Path(model.source).is_dir() else model.source
+    plan = replace(plan, model=source if model.source else "")
+    plan = replace(plan, model_fingerprint=model_fingerprint(model))
+    if row_vectors == "none":
+        return plan
+    [probe] = _encode_queries(model, ["width"], row_vectors)
+    return replace(plan, width=probe.shape[-1])
+
+
+def _encode_queries(model: Model, queries: Sequence[str], row_vectors: RowVectors) -> list[Tensor]:
+    if row_vectors == "late":
+        return [each.cpu() for each in encode_late(model, queries, "query").to_list()]
+    return list(encode_counted(model, queries, Options(normalise=True, progress=False)).vectors)
+
+
+def _fused(rankings: Sequence[list[_Ranked]], top_k: int) -> list[_Ranked]:
+    if len(rankings) == 1:
+        return rankings[0][:top_k]
+    rows: dict[int, int] = {}
+    for ranking in rankings:
+        for each in ranking:
+            rows.setdefault(each.document, each.row)
+    fused = fuse_rankings([[each.document for each in ranking] for ranking in rankings])
+    return [_Ranked(rows[document], document, score) for document, score in fused[:top_k]]
+
+
+def _load_model(location: IndexLocation, manifest: IndexManifest) -> Model:
+    if not manifest.model:
+        raise InputError(
+            f"the index {location} was made with a model in memory", "give it as model"
+        )
+    try:
+        return load(manifest.model)
+    except (ManyheadsError, OSError) as error:
+        raise InputError(
+            f"the model of the index {location}, {manifest.model}, cannot be loaded "
+            f"({str(error).rstrip('.')})",
+            "put it back, or give its new place as model",
+        ) from None
+
+
+def _check_model(location: IndexLocation, manifest: IndexManifest, model: Model) -> Model:
+    if model_fingerprint(model) != manifest.model_fingerprint:
+        raise InputError(
+            f"the model is not the one that the index {location} was made with, "
+            f"{manifest.model or 'a model in memory'}, or it was changed since",
+            "give that model, or create the index again with this one",
+        )
+    return model
+
+
+def _warn_if_truncated(report: IndexingReport) -> None:
+    if report.truncated:
+        warnings.warn(
+            f"{report.truncated:,} of {report.chunks:,} chunks were truncated to what the model "
+            "reads",
+            TruncationWarning,
+            stacklevel=3,
+        )

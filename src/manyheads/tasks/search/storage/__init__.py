@@ -1,0 +1,1 @@
+"""An index on disk: rows with vectors, keywords, and the manifest that commits them."""

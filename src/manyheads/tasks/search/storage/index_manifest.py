@@ -1,0 +1,275 @@
+"""Where an index lies, and its manifest: the small file whose replacement commits a change.
+
+The manifest names the version of the table and the folder of keywords that are in force. A writer
+prepares new ones beside them and then replaces the manifest, in one step; whatever it does not name
+is not searched. A run that was killed left rows behind, which the next one takes up.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, fields, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from manyheads.atomic_write import atomic_write, check_writable, exclusive_lock
+from manyheads.errors import InputError, MissingPackageError
+from manyheads.models.build import Model
+from manyheads.tasks.search.chunking import ChunkSettings
+
+IndexKind = Literal["dense", "late", "bm25", "hybrid"]
+VectorFormat = Literal["float32", "float16", "2bit"]
+# What a row holds besides its text: nothing, one vector, or one per token.
+RowVectors = Literal["none", "dense", "late"]
+
+FORMAT = 1
+MANIFEST, LOCK = "manifest.json", "lock"
+TABLE, KEYWORDS, CODES = "chunks-", "keywords-", "codes-"
+# Values of each tensor that enter the fingerprint of a model.
+SAMPLES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexManifest:
+    """What an index is made of and which files of it are in force."""
+
+    kind: IndexKind
+    row_vectors: RowVectors
+    vectors: VectorFormat = "float32"
+    model: str = ""
+    model_fingerprint: str = ""
+    settings: ChunkSettings = field(default_factory=ChunkSettings)
+    width: int = 0
+    table: str = ""
+    version: int = 0
+    keywords: str = ""
+    codes: str = ""
+    approximate: bool = False
+    documents: int = 0
+    chunks: int = 0
+    vector_count: int = 0
+    # What a reader that opened the index before the last change may still be reading.
+    before: tuple[str, ...] = ()
+
+    @property
+    def table_name(self) -> str:
+        """The name of a table whose rows were all made in the same way."""
+        made = (self.row_vectors, self.model_fingerprint, asdict(self.settings))
+        if self.row_vectors != "none":
+            made += (self.vectors, self.width)  # type: ignore[assignment]
+        return TABLE + blake2b(json.dumps(made).encode(), digest_size=8).hexdigest()
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str) -> "IndexManifest":
+        try:
+            values = json.loads(text)
+            found = values.pop("format")
+            known = {each.name for each in fields(cls)}
+            if found > FORMAT or not set(values) <= known:
+                raise InputError(
+                    f"the index {where} has format {found}, and this version reads {FORMAT}",
+                    "update manyheads, or create the index again",
+                )
+            values["settings"] = ChunkSettings(**values["settings"])
+            values["before"] = tuple(values["before"])
+            return cls(**values)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"{where}/{MANIFEST} cannot be read ({error})", "create the index again"
+            ) from None
+
+    def in_force(self) -> set[str]:
+        """The names of all files and folders that must stay."""
+        named = {self.table, self.keywords, self.codes, *self.before}
+        return {name for name in named if name}
+
+    def with_before(self, old: "IndexManifest | None") -> "IndexManifest":
+        """The same, keeping what the manifest that it replaces was made of."""
+        names = () if old is None else (old.table, old.keywords, old.codes)
+        return replace(self, before=tuple(name for name in names if name))
+
+
+class IndexLocation:
+    """A folder, or an address of an object store such as s3://bucket/notes."""
+
+    def __init__(self, where: str | Path) -> None:
+        self.is_remote = "://" in str(where)
+        self.address = str(where).rstrip("/") if self.is_remote else str(Path(where).expanduser())
+        self.path = Path(self.address)
+
+    def __str__(self) -> str:
+        return self.address
+
+    def prepare(self) -> None:
+        """Refuse a folder that cannot be an index, and create it."""
+        if self.is_remote:
+            return
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path} is a file", "name a folder for the index")
+        foreign = [name for name in self.names() if not _is_ours(name)]
+        if foreign:
+            raise InputError(
+                f"{self.path} is a folder with other things in it, such as {sorted(foreign)[0]}",
+                "name a new folder for the index",
+            )
+        check_writable(self.path / MANIFEST)
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Refuse a second writer. An object store has no locks."""
+
+        def on_busy() -> None:
+            raise InputError(
+                f"another process is writing to the index {self}",
+                "wait until it has finished, or stop it",
+            )
+
+        held = nullcontext() if self.is_remote else exclusive_lock(self.path / LOCK, on_busy)
+        with held:
+            yield
+
+    def manifest(self) -> IndexManifest | None:
+        """The manifest in force, None if no index was ever finished."""
+        content = self.read(MANIFEST)
+        return None if content is None else IndexManifest.from_json(content, self.address)
+
+    def require_manifest(self) -> IndexManifest:
+        manifest = self.manifest()
+        if manifest is not None:
+            return manifest
+        if any(map(_is_ours, self.names())):
+            raise InputError(
+                f"the index {self} was never finished",
+                "create it again with the same documents: what was encoded is used",
+            )
+        raise InputError(f"there is no index in {self}", "create it with manyheads index")
+
+    def commit(self, manifest: IndexManifest) -> None:
+        """Replace the manifest: from here on readers see the new state."""
+        self.write(MANIFEST, manifest.to_json().encode())
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a small file, None if there is none."""
+        try:
+            if not self.is_remote:
+                return (self.path / name).read_bytes()
+            system, root = _file_system(self.address)
+            with system.open_input_file(f"{root}/{name}") as file:
+                content: bytes = file.read()
+                return content
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file, which is complete or not there."""
+        if not self.is_remote:
+            with atomic_write(self.path / name) as temporary:
+                temporary.write_bytes(content)
+            return
+        system, root = _file_system(self.address)
+        with system.open_output_stream(f"{root}/{name}") as file:
+            file.write(content)
+
+    @contextmanager
+    def new_folder(self, name: str) -> Iterator[Path]:
+        """A folder to fill, which gets its name when the block succeeds."""
+        parent = None if self.is_remote else self.path
+        with tempfile.TemporaryDirectory(dir=parent, prefix=f".{name}.") as temporary:
+            filled = Path(temporary) / name
+            filled.mkdir()
+            yield filled
+            if not self.is_remote:
+                filled.replace(self.path / name)
+                return
+            from pyarrow import fs
+
+            system, root = _file_system(self.address)
+            system.create_dir(f"{root}/{name}", recursive=True)
+            fs.copy_files(str(filled), f"{root}/{name}", destination_filesystem=system)
+
+    @contextmanager
+    def local_folder(self, name: str) -> Iterator[Path]:
+        """A folder of the index on this machine."""
+        if not self.is_remote:
+            yield self.path / name
+            return
+        from pyarrow import fs
+
+        system, root = _file_system(self.address)
+        with tempfile.TemporaryDirectory() as temporary:
+            fs.copy_files(f"{root}/{name}", temporary, source_filesystem=system)
+            yield Path(temporary)
+
+    def names(self) -> list[str]:
+        """The files and folders of the index, and whatever else lies there."""
+        if not self.is_remote:
+            return [each.name for each in self.path.iterdir()] if self.path.is_dir() else []
+        from pyarrow import fs
+
+        system, root = _file_system(self.address)
+        found = system.get_file_info(fs.FileSelector(root, allow_not_found=True))
+        return [each.base_name for each in found]
+
+    def remove_all_but(self, manifest: IndexManifest) -> None:
+        """Remove what the manifest does not name."""
+        stay = {MANIFEST, LOCK, *manifest.in_force()}
+        for name in self.names():
+            if name.removesuffix(".lance") in stay or not _is_ours(name):
+                continue
+            if self.is_remote:
+                system, root = _file_system(self.address)
+                system.delete_dir(f"{root}/{name}")
+            elif (self.path / name).is_dir():
+                shutil.rmtree(self.path / name, ignore_errors=True)
+            else:
+                (self.path / name).unlink(missing_ok=True)
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a name is one that an index uses, those of interrupted writers included."""
+    return name in (MANIFEST, LOCK) or name.lstrip(".").startswith(
+        (TABLE, KEYWORDS, CODES, MANIFEST)
+    )
+
+
+def _file_system(address: str) -> Any:
+    try:
+        from pyarrow import fs
+    except ImportError:
+        raise MissingPackageError(f"the address {address}", "pyarrow") from None
+    try:
+        return fs.FileSystem.from_uri(address)
+    except (ValueError, OSError) as error:
+        raise InputError(
+            f"{address} is not an address that can be opened ({error})",
+            "use s3://bucket/folder, gs://bucket/folder or a folder",
+        ) from None
+
+
+def model_fingerprint(model: Model) -> str:
+    """A hash of some values of each weight, of the tokenizer and of how vectors are made.
+
+    It does not depend on the device, nor on whether a model was loaded in bfloat16.
+    """
+    digest = blake2b(digest_size=12)
+    for name, weight in sorted(model.state_dict().items()):
+        flat = weight.detach().reshape(-1)
+        step = max(1, flat.numel() // SAMPLES)
+        sample = flat[::step].to("cpu", torch.bfloat16).contiguous().view(torch.uint8)
+        digest.update(f"{name} {tuple(weight.shape)}".encode() + sample.numpy().tobytes())
+    for config in (model.sentence, getattr(model, "late", None)):
+        digest.update(repr(config).encode())
+    if model.tokenizer is not None:
+        digest.update(model.tokenizer.to_str().encode())
+    return digest.hexdigest()

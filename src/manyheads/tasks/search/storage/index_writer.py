@@ -1,0 +1,207 @@
+"""Writing an index: encode what is new, stage it, and commit it by the manifest."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from manyheads.encoding.encode import Options, encode_counted
+from manyheads.errors import InputError
+from manyheads.models.build import Model
+from manyheads.progress import Progress
+from manyheads.ragged import Ragged
+from manyheads.tasks.search.chunking import Chunker
+from manyheads.tasks.search.documents import Document, Documents, read_documents
+from manyheads.tasks.search.storage.index_manifest import KEYWORDS, IndexLocation, IndexManifest
+from manyheads.tasks.search.storage.keyword_search import KeywordIndex
+from manyheads.tasks.search.storage.vector_store import ChunkRow, ChunkTable
+
+# Documents that are encoded and stored together: a killed run loses at most these.
+BATCH_DOCUMENTS, BATCH_CHARACTERS = 1024, 2**19
+
+
+@dataclass(slots=True)
+class IndexingReport:
+    """What a run did: documents read, encoded, unchanged and removed; chunks and tokens encoded.
+
+    `resumed` documents had been encoded by a run that was interrupted. `truncated` chunks were
+    longer than the model reads. `skipped` are pairs of a name and a reason.
+    """
+
+    documents: int = 0
+    encoded: int = 0
+    unchanged: int = 0
+    resumed: int = 0
+    removed: int = 0
+    chunks: int = 0
+    tokens: int = 0
+    truncated: int = 0
+    seconds: float = 0.0
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+
+
+class IndexWriter:
+    """One change of an index, which is complete or did not happen. The lock must be held."""
+
+    def __init__(self, location: IndexLocation, plan: IndexManifest, model: Model | None) -> None:
+        self.location = location
+        self.plan = plan
+        self.model = model
+        self.report = IndexingReport()
+        self._old = location.manifest()
+        self._table = ChunkTable.open_or_create(location.address, plan)
+        # Rows that earlier runs wrote, those of interrupted ones included.
+        self._staged = self._table.fingerprints()
+        self._committed = self._read_committed()
+
+    def _read_committed(self) -> dict[str, str]:
+        if self._old is None or self._old.table != self.plan.table_name:
+            return {}
+        if self._old.version == self._table.version:
+            return dict(self._staged)
+        return ChunkTable.pinned(self.location.address, self._old).fingerprints()
+
+    def write(
+        self,
+        documents: Documents,
+        *,
+        keep_others: bool,
+        remove: Iterable[str] = (),
+        progress: bool = True,
+    ) -> IndexManifest:
+        """Add or replace documents, remove some, and commit; `keep_others` keeps the rest."""
+        started = time.perf_counter()
+        wanted = {name: key for key, name in self._committed.items()} if keep_others else {}
+        for name in remove:
+            del wanted[name]
+        total = len(documents) if isinstance(documents, Sized) and not _is_path(documents) else None
+        seen: dict[str, str] = {}
+        with Progress("indexing", total=total, unit="documents", enabled=progress) as bar:
+            for batch in self._new_documents(documents, seen, bar):
+                self._add(batch)
+                bar.advance(len(batch))
+            wanted |= seen
+            if not wanted and not keep_others:
+                raise InputError("there are no documents to index", "give at least one with text")
+            manifest = self._commit(wanted)
+        self.report.seconds = time.perf_counter() - started
+        return manifest
+
+    def _new_documents(
+        self, documents: Documents, seen: dict[str, str], bar: Progress
+    ) -> Iterator[list[Document]]:
+        """Documents that are not stored yet, some at a time."""
+        batch: list[Document] = []
+        for document in read_documents(documents, on_skip=self._skip):
+            key = document.fingerprint
+            if document.id in seen:
+                if seen[document.id] != key:
+                    raise InputError(
+                        f"two documents have the id {document.id!r}", "give each an id of its own"
+                    )
+                self._skip(document.id, "duplicate")
+                continue
+            seen[document.id] = key
+            self.report.documents += 1
+            if key in self._staged:
+                self.report.unchanged += key in self._committed
+                self.report.resumed += key not in self._committed
+                bar.advance()
+                continue
+            batch.append(document)
+            if (
+                len(batch) >= BATCH_DOCUMENTS
+                or sum(len(each.text) for each in batch) >= BATCH_CHARACTERS
+            ):
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+    def _skip(self, name: str, reason: str) -> None:
+        self.report.skipped.append((name, reason))
+
+    def _add(self, documents: Sequence[Document]) -> None:
+        """Split, encode and store whole documents in one step."""
+        keys = [document.fingerprint for document in documents]
+        chunker = Chunker(self.plan.settings, self.model)
+        rows = [
+            ChunkRow(document, chunk, key)
+            for document, key, chunks in zip(documents, keys, chunker.split(documents), strict=True)
+            for chunk in chunks
+        ]
+        self._table.add(rows, self._encode([row.chunk.encoded for row in rows]))
+        self._staged |= {key: document.id for key, document in zip(keys, documents, strict=True)}
+        self.report.encoded += len(documents)
+        self.report.chunks += len(rows)
+
+    def _encode(self, texts: Sequence[str]) -> Tensor | Ragged | None:
+        if self.plan.row_vectors == "none":
+            return None
+        assert self.model is not None
+        if self.plan.row_vectors == "dense":
+            done = encode_counted(self.model, texts, Options(normalise=True, progress=False))
+            self.report.tokens += done.tokens
+            self.report.truncated += done.cut
+            return done.vectors
+        vectors = encode_late(self.model, texts, "document")
+        self.report.tokens += vectors.lengths.total
+        return vectors
+
+    def _commit(self, wanted: dict[str, str]) -> IndexManifest:
+        keys = set(wanted.values())
+        stale = [key for key in self._staged if key not in keys]
+        committed = set(self._committed)
+        self.report.removed = len(
+            {self._committed[key] for key in committed - keys} - wanted.keys()
+        )
+        if stale:
+            self._table.delete(stale)
+        old = self._old
+        if old is not None and committed == keys and _same_index(old, self.plan) and not stale:
+            return old
+        compacted = self._table.compact()
+        rows = self._table.count_rows()
+        manifest = replace(
+            self.plan,
+            table=self.plan.table_name,
+            version=self._table.version,
+            documents=len(wanted),
+            chunks=rows,
+            vector_count=self._table.count_vectors(),
+        )
+        if manifest.kind in ("bm25", "hybrid"):
+            manifest = replace(manifest, keywords=self._write_keywords(manifest.version))
+        manifest = manifest.with_before(old)
+        self.location.commit(manifest)
+        if compacted:
+            self._table.remove_old_versions()
+        self.location.remove_all_but(manifest)
+        return manifest
+
+    def _write_keywords(self, version: int) -> str:
+        """Words of all rows, in a folder of their own."""
+        name = f"{KEYWORDS}{self.plan.table_name.rpartition('-')[2]}-{version}"
+        if name in self.location.names():
+            return name
+        index = KeywordIndex.of(self._table.searched_texts(), code=self.plan.settings.code)
+        with self.location.new_folder(name) as folder:
+            index.save(folder)
+        return name
+
+
+def _is_path(documents: object) -> bool:
+    return isinstance(documents, str)
+
+
+def _same_index(old: IndexManifest, plan: IndexManifest) -> bool:
+    return (old.kind, old.table, old.model) == (plan.kind, plan.table_name, plan.model)
+
+
+def encode_late(model: Model, texts: Sequence[str], role: Any) -> Ragged:
+    """One vector per token of each text."""
+    from manyheads.encoding.token_vectors import encode_tokens
+
+    return encode_tokens(model, list(texts), role=role, progress=False)

@@ -1,0 +1,355 @@
+"""Rows of chunks with their vectors in a table of LanceDB."""
+
+import errno
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyheads.errors import InputError, MissingPackageError, short_repr
+from manyheads.ragged import Lengths, Ragged
+from manyheads.tasks.search.chunking import Chunk
+from manyheads.tasks.search.documents import Document
+from manyheads.tasks.search.storage.index_manifest import IndexManifest
+
+# Rows whose texts are fetched, and fingerprints that a condition names, at a time.
+AT_A_TIME = 500
+# A table of more parts than this is compacted.
+PARTS = 32
+# How long versions stay for readers that opened them before they were replaced.
+KEEP_VERSIONS = timedelta(days=1)
+CPU_FLAG, CPU_INFO = "avx2", Path("/proc/cpuinfo")
+
+VECTOR = "vector"
+# Columns of every table; metadata of the same name is stored with a prefix.
+OWN_COLUMNS = (
+    *("document", "chunk", "title", "text", "source", "metadata", "fingerprint"),
+    *("chunk_start", "chunk_end", VECTOR),
+)
+METADATA_PREFIX = "metadata_"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkRow:
+    """A chunk with its document and, if there are vectors, those of the chunk."""
+
+    document: Document
+    chunk: Chunk
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowNames:
+    """The document and the chunk of each row of a table, by the row's id."""
+
+    rows: Int[np.ndarray, " n"]
+    document: Int[np.ndarray, " n"]
+    chunk: Int[np.ndarray, " n"]
+    documents: list[str]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def require_lancedb() -> Any:
+    """The package, unless it is missing or would crash on this processor."""
+    if platform.machine() in ("x86_64", "AMD64") and CPU_INFO.is_file():
+        flags = re.search(r"^flags\s*:(.*)$", CPU_INFO.read_text(encoding="utf-8"), re.MULTILINE)
+        if flags and CPU_FLAG not in flags[1].split():
+            raise InputError(
+                "LanceDB, which stores an index, needs a processor with AVX2, which this one lacks",
+                "use another machine, such as any x86 one since 2015 or an ARM one",
+            )
+    try:
+        import lancedb
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise MissingPackageError("a search index", "lancedb", "pyarrow") from None
+    return lancedb
+
+
+class ChunkTable:
+    """A table of LanceDB at one address, at its latest version or pinned to one."""
+
+    def __init__(self, table: Any, manifest: IndexManifest) -> None:
+        self._table = table
+        self._manifest = manifest
+
+    @classmethod
+    def open_or_create(cls, address: str, manifest: IndexManifest) -> "ChunkTable":
+        """The latest version of the table that a manifest's settings name."""
+        name = manifest.table_name
+        database = require_lancedb().connect(address)
+        with full_disk_named(address):
+            if name in database.list_tables(limit=10000).tables:
+                return cls(database.open_table(name), manifest)
+            return cls(database.create_table(name, schema=_schema(manifest)), manifest)
+
+    @classmethod
+    def pinned(cls, address: str, manifest: IndexManifest) -> "ChunkTable":
+        """The version that a manifest names, whatever was written since."""
+        table = require_lancedb().connect(address).open_table(manifest.table)
+        table.checkout(manifest.version)
+        return cls(table, manifest)
+
+    @property
+    def version(self) -> int:
+        return int(self._table.version)
+
+    def fingerprints(self) -> dict[str, str]:
+        """The id of the document of each fingerprint that has rows."""
+        found = self._table.search().select(["fingerprint", "document"]).to_arrow()
+        pairs = zip(found["fingerprint"].to_pylist(), found["document"].to_pylist(), strict=True)
+        return dict(pairs)
+
+    def add(self, rows: Sequence[ChunkRow], vectors: Tensor | Ragged | None) -> None:
+        """Add whole documents, in one step."""
+        import pyarrow as pa
+
+        columns: dict[str, Any] = {
+            "document": [row.document.id for row in rows],
+            "chunk": [row.chunk.number for row in rows],
+            "title": [row.chunk.title for row in rows],
+            "text": [row.chunk.text for row in rows],
+            "source": [row.document.source for row in rows],
+            "metadata": [json.dumps(dict(row.document.metadata)) for row in rows],
+            "fingerprint": [row.fingerprint for row in rows],
+            "chunk_start": [row.chunk.start for row in rows],
+            "chunk_end": [row.chunk.end for row in rows],
+        }
+        columns |= self._metadata(rows)
+        if vectors is not None:
+            columns[VECTOR] = _as_arrow(vectors, self._manifest)
+        schema = self._table.schema
+        arrays = [
+            pa.array(columns.get(each.name, [None] * len(rows)), each.type) for each in schema
+        ]
+        with full_disk_named(self._table.name):
+            self._table.add(pa.table(arrays, schema=schema))
+
+    def _metadata(self, rows: Sequence[ChunkRow]) -> dict[str, list[Any]]:
+        """A column for each key of the metadata, which the table gets if it lacks it."""
+        columns: dict[str, list[Any]] = {}
+        for number, row in enumerate(rows):
+            for key, value in row.document.metadata.items():
+                column = columns.setdefault(metadata_column(key), [None] * len(rows))
+                numeric = isinstance(value, int | float) and not isinstance(value, bool)
+                column[number] = float(value) if numeric else value
+        kinds = {str: "string", float: "double", bool: "bool"}
+        known = {each.name: str(each.type) for each in self._table.schema}
+        fresh = {}
+        for name, column in columns.items():
+            for row, value in zip(rows, column, strict=True):
+                if value is None:
+                    continue
+                kind = kinds[type(value)]
+                if known.setdefault(name, kind) != kind:
+                    raise InputError(
+                        f"metadata {name!r} of document {row.document.id!r} is "
+                        f"{short_repr(value)}, and other documents have a {known[name]} there",
+                        "use the same type in all documents",
+                    )
+                if name not in self._table.schema.names:
+                    # SQL has another name for one of the types of Arrow.
+                    fresh[name] = f"cast(NULL as {'boolean' if kind == 'bool' else kind})"
+        if fresh:
+            self._table.add_columns(fresh)
+        return columns
+
+    def delete(self, fingerprints: Sequence[str]) -> None:
+        """Remove all rows of some documents."""
+        for start in range(0, len(fingerprints), AT_A_TIME):
+            some = ", ".join(map(_quoted, fingerprints[start : start + AT_A_TIME]))
+            with full_disk_named(self._table.name):
+                self._table.delete(f"fingerprint IN ({some})")
+
+    def compact(self) -> bool:
+        """Join the parts of the table if there are many; no version is removed."""
+        if self._table.stats()["fragment_stats"]["num_fragments"] <= PARTS:
+            return False
+        with full_disk_named(self._table.name):
+            self._table.optimize(cleanup_older_than=timedelta(days=36500))
+        return True
+
+    def remove_old_versions(self) -> None:
+        """Remove versions that no reader needs, right after the latest was committed."""
+        self._table.optimize(cleanup_older_than=KEEP_VERSIONS)
+
+    def names(self) -> RowNames:
+        """All rows, in the order of their ids."""
+        query = self._table.search().select(["document", "chunk"]).with_row_id(True)
+        found = query.to_arrow().sort_by("_rowid").combine_chunks()
+        coded = found["document"].combine_chunks().dictionary_encode()
+        return RowNames(
+            found["_rowid"].to_numpy(),
+            coded.indices.to_numpy(),
+            found["chunk"].to_numpy(),
+            coded.dictionary.to_pylist(),
+        )
+
+    def searched_texts(self) -> list[str]:
+        """Title and text of each row, in the order of `names`."""
+        query = self._table.search().select(["title", "text"]).with_row_id(True)
+        found = query.to_arrow().sort_by("_rowid")
+        pairs = zip(found["title"].to_pylist(), found["text"].to_pylist(), strict=True)
+        return [f"{title}\n{text}" if title else text for title, text in pairs]
+
+    def vectors(self) -> Float[Tensor, "n c"] | Ragged:
+        """The vectors of each row, in the order of `names`."""
+        found = self._table.search().select([VECTOR]).with_row_id(True).to_arrow()
+        column = found.sort_by("_rowid")[VECTOR].combine_chunks()
+        return _from_arrow(column, self._manifest)
+
+    def count_rows(self) -> int:
+        return int(self._table.count_rows())
+
+    def count_vectors(self) -> int:
+        """How many vectors all rows have together."""
+        if self._manifest.row_vectors != "late":
+            return self.count_rows() if self._manifest.row_vectors == "dense" else 0
+        found = self._table.search().select({"vectors": f"array_length({VECTOR})"}).to_arrow()
+        return int(np.sum(found["vectors"].to_numpy()))
+
+    def take(self, rows: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """All columns but the vectors of some rows, by the row's id."""
+        columns = [name for name in OWN_COLUMNS if name != VECTOR]
+        found: dict[int, dict[str, Any]] = {}
+        for start in range(0, len(rows), AT_A_TIME):
+            some = [int(row) for row in rows[start : start + AT_A_TIME]]
+            taken = self._table.take_row_ids(some).select(columns).with_row_id().to_list()
+            found |= {row["_rowid"]: row for row in taken}
+        return found
+
+    def matching(self, where: str | Mapping[str, Any]) -> Int[np.ndarray, " m"]:
+        """The ids of the rows that a condition holds for."""
+        condition = where if isinstance(where, str) else self._condition(where)
+        query = self._table.search().where(condition).select(["chunk"]).with_row_id(True)
+        try:
+            found: np.ndarray = query.to_arrow()["_rowid"].to_numpy()
+        except (ValueError, RuntimeError) as error:
+            reason = re.split(r"\n|\. Valid fields", str(error))[0][:300]
+            raise InputError(
+                f"where={condition!r} is not a condition over the metadata ({reason})",
+                f"use SQL such as \"year > 2020 AND author = 'Ada'\" over {self._filterable()}",
+            ) from None
+        return found
+
+    def _condition(self, where: Mapping[str, Any]) -> str:
+        """Equality, or membership in a list, for each key."""
+        known = self._table.schema.names
+        parts = []
+        for key, value in where.items():
+            name = key if key in ("document", "title", "source") else metadata_column(str(key))
+            if name not in known:
+                raise InputError(
+                    f"where has {key!r}, which no document has", f"use {self._filterable()}"
+                )
+            values = list(value) if isinstance(value, list | tuple | set | frozenset) else [value]
+            parts.append(f"`{name}` IN ({', '.join(map(_literal, values))})" if values else "false")
+        return " AND ".join(parts) or "true"
+
+    def _filterable(self) -> str:
+        own = set(OWN_COLUMNS) - {"document", "title", "source"}
+        return ", ".join(name for name in self._table.schema.names if name not in own)
+
+
+def metadata_column(key: str) -> str:
+    """The column of a key of the metadata.
+
+    >>> metadata_column("year"), metadata_column("text"), metadata_column("due date")
+    ('year', 'metadata_text', 'due_date')
+    """
+    name = re.sub(r"\W", "_", key, flags=re.ASCII)
+    plain = name and not name[0].isdigit() and not name.startswith("_")
+    return name if plain and name not in OWN_COLUMNS else f"{METADATA_PREFIX}{name}"
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(float(value))
+    if isinstance(value, str):
+        return _quoted(value)
+    raise InputError(
+        f"where has the value {short_repr(value)}", "use strings, numbers, True or False"
+    )
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _schema(manifest: IndexManifest) -> Any:
+    import pyarrow as pa
+
+    columns: list[Any] = [
+        *((name, pa.string()) for name in ("document", "title", "text", "source", "metadata")),
+        ("fingerprint", pa.string()),
+        *((name, pa.int64()) for name in ("chunk", "chunk_start", "chunk_end")),
+    ]
+    if manifest.row_vectors != "none":
+        columns.append((VECTOR, _vector_type(manifest)))
+    return pa.schema(columns)
+
+
+def _vector_type(manifest: IndexManifest) -> Any:
+    import pyarrow as pa
+
+    if manifest.vectors == "2bit":
+        one = pa.list_(pa.uint8(), manifest.width)
+    else:
+        number = pa.float16() if manifest.vectors == "float16" else pa.float32()
+        one = pa.list_(number, manifest.width)
+    return pa.list_(one) if manifest.row_vectors == "late" else one
+
+
+def _as_arrow(vectors: Tensor | Ragged, manifest: IndexManifest) -> Any:
+    import pyarrow as pa
+
+    values = vectors.values if isinstance(vectors, Ragged) else vectors
+    dtype = {"float32": torch.float32, "float16": torch.float16, "2bit": torch.uint8}
+    flat = values.detach().to("cpu", dtype[manifest.vectors]).contiguous().view(-1).numpy()
+    column = pa.FixedSizeListArray.from_arrays(pa.array(flat), manifest.width)
+    if not isinstance(vectors, Ragged):
+        return column
+    return pa.ListArray.from_arrays(pa.array(vectors.lengths.offsets.cpu().numpy()), column)
+
+
+def _from_arrow(column: Any, manifest: IndexManifest) -> Tensor | Ragged:
+    late = manifest.row_vectors == "late"
+    # `values` of a slice would begin before it.
+    flat = column.flatten().flatten() if late else column.flatten()
+    values = torch.from_numpy(np.array(flat.to_numpy(zero_copy_only=False))).view(
+        -1, manifest.width
+    )
+    if not late:
+        return values
+    return Ragged(values, Lengths.of(np.diff(column.offsets.to_numpy()).tolist()))
+
+
+@contextmanager
+def full_disk_named(where: str) -> Iterator[None]:
+    """Errors of the operating system as such: LanceDB hides them in texts."""
+    try:
+        yield
+    except (RuntimeError, OSError, ValueError) as error:
+        found = re.search(r"os error (\d+)", str(error))
+        if isinstance(error, InputError) or found is None:
+            raise
+        number = int(found[1])
+        reason = os.strerror(number)
+        if number == errno.ENOSPC:
+            reason += "; the index is as it was, and continues when there is room"
+        raise OSError(number, reason, where) from error

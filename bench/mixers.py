@@ -1,9 +1,9 @@
 """Time and memory of every kind of attention as the text grows: `python bench/mixers.py`.
 
 One layer of width 512 with its projections, one text, float32 on the CPU and bfloat16 on CUDA.
-Every kind and length runs in a process of its own and reports a forward pass, a forward with a
-backward, a generation step after so many tokens, and the most memory beyond that of the loaded
-layer. On the CPU time is processor seconds of one thread, which other work on the machine hardly
+Reported are a forward pass, a forward with a backward, a generation step after so many tokens, and
+the most memory beyond that of the loaded layer. On the CPU every kind and length runs in a process
+of its own, and time is processor seconds of one thread, which other work on the machine hardly
 changes; the best of the rounds counts. Two checks come first: fused attention equals the explicit
 pattern, and a mixer that is run in segments equals itself run whole.
 
@@ -190,7 +190,7 @@ def timed(work: Callable[[], None], device: str, rounds: int) -> tuple[float, fl
             seconds = once(work, device)
         # The first call on CUDA also compiles.
         best = min(best, seconds) if number or device == "cpu" else best
-        if best > 20:
+        if 20 < best < math.inf:
             break
     return best, memory
 
@@ -273,9 +273,9 @@ def run_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         found: dict[str, Any] = {}
         longest = kinds()[name].longest
         possible = [tokens for tokens in lengths if tokens <= longest]
-        at_once = [[tokens] for tokens in possible] if arguments.device == "cpu" else [possible]
-        for group in at_once:
-            done, problem = run_alone(name, group, arguments)
+        for group in [[tokens] for tokens in possible]:
+            run = run_alone if arguments.device == "cpu" else run_here
+            done, problem = run(name, group, arguments)
             for tokens, one in zip(group, done, strict=False):
                 found[str(tokens)] = one
                 print(f"{name:24} {tokens:8,}  {in_words(one)}", flush=True)
@@ -306,6 +306,23 @@ def run_alone(
         return done, ""
     last = (errors.strip().splitlines() or [f"exit {process.returncode}"])[-1]
     return done, last[:90]
+
+
+def run_here(
+    name: str, lengths: list[int], arguments: argparse.Namespace
+) -> tuple[list[dict[str, float]], str]:
+    """On CUDA memory is told by torch, and a process for each would mostly load libraries."""
+    import torch
+
+    done = []
+    try:
+        for tokens in lengths:
+            done.append(measure(name, tokens, arguments.device, arguments.rounds))
+    except Exception as error:
+        return done, str(error).splitlines()[0][:90]
+    finally:
+        torch.cuda.empty_cache()
+    return done, ""
 
 
 def in_words(one: dict[str, float]) -> str:

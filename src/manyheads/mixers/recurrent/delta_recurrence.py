@@ -48,7 +48,7 @@ def run_delta_rule(
     """The outputs and the state after each sequence, by the way that suits the lengths."""
     if state is not None and lengths.longest == 1 and lengths.uniform:
         return delta_one_token(q, k, v, beta, log_decay, state)
-    if _fla_can(q, v, lengths):
+    if _fla_can(q, k, v, beta, log_decay, lengths):
         return delta_by_fla(q, k, v, beta, log_decay, lengths, state)
     return delta_in_chunks(q, k, v, beta, log_decay, lengths, state)
 
@@ -81,12 +81,29 @@ def delta_by_fla(
     return output.squeeze(0).to(v.dtype), after.float()
 
 
-def _fla_can(q: Tensor, v: Tensor, lengths: Lengths) -> bool:
+def _fla_can(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, lengths: Lengths
+) -> bool:
     """Whether fla-core is there, and its kernels take these tensors."""
     if not HAS_FLA or q.device.type != "cuda" or torch.compiler.is_compiling():
         return False
     half = q.dtype == v.dtype and v.dtype in (torch.bfloat16, torch.float16)
-    return half and q.shape[2] <= LARGEST_FLA_KEY and 0 not in lengths.each
+    if not half or q.shape[2] > LARGEST_FLA_KEY or 0 in lengths.each:
+        return False
+    learns = any(each.requires_grad for each in (q, k, v, beta, log_decay))
+    return not (learns and torch.is_grad_enabled()) or fla_has_gradients(log_decay)
+
+
+def fla_has_gradients(log_decay: Tensor) -> bool:
+    """Whether fla-core gives gradients here: Triton 3.4 to 3.7.0 gets them wrong on Hopper.
+
+    fla-core then refuses a backward pass of the decay per head (its issue 640).
+    """
+    import triton
+
+    version = tuple(int(part) for part in triton.__version__.split(".")[:3] if part.isdigit())
+    hopper = torch.cuda.get_device_capability(log_decay.device)[0] == 9
+    return log_decay.ndim == 3 or not hopper or not (3, 4) <= version < (3, 7, 1)
 
 
 def unit(x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:

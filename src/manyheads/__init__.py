@@ -20,6 +20,7 @@ _HOMES = {
     "decoding.sampling": ("BeamSearch", "Greedy", "Sample"),
     "encoding.classify": ("classify", "classify_images", "tag"),
     "encoding.encode": ("encode",),
+    "encoding.token_vectors": ("encode_tokens",),
     "errors": ("ManyheadsError",),
     "lens.measure.live_statistics": ("patch_attention",),
     "models.build": ("build", "get_config", "list_configs"),

@@ -12,6 +12,7 @@ from manyheads.decoding.generation_config import Generation, GenerationConfig
 from manyheads.decoding.sampling import BeamSearch, Greedy, Sample
 from manyheads.encoding.classify import classify, classify_images, tag
 from manyheads.encoding.encode import encode
+from manyheads.encoding.token_vectors import encode_tokens
 from manyheads.errors import ManyheadsError
 from manyheads.lens.measure.live_statistics import patch_attention
 from manyheads.models.build import build, get_config, list_configs
@@ -58,6 +59,7 @@ __all__ = [
     "classify",
     "classify_images",
     "encode",
+    "encode_tokens",
     "generate",
     "get_config",
     "list_configs",

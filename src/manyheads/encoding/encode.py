@@ -36,6 +36,7 @@ from manyheads.models.stack import Stack
 from manyheads.parts.linear_layout import column_major_weights
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
+from manyheads.taps import Watcher
 
 # Tokens per batch. On the CPU enough for efficient matrix products, and few enough for its caches.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
@@ -134,7 +135,7 @@ def encode_counted(model: Model, texts: Texts, options: Options) -> Encoded:
         normalise=sentence.normalise if options.normalise is None else options.normalise,
         project=sentence.project,
     )
-    width = sentence.width(_stack(model).config.width)
+    width = sentence.width(text_stack(model).config.width)
     return read_pooled(model, texts, options, pooled, width)
 
 
@@ -149,10 +150,10 @@ def read_pooled(
     reader = open_reader(model, texts, longest)
     batch_tokens = options.batch_tokens or BATCH_TOKENS[kind]
     work = partial(_encode_some, model, batch_tokens=batch_tokens, pooled=pooled, width=width)
-    vectors = [torch.zeros(0, width, dtype=_wide(model), device=options.device)]
+    vectors = [torch.zeros(0, width, dtype=vector_dtype(model), device=options.device)]
     tokens = cut = seen = 0
     with Progress(options.doing, unit="tokens", enabled=options.progress) as bar, eval_mode(model):
-        for ids, cut_here in _ahead(reader, TEXTS_AT_ONCE[kind]):
+        for ids, cut_here in read_ahead(reader, TEXTS_AT_ONCE[kind]):
             tokens, cut, seen = tokens + sum(map(len, ids)), cut + cut_here, seen + len(ids)
             bar.expect(tokens * len(reader) / seen)
             vectors.append(work(ids, bar=bar).to(options.device, non_blocking=True))
@@ -171,15 +172,15 @@ def _encode_some(
     bar: Progress,
 ) -> Float[Tensor, "b c"]:
     """Encode texts of all lengths on the model's device, without pending for it."""
-    stack, home = _stack(model), model.table.device
+    stack, home = text_stack(model), model.table.device
     lengths = [len(each) for each in ids]
     with column_major_weights(stack, sum(lengths)), torch.inference_mode():
         empty = [index for index, length in enumerate(lengths) if not length]
-        vectors = [torch.zeros(len(empty), width, dtype=_wide(model), device=home)]
+        vectors = [torch.zeros(len(empty), width, dtype=vector_dtype(model), device=home)]
         order = empty
         for indices in batch_by_length(lengths, batch_tokens):
             batch = to_device_batch([ids[index] for index in indices], home)
-            read = _last_states(model, stack, batch)
+            read = last_states(model, stack, batch)
             vectors.append(pooled(read))
             order = order + indices
             bar.advance(batch.values.shape[0])
@@ -187,7 +188,7 @@ def _encode_some(
         return torch.cat(vectors)[to_device(restore, home)]
 
 
-def _ahead(reader: Reader, step: int) -> Iterator[tuple[list[Ids], int]]:
+def read_ahead(reader: Reader, step: int) -> Iterator[tuple[list[Ids], int]]:
     """Texts as ids, some at a time; the next are tokenised while the caller uses these."""
     starts = range(0, len(reader), step)
     parts = [range(start, min(start + step, len(reader))) for start in starts]
@@ -203,13 +204,18 @@ def _ahead(reader: Reader, step: int) -> Iterator[tuple[list[Ids], int]]:
             yield ready
 
 
-def _stack(model: TextReader) -> Stack:
+def text_stack(model: TextReader) -> Stack:
+    """The layers that read texts: those of the encoder, if the model has one and a decoder."""
     return model.encoder if isinstance(model, Seq2Seq) else model.stack
 
 
-def _last_states(model: TextReader, stack: Stack, batch: Ragged) -> Ragged:
+def last_states(
+    model: TextReader, stack: Stack, batch: Ragged, watch: Watcher | None = None
+) -> Ragged:
+    """The hidden state of each token behind the last layer of the stack."""
     if not isinstance(model, WrappedModel):
-        read: Ragged = stack(model.embedding.embed(batch, batch.lengths.positions))[0]
+        x = model.embedding.embed(batch, batch.lengths.positions)
+        read: Ragged = stack(x, watch=watch)[0]
         return read
     facts = model.main_stack.facts
     if isinstance(model, Seq2Seq) or (model.readout is not None and facts.final_norm is None):
@@ -218,11 +224,12 @@ def _last_states(model: TextReader, stack: Stack, batch: Ragged) -> Ragged:
             f"the last states of a wrapped {type(model.inner).__name__} are not found",
             "wrap its base model, such as AutoModel gives",
         )
-    found: Ragged = model.hidden(batch)[0]
+    found: Ragged = model.hidden(batch, watch=watch)[0]
     return found
 
 
-def _wide(model: TextReader) -> torch.dtype:
+def vector_dtype(model: TextReader) -> torch.dtype:
+    """The dtype of vectors: that of the model, but at least float32."""
     return torch.promote_types(model.table.dtype, torch.float32)
 
 

@@ -24,8 +24,9 @@ Ids = NDArray[np.int64]
 Texts = str | Sequence[Any] | Ragged
 TextReader = Encoder | Decoder | Seq2Seq
 
-# Truncating copies of tokenizers, by model: copying one takes a while.
-_COPIES: "WeakKeyDictionary[nn.Module, tuple[Any, int | None, Any]]" = WeakKeyDictionary()
+# Truncating copies of tokenizers, by model and length: copying one takes a while.
+COPIES_PER_MODEL = 4
+_COPIES: "WeakKeyDictionary[nn.Module, tuple[Any, dict[int | None, Any]]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +130,8 @@ def resolve_max_length(model: TextReader, longest: int | None) -> int | None:
             )
         return longest
     # Rotary and relative positions have no end, but a length the model was trained with.
-    sentence = model.sentence.longest if model.sentence else None
+    settings = model.sentence or model.late
+    sentence = settings.longest if settings else None
     trained = (model.source_config or {}).get("max_position_embeddings")
     return min((each for each in (sentence or trained, bound) if each is not None), default=None)
 
@@ -143,11 +145,15 @@ def truncating_tokenizer(model: TextReader, longest: int | None) -> Any:
             "load it from a folder with tokenizer.json, set model.tokenizer, or give token ids",
         )
     cached = _COPIES.get(model)
-    if cached is not None and cached[0] is original and cached[1] == longest:
-        return cached[2]
-    copy = truncating_copy(original, longest)
-    _COPIES[model] = original, longest, copy
-    return copy
+    if cached is None or cached[0] is not original:
+        cached = _COPIES[model] = original, {}
+    copies = cached[1]
+    if longest not in copies:
+        # Queries and documents have lengths of their own; nobody alternates between many.
+        if len(copies) >= COPIES_PER_MODEL:
+            del copies[next(iter(copies))]
+        copies[longest] = truncating_copy(original, longest)
+    return copies[longest]
 
 
 def _tokenise(tokenizer: Any, texts: Sequence[str], indices: range) -> Sequence[Any]:

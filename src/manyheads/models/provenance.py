@@ -11,15 +11,16 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.errors import LongTextWarning
+from manyheads.errors import ConfigError, LongTextWarning
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
 
 Pooling = Literal["mean", "cls", "last"]
+Role = Literal["query", "document"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseProjection:
-    """A linear layer and an activation behind the pooling; it is not part of the model."""
+    """A linear layer and an activation behind the model; it is not part of the model."""
 
     weight: Float[Tensor, "o i"]
     bias: Float[Tensor, " o"] | None
@@ -65,10 +66,83 @@ class SentenceConfig:
         return self.dense[-1].weight.shape[0] if self.dense else pooled
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryExpansion:
+    """Queries are extended to `length` tokens with `token`, usually [MASK] (arXiv 2004.12832).
+
+    The added tokens get vectors, and these count in the score. Unless `attend` is set, no token
+    attends to them. Queries of more than `length` tokens are truncated if `truncates`.
+    """
+
+    length: int
+    token: int
+    attend: bool = False
+    truncates: bool = True
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ConfigError(
+                f"the length of an expanded query must be at least 1, got {self.length}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateInteractionConfig:
+    """How a model gives one vector per token, for late interaction (ColBERT, arXiv 2004.12832).
+
+    The text is read behind the prompt of its role, such as "[unused0] ", and truncated to the
+    length of its role, or to `longest`. Hidden states are projected and normalised. Tokens in
+    `skipped`, such as punctuation, get no vector in the roles `skipped_in`.
+    """
+
+    projection: tuple[DenseProjection, ...] = ()
+    normalise: bool = True
+    query_prompt: str = ""
+    document_prompt: str = ""
+    query_length: int | None = None
+    document_length: int | None = None
+    longest: int | None = None
+    expansion: QueryExpansion | None = None
+    skipped: tuple[int, ...] = ()
+    skipped_in: tuple[Role, ...] = ("document",)
+
+    def __post_init__(self) -> None:
+        for name in ("query_length", "document_length", "longest"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+
+    def prompt(self, role: Role) -> str:
+        """What is put in front of a text of this role."""
+        return self.query_prompt if role == "query" else self.document_prompt
+
+    def length(self, role: Role) -> int | None:
+        """How many tokens of a text of this role are read, special tokens included."""
+        if role == "document":
+            return self.document_length or self.longest
+        if self.expansion is None:
+            return self.query_length or self.longest
+        if self.expansion.truncates:
+            return self.expansion.length
+        ceiling = self.query_length or self.longest
+        return None if ceiling is None else max(ceiling, self.expansion.length)
+
+    def project(self, states: Float[Tensor, "n c"]) -> Float[Tensor, "n o"]:
+        """The vectors of tokens from their hidden states."""
+        for dense in self.projection:
+            states = dense(states)
+        return F.normalize(states, dim=-1) if self.normalise else states
+
+    def width(self, states: int) -> int:
+        """The size of a vector, given that of a hidden state."""
+        return self.projection[-1].weight.shape[0] if self.projection else states
+
+
 FIELDS = (
     "source_config",
     "tokenizer",
     "sentence",
+    "late",
     "generation",
     "side_files",
     "unread",
@@ -96,6 +170,7 @@ class Provenance:
     source_config: dict[str, Any] | None = None
     tokenizer: Any = None
     sentence: SentenceConfig | None = None
+    late: LateInteractionConfig | None = None
     generation: Mapping[str, Any] = MappingProxyType({})
     side_files: Mapping[str, bytes] = MappingProxyType({})
     unread: Mapping[str, Tensor] = MappingProxyType({})

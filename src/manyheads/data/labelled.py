@@ -32,7 +32,7 @@ Label = int | str
 
 class LabelledText(NamedTuple):
     text: str
-    label: Label
+    label: Label | tuple[Label, ...]
     location: str
 
 
@@ -52,7 +52,10 @@ class TaggedText(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LabelledTexts:
-    """One text and one label per row, as in `LabelledTexts(FileRows("reviews.jsonl"))`."""
+    """One text and one label per row, as in `LabelledTexts(FileRows("reviews.jsonl"))`.
+
+    A list of labels is for texts that may have any number of them.
+    """
 
     rows: RowSource
     text: str = "text"
@@ -60,7 +63,12 @@ class LabelledTexts:
 
     def __iter__(self) -> Iterator[LabelledText]:
         for row in self.rows:
-            label = _label(row.get(self.label), row, self.label)
+            value = row.get(self.label)
+            label: Label | tuple[Label, ...]
+            if isinstance(value, list):
+                label = tuple(_label(each, row, self.label) for each in value)
+            else:
+                label = _label(value, row, self.label)
             yield LabelledText(row.text(self.text), label, row.location)
 
 
@@ -330,19 +338,37 @@ def labelled_examples(
     max_length: int | None = None,
     names: Sequence[str] = (),
 ) -> Examples:
-    """Texts with one label each; class names are numbered by `names`, or alphabetically."""
+    """Texts with one label each; class names are numbered by `names`, or alphabetically.
+
+    If any text has a list of labels, there is a row of zeros and ones per text instead.
+    """
     rows = _non_empty(source)
-    label_numbers, class_names = label_ids(
-        [row.label for row in rows], [row.location for row in rows], names
-    )
+    labels, class_names = label_array(rows, names)
     ids = _encoded(
         [row.text for row in rows], [row.location for row in rows], tokenizer, max_length
     )
     return Examples(
         texts=_Sequences.of(one.ids for one in ids),
-        labels=np.array(label_numbers, dtype=np.int64),
+        labels=labels,
         names=class_names,
     )
+
+
+def label_array(
+    rows: Sequence[LabelledText], names: Sequence[str]
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """The number of each text's class, or zeros and ones per class, and the class names."""
+    sets = [row.label if isinstance(row.label, tuple) else (row.label,) for row in rows]
+    flat = [label for each in sets for label in each]
+    locations = [row.location for row, each in zip(rows, sets, strict=True) for _ in each]
+    numbers, class_names = label_ids(flat, locations, names)
+    if not any(isinstance(row.label, tuple) for row in rows):
+        return np.array(numbers, dtype=np.int64), class_names
+    width = len(class_names) or max(numbers, default=0) + 1
+    hot = np.zeros((len(rows), width), dtype=np.int64)
+    owners = [index for index, each in enumerate(sets) for _ in each]
+    hot[owners, numbers] = 1
+    return hot, class_names
 
 
 def paired_examples(
@@ -350,14 +376,19 @@ def paired_examples(
     tokenizer: Any,
     *,
     max_length: int | None = None,
+    first_length: int | None = None,
     end: int | None = None,
 ) -> Examples:
-    """Pairs of texts with their negatives, tokenised one by one; `end` is appended to each."""
+    """Pairs of texts with their negatives, tokenised one by one; `end` is appended to each.
+
+    Texts are truncated to `max_length` tokens, the first of a pair to `first_length` if it is set.
+    """
     rows = _non_empty(source)
     locations = [row.location for row in rows]
     suffix = [] if end is None else [end]
     text_length = None if max_length is None else max_length - len(suffix)
-    first = _encoded([row.first for row in rows], locations, tokenizer, text_length)
+    length = text_length if first_length is None else first_length - len(suffix)
+    first = _encoded([row.first for row in rows], locations, tokenizer, length)
     second = _encoded([row.second for row in rows], locations, tokenizer, text_length)
     negatives = None
     if any(row.negatives for row in rows):

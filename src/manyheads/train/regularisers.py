@@ -320,7 +320,7 @@ class Regularised(Objective):
                 )
 
     def attach(self, model: nn.Module) -> None:
-        """Add the trainable modules of the regularisers, before the optimiser is built."""
+        self.objective.attach(model)
         for each in self.regularisers:
             each.attach(model)
 

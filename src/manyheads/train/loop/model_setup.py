@@ -1,10 +1,11 @@
 """The model that a run starts with, and the export of the trained one."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from manyheads.data.images import (
     image_size,
     record_image_preprocessing,
 )
+from manyheads.data.labelled import Examples
 from manyheads.errors import ConfigError, InputError, ManyheadsError
 from manyheads.models.build import Model, build
 from manyheads.models.provenance import SentenceConfig
@@ -31,10 +33,26 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.parts.positions import Axial, Learned
 from manyheads.train.distributed import ModelWrapper
-from manyheads.train.objectives import CausalLM, MultiLabelClassification, Objective, Seq2SeqLM
+from manyheads.train.objectives import (
+    CausalLM,
+    Contrastive,
+    MultiLabelClassification,
+    Objective,
+    Seq2SeqLM,
+)
+from manyheads.train.objectives.late_interaction import fold_projection
 from manyheads.train.objectives.text_similarity import TextSimilarity
-from manyheads.train.regularisers import fold_gates
-from manyheads.train.run_file.data_config import Data, Images, Labelled, Pairs, Tagged, Texts
+from manyheads.train.regularisers import Regularised, fold_gates
+from manyheads.train.run_file.data_config import (
+    Data,
+    Images,
+    Labelled,
+    Pairs,
+    PhaseData,
+    RolePairs,
+    Tagged,
+    Texts,
+)
 from manyheads.train.run_file.run_config import ModelSource, without_head_dropping
 from manyheads.train.tiling import tile
 
@@ -134,6 +152,25 @@ def check_fits(model: Model, data: Data, tokenizer: Any) -> None:
         )
 
 
+def check_negatives(objective: Objective, data: Data, phase_data: PhaseData) -> None:
+    """Raise if a text has nothing to be compared with in any micro-batch."""
+    training = phase_data.training
+    if not isinstance(objective, Contrastive) or not isinstance(training, Examples):
+        return
+    if training.negatives is not None:
+        return
+    smallest = np.sort(training.sizes)[:2]
+    if len(smallest) < 2:
+        raise InputError("Contrastive needs negatives, and there is one pair", "give more pairs")
+    if smallest.sum() > data.micro_batch_size:
+        key = "micro_batch" if data.micro_batch else "batch"
+        raise ConfigError(
+            f"data.{key}={data.micro_batch_size} holds one pair at a time, and the negatives of "
+            "Contrastive are the other pairs",
+            f"use at least {2 * data.length * 2}, or set data.negatives",
+        )
+
+
 def _check_image_shape(data: Images, model: Vision) -> None:
     patches, size = model.config.patches, data.size or image_size(model)
     if size % patches.size:
@@ -174,6 +211,26 @@ def with_image_preprocessing(data: Data, model: Model) -> Data:
     return replace(data, size=data.size or image_size(model), channels=channels, mean=mean, std=std)
 
 
+def with_late_roles(data: Data, model: Model, objective: Objective) -> Data:
+    """Pairs as the late interaction of the model reads them, with its prompts and lengths."""
+    if isinstance(objective, Regularised):
+        objective = objective.objective
+    if not isinstance(objective, TextSimilarity) or not isinstance(data, Pairs):
+        return data
+    late = model.late
+    if late is None or not objective.is_late(model):
+        return data
+    query, document = late.length("query"), late.length("document")
+    values = {each.name: getattr(data, each.name) for each in fields(data)}
+    values["length"] = data.length if document is None else min(data.length, document)
+    return RolePairs(
+        **values,
+        query_prompt=late.prompt("query"),
+        document_prompt=late.prompt("document"),
+        query_length=data.length if query is None else min(data.length, query),
+    )
+
+
 def _range(data: Images, model: Vision) -> tuple[PerChannel, PerChannel]:
     mean, std = image_mean_std(model)
     return (
@@ -191,8 +248,10 @@ def record_inference_settings(model: Model, objective: Objective, data: Data) ->
     if isinstance(data, Images) and isinstance(model, Vision):
         size = data.size or image_size(model)
         record_image_preprocessing(model, *_range(data, model), size)
-    if isinstance(objective, TextSimilarity) and objective.pooling != "model":
-        model.sentence = replace(model.sentence or SentenceConfig(), pooling=objective.pooling)
+    if isinstance(objective, TextSimilarity) and not objective.is_late(model):
+        sentence = model.sentence or SentenceConfig()
+        pooling = sentence.pooling if objective.pooling == "model" else objective.pooling
+        model.sentence = replace(sentence, pooling=pooling)
     result: dict[str, int | None] = {}
     if isinstance(objective, Seq2SeqLM) and isinstance(model, Seq2Seq):
         result["decoder_start_token_id"] = objective.start_of(model)
@@ -212,8 +271,10 @@ def record_inference_settings(model: Model, objective: Objective, data: Data) ->
 def model_with_weights(config: ModelConfig, weights: Mapping[str, Tensor], like: Model) -> Model:
     """A model with these weights, and tokenizer, class names and files of another."""
     fresh = build(config, device="meta")
-    fresh.load_state_dict(fold_gates(like, weights), assign=True)
+    tensors, late = fold_projection(like, fold_gates(like, weights))
+    fresh.load_state_dict(tensors, assign=True)
     fresh.copy_provenance(like)
+    fresh.late = late
     return fresh
 
 

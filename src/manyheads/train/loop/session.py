@@ -31,6 +31,7 @@ from manyheads.train.loop.evaluation import SEQUENCES, Probe, Validation, make_p
 from manyheads.train.loop.loop import Loop
 from manyheads.train.loop.model_setup import (
     check_fits,
+    check_negatives,
     export,
     initial_model,
     record_inference_settings,
@@ -39,6 +40,7 @@ from manyheads.train.loop.model_setup import (
     set_problem_type,
     with_found_classes,
     with_image_preprocessing,
+    with_late_roles,
 )
 from manyheads.train.loop.reporting import (
     Display,
@@ -50,10 +52,9 @@ from manyheads.train.loop.reporting import (
     training_flops,
 )
 from manyheads.train.loop.train_step import Updater, can_run_ahead, prepare_steps
-from manyheads.train.objectives import CausalLM, Objective
+from manyheads.train.objectives import CausalLM
 from manyheads.train.objectives.text_similarity import TextSimilarity
 from manyheads.train.optim.param_groups import set_learning_rate
-from manyheads.train.regularisers import Regularised
 from manyheads.train.run_file.data_config import Data, PhaseData, Texts, without_store
 from manyheads.train.run_file.phases import Phases
 from manyheads.train.run_file.run_config import Run, parse_phases
@@ -183,7 +184,7 @@ class _Session:
     def _check(self, model: Model) -> None:
         """Check everything that can be checked before training."""
         config, own = self.config, model.tokenizer
-        attach(self.objective, model)
+        self.objective.attach(model)
         for data in config.data:
             model.tokenizer = run_tokenizer(data, model)
             check_fits(model, data, model.tokenizer)
@@ -260,7 +261,8 @@ class _Session:
     ) -> tuple[ModelWrapper, TrainingState, bool]:
         """Set up a phase, load the checkpoint, and train to the end of the phase."""
         config, own = self.config, model.tokenizer
-        data = with_image_preprocessing(config.data[index], model)
+        self.objective.attach(model)
+        data = self._data_for(config.data[index], model)
         # "kept" is the base of the last phase that changed it.
         for phase in config.phases.each[: index + 1]:
             if phase.rotary != "kept":
@@ -276,7 +278,6 @@ class _Session:
             )
         if first:
             self._check_later_data(index, model, own)
-        attach(self.objective, model)
         wrapper = ModelWrapper(
             model.to(self.processes.device),
             self.processes,
@@ -317,11 +318,16 @@ class _Session:
         state = loop.run(prefetch(steps, pin=pin), state, config.ends[index])
         return wrapper, state, loop.stopped
 
+    def _data_for(self, data: Data, model: Model) -> Data:
+        """The data as the model reads them."""
+        data = with_image_preprocessing(data, model)
+        return with_late_roles(data, model, self.objective)
+
     def _check_later_data(self, index: int, model: Model, own: Any) -> None:
         """Read the data of later phases, so that what is wrong with them is told now."""
         here = model.tokenizer
         for later in self.config.data[index + 1 :]:
-            data = with_image_preprocessing(later, model)
+            data = self._data_for(later, model)
             model.tokenizer = own
             model.tokenizer = run_tokenizer(data, model)
             self._load_data(data, model, seen=False)
@@ -340,6 +346,7 @@ class _Session:
         if not self.processes.is_main:
             phase_data = data.load(model.tokenizer, self.folder.data, model.class_names)
         set_class_names(model, phase_data.names)
+        check_negatives(self.config.objective, data, phase_data)
         return phase_data
 
     def _loop(
@@ -401,12 +408,6 @@ class _Session:
         chunks = phase_data.training if phase_data.validation is None else phase_data.validation
         batch = chunks.batch(list(range(min(SEQUENCES, len(chunks)))))
         return make_probe(model, batch, self.config.run.seed)
-
-
-def attach(objective: Objective, model: Model) -> None:
-    """Add the trainable modules of regularisers to the model."""
-    if isinstance(objective, Regularised):
-        objective.attach(model)
 
 
 def _check_micro_batches(data: Data, world_size: int) -> None:

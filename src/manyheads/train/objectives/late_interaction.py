@@ -1,10 +1,16 @@
-"""MaxSim with gradients: every text of a batch with every candidate (arXiv 2004.12832)."""
+"""Late interaction in training (arXiv 2004.12832): MaxSim of a batch, and a trained projection."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from manyheads.encoding.token_vectors import late_of
 from manyheads.errors import ShapeError
+from manyheads.models.provenance import DenseProjection, LateInteractionConfig
 from manyheads.ragged import Lengths, Ragged
 
 # Similarities of tokens that are computed at a time.
@@ -61,3 +67,81 @@ def _block(documents: Ragged, first: int, last: int) -> tuple[Tensor, Lengths]:
     each, starts = documents.lengths.each[first:last], documents.lengths.starts
     end = starts[last - 1] + each[-1]
     return documents.values[starts[first] : end], Lengths.of(each, documents.device)
+
+
+PROJECTION = "late_projection"
+
+
+class LateProjection(nn.Module):
+    """The projections of a model's late interaction as parameters, while it is trained."""
+
+    def __init__(self, late: LateInteractionConfig) -> None:
+        super().__init__()
+        self.late = late
+        self.weights = nn.ParameterList(each.weight.float().clone() for each in late.projection)
+        self.biases = nn.ParameterDict(
+            {
+                str(index): nn.Parameter(each.bias.float().clone())
+                for index, each in enumerate(late.projection)
+                if each.bias is not None
+            }
+        )
+
+    def forward(self, states: Float[Tensor, "n c"]) -> Float[Tensor, "n o"]:
+        biases = [self.biases.get(str(index)) for index in range(self.count)]
+        return self._config(list(self.weights), biases).project(states)
+
+    @property
+    def count(self) -> int:
+        return len(self.late.projection)
+
+    def _config(self, weights: list[Tensor], biases: list[Tensor | None]) -> LateInteractionConfig:
+        each = zip(weights, biases, self.late.projection, strict=True)
+        projection = tuple(
+            DenseProjection(weight, bias, dense.activation) for weight, bias, dense in each
+        )
+        return replace(self.late, projection=projection)
+
+    def folded(self, weights: Mapping[str, Tensor]) -> LateInteractionConfig:
+        """The config with trained weights, from the names of a model's state."""
+        indices = range(self.count)
+        return self._config(
+            [weights[f"{PROJECTION}.weights.{index}"] for index in indices],
+            [weights.get(f"{PROJECTION}.biases.{index}") for index in indices],
+        )
+
+
+def attach_projection(model: Any, width: int) -> None:
+    """Make a model's projections of tokens trainable; a model without late interaction gets one.
+
+    The new one is random and projects to `width` numbers, or there is none with 0.
+    """
+    if hasattr(model, PROJECTION):
+        return
+    if model.late is None:
+        states = model.config.stack.output_width
+        weight = torch.empty(width, states)
+        nn.init.orthogonal_(weight, generator=torch.Generator().manual_seed(0))
+        projection = (DenseProjection(weight, None, "none"),) if width else ()
+        model.late = LateInteractionConfig(projection=projection)
+    if model.late.projection:
+        home = model.table.device
+        model.add_module(PROJECTION, LateProjection(model.late).to(home))
+
+
+def project_tokens(model: Any, states: Float[Tensor, "n c"]) -> Float[Tensor, "n o"]:
+    """The vectors of tokens, by the trained projection if there is one."""
+    trained = getattr(model, PROJECTION, None)
+    vectors: Tensor = late_of(model).project(states) if trained is None else trained(states)
+    return vectors
+
+
+def fold_projection(
+    model: Any, weights: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], LateInteractionConfig | None]:
+    """The weights without the trained projection, and the late interaction that has it."""
+    trained = getattr(model, PROJECTION, None)
+    if not isinstance(trained, LateProjection):
+        return dict(weights), model.late
+    rest = {name: each for name, each in weights.items() if not name.startswith(f"{PROJECTION}.")}
+    return rest, trained.folded(weights)

@@ -135,6 +135,10 @@ class Objective(ABC):
         device = next(model.parameters()).device
         return self.score(model, self.prepare(model, batch, generator).to(device), watch=watch)
 
+    def attach(self, model: nn.Module) -> None:
+        """Add trainable modules to the model, before the optimiser is built."""
+        del model
+
     @abstractmethod
     def check(self, model: nn.Module) -> None:
         """Raise if the model cannot be trained with this objective."""

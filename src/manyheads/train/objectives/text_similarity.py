@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from manyheads.data.batch import Batch, map_lengths, map_ragged
+from manyheads.encoding.token_vectors import HiddenKeys, late_of, role_batch
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.encoder import TextModel
 from manyheads.models.provenance import Pooling, SentenceConfig
@@ -24,7 +25,11 @@ from manyheads.parts.experts import RouterLosses
 from manyheads.parts.halting import AddedLoss, PonderLoss
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Watcher
-from manyheads.train.objectives.late_interaction import maxsim_scores
+from manyheads.train.objectives.late_interaction import (
+    attach_projection,
+    maxsim_scores,
+    project_tokens,
+)
 from manyheads.train.objectives.objective import (
     PreparedBatch,
     RoutedObjective,
@@ -34,18 +39,54 @@ from manyheads.train.objectives.objective import (
 COSINE_TEMPERATURE, MAXSIM_TEMPERATURE = 0.05, 1.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TextPart:
+    """Texts that are encoded together.
+
+    Of each no token attends to those beyond the first `attended`, and with late interaction the
+    tokens at `kept` get a vector, or all.
+    """
+
+    ids: Ragged
+    attended: tuple[int, ...]
+    kept: Int[Tensor, " k"] | None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "TextPart":
+        kept = None if self.kept is None else function(self.kept)
+        return TextPart(map_ragged(self.ids, function), self.attended, kept)
+
+    def split(self, most: int) -> "Iterator[TextPart]":
+        """Parts of at most `most` tokens, or of one text; 0 is no limit."""
+        start = end = first = 0
+        for index, length in enumerate(self.ids.lengths.each):
+            if index > first and most and end - start + length > most:
+                yield self._slice(first, index, start, end)
+                first, start = index, end
+            end += length
+        yield self._slice(first, len(self.ids), start, end)
+
+    def _slice(self, first: int, last: int, start: int, end: int) -> "TextPart":
+        lengths = Lengths.of(self.ids.lengths.each[first:last])
+        kept = self.kept
+        if kept is not None:
+            kept = kept[(kept >= start) & (kept < end)] - start
+        return TextPart(
+            Ragged(self.ids.values[start:end], lengths), self.attended[first:last], kept
+        )
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PreparedCandidates(PreparedBatch):
     """Texts, then their candidates, cut into `parts` that the model reads one after another.
 
     The candidates are the `count` second texts, in the order of the texts, then all negatives.
-    `lengths` are those of texts and of candidates.
+    `lengths` are the numbers of vectors of texts and of candidates with late interaction.
     `text_numbers` are equal for texts with the same tokens, and so are `candidate_numbers`.
     `groups` are the candidates of each text, its own first, then its negatives, and -1 where it has
     fewer than others; `teacher` are their scores.
     """
 
-    parts: tuple[Ragged, ...]
+    parts: tuple[TextPart, ...]
     lengths: tuple[Lengths, Lengths]
     count: int
     text_numbers: Int[Tensor, " q"]
@@ -62,7 +103,7 @@ class PreparedCandidates(PreparedBatch):
     def _map(self, function: Callable[[Tensor], Tensor]) -> "PreparedCandidates":
         return replace(
             self,
-            parts=tuple(map_ragged(part, function) for part in self.parts),
+            parts=tuple(part.map(function) for part in self.parts),
             lengths=(
                 map_lengths(self.lengths[0], function),
                 map_lengths(self.lengths[1], function),
@@ -84,28 +125,41 @@ class TextSimilarity(RoutedObjective):
     interaction); `similarity="model"` is MaxSim if the model has late interaction. It is divided by
     `temperature`, by default 0.05 for cosines and 1 for MaxSim. `pooling="model"` is the pooling of
     the model's folder, or the mean. At most `cache_tokens` tokens are encoded at a time; 0 is all
-    of the micro-batch.
+    of the micro-batch. A model that gets late interaction by training has token vectors of
+    `token_width` numbers; 0 keeps those of the model.
     """
 
     temperature: float | Literal["default"] = "default"
     similarity: Literal["model", "cosine", "maxsim"] = "model"
     pooling: Pooling | Literal["model"] = "model"
     cache_tokens: int = 0
+    token_width: int = 128
 
     def __post_init__(self) -> None:
         if self.temperature != "default" and not self.temperature > 0:
             raise ConfigError(
                 f"temperature must be above 0, got {self.temperature:g}", "use a value such as 0.05"
             )
-        if self.cache_tokens < 0:
-            raise ConfigError(
-                f"cache_tokens must be at least 0, got {self.cache_tokens}",
-                "use 0 to encode a micro-batch at once",
-            )
+        for name in ("cache_tokens", "token_width"):
+            if getattr(self, name) < 0:
+                raise ConfigError(
+                    f"{name} must be at least 0, got {getattr(self, name)}", "use 0 or more"
+                )
+
+    def attach(self, model: nn.Module) -> None:
+        if isinstance(model, TextModel) and self.is_late(model):
+            attach_projection(model, self.token_width)
 
     def check(self, model: nn.Module) -> None:
         if not isinstance(model, TextModel):
             raise unsuitable_model(self, model, "a text encoder or decoder")
+        expansion = late_of(model).expansion if self.is_late(model) else None
+        mixes = any(layer.mixer is not None for layer in model.config.stack.layers)
+        if expansion is not None and not expansion.attend and mixes:
+            raise ConfigError(
+                "the tokens that expand a query cannot be hidden in a model with mixers",
+                "use an expansion with attend=True, or none",
+            )
 
     def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedCandidates:
         del generator
@@ -120,24 +174,44 @@ class TextSimilarity(RoutedObjective):
                 f"{name} got {negatives} negatives, and {count} texts with counts {counts}",
                 "give one count per text, which sum to the number of negatives",
             )
-        del model
         candidates = batch.others
         if batch.negatives is not None and negatives:
             candidates = Ragged.concatenate([batch.others, batch.negatives])
+        whole, lengths = self._reading(model, batch.texts, candidates)
         groups = _groups(counts)
         positions = torch.arange(count if len(candidates) > 1 else 0)
         return PreparedCandidates(
             batch=Batch(),
             positions=positions,
             labels=positions,
-            parts=tuple(_parts([batch.texts, candidates], self.cache_tokens)),
-            lengths=(batch.texts.lengths, candidates.lengths),
+            parts=tuple(whole.split(self.cache_tokens)),
+            lengths=lengths,
             count=count,
             text_numbers=_first_equal(batch.texts),
             candidate_numbers=_first_equal(candidates),
             groups=groups,
             teacher=_teacher_scores(batch.scores, groups),
         )
+
+    def _reading(
+        self, model: Any, texts: Ragged, candidates: Ragged
+    ) -> tuple[TextPart, tuple[Lengths, Lengths]]:
+        """What the model reads, and how many vectors each text and candidate gets."""
+        if not self.is_late(model):
+            ids = Ragged.concatenate([texts, candidates])
+            return TextPart(ids, ids.lengths.each, None), (texts.lengths, candidates.lengths)
+        home = torch.device("cpu")
+        query, document = (
+            role_batch(model, [ids.numpy() for ids in each.to_list()], role, home)
+            for each, role in ((texts, "query"), (candidates, "document"))
+        )
+        kept = torch.cat((query.kept, document.kept))
+        part = TextPart(
+            Ragged.concatenate([query.ids, document.ids]),
+            query.attended + document.attended,
+            None if bool(kept.all()) else kept.nonzero().squeeze(1),
+        )
+        return part, (query.kept_lengths, document.kept_lengths)
 
     def scores(
         self, model: Any, prepared: PreparedCandidates, watch: Watcher | None
@@ -156,28 +230,29 @@ class TextSimilarity(RoutedObjective):
     def is_late(self, model: Any) -> bool:
         """Whether all token vectors are compared."""
         if self.similarity == "model":
-            return getattr(model, "late", None) is not None
+            return model.late is not None
         return self.similarity == "maxsim"
 
     def _temperature(self, default: float) -> float:
         return default if self.temperature == "default" else self.temperature
 
     def _vectors(
-        self, model: Any, parts: Sequence[Ragged], watch: Watcher | None
+        self, model: Any, parts: Sequence[TextPart], watch: Watcher | None
     ) -> tuple[Float[Tensor, "n c"], tuple[AddedLoss, ...]]:
         """A vector per text, or per token, and the losses of routers and of halting."""
 
-        def encode(part: Ragged) -> tuple[Tensor, tuple[AddedLoss, ...]]:
-            hidden, added = model.hidden(part, watch=watch)
-            late = self.is_late(model)
-            vectors = hidden.values.float() if late else self._pooled(model, hidden)
-            return F.normalize(vectors, dim=-1), added
+        def encode(part: TextPart) -> tuple[Tensor, tuple[AddedLoss, ...]]:
+            hidden, added = model.hidden(part.ids, watch=_with_hidden_keys(part, watch))
+            if not self.is_late(model):
+                return F.normalize(self._pooled(model, hidden), dim=-1), added
+            states = hidden.values if part.kept is None else hidden.values[part.kept]
+            return project_tokens(model, states.float()), added
 
         if len(parts) == 1 or not torch.is_grad_enabled():
             read = [encode(part) for part in parts]
         else:
             read = [checkpoint(encode, part, use_reentrant=False) for part in parts]
-        tokens = [part.values.shape[0] for part in parts]
+        tokens = [part.ids.values.shape[0] for part in parts]
         return torch.cat([vectors for vectors, _ in read]), mean_losses(
             [added for _, added in read], tokens
         )
@@ -200,18 +275,15 @@ def require_candidates(objective: TextSimilarity, batch: Batch) -> None:
         )
 
 
-def _parts(texts: Sequence[Ragged], most: int) -> Iterator[Ragged]:
-    """All texts, in parts of at most `most` tokens, or of one text; 0 is no limit."""
-    values = torch.cat([each.values for each in texts])
-    start = end = 0
-    lengths: list[int] = []
-    for length in (length for each in texts for length in each.lengths.each):
-        if lengths and most and end - start + length > most:
-            yield Ragged(values[start:end], Lengths.of(lengths))
-            start, lengths = end, []
-        lengths.append(length)
-        end += length
-    yield Ragged(values[start:], Lengths.of(lengths))
+def _with_hidden_keys(part: TextPart, watch: Watcher | None) -> Watcher | None:
+    """A watcher that also hides the tokens that expand queries from the others."""
+    if part.attended == part.ids.lengths.each:
+        return watch
+    # Regularisers import objectives.
+    from manyheads.train.regularisers import WatcherChain
+
+    hides = HiddenKeys(part.attended)
+    return hides if watch is None else WatcherChain([hides, watch])
 
 
 def _first_equal(texts: Ragged) -> Int[Tensor, " d"]:

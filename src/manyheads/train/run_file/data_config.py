@@ -13,6 +13,7 @@ from manyheads.data.images import ImageArrays, ImageFolder, PerChannel, load_idx
 from manyheads.data.labelled import (
     LabelledTexts,
     TaggedTexts,
+    TextPair,
     TextPairs,
     label_array,
     labelled_examples,
@@ -259,6 +260,39 @@ class Pairs(RowsData):
         del names
         end = self._added(tokenizer)
         return paired_examples(self._source(paths), tokenizer, max_length=self.length, end=end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolePairs(Pairs):
+    """Pairs as a model with late interaction reads them: queries and documents.
+
+    Each has a prompt in front of it; queries are truncated to `query_length` tokens.
+    """
+
+    query_prompt: str = ""
+    document_prompt: str = ""
+    query_length: int | None = None
+
+    def _source(self, paths: tuple[str, ...]) -> Any:
+        return map(self._with_prompts, Pairs._source(self, paths))
+
+    def _with_prompts(self, pair: TextPair) -> TextPair:
+        ahead = self.document_prompt
+        return pair._replace(
+            first=self.query_prompt + pair.first,
+            second=ahead + pair.second,
+            negatives=tuple(ahead + text for text in pair.negatives),
+        )
+
+    def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
+        del names
+        return paired_examples(
+            self._source(paths),
+            tokenizer,
+            max_length=self.length,
+            first_length=self.query_length,
+            end=self._added(tokenizer),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,9 +66,14 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 
 class Chunker:
-    """Splits documents by the tokens of a model, or by words where there is no model."""
+    """Splits documents by the tokens of a model, or by words where there is no model.
 
-    def __init__(self, settings: ChunkSettings, model: Model | None = None) -> None:
+    With `late` a chunk has room for what the model puts in front of a document.
+    """
+
+    def __init__(
+        self, settings: ChunkSettings, model: Model | None = None, *, late: bool = False
+    ) -> None:
         self.settings = settings
         self.limit = settings.chunk_tokens
         self.special = 0
@@ -80,12 +85,15 @@ class Chunker:
                     "this model has no tokenizer",
                     "load it from a folder with tokenizer.json, or set model.tokenizer",
                 )
-            self._offsets = _token_offsets(plain_copy(reader.tokenizer))
-            self.special = reader.tokenizer.num_special_tokens_to_add(False)
+            tokenizer = plain_copy(reader.tokenizer)
+            self._offsets = _token_offsets(tokenizer)
+            self.special = tokenizer.num_special_tokens_to_add(False)
             longest = resolve_max_length(reader, None)
-            late = getattr(model, "late", None)
-            lengths = (longest, getattr(late, "document_length", None))
-            self.limit = min([self.limit, *(each for each in lengths if each)])
+            if late and model.late is not None:
+                longest = model.late.length("document") or longest
+                prompt = tokenizer.encode(model.late.document_prompt, add_special_tokens=False)
+                self.special += len(prompt.ids)
+            self.limit = min(self.limit, longest or self.limit)
 
     def split(self, documents: Sequence[Document]) -> list[list[Chunk]]:
         """The chunks of each document."""

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.checkpoints.folder import load
@@ -19,8 +21,8 @@ from manyheads.errors import InputError, ManyheadsError, TruncationWarning, chec
 from manyheads.formatting import alternatives
 from manyheads.models.build import Model
 from manyheads.ragged import Ragged
-from manyheads.tasks.search.chunking import CHUNK_TOKENS, OVERLAP, ChunkSettings
-from manyheads.tasks.search.documents import Documents, Scalar
+from manyheads.tasks.search.chunking import CHUNK_TOKENS, OVERLAP, Chunker, ChunkSettings
+from manyheads.tasks.search.documents import Document, Documents, Scalar
 from manyheads.tasks.search.rank_fusion import fuse_rankings
 from manyheads.tasks.search.storage.index_manifest import (
     IndexKind,
@@ -151,6 +153,12 @@ class Index:
                 manifest = current
         raise AssertionError("unreachable")
 
+    @staticmethod
+    def model_name(path: str | Path) -> str:
+        """The model that an index was made with: a folder, a name, or "" if it has no vectors."""
+        manifest = IndexLocation(path).require_manifest()
+        return "" if manifest.row_vectors == "none" else manifest.model
+
     @property
     def kind(self) -> IndexKind:
         return self._state.manifest.kind
@@ -206,6 +214,42 @@ class Index:
             rankings.append([state.by_keywords(each, allowed, depth) for each in queries])
         return [state.hits(_fused(list(each), top_k)) for each in zip(*rankings, strict=True)]
 
+    def like(
+        self, document: str | Document, top_k: int = 10, *, where: Where | None = None
+    ) -> list[Hit]:
+        """The documents most similar to one of the index, given by its id, or to another one.
+
+        The similarity is that of the mean of its chunks' vectors, or of all its tokens ("late").
+        """
+        check_int("top_k", top_k, minimum=1)
+        state = self._state
+        allowed = state.allowed(where)
+        own = np.zeros(0, dtype=np.int64)
+        if isinstance(document, str):
+            own = state.rows_of(document)
+            others = ~np.isin(np.arange(len(state.names)), own)
+            allowed = others if allowed is None else others & allowed
+        depth = max(FUSED, top_k) if self.kind == "hybrid" else top_k
+        rankings = []
+        if state.manifest.row_vectors != "none":
+            named = not isinstance(document, Document)
+            query = state.query_of(own) if named else self._vectors_of(document)
+            rankings.append(state.by_vectors(query, allowed, depth))
+        if state.keywords is not None:
+            text = document.text if isinstance(document, Document) else state.text_of(own)
+            rankings.append(state.by_keywords(text, allowed, depth))
+        return state.hits(_fused(rankings, top_k))
+
+    def _vectors_of(self, document: Document) -> Tensor:
+        assert self.model is not None
+        late = self._state.manifest.row_vectors == "late"
+        [chunks] = Chunker(self.settings, self.model, late=late).split([document])
+        texts = [chunk.encoded for chunk in chunks]
+        if late:
+            return encode_late(self.model, texts, "document").values.cpu()
+        vectors = encode_counted(self.model, texts, Options(normalise=True, progress=False)).vectors
+        return F.normalize(vectors.mean(0), dim=0)
+
     def add(self, documents: Documents, *, progress: bool = True) -> IndexingReport:
         """Add documents; one whose id is already there replaces it. Returns what was done."""
         return self._change(documents, progress=progress)
@@ -258,6 +302,24 @@ class _Snapshot:
     @cached_property
     def vectors(self) -> Float[Tensor, "n c"] | Ragged:
         return self.table.vectors()
+
+    def rows_of(self, document: str) -> Int[np.ndarray, " m"]:
+        """The rows of a document."""
+        if document not in self.names.documents:
+            raise InputError(
+                f"the index has no document {document!r}", "use ids that a search returns"
+            )
+        return np.flatnonzero(self.names.document == self.names.documents.index(document))
+
+    def query_of(self, rows: Int[np.ndarray, " m"]) -> Tensor:
+        """The vectors of some rows as those of a query."""
+        vectors = self.vectors
+        if isinstance(vectors, Ragged):
+            return vectors.select(rows.tolist()).values.float()
+        return F.normalize(vectors[torch.from_numpy(rows)].float().mean(0), dim=0)
+
+    def text_of(self, rows: Int[np.ndarray, " m"]) -> str:
+        return "\n".join(each["text"] for each in self.table.take(self.names.rows[rows]).values())
 
     def allowed(self, where: Where | None) -> Bool[np.ndarray, " n"] | None:
         """Which rows a condition holds for; None for all."""

@@ -6,16 +6,18 @@ is not searched. A run that was killed left rows behind, which the next one take
 """
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from manyheads.atomic_write import atomic_write, check_writable, exclusive_lock
 from manyheads.errors import InputError, MissingPackageError
@@ -103,8 +105,10 @@ class IndexLocation:
     """A folder, or an address of an object store such as s3://bucket/notes."""
 
     def __init__(self, where: str | Path) -> None:
-        self.is_remote = "://" in str(where)
-        self.address = str(where).rstrip("/") if self.is_remote else str(Path(where).expanduser())
+        # A Path has lost one of the two slashes.
+        address = re.sub(r"^(\w{2,}):/+", r"\1://", str(where))
+        self.is_remote = "://" in address
+        self.address = address.rstrip("/") if self.is_remote else str(Path(where).expanduser())
         self.path = Path(self.address)
 
     def __str__(self) -> str:
@@ -264,12 +268,19 @@ def model_fingerprint(model: Model) -> str:
     """
     digest = blake2b(digest_size=12)
     for name, weight in sorted(model.state_dict().items()):
-        flat = weight.detach().reshape(-1)
-        step = max(1, flat.numel() // SAMPLES)
-        sample = flat[::step].to("cpu", torch.bfloat16).contiguous().view(torch.uint8)
-        digest.update(f"{name} {tuple(weight.shape)}".encode() + sample.numpy().tobytes())
-    for config in (model.sentence, getattr(model, "late", None)):
-        digest.update(repr(config).encode())
+        digest.update(f"{name} {_described(weight)}".encode())
+    digest.update(repr([_described(model.sentence), _described(model.late)]).encode())
     if model.tokenizer is not None:
         digest.update(model.tokenizer.to_str().encode())
     return digest.hexdigest()
+
+
+def _described(value: object) -> object:
+    """A config as plain values, with a sample of each tensor."""
+    if isinstance(value, Tensor):
+        flat = value.detach().reshape(-1)[:: max(1, value.numel() // SAMPLES)]
+        sample = flat.to("cpu", torch.bfloat16).contiguous().view(torch.uint8)
+        return f"{tuple(value.shape)} {sample.numpy().tobytes().hex()}"
+    if is_dataclass(value) and not isinstance(value, type):
+        return [_described(getattr(value, each.name)) for each in fields(value)]
+    return [_described(each) for each in value] if isinstance(value, tuple) else value

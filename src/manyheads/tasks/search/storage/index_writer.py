@@ -1,8 +1,9 @@
 """Writing an index: encode what is new, stage it, and commit it by the manifest."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -19,7 +20,7 @@ from manyheads.tasks.search.storage.keyword_search import KeywordIndex
 from manyheads.tasks.search.storage.vector_store import ChunkRow, ChunkTable
 
 # Documents that are encoded and stored together: a killed run loses at most these.
-BATCH_DOCUMENTS, BATCH_CHARACTERS = 1024, 2**19
+BATCH_DOCUMENTS, BATCH_CHARACTERS = 1024, {"cpu": 2**17, "cuda": 2**21}
 
 
 @dataclass(slots=True)
@@ -76,9 +77,10 @@ class IndexWriter:
         wanted = {name: key for key, name in self._committed.items()} if keep_others else {}
         for name in remove:
             del wanted[name]
-        total = len(documents) if isinstance(documents, Sized) and not _is_path(documents) else None
         seen: dict[str, str] = {}
-        with Progress("indexing", total=total, unit="documents", enabled=progress) as bar:
+        with Progress(
+            "indexing", total=_count(documents), unit="documents", enabled=progress
+        ) as bar:
             for batch in self._new_documents(documents, seen, bar):
                 self._add(batch)
                 bar.advance(len(batch))
@@ -94,6 +96,9 @@ class IndexWriter:
     ) -> Iterator[list[Document]]:
         """Documents that are not stored yet, some at a time."""
         batch: list[Document] = []
+        characters = 0
+        home = "cpu" if self.model is None else next(self.model.parameters()).device.type
+        most = BATCH_CHARACTERS["cpu" if home == "cpu" else "cuda"]
         for document in read_documents(documents, on_skip=self._skip):
             key = document.fingerprint
             if document.id in seen:
@@ -111,12 +116,10 @@ class IndexWriter:
                 bar.advance()
                 continue
             batch.append(document)
-            if (
-                len(batch) >= BATCH_DOCUMENTS
-                or sum(len(each.text) for each in batch) >= BATCH_CHARACTERS
-            ):
+            characters += len(document.text)
+            if len(batch) >= BATCH_DOCUMENTS or characters >= most:
                 yield batch
-                batch = []
+                batch, characters = [], 0
         if batch:
             yield batch
 
@@ -126,7 +129,7 @@ class IndexWriter:
     def _add(self, documents: Sequence[Document]) -> None:
         """Split, encode and store whole documents in one step."""
         keys = [document.fingerprint for document in documents]
-        chunker = Chunker(self.plan.settings, self.model)
+        chunker = Chunker(self.plan.settings, self.model, late=self.plan.row_vectors == "late")
         rows = [
             ChunkRow(document, chunk, key)
             for document, key, chunks in zip(documents, keys, chunker.split(documents), strict=True)
@@ -192,8 +195,11 @@ class IndexWriter:
         return name
 
 
-def _is_path(documents: object) -> bool:
-    return isinstance(documents, str)
+def _count(documents: Documents) -> int | None:
+    """How many documents there are, if that is known before they are read."""
+    if not isinstance(documents, Sequence) or isinstance(documents, str):
+        return None
+    return None if any(isinstance(each, Path) for each in documents) else len(documents)
 
 
 def _same_index(old: IndexManifest, plan: IndexManifest) -> bool:

@@ -9,12 +9,19 @@ import pytest
 import torch
 
 from manyheads.encoding.encode import encode
+from manyheads.encoding.token_vectors import encode_tokens
 from manyheads.errors import InputError
 from manyheads.models.build import build
-from manyheads.models.provenance import DenseProjection, SentenceConfig
+from manyheads.models.provenance import (
+    DenseProjection,
+    LateInteractionConfig,
+    QueryExpansion,
+    SentenceConfig,
+)
 from manyheads.pictures import draw_match
 from manyheads.taps import Head
 from manyheads.tasks import MatchExplanation, explain_match
+from manyheads.tasks.search.maxsim import maxsim
 from tests.studio.models import encoder
 
 QUERY, TEXT = "the cat sat", "The dog sat on the log,\nwhile the cat sat on the mat in Rome."
@@ -110,6 +117,46 @@ def test_gradients_of_heads_agree_with_their_ablation(model: Any) -> None:
     assert both[0, 1] > 0.5
 
 
+@pytest.mark.parametrize("attend", [True, False])
+def test_a_late_score_is_that_of_maxsim(model: Any, attend: bool) -> None:
+    copy = deepcopy(model)
+    weight = torch.randn(8, 32, generator=torch.Generator().manual_seed(1))
+    comma = copy.tokenizer.encode(",").ids[0]
+    copy.late = LateInteractionConfig(
+        projection=(DenseProjection(weight, None, "none"),),
+        query_prompt="it ",
+        document_prompt="and ",
+        expansion=QueryExpansion(length=9, token=7, attend=attend),
+        skipped=(comma,),
+    )
+    found = explain_match(copy, QUERY, TEXT, progress=False)
+    one = encode_tokens(copy, [QUERY], role="query", progress=False)
+    expected = float(maxsim(one.of(0), encode_tokens(copy, [TEXT], progress=False))[0])
+    assert (found.kind, found.tokens_by) == ("late", "decomposition")
+    assert found.score == pytest.approx(expected, abs=1e-5)
+    assert found.similarity is not None
+    assert found.similarity.max(1) == pytest.approx(found.query.contributions, abs=1e-5)
+    assert found.document.contributions.sum() == pytest.approx(expected, abs=1e-5)
+    assert [word.text for word in found.query.words()] == ["the", "cat", "sat"]
+    assert "," not in found.document.tokens
+    assert found.best_matches()[0][2] == pytest.approx(found.similarity[0].max())
+    # Without a head, the hidden tokens of a query could not stay hidden.
+    assert found.heads is not None
+    assert found.heads.names == (("query", "document") if attend else ("document",))
+    without = deepcopy(copy)
+    without.stack.layers[1].attention.output.weight.data[:, :8] = 0
+    changed = maxsim(one.of(0), encode_tokens(without, [TEXT], progress=False))
+    lost = expected - float(changed[0])
+    assert found.heads["document"].of(Head(1, 0)) == pytest.approx(lost, abs=1e-5)
+
+
+def test_any_encoder_can_match_by_tokens(model: Any) -> None:
+    found = explain_match(model, QUERY, TEXT, kind="late", heads=False, progress=False)
+    one = encode_tokens(model, [QUERY], role="query", progress=False)
+    expected = maxsim(one.of(0), encode_tokens(model, [TEXT], progress=False))
+    assert found.score == pytest.approx(float(expected[0]), abs=1e-5)
+
+
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
 def test_an_explanation_is_saved_and_drawn(model: Any, tmp_path: Path, suffix: str) -> None:
     found = explain_match(model, QUERY, TEXT, progress=False)
@@ -125,8 +172,8 @@ def test_an_explanation_is_saved_and_drawn(model: Any, tmp_path: Path, suffix: s
 def test_what_cannot_be_explained_is_refused(model: Any) -> None:
     with pytest.raises(InputError, match=r"removal.*gradient"):
         explain_match(pooled(model, pooling="cls"), QUERY, TEXT, tokens_by="decomposition")
-    with pytest.raises(InputError, match="late"):
-        explain_match(model, QUERY, TEXT, kind="late")
+    with pytest.raises(InputError, match=r"removal.*dense"):
+        explain_match(model, QUERY, TEXT, kind="late", tokens_by="removal")
     with pytest.raises(InputError, match="no tokens"):
         explain_match(model, "", TEXT)
     with pytest.raises(InputError, match="encoder"):

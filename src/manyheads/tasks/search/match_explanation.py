@@ -16,12 +16,19 @@ from manyheads.encoding.text_reader import (
     resolve_max_length,
     truncating_tokenizer,
 )
+from manyheads.encoding.token_vectors import (
+    HiddenKeys,
+    kept_tokens,
+    late_ids,
+    late_of,
+    open_role_reader,
+)
 from manyheads.errors import InputError
 from manyheads.lens.attribution.gradients import integrate_inputs
 from manyheads.lens.causal.ablation import ablate
 from manyheads.lens.causal.evaluate import Evaluation
 from manyheads.lens.causal.gradient_importance import importance
-from manyheads.lens.inputs.cached_run import ActivationEditor, head_scope
+from manyheads.lens.inputs.cached_run import head_scope
 from manyheads.lens.inputs.metrics import StateMetric
 from manyheads.lens.inputs.texts import ModelInputs, forward_hidden
 from manyheads.lens.results.tables import ByHead
@@ -29,7 +36,7 @@ from manyheads.models.build import Model, eval_mode
 from manyheads.models.provenance import SentenceConfig
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.ragged import Ragged
-from manyheads.taps import Site, Tap
+from manyheads.taps import Patterns, Record, Site, Tap
 from manyheads.tasks.search.match_result import (
     HeadMethod,
     MatchExplanation,
@@ -67,7 +74,8 @@ def explain_match(
 
     A head's contribution is the score minus the score without it, on either side, exact by
     "ablation" or to first order by "gradient" (arXiv 1905.10650). `replace_with` is what an ablated
-    head writes: zeros, or its mean over the text. `heads=False` leaves the heads out.
+    head writes: zeros, or its mean over the text. `heads=False` leaves the heads out. Queries that
+    are expanded with tokens that no other token attends to have no contributions of heads.
 
     >>> from manyheads.models.build import build
     >>> from tokenizers import Tokenizer, models, pre_tokenizers
@@ -87,10 +95,10 @@ def explain_match(
         one, other = scorer.read(query, "query"), scorer.read(text, "document")
         score = float(scorer.score(one.states, one, other)[0])
         matrix = scorer.matrix(one, other)
-    shares = scorer.shares(one, other) if method == "decomposition" else None
+        shares = scorer.shares(one, other) if method == "decomposition" else None
     if shares is None:
         measure = _removals if method == "removal" else _gradients
-        shares = tuple(measure(scorer, *pair, progress) for pair in ((one, other), (other, one)))
+        shares = measure(scorer, one, other, progress), measure(scorer, other, one, progress)
     found = _heads(scorer, one, other, by, replace_with, progress) if heads else None
     return MatchExplanation(
         kind=scorer.kind,
@@ -116,6 +124,8 @@ class _ReadText:
     words: tuple[int, ...]
     tokens: tuple[int, ...]
     states: Ragged
+    # Whether some of its tokens are hidden from the others.
+    hides: bool = False
 
     @property
     def removable(self) -> list[list[int]]:
@@ -160,6 +170,72 @@ class _MatchScorer(Protocol):
     def shares(self, query: _ReadText, document: _ReadText) -> Shares: ...
 
 
+class _LateScorer:
+    """One vector per token; the score is the sum of the best products of the query's tokens."""
+
+    kind: MatchKind = "late"
+    exact = True
+
+    def __init__(self, model: TextReader) -> None:
+        self.model, self.late = model, late_of(model)
+
+    def read(self, text: str, role: SideName) -> _ReadText:
+        """The text behind the prompt of its role; a query with the tokens that expand it."""
+        tokenizer = open_role_reader(self.model, [text], role).tokenizer
+        prompt = self.late.prompt(role)
+        with surrogates_refused([text]):
+            encoding = tokenizer.encode(prompt + text)
+        read = np.array(encoding.ids, dtype=np.int64)
+        ids = late_ids(self.late, read, role)
+        added = len(ids) - len(read)
+        pairs = zip(_words(encoding), encoding.offsets, strict=True)
+        words = [-1 if end <= len(prompt) else word for word, (_, end) in pairs] + [-1] * added
+        spans = [
+            (max(0, start - len(prompt)), max(0, end - len(prompt)))
+            for start, end in encoding.offsets
+        ] + [(0, 0)] * added
+        kept = np.flatnonzero(kept_tokens(self.late, ids, role))
+        if not len(kept):
+            raise InputError(
+                f"no token of the {role} gets a vector", "give a text with at least one word"
+            )
+        hides = added > 0 and self.late.expansion is not None and not self.late.expansion.attend
+        states = _states(self.model, ids.tolist(), HiddenKeys([len(read)]) if hides else None)
+        return _ReadText(
+            role=role,
+            text=text,
+            ids=tuple(ids.tolist()),
+            names=_token_names(tokenizer, text, ids.tolist(), spans, words),
+            spans=tuple(spans),
+            words=tuple(words),
+            tokens=tuple(kept.tolist()),
+            states=states,
+            hides=hides,
+        )
+
+    def score(self, states: Ragged, side: _ReadText, against: _ReadText) -> Float[Tensor, " b"]:
+        other = self._vectors(against.states.values, against)
+        scores = []
+        for values in states.to_list():
+            products = self._vectors(values, side) @ other.T
+            scores.append(products.amax(1 if side.role == "query" else 0).sum())
+        return torch.stack(scores)
+
+    def matrix(self, query: _ReadText, document: _ReadText) -> Float[Tensor, "q d"]:
+        one = self._vectors(query.states.values, query)
+        return one @ self._vectors(document.states.values, document).T
+
+    def shares(self, query: _ReadText, document: _ReadText) -> Shares:
+        best = self.matrix(query, document).max(1)
+        totals = torch.zeros(len(document.tokens), dtype=best.values.dtype)
+        totals = totals.index_add(0, best.indices.cpu(), best.values.cpu())
+        return _array(best.values), _array(totals)
+
+    def _vectors(self, values: Float[Tensor, "t c"], side: _ReadText) -> Float[Tensor, "k o"]:
+        wide = torch.promote_types(values.dtype, torch.float32)
+        return self.late.project(values[list(side.tokens)].to(wide))
+
+
 class _DenseScorer:
     """One vector per text; the score is their cosine."""
 
@@ -199,9 +275,8 @@ def _scorer(model: Model, kind: MatchKind | None) -> _MatchScorer:
         raise InputError(
             "the heads of an encoder-decoder are not explained", "use an encoder or a decoder"
         )
-    if kind == "late":
-        raise InputError("this model has no late interaction", "use kind='dense'")
-    return _DenseScorer(reader)
+    late = reader.late is not None if kind is None else kind == "late"
+    return _LateScorer(reader) if late else _DenseScorer(reader)
 
 
 def _token_method(scorer: _MatchScorer, wished: TokenMethod | None, by: HeadMethod) -> TokenMethod:
@@ -234,15 +309,15 @@ def _read(model: TextReader, text: str, role: SideName) -> _ReadText:
         role=role,
         text=text,
         ids=tuple(ids),
-        names=token_names(tokenizer, text, ids, spans, words),
+        names=_token_names(tokenizer, text, ids, spans, words),
         spans=tuple(spans),
         words=tuple(words),
         tokens=tuple(range(len(ids))),
-        states=_states(model, [ids]),
+        states=_states(model, ids),
     )
 
 
-def token_names(
+def _token_names(
     tokenizer: Any,
     text: str,
     ids: Sequence[int],
@@ -271,14 +346,32 @@ def _words(encoding: Any) -> list[int]:
     return words
 
 
-def _states(model: TextReader, ids: Sequence[Sequence[int]]) -> Ragged:
-    """The last hidden states of texts."""
+def _states(model: TextReader, ids: Sequence[int], hidden: HiddenKeys | None = None) -> Ragged:
+    """The last hidden states of one text."""
     device = next(model.parameters()).device
-    batch = Ragged.from_list([torch.tensor(each) for each in ids]).to(device)
+    inputs = ModelInputs(ids=Ragged.from_list([torch.tensor(ids)]).to(device))
     last = Site(-1, Tap.FINAL, stack=model.readout_stack)
-    seen = ActivationEditor({}, [last])
-    forward_hidden(model, ModelInputs(ids=batch), seen)
-    return seen[last]
+    seen = _HidingRecord(last, hidden)
+    forward_hidden(model, inputs, seen)
+    states = seen.recorded[last]
+    assert isinstance(states, Ragged), "the last states are ragged"
+    return states
+
+
+class _HidingRecord:
+    """A watcher that records one site, and hides tokens if there are any to hide."""
+
+    def __init__(self, site: Site, hidden: HiddenKeys | None) -> None:
+        self.recorded, self.hidden = Record([site]), hidden
+
+    def wants(self, site: Site) -> bool:
+        return self.recorded.wants(site) or (self.hidden is not None and self.hidden.wants(site))
+
+    def see(self, site: Site, value: Ragged | Patterns) -> Ragged | Patterns | None:
+        if not self.recorded.wants(site) and self.hidden is not None:
+            return self.hidden.see(site, value)
+        self.recorded.see(site, value)
+        return None
 
 
 def _metric(scorer: _MatchScorer, side: _ReadText, against: _ReadText) -> StateMetric:
@@ -334,6 +427,9 @@ def _heads(
         return None
     means = {}
     for name, side, against in (("query", query, document), ("document", document, query)):
+        if side.hides:
+            # Runs without a head would let the hidden tokens be seen.
+            continue
         metric, texts = _metric(scorer, side, against), [list(side.ids)]
         if by == "gradient":
             change = importance(scorer.model, texts, metric, progress=progress)["predicted"].means

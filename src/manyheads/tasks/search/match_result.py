@@ -180,8 +180,9 @@ class MatchExplanation(Result):
 
     def __str__(self) -> str:
         lines = [f"{self.kind} match, score {self.score:.4f} (tokens by {self.tokens_by})"]
-        for name in ("query", "document"):
-            words = ", ".join(_named(self.top_words(8, cast(SideName, name))))
+        sides: tuple[SideName, ...] = ("query", "document")
+        for name in sides:
+            words = ", ".join(_named(self.top_words(8, name)))
             lines.append(f"  {name}: {words or 'no word adds to the score'}")
         if heads := self.top_heads():
             named = ", ".join(f"{address} {value:+.3f}" for address, value in heads)

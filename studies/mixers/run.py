@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ RECALL = {"width": 128, "layers": 2, "heads": 2, "parameters": 600_000}
 LENGTH, FACTORS = 512, (1, 2, 4)
 PAIRS, SYMBOLS = 32, 256
 RATE, WARM_UP, CLIP = 2e-3, 100, 1.0
-TIMED_STEPS = 30
+TIMED_STEPS = 20
 
 
 def train(model: Decoder, batches: Iterator[Batch], steps: int, title: str) -> dict[str, float]:
@@ -128,18 +128,39 @@ def recall(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def speed(kind: str, arguments: argparse.Namespace) -> float:
-    """Tokens per second of training, with nothing else on the device."""
-    texts = Encyclopaedia(arguments.text, arguments.device)
-    model = make_model(kind, vocabulary=VOCABULARY, **LANGUAGE).to(arguments.device).train()
-    batches = texts.batches(arguments.batch, LENGTH, seed=0)
-    train(model, batches, 5, f"{kind}, warm-up")
-    start = time.perf_counter()
-    train(model, batches, TIMED_STEPS, f"{kind}, speed")
-    return TIMED_STEPS * arguments.batch * LENGTH / (time.perf_counter() - start)
+def speed(kind: str, arguments: argparse.Namespace) -> dict[str, float]:
+    """Seconds of a step of either training, with nothing else on the device."""
+    device, texts = arguments.device, Encyclopaedia(arguments.text, arguments.device)
+    both = {
+        "language": (
+            make_model(kind, vocabulary=VOCABULARY, **LANGUAGE),
+            texts.batches(arguments.batch, LENGTH, seed=0),
+        ),
+        "recall": (
+            make_model(kind, vocabulary=2 * SYMBOLS, **RECALL),
+            recall_batches(arguments.batch, PAIRS, SYMBOLS, 0, device),
+        ),
+    }
+    found = {}
+    for name, (model, batches) in both.items():
+        train(model.to(device).train(), batches, 3, f"{kind}, warm-up")
+        start = time.perf_counter()
+        train(model, batches, TIMED_STEPS, f"{kind}, speed")
+        found[f"{name} step"] = (time.perf_counter() - start) / TIMED_STEPS
+    return found
 
 
-def run_apart(arguments: argparse.Namespace) -> dict[str, Any]:
+def choose_steps(speeds: dict[str, dict[str, float]], arguments: argparse.Namespace) -> None:
+    """As many steps as fit into --seconds, the same for all kinds."""
+    for name, share in (("language", 0.8), ("recall", 0.2)):
+        together = sum(each[f"{name} step"] for each in speeds.values())
+        field = "steps" if name == "language" else "recall_steps"
+        fit = int(share * arguments.seconds / together)
+        setattr(arguments, field, max(1, min(fit, getattr(arguments, field))))
+    print(f"{arguments.steps} steps of language, {arguments.recall_steps} of recall", flush=True)
+
+
+def run_apart(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Each kind in a process of its own, several at once; what has ended is kept."""
 
     def one(kind: str) -> dict[str, Any]:
@@ -154,9 +175,25 @@ def run_apart(arguments: argparse.Namespace) -> dict[str, Any]:
         return found
 
     with ThreadPoolExecutor(arguments.at_once) as pool:
-        return {
-            name: row for found in pool.map(one, arguments.kinds) for name, row in found.items()
-        }
+        pending = [pool.submit(one, kind) for kind in arguments.kinds]
+        for done in as_completed(pending):
+            if error := done.exception():
+                print(f"not finished: {error}", file=sys.stderr)
+            else:
+                yield done.result()
+
+
+def run_each(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    for kind in arguments.kinds:
+        torch.manual_seed(0)
+        yield {kind: language(kind, arguments) | recall(kind, arguments)}
+
+
+def write(rows: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """All that has ended so far, in the order of the kinds."""
+    settings = {name: getattr(arguments, name) for name in ("batch", "steps", "recall_steps")}
+    results = {"settings": settings, "kinds": {name: rows[name] for name in KINDS if name in rows}}
+    arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def table(results: dict[str, Any]) -> str:
@@ -165,12 +202,13 @@ def table(results: dict[str, Any]) -> str:
         "| training tokens/s |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
+    tokens = results["settings"]["batch"] * LENGTH
     for kind, found in results["kinds"].items():
         needles = " | ".join(f"{share:.0%}" for share in found["needles"].values())
         lines.append(
             f"| {kind} | {found['parameters'] / 1e6:.2f}M | {found['bits per byte']:.3f} "
             f"| {found['recall']:.0%} | {needles} | {found['induction']:.0%} "
-            f"| {found['tokens per second']:,.0f} |"
+            f"| {tokens / found['language step']:,.0f} |"
         )
     return "\n".join(lines)
 
@@ -187,6 +225,7 @@ def main() -> None:
     parser.add_argument("--recall-steps", type=int, default=2000)
     parser.add_argument("--out", type=Path, default=HERE / "result.json")
     parser.add_argument("--at-once", type=int, default=1, help="kinds in training side by side")
+    parser.add_argument("--seconds", type=float, help="fewer steps, so that all fit into this")
     parser.add_argument("--untimed", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--table", action="store_true", help="print the table of --out")
     arguments = parser.parse_args()
@@ -197,18 +236,13 @@ def main() -> None:
         parser.error("give the file with the bytes of enwik8")
     torch.set_float32_matmul_precision("high")
     rows = json.loads(arguments.out.read_text("utf-8"))["kinds"] if arguments.out.is_file() else {}
-    if arguments.at_once > 1:
-        rows |= run_apart(arguments)
-    for kind in arguments.kinds:
-        torch.manual_seed(0)
-        if arguments.at_once == 1:
-            rows[kind] = language(kind, arguments) | recall(kind, arguments)
-        rows[kind]["tokens per second"] = 0.0 if arguments.untimed else speed(kind, arguments)
-        settings = {name: getattr(arguments, name) for name in ("batch", "steps", "recall_steps")}
-        ordered = {name: rows[name] for name in KINDS if name in rows}
-        text = json.dumps({"settings": settings, "kinds": ordered}, indent=1)
-        arguments.out.write_text(text + "\n", encoding="utf-8")
-        print(table({"kinds": {kind: rows[kind]}}).splitlines()[-1], flush=True)
+    speeds = {} if arguments.untimed else {kind: speed(kind, arguments) for kind in arguments.kinds}
+    if arguments.seconds is not None:
+        choose_steps(speeds, arguments)
+    for found in run_apart(arguments) if arguments.at_once > 1 else run_each(arguments):
+        for kind, row in found.items():
+            rows[kind] = row | speeds.get(kind, {})
+            write(rows, arguments)
 
 
 if __name__ == "__main__":

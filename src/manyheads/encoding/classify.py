@@ -8,6 +8,7 @@ from itertools import islice
 from typing import NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -85,6 +86,16 @@ def classify_counted(
     model: Model, texts: Texts, options: Options
 ) -> tuple[Classification, Encoded]:
     """`classify` with counts and without a warning."""
+    logits, done = read_logits(model, texts, options)
+    head = model.config.readout
+    assert isinstance(head, ClassHead)
+    return _classification(model, classifier_of(model).probabilities(logits), head), done
+
+
+def read_logits(
+    model: Model, texts: Texts, options: Options
+) -> tuple[Float[Tensor, "b classes"], Encoded]:
+    """The logits of the classes of each text, at least in float32, with counts."""
     reader = require_text_model(model)
     head, readout = model.config.readout, getattr(reader, "readout", None)
     if not isinstance(head, ClassHead) or not isinstance(readout, ReadoutLayer):
@@ -94,18 +105,17 @@ def classify_counted(
             "the model has no classification head", "add one with manyheads.with_classes"
         )
 
-    classifier = classifier_of(model)
-
     def pooled(read: Ragged) -> Tensor:
         logits = readout(read, None)
         assert isinstance(logits, Tensor)
-        return classifier.probabilities(logits)
+        # The column of ones stays zero for a text without tokens.
+        return F.pad(logits.float(), (0, 1), value=1.0)
 
-    done = read_pooled(reader, texts, options, pooled, head.classes)
-    empty = (done.vectors.sum(1) == 0).nonzero()
+    done = read_pooled(reader, texts, options, pooled, head.classes + 1)
+    empty = (done.vectors[:, -1] == 0).nonzero()
     if len(empty):
         raise InputError(f"text {int(empty[0])} has no tokens", "leave it out")
-    return _classification(model, done.vectors, head), done
+    return done.vectors[:, :-1], done
 
 
 def _classification(model: Model, probabilities: Tensor, head: ClassHead) -> Classification:

@@ -1,12 +1,25 @@
 """Put encoders to work: search documents, find entities, classify and filter corpora."""
 
 from manyheads.argument_checks import checked_functions
+from manyheads.tasks.extraction.calibration import (
+    Calibration,
+    calibrate,
+    calibration_error,
+    fit_temperature,
+    fit_thresholds,
+)
+from manyheads.tasks.extraction.classification_scores import (
+    ClassificationScores,
+    ClassScore,
+    score_classes,
+)
 from manyheads.tasks.extraction.entity_recognition import Entity, entities, entities_of_tags
 from manyheads.tasks.extraction.span_scores import EntityScores, SpanScore, score_entities
 from manyheads.tasks.filtering.corpus_filter import FilterResult, filter_corpus
 from manyheads.tasks.filtering.judgement import FilterCounts
 from manyheads.tasks.filtering.ray_engine import classify_with_ray, encode_with_ray
 from manyheads.tasks.search.documents import Document, read_documents
+from manyheads.tasks.search.hard_negatives import mine_negatives, score_candidates
 from manyheads.tasks.search.index import Hit, Index
 from manyheads.tasks.search.match_explanation import explain_match
 from manyheads.tasks.search.match_result import MatchExplanation, MatchSide, MatchWord
@@ -19,20 +32,25 @@ from manyheads.tasks.search.ranking_measures import (
 from manyheads.tasks.search.storage.index_writer import IndexingReport
 
 __all__ = [
+    "Calibration",
+    "ClassScore",
+    "ClassificationScores",
     "Document",
     "Entity",
     "EntityScores",
+    "FilterCounts",
+    "FilterResult",
     "Hit",
     "Index",
     "IndexingReport",
-    "FilterCounts",
-    "FilterResult",
     "JudgedQuery",
     "MatchExplanation",
     "MatchSide",
     "MatchWord",
     "RetrievalScores",
     "SpanScore",
+    "calibrate",
+    "calibration_error",
     "classify_with_ray",
     "encode_with_ray",
     "entities",
@@ -40,8 +58,13 @@ __all__ = [
     "evaluate_retrieval",
     "explain_match",
     "filter_corpus",
+    "fit_temperature",
+    "fit_thresholds",
+    "mine_negatives",
     "read_documents",
     "read_queries",
+    "score_candidates",
+    "score_classes",
     "score_entities",
 ]
 

@@ -1,0 +1,121 @@
+"""manyheads filter: keep the documents of a corpus that a classifier scores well."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from manyheads.cli.arguments import (
+    BatchTokens,
+    DeviceName,
+    DtypeName,
+    OutFolder,
+    check_out_folder,
+    open_model,
+)
+
+Corpus = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS ...")]
+OptionalText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
+OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+OptionalFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
+
+
+@dataclass(frozen=True, slots=True)
+class FilterCommand:
+    """Keep the documents of a corpus for which a rule over a classifier's output holds.
+
+    For example: manyheads filter corpus/ --model edu/ --keep "score >= 3" -o kept/
+    or with --keep 'probability["spam"] < 0.1 and language == "en" and tokens >= 50'
+    """
+
+    corpus: Corpus
+    """Files or folders of .jsonl, .parquet and .txt, compressed or not."""
+
+    model: Annotated[str, tyro.conf.arg(metavar="MODEL")]
+    """The folder of a classifier or regression model, or a model of the hub: org/name."""
+
+    keep: Annotated[str, tyro.conf.arg(metavar="RULE")]
+    """The rule: score, label, probability, probability["CLASS"], tokens and columns, compared."""
+
+    out: OutFolder
+    """The folder for Parquet shards; a run that was interrupted continues in it."""
+
+    text_column: Annotated[str, tyro.conf.arg(metavar="COLUMN")] = "text"
+    """The column with the text."""
+
+    separator: OptionalText = None
+    """What separates documents in a .txt file, such as '\\n\\n'; otherwise it is one document."""
+
+    prefix: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    """What the new columns score, label and probability begin with."""
+
+    longest: OptionalInt = None
+    """Read at most this many tokens of a document; by default what the model reads."""
+
+    price_per_hour: OptionalFloat = None
+    """The price of the machines per hour, to state the cost per million tokens."""
+
+    engine: Literal["plain", "ray"] = "plain"
+    """Work in this process, or on all machines of a Ray cluster."""
+
+    workers: OptionalInt = None
+    """With --engine ray: copies of the model; by default one per GPU, or per CPU."""
+
+    block_rows: int = 1024
+    """Documents that are scored together; an interrupted run repeats at most one such block."""
+
+    shard_rows: int = 50_000
+    """Rows per shard."""
+
+    batch_tokens: BatchTokens = None
+    """Tokens per batch; by default as many as suit the device."""
+
+    dtype: DtypeName = "auto"
+    """The dtype to compute in; by default that of the weights."""
+
+    device: DeviceName = "auto"
+    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
+
+    def run(self) -> int:
+        """Print how many documents were kept, how fast, and what was wrong with others."""
+        check_out_folder(self.out, self.model)
+        # A wrong rule or corpus is reported before a model is loaded.
+        from manyheads.encoding.text_rule import TextRule
+
+        TextRule.parse(self.keep)
+        from manyheads.tasks.filtering.corpus import plan
+        from manyheads.tasks.filtering.corpus_filter import filter_corpus
+
+        plan(self.corpus)
+
+        model = open_model(self.model, "cpu" if self.engine == "ray" else self.device, self.dtype)
+        try:
+            result = filter_corpus(
+                self.corpus,
+                model,
+                self.out,
+                keep=self.keep,
+                text_column=self.text_column,
+                separator=_unescaped(self.separator),
+                prefix=self.prefix,
+                longest=self.longest,
+                batch_tokens=self.batch_tokens,
+                block_rows=self.block_rows,
+                shard_rows=self.shard_rows,
+                engine=self.engine,
+                workers=self.workers,
+                device=self.device,
+                price_per_hour=self.price_per_hour,
+            )
+        except KeyboardInterrupt:
+            print("run the same command again to continue", file=sys.stderr)
+            raise
+        print(result)
+        return 0
+
+
+def _unescaped(text: str | None) -> str | None:
+    """Shells pass a line feed as two characters."""
+    return None if text is None else text.replace("\\n", "\n").replace("\\t", "\t")

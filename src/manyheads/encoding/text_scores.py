@@ -1,0 +1,145 @@
+"""What a classifier or a regression model says of each text, as rules over texts read it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from manyheads.encoding.classify import class_names_of, classify_counted
+from manyheads.encoding.encode import Options, read_pooled
+from manyheads.encoding.text_reader import (
+    Ids,
+    TextReader,
+    require_text_model,
+    resolve_max_length,
+    truncating_tokenizer,
+)
+from manyheads.encoding.text_rule import RuleName
+from manyheads.errors import InputError
+from manyheads.models.build import Model
+from manyheads.models.readout import ClassHead, ReadoutLayer
+from manyheads.ragged import Ragged
+from manyheads.tokenizers import surrogates_refused
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenisedTexts:
+    """The token ids of texts, and whether each was truncated."""
+
+    ids: list[Ids]
+    truncated: list[bool]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextScores:
+    """A score for each text, and of a classifier the probability of each class too.
+
+    The score is the one output of a regression model, or the expected number of the class: the
+    number that its name is, if all names are numbers, else its index. A text without tokens has
+    the score NaN. `classes` is empty for a regression model.
+    """
+
+    scores: tuple[float, ...]
+    probabilities: tuple[tuple[float, ...], ...]
+    classes: tuple[str, ...]
+    tokens: tuple[int, ...]
+    truncated: tuple[bool, ...]
+
+    def best(self, index: int) -> int:
+        """The most likely class of a text."""
+        row = self.probabilities[index]
+        return row.index(max(row))
+
+    def label(self, index: int) -> str:
+        return self.classes[self.best(index)]
+
+    def value(self, name: RuleName, index: int) -> Any:
+        """The value of a name in a rule."""
+        match name.kind:
+            case "score":
+                return self.scores[index]
+            case "label":
+                return self.label(index)
+            case "probability":
+                return max(self.probabilities[index])
+            case "class":
+                return self.probabilities[index][self.classes.index(name.name)]
+            case "tokens":
+                return self.tokens[index]
+            case "truncated":
+                return self.truncated[index]
+        raise AssertionError(f"{name.kind} is not known here")
+
+
+def scored_classes(model: Model) -> tuple[str, ...]:
+    """The classes of a text classifier, none of a regression model; other models are refused."""
+    head = require_text_model(model).config.readout
+    if not isinstance(head, ClassHead):
+        raise InputError(
+            "the model neither classifies nor scores texts",
+            "give one with a classification head, such as manyheads.with_classes adds",
+        )
+    return class_names_of(model, head) if head.classes > 1 else ()
+
+
+def tokenise_texts(model: Model, texts: Sequence[str], longest: int | None) -> TokenisedTexts:
+    """The ids of texts, truncated to `longest` tokens or to what the model reads."""
+    reader = require_text_model(model)
+    tokenizer = truncating_tokenizer(reader, resolve_max_length(reader, longest))
+    with surrogates_refused(texts):
+        encoded = tokenizer.encode_batch_fast(list(texts))
+    ids = [np.array(one.ids, dtype=np.int64) for one in encoded]
+    return TokenisedTexts(ids, [bool(one.overflowing) for one in encoded])
+
+
+def score_texts(model: Model, texts: TokenisedTexts, options: Options) -> TextScores:
+    """What the model says of each text; `options.longest` does not matter for ids."""
+    reader, classes = require_text_model(model), scored_classes(model)
+    lengths = [len(each) for each in texts.ids]
+    filled = [index for index, length in enumerate(lengths) if length]
+    ids = [texts.ids[index] for index in filled]
+    scores = torch.full((len(lengths),), torch.nan)
+    probabilities = torch.zeros(len(lengths), len(classes))
+    if ids and classes:
+        found = classify_counted(model, ids, options)[0].probabilities.float()
+        probabilities[filled] = found
+        scores[filled] = found @ class_numbers(classes)
+    elif ids:
+        scores[filled] = _outputs(reader, ids, options)
+    return TextScores(
+        tuple(scores.tolist()),
+        tuple(map(tuple, probabilities.tolist())),
+        classes,
+        tuple(lengths),
+        tuple(texts.truncated),
+    )
+
+
+def class_numbers(classes: Sequence[str]) -> Float[Tensor, " classes"]:
+    """The numbers that the names of the classes are, or their indices.
+
+    >>> class_numbers(("1", "2", "5")), class_numbers(("bad", "good"))
+    (tensor([1., 2., 5.]), tensor([0., 1.]))
+    """
+    try:
+        numbers = torch.tensor([float(name) for name in classes])
+    except ValueError:
+        return torch.arange(len(classes)).float()
+    return numbers if numbers.isfinite().all() else torch.arange(len(classes)).float()
+
+
+def _outputs(reader: TextReader, ids: list[Ids], options: Options) -> Float[Tensor, " b"]:
+    """The one output of a regression model for each text."""
+    readout: Any = getattr(reader, "readout", None)
+    assert isinstance(readout, ReadoutLayer)
+
+    def pooled(read: Ragged) -> Tensor:
+        logits = readout(read, None)
+        assert isinstance(logits, Tensor)
+        return logits.float()
+
+    return read_pooled(reader, ids, options, pooled, 1).vectors[:, 0].cpu()

@@ -1,0 +1,335 @@
+"""The documents of a corpus of any size, in blocks that are the same at every reading."""
+
+import codecs
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from manyheads.data.sources.files import (
+    COMPRESSED,
+    Paths,
+    find_files,
+    fingerprint,
+    open_file,
+    suffix_of,
+)
+from manyheads.errors import InputError, MissingPackageError
+
+ROWS, PLAIN, PARQUET = (".jsonl", ".ndjson"), (".txt", ".text", ".md"), (".parquet",)
+# Files that are read one after another belong together up to this size.
+GROUP_BYTES = 2**26
+# A block ends with the document that reaches this many characters.
+BLOCK_CHARACTERS = 2**22
+# Bytes of a plain text read at a time.
+READ_BYTES = 2**20
+
+
+class Problem(NamedTuple):
+    """A row that cannot be read, and why; or a file that ends here because it is broken."""
+
+    location: str
+    reason: str
+    ends_file: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.location}: {self.reason}"
+
+
+class Layout(NamedTuple):
+    """How documents are found in files."""
+
+    text_column: str = "text"
+    separator: str | None = None
+    block_rows: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FileGroup:
+    """Consecutive files of one format, read by one reader."""
+
+    files: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(slots=True)
+class Block:
+    """Consecutive rows, and the text of each; rows that cannot be read are `problems`.
+
+    `rows` are dicts, or a table of Arrow where they come from Parquet. `consumed` counts the rows
+    and the problems of the group up to the end of this block, and `fraction` says roughly how much
+    of the group's bytes that is. A text is None where the column is null.
+    """
+
+    rows: Any
+    texts: list[str | None] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    consumed: int = 0
+    fraction: float = 0.0
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that any of the rows has."""
+        if isinstance(self.rows, list):
+            return list(dict.fromkeys(name for row in self.rows for name in row))
+        return list(self.rows.column_names)
+
+    def has_column(self, path: str) -> bool:
+        return path in self.names or path.partition(".")[0] in self.names
+
+    def column(self, path: str) -> list[Any]:
+        """The values of a column, or of a field in nested ones; None where there is none."""
+        if isinstance(self.rows, list):
+            return [_value(row, path) for row in self.rows]
+        first = path if path in self.rows.column_names else path.partition(".")[0]
+        if first not in self.rows.column_names:
+            return [None] * len(self.texts)
+        return [_value({first: value}, path) for value in self.rows.column(first).to_pylist()]
+
+
+def _value(row: Any, path: str) -> Any:
+    if path in row:
+        return row[path]
+    for name in path.split("."):
+        row = row.get(name) if isinstance(row, dict) else None
+    return row
+
+
+def plan(paths: Paths) -> list[FileGroup]:
+    """The files of a corpus in order, small ones of one format together."""
+    files = find_files(paths, (*ROWS, *PARQUET, *PLAIN))
+    groups: list[FileGroup] = []
+    for file in files:
+        if file.suffix.lower() == ".zst":
+            _check_zstandard(file)
+        size, last = file.stat().st_size, groups[-1] if groups else None
+        if last and last.bytes + size <= GROUP_BYTES and _format(last.files[0]) == _format(file):
+            groups[-1] = FileGroup((*last.files, str(file)), last.bytes + size)
+        else:
+            groups.append(FileGroup((str(file),), size))
+    return groups
+
+
+def fingerprints(groups: Sequence[FileGroup]) -> list[list[str]]:
+    """The path of every file, with its size and a checksum."""
+    return [[file, fingerprint(Path(file))] for group in groups for file in group.files]
+
+
+def _format(file: Path | str) -> str:
+    suffix = suffix_of(Path(file))
+    return "rows" if suffix in ROWS else "parquet" if suffix in PARQUET else "plain"
+
+
+def _check_zstandard(file: Path) -> None:
+    """Name a missing package before the first document is read."""
+    try:
+        import zstandard  # noqa: F401
+    except ImportError:
+        raise MissingPackageError(str(file), "zstandard") from None
+
+
+def read_blocks(group: FileGroup, layout: Layout, skip: int = 0) -> Iterator[Block]:
+    """The blocks of a group behind the first `skip` rows, which were read before.
+
+    A file that is broken, such as a truncated .gz, ends at its last complete row.
+    """
+    if _format(group.files[0]) == "parquet":
+        yield from _tables(group, layout, skip)
+    else:
+        yield from _blocks_of_rows(group, layout, skip)
+
+
+class _RowReader:
+    """Reads the rows of files one after another; a row is a dict, its text and its problem."""
+
+    def __init__(self, group: FileGroup, layout: Layout, skip: int) -> None:
+        self.group, self.layout, self.skip = group, layout, skip
+        self.bytes = 0
+        self.index = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any] | Problem]:
+        for name in self.group.files:
+            file, before = Path(name), self.bytes
+            try:
+                yield from self._lines(file) if _format(file) == "rows" else self._documents(file)
+            except InputError as error:
+                if self._counts():
+                    yield Problem(name, error.problem, ends_file=True)
+            self.bytes = before + file.stat().st_size
+
+    def _counts(self) -> bool:
+        """Count a row, and say whether it is behind those that were read before."""
+        self.index += 1
+        return self.index > self.skip
+
+    def _lines(self, file: Path) -> Iterator[dict[str, Any] | Problem]:
+        plain = file.suffix.lower() not in COMPRESSED
+        with open_file(file) as opened:
+            for number, line in enumerate(opened, 1):
+                self.bytes += len(line) if plain else 0
+                if line.strip() and self._counts():
+                    yield self._row(line, f"{file}, line {number}")
+
+    def _row(self, line: bytes, location: str) -> dict[str, Any] | Problem:
+        try:
+            row = json.loads(line)
+            if b"\\u" in line:
+                # An escape may be half of a character.
+                json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return Problem(location, "it has a lone surrogate")
+        except (ValueError, RecursionError) as error:
+            return Problem(location, f"it is not valid JSON ({str(error)[:80]})")
+        if not isinstance(row, dict):
+            return Problem(location, "it is not an object")
+        if self.layout.text_column not in row:
+            there = ", ".join(row) or "none"
+            return Problem(
+                location, f"it has no column {self.layout.text_column!r}, but {there[:200]}"
+            )
+        text = row[self.layout.text_column]
+        if text is not None and not isinstance(text, str):
+            kind = type(text).__name__
+            return Problem(location, f"{self.layout.text_column!r} is of type {kind}, not a string")
+        return row
+
+    def _documents(self, file: Path) -> Iterator[dict[str, Any] | Problem]:
+        """The documents of a plain text: all of it, or what stands between separators."""
+        separator = (self.layout.separator or "").encode()
+        with open_file(file) as opened:
+            waiting = b""
+            while read := opened.read(READ_BYTES):
+                waiting += read
+                if separator:
+                    *whole, waiting = waiting.split(separator)
+                    for document in whole:
+                        yield from self._document(document, file)
+            yield from self._document(waiting, file)
+
+    def _document(self, document: bytes, file: Path) -> Iterator[dict[str, Any] | Problem]:
+        if (self.layout.separator and not document.strip()) or not self._counts():
+            return
+        try:
+            text = document.removeprefix(codecs.BOM_UTF8).decode()
+        except UnicodeDecodeError as error:
+            yield Problem(f"{file}, document {self.index}", f"it is not UTF-8 ({error.reason})")
+        else:
+            yield {self.layout.text_column: text, "source": str(file)}
+
+
+def _blocks_of_rows(group: FileGroup, layout: Layout, skip: int) -> Iterator[Block]:
+    reader = _RowReader(group, layout, skip)
+    block, characters = Block([]), 0
+
+    def finished() -> Block:
+        block.consumed, block.fraction = reader.index, reader.bytes / max(1, group.bytes)
+        return block
+
+    for row in reader:
+        if isinstance(row, Problem):
+            block.problems.append(row)
+        else:
+            text = row[layout.text_column]
+            block.rows.append(row)
+            block.texts.append(text)
+            characters += len(text or "")
+        full = len(block.texts) + len(block.problems) >= layout.block_rows
+        if full or characters >= BLOCK_CHARACTERS:
+            yield finished()
+            block, characters = Block([]), 0
+    if block.texts or block.problems:
+        yield finished()
+
+
+def _tables(group: FileGroup, layout: Layout, skip: int) -> Iterator[Block]:
+    """The blocks of Parquet files, none of which spans two files."""
+    consumed, bytes_before = 0, 0
+    for name in group.files:
+        size = Path(name).stat().st_size
+        for block in _tables_of(Path(name), layout):
+            consumed += len(block.texts) + len(block.problems)
+            block.consumed = consumed
+            block.fraction = (bytes_before + block.fraction * size) / max(1, group.bytes)
+            if consumed > skip:
+                yield block
+        bytes_before += size
+
+
+def _tables_of(file: Path, layout: Layout) -> Iterator[Block]:
+    try:
+        from pyarrow import ArrowException, Table
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise MissingPackageError(str(file), "pyarrow") from None
+    read = 0
+    try:
+        with ParquetFile(file, pre_buffer=False) as opened:
+            _check_text_column(file, opened.schema_arrow, layout.text_column)
+            for batch in opened.iter_batches(batch_size=layout.block_rows):
+                table = Table.from_batches([batch])
+                texts = _texts(table.column(layout.text_column))
+                for start, stop in _cuts(texts):
+                    block = _readable(file, table, texts, start, stop, read)
+                    block.fraction = (read + stop) / max(1, opened.metadata.num_rows)
+                    yield block
+                read += len(texts)
+    except (ArrowException, OSError) as error:
+        reason = f"it cannot be read as Parquet ({str(error)[:100]})"
+        yield Block([], problems=[Problem(str(file), reason, ends_file=True)], fraction=1.0)
+
+
+def _check_text_column(file: Path, schema: Any, name: str) -> None:
+    import pyarrow.types as kinds
+
+    if name not in schema.names:
+        raise InputError(
+            f"{file} has no text_column={name!r}", f"use one of: {', '.join(schema.names)}"
+        )
+    kind = schema.field(name).type
+    kind = kind.value_type if kinds.is_dictionary(kind) else kind
+    if not any(is_text(kind) for is_text in (kinds.is_string, kinds.is_large_string)):
+        raise InputError(f"{file}: text_column={name!r} is {kind}", "use a column of strings")
+
+
+def _texts(column: Any) -> list[Any]:
+    """The texts of a column; False where one is not UTF-8."""
+    try:
+        texts: list[Any] = column.to_pylist()
+    except UnicodeDecodeError:
+        texts = []
+        for value in column:
+            try:
+                texts.append(value.as_py())
+            except UnicodeDecodeError:
+                texts.append(False)
+    return texts
+
+
+def _cuts(texts: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """The ends of blocks with a bounded number of characters.
+
+    >>> list(_cuts(["a", None, "b"]))
+    [(0, 3)]
+    """
+    start = characters = 0
+    for index, text in enumerate(texts):
+        characters += len(text or "")
+        if characters >= BLOCK_CHARACTERS:
+            yield start, index + 1
+            start, characters = index + 1, 0
+    if start < len(texts):
+        yield start, len(texts)
+
+
+def _readable(file: Path, table: Any, texts: list[Any], start: int, stop: int, read: int) -> Block:
+    """The rows from `start` to `stop`, without those whose text cannot be decoded."""
+    good = [index for index in range(start, stop) if texts[index] is not False]
+    if len(good) == stop - start:
+        return Block(table.slice(start, stop - start), texts[start:stop])
+    problems = [
+        Problem(f"{file}, row {read + index + 1}", "its text is not UTF-8")
+        for index in range(start, stop)
+        if texts[index] is False
+    ]
+    return Block(table.take(good), [texts[index] for index in good], problems)

@@ -1,0 +1,416 @@
+"""Filter a corpus of any size with a classifier: `filter_corpus`."""
+
+import json
+import shutil
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from manyheads.atomic_write import atomic_write, check_writable, exclusive_lock
+from manyheads.data.sources.files import Paths
+from manyheads.encoding.encode import Options
+from manyheads.encoding.text_reader import require_text_model, resolve_max_length
+from manyheads.encoding.text_rule import KNOWN_NAMES, TextRule
+from manyheads.encoding.text_scores import scored_classes
+from manyheads.errors import InputError, check_int, check_number, short_repr
+from manyheads.formatting import percent, pluralise
+from manyheads.models.build import Model
+from manyheads.progress import Progress, duration
+from manyheads.tasks.filtering.corpus import FileGroup, Layout, fingerprints, plan, read_blocks
+from manyheads.tasks.filtering.judgement import (
+    SHOWN_PROBLEMS,
+    FilterCounts,
+    JudgeConfig,
+    Judged,
+    Prepared,
+    judge,
+    prepare,
+    taken,
+)
+from manyheads.tasks.filtering.shards import arrow, merge_files, unify_files, write_table
+
+Engine = Literal["plain", "ray"]
+STATE_FILE, LOCK_FILE, PARTS = "_filter.json", ".lock", ".parts"
+VERSION = 1
+# Of each parameter, this many numbers at both ends identify the model.
+FINGERPRINT_NUMBERS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterResult:
+    """The shards that were written, the counts, and the cost.
+
+    `seconds` is the time of all runs that made this output. `broken_files` could not be read to
+    their ends, and `problems` name some rows that could not be read.
+    """
+
+    out: Path
+    counts: FilterCounts
+    shards: tuple[Path, ...]
+    seconds: float
+    resumed: bool = False
+    problems: tuple[str, ...] = ()
+    broken_files: tuple[str, ...] = ()
+    price_per_hour: float | None = None
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.counts.tokens / max(self.seconds, 1e-9)
+
+    @property
+    def cost(self) -> float | None:
+        """The price of the time, if `price_per_hour` is known."""
+        return None if self.price_per_hour is None else self.price_per_hour * self.seconds / 3600
+
+    @property
+    def cost_per_million_tokens(self) -> float | None:
+        return None if self.cost is None else 1e6 * self.cost / max(1, self.counts.tokens)
+
+    def __str__(self) -> str:
+        counts = self.counts
+        fraction = percent(counts.kept / max(1, counts.documents))
+        lines = [
+            f"{counts.kept:,} of {pluralise(counts.documents, 'document')} kept ({fraction}) "
+            f"in {pluralise(len(self.shards), 'shard')} of {self.out}",
+            f"{counts.tokens:,} tokens in {duration(self.seconds)} "
+            f"({self.tokens_per_second:,.0f} tokens/s)",
+        ]
+        if self.cost is not None:
+            per_million = self.cost_per_million_tokens
+            lines[1] += f", cost {self.cost:,.4g}: {per_million:,.4g} per million tokens"
+        notes = {
+            "dropped by their columns alone": counts.decided,
+            "truncated": counts.truncated,
+            "empty": counts.empty,
+            "undecodable": counts.undecodable,
+        }
+        listed = [f"{count:,} {what}" for what, count in notes.items() if count]
+        if listed:
+            lines.append(", ".join(listed))
+        lines += [f"not readable to its end: {each}" for each in self.broken_files]
+        lines += [f"not readable: {each}" for each in self.problems]
+        return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class FilterState:
+    """How far a run has come, as its folder stores it."""
+
+    group: int = 0
+    consumed: int = 0
+    parts: list[str] = field(default_factory=list)
+    part_rows: int = 0
+    next_part: int = 0
+    shards: int = 0
+    seconds: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    broken_files: list[str] = field(default_factory=list)
+    complete: bool = False
+
+
+class RunPlan(NamedTuple):
+    """What is to be read, and how it is judged."""
+
+    groups: list[FileGroup]
+    layout: Layout
+    judge: JudgeConfig
+
+
+def filter_corpus(
+    paths: Paths,
+    model: Model,
+    out: str | Path,
+    *,
+    keep: str,
+    text_column: str = "text",
+    separator: str | None = None,
+    prefix: str = "",
+    longest: int | None = None,
+    batch_tokens: int | None = None,
+    block_rows: int = 1024,
+    shard_rows: int = 50_000,
+    engine: Engine = "plain",
+    workers: int | None = None,
+    device: str = "auto",
+    price_per_hour: float | None = None,
+    progress: bool = True,
+) -> FilterResult:
+    """Keep the documents of a corpus for which a rule over a classifier's output holds.
+
+    This is how FineWeb-Edu was made (arXiv 2406.17557). `paths` are .jsonl, .parquet and .txt
+    files, compressed or not, folders or globs; a plain text is one document, or several with a
+    `separator`. `keep` is a rule such as `score >= 3 and language == "en"`: see
+    `manyheads.encoding.text_rule`. The score is the output of a regression model, or the expected
+    class number. The kept rows go to Parquet shards in the folder `out`, with all their columns
+    and with score, label and probability, whose names begin with `prefix`.
+
+    The corpus is read in blocks of `block_rows` documents, so that memory does not grow with it. A
+    run that was interrupted, even killed, continues where it was, and its output is the same.
+    `engine="ray"` reads and scores on all machines of a Ray cluster, with `workers` copies of the
+    model on `device`; the output is the same.
+    """
+    check_int("block_rows", block_rows, minimum=1)
+    check_int("shard_rows", shard_rows, minimum=1)
+    if workers is not None:
+        check_int("workers", workers, minimum=1)
+    if price_per_hour is not None:
+        check_number("price_per_hour", price_per_hour, "at least 0", lambda price: price >= 0)
+    if separator == "":
+        raise InputError("separator is empty", r"use '\n\n', or None")
+    arrow()
+    rule = TextRule.parse(keep)
+    rule.check_classes(scored_classes(model))
+    # Refuses what is wrong before anything is read.
+    Options(batch_tokens=batch_tokens)
+    longest = resolve_max_length(require_text_model(model), longest)
+    folder = Path(out)
+    groups = plan(paths)
+    _check_folder(folder, paths)
+    run = RunPlan(
+        groups,
+        Layout(text_column, separator, block_rows),
+        JudgeConfig(rule, prefix, longest, batch_tokens),
+    )
+    _check_first_block(run, model)
+    settings = {
+        "keep": keep,
+        "model": model_fingerprint(model),
+        "text_column": text_column,
+        "separator": separator,
+        "prefix": prefix,
+        "longest": longest,
+        "block_rows": block_rows,
+        "shard_rows": shard_rows,
+        "files": fingerprints(groups),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    with exclusive_lock(folder / LOCK_FILE, lambda: _refuse_second(folder)):
+        writer = _Writer(folder, settings, shard_rows)
+        resumed = writer.state.consumed > 0 or writer.state.group > 0
+        if not writer.state.complete:
+            judged = _judged(run, model, writer.state, engine, workers, device)
+            _write(judged, writer, groups, progress)
+        return writer.result(resumed, price_per_hour)
+
+
+def _judged(
+    run: RunPlan,
+    model: Model,
+    state: FilterState,
+    engine: Engine,
+    workers: int | None,
+    device: str,
+) -> Iterator[tuple[int, Judged]]:
+    """The blocks that are left, judged, in order, each with the index of its group."""
+    if engine == "ray":
+        from manyheads.tasks.filtering.ray_engine import judge_with_ray
+
+        return judge_with_ray(run, model, state.group, state.consumed, workers, device)
+    return _judged_here(run, model, state.group, state.consumed)
+
+
+def _judged_here(run: RunPlan, model: Model, first: int, skip: int) -> Iterator[tuple[int, Judged]]:
+    """The next block is read and tokenised while the model reads this one."""
+
+    def prepared() -> Iterator[tuple[int, Prepared]]:
+        for index in range(first, len(run.groups)):
+            for block in read_blocks(run.groups[index], run.layout, skip if index == first else 0):
+                yield index, prepare(model, block, run.judge)
+
+    waiting = prepared()
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        pending = executor.submit(next, waiting, None)
+        while (ready := pending.result()) is not None:
+            pending = executor.submit(next, waiting, None)
+            yield ready[0], judge(model, ready[1], run.judge)
+
+
+def _write(
+    judged: Iterator[tuple[int, Judged]],
+    writer: "_Writer",
+    groups: Sequence[FileGroup],
+    progress: bool,
+) -> None:
+    sizes = [group.bytes for group in groups]
+    with Progress("filtering", unit="tokens", enabled=progress) as bar:
+        for group, block in judged:
+            writer.add(group, block)
+            bytes_done = sum(sizes[:group]) + block.fraction * sizes[group]
+            if bytes_done:
+                bar.expect((bar.done + block.counts.tokens) * sum(sizes) / bytes_done)
+            bar.advance(block.counts.tokens)
+    writer.finish()
+
+
+class _Writer:
+    """Writes the kept rows of each block to a part, many parts to a shard, and the state.
+
+    A part or shard is complete before the state names it, and what the state does not name is
+    written again with the same rows. So a run may be killed at any point.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any], shard_rows: int) -> None:
+        self.folder, self.settings, self.shard_rows = folder, settings, shard_rows
+        self.state = _stored_state(folder, settings)
+        self.parts = folder / PARTS
+        self._since = time.perf_counter()
+
+    def add(self, group: int, block: Judged) -> None:
+        state = self.state
+        if block.table is not None:
+            name = f"{state.next_part:08}.parquet"
+            write_table(block.table, self.parts / name)
+            state.parts.append(name)
+            state.part_rows += len(block.table)
+            state.next_part += 1
+        self._count(block)
+        state.group, state.consumed = group, block.consumed
+        merged = list(state.parts) if state.part_rows >= self.shard_rows else []
+        if merged:
+            self._merge()
+        self._save()
+        for name in merged:
+            (self.parts / name).unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        if self.state.parts:
+            self._merge()
+        unify_files(self.shard_files())
+        self.state.complete = True
+        self._save()
+        shutil.rmtree(self.parts, ignore_errors=True)
+
+    def shard_files(self) -> list[Path]:
+        return [self.folder / f"shard-{index:05}.parquet" for index in range(self.state.shards)]
+
+    def result(self, resumed: bool, price_per_hour: float | None) -> FilterResult:
+        state = self.state
+        counts = FilterCounts(**state.counts)
+        if not counts.documents:
+            raise InputError(
+                "no document could be read"
+                + (f" ({state.broken_files[0]})" if state.broken_files else ""),
+                "check the files",
+            )
+        return FilterResult(
+            out=self.folder,
+            counts=counts,
+            shards=tuple(self.shard_files()),
+            seconds=state.seconds,
+            resumed=resumed,
+            problems=tuple(state.problems),
+            broken_files=tuple(state.broken_files),
+            price_per_hour=price_per_hour,
+        )
+
+    def _merge(self) -> None:
+        state = self.state
+        shard = self.folder / f"shard-{state.shards:05}.parquet"
+        merge_files([self.parts / name for name in state.parts], shard)
+        state.shards += 1
+        state.parts, state.part_rows = [], 0
+
+    def _count(self, block: Judged) -> None:
+        state = self.state
+        state.counts = asdict(FilterCounts(**state.counts) + block.counts)
+        state.broken_files += [str(each) for each in block.problems if each.ends_file]
+        shown = [str(each) for each in block.problems if not each.ends_file]
+        state.problems = [*state.problems, *shown][:SHOWN_PROBLEMS]
+
+    def _save(self) -> None:
+        now = time.perf_counter()
+        self.state.seconds += now - self._since
+        self._since = now
+        content = {"version": VERSION, "settings": self.settings, "state": asdict(self.state)}
+        with atomic_write(self.folder / STATE_FILE) as temporary:
+            temporary.write_text(json.dumps(content, indent=1, ensure_ascii=True))
+
+
+def _stored_state(folder: Path, settings: dict[str, Any]) -> FilterState:
+    """The state of an earlier run with the same settings, or a fresh one."""
+    file = folder / STATE_FILE
+    if not file.exists():
+        if any(folder.glob("*.parquet")):
+            raise InputError(
+                f"{folder} holds Parquet files that are not of this run", "use another folder"
+            )
+        return FilterState()
+    try:
+        stored = json.loads(file.read_text())
+        before, state = stored["settings"], FilterState(**stored["state"])
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{file} is damaged", "delete the folder, or use another") from None
+    # A list of lists comes back from JSON as it was; a tuple would not.
+    for name, value in settings.items():
+        if before.get(name) != value:
+            raise InputError(_difference(folder, name, before.get(name), value), REMEDY)
+    return state
+
+
+REMEDY = "repeat the command of that run to continue it, or use another folder"
+
+
+def _difference(folder: Path, name: str, before: Any, now: Any) -> str:
+    if name == "files":
+        old, new = dict(before or ()), dict(now)
+        changed = [file for file in {**old, **new} if old.get(file) != new.get(file)]
+        return f"{folder} holds a run over other files: {short_repr(changed[:3])} differ"
+    return f"{folder} holds a run with {name}={before!r}, and this one has {name}={now!r}"
+
+
+def _refuse_second(folder: Path) -> None:
+    raise InputError(f"another process is filtering to {folder}", "wait for it, or stop it")
+
+
+def _check_folder(folder: Path, paths: Paths) -> None:
+    if folder.is_file():
+        raise InputError(f"out={str(folder)!r} is a file", "name a folder")
+    for path in (paths,) if isinstance(paths, str | Path) else paths:
+        corpus = Path(path)
+        if corpus.is_dir() and folder.resolve().is_relative_to(corpus.resolve()):
+            raise InputError(
+                f"out={str(folder)!r} is inside the corpus {path}", "use a folder outside of it"
+            )
+    check_writable(folder)
+
+
+def _check_first_block(run: RunPlan, model: Model) -> None:
+    """Refuse a wrong column at once, and not after hours or with an empty output."""
+    block = next(iter(read_blocks(run.groups[0], run.layout)), None)
+    if block is None or not block.texts:
+        wrong = [each for each in block.problems if not each.ends_file] if block else []
+        if wrong:
+            problem = f"none of the first {pluralise(len(wrong), 'row')} can be read: {wrong[0]}"
+            raise InputError(problem, "check text_column")
+        return
+    for name in run.judge.rule.columns:
+        if not block.has_column(name):
+            near = get_close_matches(name, (*KNOWN_NAMES, *block.names), n=1)
+            there = f"use one of {', '.join(block.names)}, and put strings in quotes"
+            raise InputError(
+                f"keep={run.judge.rule.text!r}: the rows have no column {name!r}",
+                f"did you mean {near[0]}" if near else there,
+            )
+    for name in run.judge.new_columns(scored_classes(model)):
+        if name in block.names:
+            raise taken(name)
+
+
+def model_fingerprint(model: Model) -> str:
+    """A checksum over some numbers of every parameter, and the dtype."""
+    checksum = 0
+    for name, parameter in model.named_parameters():
+        flat = parameter.detach().flatten()
+        ends = torch.cat((flat[:FINGERPRINT_NUMBERS], flat[-FINGERPRINT_NUMBERS:])).float().cpu()
+        checksum = zlib.crc32(f"{name}{tuple(parameter.shape)}".encode(), checksum)
+        checksum = zlib.crc32(ends.numpy().tobytes(), checksum)
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return f"{type(model).__name__} {dtype} {checksum:08x}"

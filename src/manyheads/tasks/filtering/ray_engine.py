@@ -1,0 +1,288 @@
+"""Work on many machines by Ray Data: actors that hold the model, and results in order."""
+
+import logging
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from manyheads.encoding.classify import Classification, classify_counted
+from manyheads.encoding.encode import Encoded, Options, encode_counted
+from manyheads.errors import InputError, MissingPackageError
+from manyheads.models.build import Model
+from manyheads.progress import Progress
+from manyheads.tasks.filtering.corpus import FileGroup, Layout, read_blocks
+from manyheads.tasks.filtering.judgement import JudgeConfig, Judged, judge_block
+
+if TYPE_CHECKING:
+    from manyheads.tasks.filtering.corpus_filter import RunPlan
+
+# Texts that a worker receives at a time.
+TEXTS_PER_TASK = 1024
+# A reader mostly waits for its disk.
+READER_CPUS = 0.5
+# Loggers that report what the user did not ask for.
+TALKATIVE = ("ray", "ray.data", "ray.tune", "ray._private")
+
+# What Ray's own processes say and send.
+QUIET = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+# Reads one source as the items that are worked on.
+Expand = Callable[[Any], Iterator[Any]]
+Work = Callable[[Model, Any], Any]
+
+
+class RayWorker:
+    """An actor with its own copy of the model."""
+
+    def __init__(self, model: Any, device: str, work: Work) -> None:
+        import ray
+
+        self.model: Model = ray.get(model).to(device).eval()
+        self.work = work
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
+        # Ray moves Python objects as pickles anyway; these bytes keep each item in one piece.
+        done = [pickle.dumps(self.work(self.model, pickle.loads(item))) for item in batch["item"]]
+        return {"item": done}
+
+
+class RayReader:
+    """A task that reads one source and passes on its items, one by one."""
+
+    def __init__(self, expand: Expand) -> None:
+        self.expand = expand
+
+    def __call__(self, batch: dict[str, Any]) -> Iterator[dict[str, list[bytes]]]:
+        for source in batch["item"]:
+            for item in self.expand(pickle.loads(source)):
+                yield {"item": [pickle.dumps(item)]}
+
+
+def ray_map(
+    model: Model,
+    sources: Sequence[Any],
+    work: Work,
+    *,
+    expand: Expand | None = None,
+    workers: int | None = None,
+    device: str = "auto",
+) -> Iterator[Any]:
+    """`work(model, item)` for every item of every source, in order.
+
+    A cluster that is named by RAY_ADDRESS, or that Python is connected to, is used; otherwise Ray
+    is started on this machine for `workers` actors, and stopped in the end.
+    """
+    with ray_session(workers) as ray:
+        gpus, device = _device(ray, device)
+        count = workers or _default_workers(ray, gpus)
+        for name, value in list(vars(model).items()):
+            # Views of dicts cannot be sent.
+            if isinstance(value, MappingProxyType):
+                setattr(model, name, dict(value))
+        # Shared memory holds it once per machine.
+        home = next(model.parameters()).device
+        stored = ray.put(model if home.type == "cpu" else model.to("cpu"))
+        model.to(home)
+        items = [{"item": pickle.dumps(source)} for source in sources]
+        data = ray.data.from_items(items, override_num_blocks=max(1, len(items)))
+        if expand is not None:
+            # With needs of its own it is a stage of its own, and one file keeps all workers busy.
+            reader = RayReader(expand).__call__
+            data = data.map_batches(reader, batch_size=1, num_cpus=READER_CPUS)
+        data = data.map_batches(
+            RayWorker,
+            batch_size=1,
+            concurrency=count,
+            num_gpus=1 if gpus else 0,
+            fn_constructor_args=(stored, device, work),
+        )
+        try:
+            for batch in data.iter_batches(batch_size=None, prefetch_batches=1):
+                for item in batch["item"]:
+                    yield pickle.loads(item)
+        except ray.exceptions.RayTaskError as error:
+            # An error of ours has the same words as without Ray.
+            cause = error.as_instanceof_cause()
+            raise _ours(error) or cause from None
+
+
+@contextmanager
+def ray_session(workers: int | None) -> Iterator[Any]:
+    """Ray, started quietly and stopped in the end unless it ran before."""
+    try:
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
+        import ray
+        import ray.data
+    except ImportError:
+        raise MissingPackageError("engine='ray'", "'manyheads[ray]'") from None
+    started = not ray.is_initialized()
+    levels = {name: logging.getLogger(name).level for name in TALKATIVE}
+    if started:
+        local = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": _local_cpus(workers)}
+        ray.init(
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=True,
+            **local,
+        )
+    context = ray.data.DataContext.get_current()
+    before = (
+        context.enable_progress_bars,
+        context.execution_options.preserve_order,
+        context.target_max_block_size,
+    )
+    context.enable_progress_bars = False
+    context.execution_options.preserve_order = True
+    # Each item is a block of its own, or one worker would receive all of them.
+    context.target_max_block_size = 1
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        yield ray
+    finally:
+        context.enable_progress_bars = before[0]
+        context.execution_options.preserve_order = before[1]
+        context.target_max_block_size = before[2]
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        if started:
+            ray.shutdown()
+
+
+def _local_cpus(workers: int | None) -> int:
+    """One for each worker and one for the reader, whatever the machine has."""
+    return (workers or max(1, (os.cpu_count() or 2) - 1)) + 1
+
+
+def _default_workers(ray: Any, gpus: int) -> int:
+    return gpus or max(1, int(ray.cluster_resources().get("CPU", 2)) - 1)
+
+
+def _device(ray: Any, device: str) -> tuple[int, str]:
+    """The GPUs of the cluster that are used, and the device of each actor."""
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    if device == "auto":
+        return gpus, "cuda" if gpus else "cpu"
+    if device.startswith("cuda") and not gpus:
+        raise InputError(f"device={device!r}, and Ray finds no GPU", "use device='cpu'")
+    return (gpus, "cuda") if device.startswith("cuda") else (0, device)
+
+
+def _ours(error: Any) -> InputError | None:
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, InputError):
+        return InputError(cause.problem, cause.remedy)
+    return None
+
+
+def judge_with_ray(
+    run: "RunPlan", model: Model, first: int, skip: int, workers: int | None, device: str
+) -> Iterator[tuple[int, Judged]]:
+    """The blocks of a corpus from a position on, judged by the workers, in order."""
+    sources = [
+        (index, run.groups[index], skip if index == first else 0)
+        for index in range(first, len(run.groups))
+    ]
+    yield from ray_map(
+        model,
+        sources,
+        partial(_judge_item, config=run.judge),
+        expand=partial(_expand_group, layout=run.layout),
+        workers=workers,
+        device=device,
+    )
+
+
+def _expand_group(source: tuple[int, FileGroup, int], layout: Layout) -> Iterator[tuple[int, Any]]:
+    index, group, skip = source
+    for block in read_blocks(group, layout, skip):
+        yield index, block
+
+
+def _judge_item(model: Model, item: tuple[int, Any], config: JudgeConfig) -> tuple[int, Judged]:
+    return item[0], judge_block(model, item[1], config)
+
+
+def encode_with_ray(
+    model: Model,
+    texts: Sequence[Any],
+    options: Options,
+    *,
+    workers: int | None = None,
+    device: str = "auto",
+) -> Encoded:
+    """`encode` on the workers of Ray, with counts: the same vectors in the same order."""
+    work = partial(_encode_some, options=replace(options, device="cpu", progress=False))
+    done = list(_over_texts(model, texts, work, options, workers, device))
+    if not done:
+        return encode_counted(model, texts, options)
+    vectors = torch.cat([each.vectors for each in done]).to(options.device)
+    tokens, cut = sum(each.tokens for each in done), sum(each.cut for each in done)
+    return Encoded(vectors, tokens, cut, done[0].longest)
+
+
+def classify_with_ray(
+    model: Model,
+    texts: Sequence[Any],
+    options: Options,
+    *,
+    workers: int | None = None,
+    device: str = "auto",
+) -> tuple[Classification, Encoded]:
+    """`classify` on the workers of Ray, with counts: the same classes in the same order."""
+    work = partial(_classify_some, options=replace(options, device="cpu", progress=False))
+    done = list(_over_texts(model, texts, work, options, workers, device))
+    if not done:
+        return classify_counted(model, texts, options)
+    probabilities = torch.cat([classes.probabilities for classes, _ in done])
+    tokens, cut = sum(each.tokens for _, each in done), sum(each.cut for _, each in done)
+    counted = Encoded(probabilities, tokens, cut, done[0][1].longest)
+    return replace(done[0][0], probabilities=probabilities), counted
+
+
+def _encode_some(model: Model, texts: list[Any], options: Options) -> Encoded:
+    return encode_counted(model, texts, options)
+
+
+def _classify_some(
+    model: Model, texts: list[Any], options: Options
+) -> tuple[Classification, Encoded]:
+    classes, done = classify_counted(model, texts, options)
+    return replace(classes, probabilities=classes.probabilities.cpu()), done
+
+
+def _over_texts(
+    model: Model,
+    texts: Sequence[Any],
+    work: Work,
+    options: Options,
+    workers: int | None,
+    device: str,
+) -> Iterator[Any]:
+    """The results for some texts at a time, with a progress bar."""
+    parts = [
+        list(texts[start : start + TEXTS_PER_TASK])
+        for start in range(0, len(texts), TEXTS_PER_TASK)
+    ]
+    if not parts:
+        return
+    bar = Progress(options.doing, total=len(texts), unit="texts", enabled=options.progress)
+    with bar:
+        for part, done in zip(
+            parts, ray_map(model, parts, work, workers=workers, device=device), strict=True
+        ):
+            yield done
+            bar.advance(len(part))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -23,6 +22,7 @@ from manyheads.models.build import Model
 from manyheads.ragged import Ragged
 from manyheads.tasks.search.chunking import CHUNK_TOKENS, OVERLAP, Chunker, ChunkSettings
 from manyheads.tasks.search.documents import Document, Documents, Scalar
+from manyheads.tasks.search.maxsim import maxsim
 from manyheads.tasks.search.rank_fusion import fuse_rankings
 from manyheads.tasks.search.storage.index_manifest import (
     IndexKind,
@@ -209,7 +209,7 @@ class Index:
         if state.manifest.row_vectors != "none" and self.kind != "bm25":
             assert self.model is not None
             encoded = _encode_queries(self.model, queries, state.manifest.row_vectors)
-            rankings.append([state.by_vectors(each, allowed, depth) for each in encoded])
+            rankings.append([state.by_vectors(each, allowed, depth, where) for each in encoded])
         if state.keywords is not None:
             rankings.append([state.by_keywords(each, allowed, depth) for each in queries])
         return [state.hits(_fused(list(each), top_k)) for each in zip(*rankings, strict=True)]
@@ -232,9 +232,12 @@ class Index:
         depth = max(FUSED, top_k) if self.kind == "hybrid" else top_k
         rankings = []
         if state.manifest.row_vectors != "none":
-            named = not isinstance(document, Document)
-            query = state.query_of(own) if named else self._vectors_of(document)
-            rankings.append(state.by_vectors(query, allowed, depth))
+            query = (
+                self._vectors_of(document)
+                if isinstance(document, Document)
+                else state.query_of(own)
+            )
+            rankings.append(state.by_vectors(query, allowed, depth, where))
         if state.keywords is not None:
             text = document.text if isinstance(document, Document) else state.text_of(own)
             rankings.append(state.by_keywords(text, allowed, depth))
@@ -313,10 +316,10 @@ class _Snapshot:
 
     def query_of(self, rows: Int[np.ndarray, " m"]) -> Tensor:
         """The vectors of some rows as those of a query."""
-        vectors = self.vectors
+        vectors = self.table.vectors_of(self.names.rows[rows])
         if isinstance(vectors, Ragged):
-            return vectors.select(rows.tolist()).values.float()
-        return F.normalize(vectors[torch.from_numpy(rows)].float().mean(0), dim=0)
+            return vectors.values.float()
+        return F.normalize(vectors.float().mean(0), dim=0)
 
     def text_of(self, rows: Int[np.ndarray, " m"]) -> str:
         return "\n".join(each["text"] for each in self.table.take(self.names.rows[rows]).values())
@@ -325,26 +328,22 @@ class _Snapshot:
         """Which rows a condition holds for; None for all."""
         if where is None:
             return None
-        if not isinstance(where, str | Mapping):
-            raise InputError(
-                f"where must be SQL or a mapping, got {short_repr(where)}",
-                "use for example {'author': 'Ada'}",
-            )
-        return np.isin(self.names.rows, self.table.matching(where))
+        return np.isin(self.names.rows, self.table.matching(self.table.condition(where)))
 
     def by_vectors(
-        self, query: Tensor, allowed: Bool[np.ndarray, " n"] | None, depth: int
+        self, query: Tensor, allowed: Bool[np.ndarray, " n"] | None, depth: int, where: Where | None
     ) -> list[_Ranked]:
         if not len(self.names):
             return []
-        vectors = self.vectors
-        if isinstance(vectors, Ragged):
-            from manyheads.tasks.search.maxsim import maxsim
-
-            scores = maxsim(query, vectors)
-        else:
-            scores = vectors.float() @ query.float()
-        return self._best(scores.numpy(), allowed, depth)
+        if not self.manifest.approximate:
+            return self._best(_similarities(query, self.vectors), allowed, depth)
+        condition = None if where is None else self.table.condition(where)
+        proposed = self.table.nearest(query, depth, condition)
+        numbers = np.searchsorted(self.names.rows, proposed)
+        scores = np.full(len(self.names), -np.inf, dtype=np.float32)
+        scores[numbers] = _similarities(query, self.table.vectors_of(proposed))
+        found = scores > -np.inf
+        return self._best(scores, found if allowed is None else found & allowed, depth)
 
     def by_keywords(
         self, query: str, allowed: Bool[np.ndarray, " n"] | None, depth: int
@@ -420,6 +419,13 @@ def _encode_queries(model: Model, queries: Sequence[str], row_vectors: RowVector
     if row_vectors == "late":
         return [each.cpu() for each in encode_late(model, queries, "query").to_list()]
     return list(encode_counted(model, queries, Options(normalise=True, progress=False)).vectors)
+
+
+def _similarities(query: Tensor, rows: Float[Tensor, "n c"] | Ragged) -> Float[np.ndarray, " n"]:
+    """Cosines with one vector per row, or MaxSim with several."""
+    scores = maxsim(query, rows) if isinstance(rows, Ragged) else rows.float() @ query.float()
+    similar: np.ndarray = scores.numpy()
+    return similar
 
 
 def _fused(rankings: Sequence[list[_Ranked]], top_k: int) -> list[_Ranked]:

@@ -15,6 +15,7 @@ from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.tasks.search.chunking import Chunker
 from manyheads.tasks.search.documents import Document, Documents, read_documents
+from manyheads.tasks.search.storage import vector_store
 from manyheads.tasks.search.storage.index_manifest import KEYWORDS, IndexLocation, IndexManifest
 from manyheads.tasks.search.storage.keyword_search import KeywordIndex
 from manyheads.tasks.search.storage.vector_store import ChunkRow, ChunkTable
@@ -166,14 +167,18 @@ class IndexWriter:
         if old is not None and committed == keys and _same_index(old, self.plan) and not stale:
             return old
         compacted = self._table.compact()
-        rows = self._table.count_rows()
+        vectors = self._table.count_vectors()
+        approximate = vectors > vector_store.EXACT_VECTORS and self.plan.vectors != "2bit"
+        if approximate:
+            self._table.build_vector_index()
         manifest = replace(
             self.plan,
             table=self.plan.table_name,
             version=self._table.version,
+            approximate=approximate,
             documents=len(wanted),
-            chunks=rows,
-            vector_count=self._table.count_vectors(),
+            chunks=self._table.count_rows(),
+            vector_count=vectors,
         )
         if manifest.kind in ("bm25", "hybrid"):
             manifest = replace(manifest, keywords=self._write_keywords(manifest.version))

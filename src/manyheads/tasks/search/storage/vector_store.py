@@ -29,6 +29,12 @@ AT_A_TIME = 500
 PARTS = 32
 # How long versions stay for readers that opened them before they were replaced.
 KEEP_VERSIONS = timedelta(days=1)
+# Up to this many vectors a search computes all products; beyond, LanceDB's index proposes rows.
+EXACT_VECTORS = 1_000_000
+# Rows that the index proposes per document to be found, and at least; all are scored exactly.
+PROPOSED, MIN_PROPOSED = 16, 512
+# The index is made again when a larger fraction of the rows is not in it.
+UNINDEXED = 0.1
 CPU_FLAG, CPU_INFO = "avx2", Path("/proc/cpuinfo")
 
 VECTOR = "vector"
@@ -211,6 +217,35 @@ class ChunkTable:
         column = found.sort_by("_rowid")[VECTOR].combine_chunks()
         return _from_arrow(column, self._manifest)
 
+    def build_vector_index(self) -> None:
+        """Let LanceDB group the vectors, so that a search reads only some of them.
+
+        Rows that were added since are all read, until they are many.
+        """
+        from lancedb.index import IvfFlat
+
+        indexed = [each for each in self._table.list_indices() if VECTOR in each.columns]
+        if indexed and indexed[0].num_unindexed_rows <= UNINDEXED * self.count_rows():
+            return
+        with full_disk_named(self._table.name):
+            self._table.create_index(VECTOR, config=IvfFlat(distance_type="cosine"))
+
+    def nearest(
+        self, query: Float[Tensor, "*q c"], depth: int, where: str | None
+    ) -> Int[np.ndarray, " m"]:
+        """The ids of rows that are likely among the best `depth` documents."""
+        found = self._table.search(query.float().numpy(), vector_column_name=VECTOR)
+        found = found.limit(max(MIN_PROPOSED, PROPOSED * depth)).with_row_id(True)
+        if where is not None:
+            found = found.where(where, prefilter=True)
+        rows: np.ndarray = found.select(["chunk", "_distance"]).to_arrow()["_rowid"].to_numpy()
+        return np.unique(rows)
+
+    def vectors_of(self, rows: Int[np.ndarray, " m"]) -> Float[Tensor, "m c"] | Ragged:
+        """The vectors of some rows, whose ids ascend."""
+        taken = self._table.take_row_ids(rows.tolist()).select([VECTOR]).with_row_id().to_arrow()
+        return _from_arrow(taken.sort_by("_rowid")[VECTOR].combine_chunks(), self._manifest)
+
     def count_rows(self) -> int:
         return int(self._table.count_rows())
 
@@ -231,9 +266,8 @@ class ChunkTable:
             found |= {row["_rowid"]: row for row in taken}
         return found
 
-    def matching(self, where: str | Mapping[str, Any]) -> Int[np.ndarray, " m"]:
+    def matching(self, condition: str) -> Int[np.ndarray, " m"]:
         """The ids of the rows that a condition holds for."""
-        condition = where if isinstance(where, str) else self._condition(where)
         query = self._table.search().where(condition).select(["chunk"]).with_row_id(True)
         try:
             found: np.ndarray = query.to_arrow()["_rowid"].to_numpy()
@@ -245,8 +279,15 @@ class ChunkTable:
             ) from None
         return found
 
-    def _condition(self, where: Mapping[str, Any]) -> str:
-        """Equality, or membership in a list, for each key."""
+    def condition(self, where: str | Mapping[str, Any]) -> str:
+        """SQL, or equality or membership in a list for each key."""
+        if isinstance(where, str):
+            return where
+        if not isinstance(where, Mapping):
+            raise InputError(
+                f"where must be SQL or a mapping, got {short_repr(where)}",
+                "use for example {'author': 'Ada'}",
+            )
         known = self._table.schema.names
         parts = []
         for key, value in where.items():

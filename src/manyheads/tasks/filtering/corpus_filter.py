@@ -261,6 +261,9 @@ class _Writer:
         self.folder, self.settings, self.shard_rows = folder, settings, shard_rows
         self.state = _stored_state(folder, settings)
         self.parts = folder / PARTS
+        # What a killed run was writing; the lock says that it is not running.
+        for leftover in (*folder.glob(".*.part"), *self.parts.glob(".*.part")):
+            leftover.unlink(missing_ok=True)
         self._since = time.perf_counter()
 
     def add(self, group: int, block: Judged) -> None:

@@ -1,0 +1,273 @@
+"""Filtering a corpus: the rows that the rule keeps, whatever the format and however interrupted."""
+
+import gzip
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from manyheads import build, classify, save, with_classes
+from manyheads.errors import InputError
+from manyheads.models.readout import ClassHead
+from manyheads.tasks import FilterResult, filter_corpus
+from tests.encoding.tiny import letters, small
+from tests.messages import refuses
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "by", "sun"]
+ROOT = Path(__file__).parents[2]
+
+
+def text(number: int) -> str:
+    return " ".join(WORDS[(number * 7 + place * place) % 8] for place in range(1 + number % 9))
+
+
+def rows(count: int, start: int = 0) -> list[dict[str, Any]]:
+    return [
+        {"id": number, "text": text(number), "lang": "en" if number % 3 else "de"}
+        for number in range(start, start + count)
+    ]
+
+
+def write_rows(file: Path, some: list[Any]) -> None:
+    lines = "".join(json.dumps(row) + "\n" for row in some)
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(gzip.compress(lines.encode()) if file.suffix == ".gz" else lines.encode())
+
+
+def classifier() -> Any:
+    return with_classes(small(), ("bad", "good"))
+
+
+def median(model: Any, texts: list[str]) -> float:
+    return float(classify(model, texts).probabilities[:, 1].median())
+
+
+def keep(model: Any, corpus: Any, out: Path, rule: str, **options: Any) -> FilterResult:
+    options = {"block_rows": 16, "shard_rows": 20, "progress": False} | options
+    return filter_corpus(corpus, model, out, keep=rule, **options)
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    return pq.read_table(out).to_pylist()
+
+
+def test_every_format_gives_the_rows_that_the_rule_keeps(tmp_path: Path) -> None:
+    model, corpus = classifier(), tmp_path / "corpus"
+    write_rows(corpus / "a.jsonl", rows(30))
+    write_rows(corpus / "b.jsonl.gz", rows(30, 30))
+    pq.write_table(pa.Table.from_pylist(rows(40, 60)), corpus / "c.parquet")
+    (corpus / "d.txt").write_text(f"{text(3)}\n\n{text(4)}\n\n")
+    limit = median(model, [row["text"] for row in rows(100)])
+    result = keep(
+        model, corpus, tmp_path / "out", f'score > {limit} and lang == "en"', separator="\n\n"
+    )
+    found = read(tmp_path / "out")
+    scores = classify(model, [row["text"] for row in rows(100)]).probabilities[:, 1].tolist()
+    expected = [
+        row
+        for row, score in zip(rows(100), scores, strict=True)
+        if score > limit and row["lang"] == "en"
+    ]
+    assert 0 < len(expected) < 100
+    assert [{name: row[name] for name in ("id", "text", "lang")} for row in found] == expected
+    torch.testing.assert_close(
+        torch.tensor([row["score"] for row in found]),
+        torch.tensor([scores[row["id"]] for row in found]),
+    )
+    labels = classify(model, [row["text"] for row in found]).labels
+    assert tuple(row["label"] for row in found) == labels
+    counts = result.counts
+    assert (counts.documents, counts.kept) == (102, len(expected))
+    # German documents, and texts without a language, are never read by the model.
+    assert counts.decided == 34 + 2
+    assert len(result.shards) > 1
+
+
+def test_the_one_output_of_a_regression_model_is_the_score(tmp_path: Path) -> None:
+    config: Any = with_classes(small(), 2).config
+    model = build(replace(config, readout=replace(config.readout, classes=1)), seed=0)
+    assert isinstance(model.config.readout, ClassHead)
+    model.tokenizer = letters()
+    write_rows(tmp_path / "a.jsonl", rows(20))
+    keep(model, tmp_path / "a.jsonl", tmp_path / "out", "score >= -100 and tokens < 1000")
+    found = read(tmp_path / "out")
+    assert list(found[0]) == ["id", "text", "lang", "score"]
+    tokenizer = letters()
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    with torch.no_grad():
+        for row in found:
+            logits = model(torch.tensor([tokenizer.encode(row["text"]).ids])).logits
+            assert row["score"] == pytest.approx(float(logits[0, 0]), abs=1e-5)
+    with refuses(InputError, "label", "use score"):
+        keep(model, tmp_path / "a.jsonl", tmp_path / "other", 'label == "good"')
+
+
+def test_what_cannot_be_read_is_counted(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    lines = [json.dumps(row) for row in rows(3)]
+    lines += ["{broken", '"a string"', '{"text": 5}', '{"text": "\\ud800"}', '{"other": "x"}']
+    lines += ['{"text": null}', '{"text": "  "}', json.dumps({"text": text(8) * 9, "lang": "en"})]
+    corpus.mkdir()
+    (corpus / "a.jsonl").write_bytes("\n".join(lines).encode() + b'\n{"text": "\xff"}\n')
+    whole = gzip.compress("".join(json.dumps(row) + "\n" for row in rows(500)).encode())
+    (corpus / "b.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    (corpus / "c.parquet").write_bytes(b"PAR1 no")
+    (corpus / "d.txt").write_bytes(b"\xff\xfe")
+    result = keep(classifier(), corpus, tmp_path / "out", "score >= 0", longest=40)
+    counts = result.counts
+    assert (counts.empty, counts.undecodable, counts.truncated) == (2, 7, 1)
+    assert counts.kept == counts.documents - 2 - 7 > 4
+    assert [Path(each.split(":")[0]).name for each in result.broken_files] == [
+        "b.jsonl.gz",
+        "c.parquet",
+    ]
+    assert "7 undecodable" in str(result)
+
+
+def test_columns_of_several_types_reach_one_schema(tmp_path: Path) -> None:
+    values: list[Any] = [1, 2, 2.5, "three", None, {"deep": [1]}, True]
+    some = [{"text": text(n), "value": value, "n": n} for n, value in enumerate(values)]
+    some[0]["late"] = None
+    some[6] |= {"late": 7, "big": 2**70, "empty": {}}
+    write_rows(tmp_path / "a.jsonl", some)
+    result = keep(
+        classifier(),
+        tmp_path / "a.jsonl",
+        tmp_path / "out",
+        "score >= 0",
+        block_rows=2,
+        shard_rows=2,
+    )
+    schemas = {pq.read_schema(shard) for shard in result.shards}
+    assert len(result.shards) == 4
+    assert len(schemas) == 1
+    found = read(tmp_path / "out")
+    shown = [None if row["value"] is None else json.loads(row["value"]) for row in found]
+    assert shown == values
+    assert [row["late"] for row in found] == [None] * 6 + [7]
+    assert json.loads(found[6]["big"]) == 2**70
+
+
+KILLS = """
+import os, signal, sys, warnings
+from pathlib import Path
+
+# A process that has started threads cannot be forked.
+os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+import pyarrow as pa
+import pyarrow.parquet
+from manyheads import load
+from manyheads.tasks import filter_corpus
+
+# Loads what it would load in every child again.
+pa.array([1])
+warnings.simplefilter("ignore")
+model, corpus, outs = load(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+fsync, replace = os.fsync, Path.replace
+
+def run(out, kill_at):
+    pid = os.fork()
+    if pid:
+        return os.waitpid(pid, 0)[1]
+    events = 0
+    def count():
+        nonlocal events
+        events += 1
+        if events == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+    def counted_fsync(file):
+        fsync(file)
+        count()
+    def counted_replace(self, target):
+        result = replace(self, target)
+        count()
+        return result
+    os.fsync, Path.replace = counted_fsync, counted_replace
+    filter_corpus(corpus, model, outs / out, keep="score >= 0.5", block_rows=8, shard_rows=12,
+                  progress=False)
+    os._exit(0)
+
+assert run("whole", 0) == 0
+for point in range(1, 100, 5):
+    status = run(f"killed{point}", point)
+    if status == 0:
+        break
+    assert status == signal.SIGKILL
+    # Killed again while it continues, and then left alone.
+    run(f"killed{point}", 3)
+    assert run(f"killed{point}", 0) == 0
+print(point)
+"""
+
+
+def test_a_killed_run_continues_to_the_same_bytes(tmp_path: Path) -> None:
+    save(classifier(), tmp_path / "model")
+    some = rows(40)
+    # The types of a column differ from shard to shard.
+    some[35]["id"] = "x"
+    write_rows(tmp_path / "a.jsonl", some)
+    outs = tmp_path / "outs"
+    command = [
+        sys.executable,
+        "-c",
+        KILLS,
+        *map(str, (tmp_path / "model", tmp_path / "a.jsonl", outs)),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "src", timeout=300)
+    assert done.returncode == 0, done.stderr
+    points = int(done.stdout)
+    assert points > 20
+    shards = sorted(file.name for file in (outs / "whole").glob("*.parquet"))
+    assert len(shards) > 1
+    for point in range(1, points, 5):
+        killed = outs / f"killed{point}"
+        assert (
+            sorted(
+                file.name for file in killed.iterdir() if not file.name.startswith((".lock", "_"))
+            )
+            == shards
+        )
+        for name in shards:
+            assert (killed / name).read_bytes() == (outs / "whole" / name).read_bytes()
+
+
+def test_two_runs_with_different_settings_are_not_mixed(tmp_path: Path) -> None:
+    model, file, out = classifier(), tmp_path / "a.jsonl", tmp_path / "out"
+    write_rows(file, rows(20))
+    first = keep(model, file, out, "score >= 0.5")
+    again = keep(model, file, out, "score >= 0.5")
+    assert again.resumed
+    assert again.counts == first.counts
+    with refuses(InputError, "keep='score >= 0.5'", "keep='score >= 0.6'", "another folder"):
+        keep(model, file, out, "score >= 0.6")
+    with refuses(InputError, "model=", "another folder"):
+        keep(with_classes(small(), ("bad", "good"), seed=1), file, out, "score >= 0.5")
+    write_rows(file, rows(21))
+    with refuses(InputError, "a.jsonl", "another folder"):
+        keep(model, file, out, "score >= 0.5")
+    with refuses(InputError, "inside the corpus", "outside"):
+        keep(model, tmp_path, out, "score >= 0.5")
+
+
+def test_wrong_columns_are_refused_before_the_work(tmp_path: Path) -> None:
+    model, file, out = classifier(), tmp_path / "a.jsonl", tmp_path / "out"
+    write_rows(file, [row | {"score": 1} for row in rows(20)])
+    with refuses(InputError, "'score'", "prefix="):
+        keep(model, file, out, "score >= 0.5")
+    keep(model, file, out, 'column["score"] == 1 and score >= 0', prefix="new_")
+    assert {"score", "new_score", "new_label"} <= set(read(out)[0])
+    with refuses(InputError, "'langauge'", "did you mean lang"):
+        keep(model, file, tmp_path / "b", 'langauge == "en"', prefix="new_")
+    with refuses(InputError, "'body'", "text_column"):
+        keep(model, file, tmp_path / "b", "score >= 0", text_column="body")
+    with refuses(InputError, "neither classifies nor scores"):
+        keep(small(), file, tmp_path / "b", "score >= 0")
+    assert not (tmp_path / "b").exists()

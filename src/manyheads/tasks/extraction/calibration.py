@@ -167,19 +167,25 @@ def fit_thresholds(
 ) -> tuple[float, ...]:
     """For each class the threshold with the best F1; 0.5 for a class that no text has.
 
-    >>> fit_thresholds([[0.2], [0.3], [0.1]], [[0], [1], [0]])
-    (0.3,)
+    It is halfway between two probabilities; of several the nearest to 0.5.
+
+    >>> fit_thresholds([[0.25], [0.5], [0.125]], [[0], [1], [0]])
+    (0.375,)
     """
     shares, right = _arrays(probabilities, labels)
     if right.ndim != 2:
         raise InputError("labels must be zeros and ones per class", "give one column per class")
     found = []
     for share, own in zip(shares.T, right.T.astype(bool), strict=True):
-        cuts = np.unique(share)
-        correct = np.array([(own & (share >= cut)).sum() for cut in cuts])
-        given = np.array([(share >= cut).sum() for cut in cuts])
-        f1 = 2 * correct / (given + own.sum())
-        found.append(float(cuts[len(f1) - 1 - f1[::-1].argmax()]) if own.any() else 0.5)
+        values = np.unique(share)
+        cuts = (values + np.concatenate([[0.0], values[:-1]])) / 2
+        # The texts from each cut on, which are those after it in order.
+        order = np.argsort(share)
+        first = np.searchsorted(share[order], cuts)
+        left = np.concatenate([np.cumsum(own[order][::-1])[::-1], [0]])
+        f1 = 2 * left[first] / (len(share) - first + own.sum())
+        best = cuts[f1 == f1.max()]
+        found.append(float(best[np.abs(best - 0.5).argmin()]) if own.any() else 0.5)
     return tuple(found)
 
 
@@ -188,7 +194,7 @@ def _loss(shares: NDArray[np.float64], right: NDArray[Any]) -> float:
         shares = np.where(right.astype(bool), shares, 1 - shares)
     else:
         shares = shares[np.arange(len(shares)), right]
-    return float(-np.log(np.clip(shares, 1e-300, 1)).mean())
+    return abs(float(np.log(np.clip(shares, 1e-300, 1)).mean()))
 
 
 def _arrays(values: Any, labels: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -29,6 +29,15 @@ from manyheads.checkpoints.gguf_config import MODEL_TYPES, architecture_of, tran
 from manyheads.checkpoints.gguf_file import GGUFFile, GGUFWeights
 from manyheads.checkpoints.gguf_tokenizer import side_files_from
 from manyheads.checkpoints.hub import HOUSE_FOLDER, folder_of
+from manyheads.checkpoints.late_interaction import (
+    ARTIFACT,
+    LINEAR,
+    artifact_of,
+    is_stanford,
+    late_files,
+    late_interaction_of,
+    stanford_layout,
+)
 from manyheads.checkpoints.per_layer_config import KEY as PER_LAYER
 from manyheads.checkpoints.per_layer_config import read_description
 from manyheads.checkpoints.sentence_transformers import (
@@ -157,13 +166,24 @@ def _load(root: Path, dtype: torch.dtype | None, home: torch.device) -> Model:
     folder = modules.transformer
     _check_holds_model(folder)
     description = read_json(folder / CONFIG)
+    stanford = is_stanford(description)
     if _only_in_transformers(description):
+        if modules.late or stanford:
+            raise InputError(
+                f"{folder} is late interaction on {description['model_type']!r:.100}, which "
+                "manyheads does not open itself",
+                f"use a model of {', '.join(FAMILIES)}",
+            )
         return _load_wrapped(folder, description, dtype, home)
     family = _family(description, folder)
     with WeightFiles(folder) as weights:
         _reading(lambda: check_sizes(description, weights.shapes()), folder)
         weights.dtype = dtype or _reading(lambda: _stored_dtype(description, weights), folder)
         side_files = read_side_files(folder) | modules.files(root)
+        if stanford:
+            # The class is Stanford's own: the bare model, and a projection beside it.
+            description = {key: each for key, each in description.items() if key != "architectures"}
+            side_files |= artifact_of(modules)
         return _assemble(modules, side_files, (description, family, weights), home)
 
 
@@ -230,13 +250,22 @@ def _with_side_files(model: Any, side_files: dict[str, bytes], where: Path, fami
 def _assemble(
     modules: Modules,
     side_files: dict[str, bytes],
-    content: tuple[dict[str, Any], Family, WeightFiles | GGUFWeights],
+    parts: tuple[dict[str, Any], Family, WeightFiles | GGUFWeights],
     home: torch.device,
 ) -> Model:
-    folder, (description, family, weights) = modules.transformer, content
+    folder, (description, family, weights) = modules.transformer, parts
     described = _reading(lambda: read_description(family, description), folder)
     sentence = sentence_of(modules, side_files, description, described)
-    stored = StoredTensors(family, weights)
+    stanford = ARTIFACT in side_files
+    if stanford and LINEAR not in weights.shapes():
+        raise InputError(
+            f"{folder / WEIGHTS} has no {LINEAR}, the projection of Stanford's ColBERT",
+            "use complete weights",
+        )
+    stored = StoredTensors(family, weights, (LINEAR,) if stanford else ())
+    tokenizer = read_tokenizer(side_files, folder)
+    content = tokenizer, weights[LINEAR] if stanford else None
+    late = late_interaction_of(modules, side_files, description, described, content)
     config = stored.config(described)
     model = _reading(lambda: build(config, device="meta"), folder)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -259,10 +288,10 @@ def _assemble(
     warn_not_finite(list(dict.fromkeys(not_finite)), where)
     model.load_state_dict(tensors, assign=True)
     model.source_config = corrected(family, description, config)
-    model.tokenizer = read_tokenizer(side_files, folder)
+    model.tokenizer = tokenizer
     model.trained_length = read_trained_length(side_files, folder)
     model.generation = read_generation(side_files)
-    model.sentence, model.side_files = sentence, side_files
+    model.sentence, model.late, model.side_files = sentence, late, side_files
     return model.eval()
 
 
@@ -312,9 +341,13 @@ def save(model: Model, folder: str | Path) -> Saved:
     tensors |= {unused[key]: each.to(dtype) for key, each in model.unread.items() if key in unused}
     side_files = side_files_of(model, Path(folder))
     description = description | _padding(model, description, side_files)
+    description, tensors, artifact = stanford_layout(model, description, tensors)
     text = json.dumps({**description, "dtype": str(dtype).removeprefix("torch.")}, indent=1)
-    side_files |= {CONFIG: text.encode()}
-    side_files |= sentence_files(model.sentence, _width(config), model.side_files)
+    side_files |= {CONFIG: text.encode(), **artifact}
+    if model.late is None:
+        side_files |= sentence_files(model.sentence, _width(config), model.side_files)
+    else:
+        side_files |= late_files(model)
     files: dict[str, Callable[[Path], object]] = {WEIGHTS: partial(write_tensors, tensors)}
     files |= {name: partial(_write, data) for name, data in side_files.items()}
     write_folder(Path(folder), files, outdated=lambda before: _outdated(before, files))
@@ -326,9 +359,12 @@ def save(model: Model, folder: str | Path) -> Saved:
 class StoredTensors:
     """The tensors of a file under the newest names of their family."""
 
-    def __init__(self, family: Family, weights: WeightFiles | GGUFWeights) -> None:
+    def __init__(
+        self, family: Family, weights: WeightFiles | GGUFWeights, left_out: tuple[str, ...] = ()
+    ) -> None:
         self._family, self._weights = family, weights
-        names = {name: family.canonical_name(name) for name in weights.shapes()}
+        used = (name for name in weights.shapes() if name not in left_out)
+        names = {name: family.canonical_name(name) for name in used}
         self._file_name: dict[str, str] = {
             new: old for old, new in names.items() if new is not None
         }
@@ -438,7 +474,7 @@ def _outdated(folder: Path, files: Mapping[str, Any]) -> list[str]:
     """
     if not any((folder / name).is_file() for name in (CONFIG, MODULES)):
         return []
-    return [name for name in (*SIDE_FILES, MODULES) if name not in files]
+    return [name for name in (*SIDE_FILES, MODULES, ARTIFACT) if name not in files]
 
 
 def _check_holds_model(folder: Path) -> None:

@@ -26,6 +26,7 @@ WANTED = [
     "*.spm",
     "*vocab.txt",
     "*merges.txt",
+    "artifact.metadata",
 ]
 # The same weights for other programs.
 UNWANTED = ["onnx/*", "openvino/*", "coreml/*", "original/*", "*consolidated*.safetensors"]

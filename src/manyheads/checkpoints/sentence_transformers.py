@@ -26,11 +26,31 @@ VECTORS = "config_sentence_transformers.json"
 # Module names that every version opens; the newest writes longer ones.
 THEIRS = "sentence_transformers."
 TORCH = "torch.nn.modules."
+PYLATE = "pylate.models.Dense."
 KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
 # The modules in their order: what follows the pooling may be missing, and so may the pooling.
 ORDER = re.compile("Transformer( Pooling( Dense)*( Normalize)?)?")
-# The name that modules read and write unless their config says otherwise.
+# The modules of late interaction, and those that PyLate writes, which imply the others.
+LATE_KINDS = ("Transformer", "Dense", "MultiVectorMask", "Normalize")
+LATE_ORDER = re.compile(
+    "Transformer( Dense)* (MultiVectorMask( Normalize)?|Normalize MultiVectorMask)"
+)
+PYLATE_ORDER = re.compile("Transformer( Dense)*")
+PYLATE_KEYS = (
+    "query_prefix",
+    "document_prefix",
+    "query_length",
+    "document_length",
+    "query_expansion",
+    "do_query_expansion",
+    "attend_to_expansion_tokens",
+    "attend_to_mask_tokens",
+    "skiplist_words",
+)
+MASK = "MultiVectorMask/config.json"
+# The names that modules read and write unless their config says otherwise.
 EMBEDDING = "sentence_embedding"
+TOKENS = "token_embeddings"
 # The classes of torch.nn that a Dense module names, by our names.
 DENSE_ACTIVATIONS: dict[str, Activation | Literal["none"]] = {
     "activation.Tanh": "tanh",
@@ -61,13 +81,17 @@ class Modules:
     pooling: Path | None = None
     dense: tuple[Path, ...] = ()
     normalises: bool = False
+    late: bool = False
+    mask: Path | None = None
 
     def files(self, folder: Path) -> dict[str, bytes]:
         """The files beside the weights, by the names that we write."""
         if not (folder / MODULES).is_file():
             return {}
-        alone = {} if self.pooling else {MODULES: _row(KINDS[:1])}
-        paths = {POOLING: self.pooling / "config.json"} if self.pooling else {}
+        alone = {} if self.pooling or self.late else {MODULES: _row(KINDS[:1])}
+        paths = {POOLING: self.pooling / CONFIG} if self.pooling else {}
+        if self.mask:
+            paths[MASK] = self.mask / CONFIG
         if (folder / VECTORS).is_file():
             paths[VECTORS] = folder / VECTORS
         # Older folders name this file after the family.
@@ -86,13 +110,35 @@ def modules_of(folder: Path) -> Modules:
         return Modules(folder)
     listed = read_list(file)
     kinds, paths = [_kind(each, file) for each in listed], [_path(each, file) for each in listed]
-    if not ORDER.fullmatch(" ".join(kinds)):
+    names = " ".join(kinds)
+    if LATE_ORDER.fullmatch(names) or (PYLATE_ORDER.fullmatch(names) and _is_pylate(folder)):
+        return _late_modules(kinds, paths)
+    if not ORDER.fullmatch(names):
         raise InputError(
-            f"the modules of {file} must be {', '.join(KINDS)}, got {', '.join(kinds) or 'none'}"
+            f"the modules of {file} must be {', '.join(KINDS)}, or for late interaction "
+            f"{', '.join(LATE_KINDS)}, got {', '.join(kinds) or 'none'}"
         )
     pooling = paths[1] if len(paths) > 1 else None
     dense = tuple(path for kind, path in zip(kinds, paths, strict=True) if kind == "Dense")
     return Modules(paths[0], pooling, dense, normalises=kinds[-1] == "Normalize")
+
+
+def _is_pylate(folder: Path) -> bool:
+    """Whether PyLate wrote the folder, which keeps the settings of modules in another file."""
+    settings = read_json(folder / VECTORS) if (folder / VECTORS).is_file() else {}
+    return settings.get("model_type") == "ColBERT" or any(key in settings for key in PYLATE_KEYS)
+
+
+def _late_modules(kinds: Sequence[str], paths: Sequence[Path]) -> Modules:
+    """The modules of late interaction; PyLate leaves out those that follow the projection."""
+    by_kind = dict(zip(kinds, paths, strict=True))
+    last = by_kind.get("Normalize")
+    normalises = "MultiVectorMask" not in by_kind
+    if last is not None and (last / CONFIG).is_file():
+        normalises = read_json(last / CONFIG).get("module_input_name") == TOKENS
+    dense = tuple(path for kind, path in zip(kinds, paths, strict=True) if kind == "Dense")
+    mask = by_kind.get("MultiVectorMask")
+    return Modules(paths[0], None, dense, normalises, late=True, mask=mask)
 
 
 def sentence_of(
@@ -106,9 +152,9 @@ def sentence_of(
         return None
     return SentenceConfig(
         pooling=_pooling(json.loads(side_files[POOLING]), modules.pooling / "config.json"),
-        dense=_dense(modules.dense, config),
+        dense=dense_projections(modules.dense, config, EMBEDDING),
         normalise=modules.normalises,
-        longest=_longest(side_files, config_json, config),
+        longest=longest_text(side_files, config_json, config),
     )
 
 
@@ -133,13 +179,13 @@ def sentence_files(
         MODULES: _row(kinds),
         POOLING: _pooling_file(sentence, width, side_files.get(POOLING)),
         SETTINGS: _settings_file(sentence, side_files.get(SETTINGS)),
-        VECTORS: side_files.get(VECTORS, _as_bytes(vectors)),
+        VECTORS: side_files.get(VECTORS, as_bytes(vectors)),
     }
     for index, dense in enumerate(sentence.dense, start=2):
-        files |= {f"{index}_Dense/{name}": data for name, data in _dense_files(dense).items()}
+        files |= dense_files(f"{index}_Dense", dense, EMBEDDING)
     if sentence.normalise:
         ends = {"module_input_name": EMBEDDING, "module_output_name": EMBEDDING}
-        files[f"{len(kinds) - 1}_Normalize/{CONFIG}"] = _as_bytes(ends)
+        files[f"{len(kinds) - 1}_Normalize/{CONFIG}"] = as_bytes(ends)
     return files
 
 
@@ -158,16 +204,17 @@ def _row(kinds: Sequence[str]) -> bytes:
         }
         for index, kind in enumerate(kinds)
     ]
-    return _as_bytes(modules)
+    return as_bytes(modules)
 
 
 def _kind(listed: Any, file: Path) -> str:
     kind = listed.get("type") if isinstance(listed, dict) else None
     name = str(kind).rpartition(".")[2]
-    if not isinstance(kind, str) or not kind.startswith(THEIRS) or name not in KINDS:
+    known = isinstance(kind, str) and kind.startswith((THEIRS, PYLATE))
+    if not known or name not in (*KINDS, *LATE_KINDS):
         raise InputError(
             f"{file} has a module {kind!r}, which manyheads does not support",
-            f"use a model with only {', '.join(KINDS)}",
+            f"use a model with only {', '.join(KINDS)}, or only {', '.join(LATE_KINDS)}",
         )
     return name
 
@@ -179,22 +226,25 @@ def _path(listed: Any, file: Path) -> Path:
     return file.parent / path
 
 
-def _dense(folders: Sequence[Path], config: ModelConfig) -> tuple[DenseProjection, ...]:
+def dense_projections(
+    folders: Sequence[Path], config: ModelConfig, name: str
+) -> tuple[DenseProjection, ...]:
+    """The Dense modules of these folders, which read and write what has this name."""
     width = config.encoder.width if isinstance(config, Seq2SeqConfig) else config.stack.width
     projections = []
     for folder in folders:
-        projections.append(_projection(folder, width))
+        projections.append(_projection(folder, width, name))
         width = projections[-1].weight.shape[0]
     return tuple(projections)
 
 
-def _projection(folder: Path, width: int) -> DenseProjection:
-    """One Dense module, whose input has this width."""
+def _projection(folder: Path, width: int, name: str) -> DenseProjection:
+    """One Dense module, whose input has this width and name."""
     file = folder / CONFIG
     config = read_json(file)
     for key in ("module_input_name", "module_output_name"):
-        if config.get(key) not in (None, EMBEDDING):
-            raise InputError(f"{file} has {key}={config[key]!r:.200}", f"use {EMBEDDING}")
+        if config.get(key) not in (None, name):
+            raise InputError(f"{file} has {key}={config[key]!r:.200}", f"use {name}")
     if config.get("use_residual"):
         raise InputError(
             f"{file} has use_residual=true, which manyheads does not support", "use false"
@@ -223,7 +273,8 @@ def _projection(folder: Path, width: int) -> DenseProjection:
     return DenseProjection(tensors["linear.weight"], tensors.get("linear.bias"), activation)
 
 
-def _dense_files(dense: DenseProjection) -> dict[str, bytes]:
+def dense_files(folder: str, dense: DenseProjection, reads: str) -> dict[str, bytes]:
+    """The files of a Dense module that reads and writes what has the name `reads`."""
     outputs, inputs = dense.weight.shape
     name = next(name for name, ours in DENSE_ACTIVATIONS.items() if ours == dense.activation)
     config = {
@@ -232,10 +283,12 @@ def _dense_files(dense: DenseProjection) -> dict[str, bytes]:
         "bias": dense.bias is not None,
         "activation_function": TORCH + name,
     }
-    tensors = {"linear.weight": dense.weight.cpu().contiguous()}
+    if reads != EMBEDDING:
+        config |= {"module_input_name": reads, "module_output_name": reads}
+    tensors = {"linear.weight": dense.weight.detach().cpu().contiguous()}
     if dense.bias is not None:
-        tensors["linear.bias"] = dense.bias.cpu().contiguous()
-    return {CONFIG: _as_bytes(config), WEIGHTS: to_bytes(tensors)}
+        tensors["linear.bias"] = dense.bias.detach().cpu().contiguous()
+    return {f"{folder}/{CONFIG}": as_bytes(config), f"{folder}/{WEIGHTS}": to_bytes(tensors)}
 
 
 def _pooling(config: Mapping[str, Any], file: Path) -> Pooling:
@@ -255,7 +308,7 @@ def _modes(config: Mapping[str, Any]) -> list[str]:
     return [mode for flag, mode in FLAGS.items() if config.get(flag)] or ["mean"]
 
 
-def _longest(
+def longest_text(
     side_files: Mapping[str, bytes], config_json: Mapping[str, Any], config: ModelConfig
 ) -> int | None:
     """The maximum length of a text, from the folder, the tokenizer or the positions."""
@@ -278,15 +331,16 @@ def _pooling_file(sentence: SentenceConfig, width: int, was: bytes | None) -> by
     flags = {flag: mode == wanted for flag, mode in FLAGS.items()}
     known = (*FLAGS, *WIDTHS, "pooling_mode")
     other = {key: value for key, value in old.items() if key not in known}
-    return _as_bytes({WIDTHS[0]: width, **flags, **other})
+    return as_bytes({WIDTHS[0]: width, **flags, **other})
 
 
 def _settings_file(sentence: SentenceConfig, was: bytes | None) -> bytes:
     old = json.loads(was or b"{}")
     if was is not None and old.get("max_seq_length") == sentence.longest:
         return was
-    return _as_bytes({**old, "max_seq_length": sentence.longest})
+    return as_bytes({**old, "max_seq_length": sentence.longest})
 
 
-def _as_bytes(value: object) -> bytes:
+def as_bytes(value: object) -> bytes:
+    """A value as the content of a .json file."""
     return json.dumps(value, indent=2).encode()

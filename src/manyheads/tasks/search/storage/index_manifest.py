@@ -106,7 +106,7 @@ class IndexLocation:
 
     def __init__(self, where: str | Path) -> None:
         # A Path has lost one of the two slashes.
-        address = re.sub(r"^(\w{2,}):/+", r"\1://", str(where))
+        address = re.sub(r"^(\w{2,}):/(?!/)", r"\1://", str(where))
         self.is_remote = "://" in address
         self.address = address.rstrip("/") if self.is_remote else str(Path(where).expanduser())
         self.path = Path(self.address)

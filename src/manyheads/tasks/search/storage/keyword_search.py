@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def keywords_of(text: str, *, code: bool = False) -> list[str]:
     >>> keywords_of("The heads of a model"), keywords_of("read_HTMLText", code=True)
     (['heads', 'model'], ['read_htmltext', 'read', 'html', 'text'])
     """
-    stop_words = _package().stopwords.STOPWORDS_EN
+    stop_words = _stop_words()
     words = []
     for word in WORD.findall(text):
         lower = word.lower()
@@ -48,9 +49,9 @@ class KeywordIndex:
     @classmethod
     def of(cls, texts: Sequence[str], *, code: bool = False) -> "KeywordIndex":
         engine = _package().BM25()
-        # A text without any word must keep its row, and an empty vocabulary is refused.
+        # A text without any word must keep its row, and nothing at all is refused.
         words = [keywords_of(text, code=code) or [""] for text in texts]
-        engine.index(words, show_progress=False)
+        engine.index(words or [[""]], show_progress=False)
         return cls(engine, len(texts), code=code)
 
     def save(self, folder: Path) -> None:
@@ -68,7 +69,12 @@ class KeywordIndex:
         if not words:
             return np.zeros(self.rows, dtype=np.float32)
         found: np.ndarray = self._engine.get_scores(words)
-        return found
+        return found[: self.rows]
+
+
+@cache
+def _stop_words() -> frozenset[str]:
+    return frozenset(_package().stopwords.STOPWORDS_EN)
 
 
 def _package() -> Any:

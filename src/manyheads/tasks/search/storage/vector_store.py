@@ -198,7 +198,7 @@ class ChunkTable:
         found = query.to_arrow().sort_by("_rowid").combine_chunks()
         coded = found["document"].combine_chunks().dictionary_encode()
         return RowNames(
-            found["_rowid"].to_numpy(),
+            found["_rowid"].to_numpy().astype(np.int64),
             coded.indices.to_numpy(),
             found["chunk"].to_numpy(),
             coded.dictionary.to_pylist(),
@@ -239,7 +239,7 @@ class ChunkTable:
         if where is not None:
             found = found.where(where, prefilter=True)
         rows: np.ndarray = found.select(["chunk", "_distance"]).to_arrow()["_rowid"].to_numpy()
-        return np.unique(rows)
+        return np.unique(rows.astype(np.int64))
 
     def vectors_of(self, rows: Int[np.ndarray, " m"]) -> Float[Tensor, "m c"] | Ragged:
         """The vectors of some rows, whose ids ascend."""
@@ -277,7 +277,7 @@ class ChunkTable:
                 f"where={condition!r} is not a condition over the metadata ({reason})",
                 f"use SQL such as \"year > 2020 AND author = 'Ada'\" over {self._filterable()}",
             ) from None
-        return found
+        return found.astype(np.int64)
 
     def condition(self, where: str | Mapping[str, Any]) -> str:
         """SQL, or equality or membership in a list for each key."""

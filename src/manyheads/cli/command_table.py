@@ -32,6 +32,11 @@ from manyheads.cli.commands.inspect import Inspect
 from manyheads.cli.commands.prune import Prune
 from manyheads.cli.commands.report import Report
 from manyheads.cli.commands.studio import Studio
+from manyheads.cli.commands.tasks.answer import AnswerCommand
+from manyheads.cli.commands.tasks.extract import Extract
+from manyheads.cli.commands.tasks.filter import FilterCommand
+from manyheads.cli.commands.tasks.index import IndexCommand
+from manyheads.cli.commands.tasks.search import Search
 from manyheads.cli.commands.tokenizer import TrainTokenizer
 from manyheads.cli.commands.train import Adapt, Train
 
@@ -54,6 +59,11 @@ WORKING: dict[str, Callable[..., Command]] = {
     "generate": Generate,
     "encode": Encode,
     "classify": Classify,
+    "extract": Extract,
+    "index": IndexCommand,
+    "search": Search,
+    "answer": AnswerCommand,
+    "filter": FilterCommand,
     "convert": Convert,
     "get": Get,
     "tokenizer": TrainTokenizer,
@@ -155,7 +165,7 @@ def _kind(value_type: Any, metavar: str, positional: bool) -> tuple[Kind, tuple[
         return "choice", tuple(metavar.strip("{}").split(","))
     if positional and any(each in metavar for each in MODEL_METAVARS):
         return "model", ()
-    if value_type is Path or (positional and "FILE" in metavar):
+    if value_type is Path or (positional and any(each in metavar for each in ("FILE", "INDEX"))):
         return "file", ()
     kinds: dict[Any, Kind] = {bool: "flag", int: "integer", float: "number"}
     return kinds.get(value_type, "text"), ()

@@ -56,6 +56,8 @@ The options of a command: manyheads inspect --help
 The version: manyheads --version"""
 
 DONE, FAILED, WRONG_USE = 0, 1, 2
+# These print as they go, or wait for somebody.
+TALKING = ("generate", "search", "answer", "studio", "train", "adapt", "completion")
 # Longer errors, with a value that fills a screen, lose their middle.
 LONGEST_ERROR = 800
 
@@ -72,8 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return DONE
         command = _parse(words)
         _check_encoding(command)
-        # These print as they go, or wait for somebody.
-        talks = words[0] in ("generate", "studio", "train", "adapt", "completion")
+        talks = words[0] in TALKING
         with warnings_on_stderr(), Progress(words[0], enabled=not talks, draws_bar=False):
             return command.run()
     except BrokenPipeError:

@@ -18,13 +18,16 @@ from manyheads.tasks.extraction.span_scores import EntityScores, SpanScore, scor
 from manyheads.tasks.filtering.corpus_filter import FilterResult, filter_corpus
 from manyheads.tasks.filtering.judgement import FilterCounts
 from manyheads.tasks.filtering.ray_engine import classify_with_ray, encode_with_ray
+from manyheads.tasks.search.answering import Answer, Source, answer
 from manyheads.tasks.search.documents import Document, read_documents
 from manyheads.tasks.search.hard_negatives import mine_negatives, score_candidates
 from manyheads.tasks.search.index import Hit, Index
 from manyheads.tasks.search.match_explanation import explain_match
 from manyheads.tasks.search.match_result import MatchExplanation, MatchSide, MatchWord
+from manyheads.tasks.search.mteb_adapter import MtebEncoder
 from manyheads.tasks.search.ranking_measures import (
     JudgedQuery,
+    MeanScore,
     RetrievalScores,
     evaluate_retrieval,
     read_queries,
@@ -32,6 +35,7 @@ from manyheads.tasks.search.ranking_measures import (
 from manyheads.tasks.search.storage.index_writer import IndexingReport
 
 __all__ = [
+    "Answer",
     "Calibration",
     "ClassScore",
     "ClassificationScores",
@@ -47,8 +51,12 @@ __all__ = [
     "MatchExplanation",
     "MatchSide",
     "MatchWord",
+    "MeanScore",
+    "MtebEncoder",
     "RetrievalScores",
+    "Source",
     "SpanScore",
+    "answer",
     "calibrate",
     "calibration_error",
     "classify_with_ray",

@@ -1,0 +1,209 @@
+"""manyheads search: the documents of an index that fit a query best."""
+
+import json as json_lines
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from manyheads.cli.arguments import DeviceName, Flag, OneText, check_minimum
+from manyheads.console import TerminalPage, visible
+from manyheads.errors import InputError
+from manyheads.formatting import without_nan
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from manyheads.tasks.search.index import Hit, Index
+
+IndexAddress = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
+OptionalQuery = Annotated[
+    str | None,
+    tyro.conf.Positional,
+    tyro.conf.arg(metavar="[QUERY]", help_behavior_hint=""),
+]
+Condition = Annotated[str | None, tyro.conf.arg(metavar="CONDITION", help_behavior_hint="")]
+OptionalTopK = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+IndexModel = Annotated[
+    str | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="(default: that of the index)")
+]
+QueryFile = Annotated[Path | None, tyro.conf.arg(metavar="JSONL", help_behavior_hint="")]
+
+# Documents found per query, and the depth that measures of rankings look at.
+SHOWN, SCORED = 10, 100
+# Characters of a passage on the page.
+EXCERPT = 320
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Search the documents of an index.
+
+    For example: manyheads search notes.index "how heads are pruned"
+    """
+
+    index: IndexAddress
+    """The folder of an index that manyheads index wrote, or its address in an object store."""
+
+    query: OptionalQuery = None
+    """What to look for; without it, queries are asked for, or read from a pipe line by line."""
+
+    like: Annotated[OneText, tyro.conf.arg(metavar="DOCUMENT", help_behavior_hint="")] = None
+    """Instead of a query: the id of a document of the index, to find others like it."""
+
+    top_k: OptionalTopK = None
+    """Show so many documents, by default 10; with --evaluate, look at the first 100 or so many."""
+
+    where: Condition = None
+    """Only documents whose metadata fits, such as "year > 1960 and author = 'Ann'"."""
+
+    evaluate: QueryFile = None
+    """A file of queries with the ids of relevant documents: print nDCG, MRR, recall and MAP."""
+
+    grades: Literal["best-last", "best-first"] = "best-last"
+    """With --evaluate: whether a larger grade is better, or 1 is the best."""
+
+    json: Flag = False
+    """Print JSON instead of a page, one line per query."""
+
+    model: IndexModel = None
+    """The model to encode queries with, if the one that the index was made with has moved."""
+
+    device: DeviceName = "auto"
+    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
+
+    def run(self) -> int:
+        """Print the documents found, from best to worst."""
+        if (self.query is not None) + (self.like is not None) + (self.evaluate is not None) > 1:
+            raise InputError("QUERY, --like and --evaluate exclude each other", "give one of them")
+        if self.top_k is not None:
+            check_minimum("--top-k", self.top_k, 1)
+        if self.query is not None:
+            _check_query(self.query)
+        if self.evaluate is not None and self.where is not None:
+            raise InputError("--where cannot be combined with --evaluate", "leave out one of them")
+        index = open_index(self.index, self.model, self.device)
+        if self.evaluate is not None:
+            self._score(index, self.evaluate)
+        elif self.like is not None:
+            self._show(self.like, index.like(self.like, top_k=self._count), "")
+        else:
+            for query in self._queries():
+                self._search(index, query)
+        return 0
+
+    @property
+    def _count(self) -> int:
+        return self.top_k or SHOWN
+
+    def _queries(self) -> Iterator[str]:
+        if self.query is not None:
+            yield self.query
+            return
+        yield from read_questions()
+
+    def _search(self, index: "Index", query: str) -> None:
+        hits = index.search(query, top_k=self._count, where=self.where)
+        self._show(query, hits, query)
+
+    def _show(self, asked: str, hits: "Sequence[Hit]", words: str) -> None:
+        if self.json:
+            print_json({"query": asked, "hits": [hit_row(hit) for hit in hits]})
+            return
+        page = TerminalPage()
+        if not hits:
+            page.paragraph("No document was found.")
+        for number, hit in enumerate(hits, 1):
+            print_hit(page, number, hit, words)
+        sys.stdout.flush()
+
+    def _score(self, index: "Index", file: Path) -> None:
+        from manyheads.tasks.search.ranking_measures import evaluate_retrieval
+
+        scores = evaluate_retrieval(index, file, top_k=self.top_k or SCORED, grades=self.grades)
+        if self.json:
+            print_json(scores.as_dict())
+        else:
+            print(scores)
+
+
+def open_index(address: str, model: str | None, device: DeviceName) -> "Index":
+    """The index, with its own model or another, on a device."""
+    from manyheads.devices import resolve_device
+    from manyheads.tasks.search.index import Index
+
+    home = resolve_device(device, "--device")
+    index = Index.open(address, model)
+    if index.model is not None:
+        index.model.to(home)
+    return index
+
+
+def read_questions() -> Iterator[str]:
+    """Lines of the standard input; at a terminal they are asked for until one is empty."""
+    asks = sys.stdin.isatty()
+    while True:
+        if asks:
+            print("> ", end="", flush=True)
+        line = sys.stdin.readline()
+        if not line or (asks and not line.strip()):
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _check_query(query: str) -> None:
+    if not query.strip():
+        raise InputError(f"QUERY {query!r} is empty", "give at least one word")
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON on the standard output."""
+    text = json_lines.dumps(without_nan(value), ensure_ascii=False, allow_nan=False)
+    print(text, flush=True)
+
+
+def hit_row(hit: "Hit") -> dict[str, Any]:
+    """A document that was found, as plain values."""
+    return {
+        "id": hit.id,
+        "score": hit.score,
+        "title": hit.title,
+        "text": hit.text,
+        "chunk": hit.chunk,
+        "start": hit.start,
+        "end": hit.end,
+        "source": hit.source,
+        "metadata": dict(hit.metadata),
+    }
+
+
+def print_hit(page: TerminalPage, number: int, hit: "Hit", query: str) -> None:
+    """Number, title and score of a document, and its passage with the words of the query marked."""
+    page.heading(f"{number}. {visible(hit.title or hit.id)}", right=f"{hit.score:.3f}")
+    details = [hit.id] if hit.title and hit.id != hit.title else []
+    details += [hit.source] if hit.source and hit.source != hit.id else []
+    details += [f"{name}: {value}" for name, value in hit.metadata.items()]
+    if details:
+        page.paragraph(visible(" · ".join(map(str, details))), style="dim")
+    for line in _excerpt(hit.text, query).wrap(page.console, page.width):
+        line.rstrip()
+        page.show(line)
+
+
+def _excerpt(text: str, query: str) -> "Text":
+    from rich.text import Text
+
+    from manyheads.tasks.search.highlights import best_excerpt, highlight
+
+    flat = visible(" ".join(text.split()))
+    start, end = best_excerpt(flat, highlight(query, flat), EXCERPT)
+    shown = flat[start:end]
+    page = Text(shown)
+    for first, last in highlight(query, shown):
+        page.stylize("bold yellow", first, last)
+    before, after = "… " if start else "", " …" if end < len(flat) else ""
+    return Text.assemble(before, page, after)

@@ -29,9 +29,11 @@ class LiveServer:
 
 
 @contextmanager
-def live_server(models: list[tuple[str, Any]]) -> Iterator[LiveServer]:
+def live_server(
+    models: list[tuple[str, Any]], indexes: list[tuple[str, Any]] | None = None
+) -> Iterator[LiveServer]:
     endpoint, server_socket = bind_endpoint("127.0.0.1", 0)
-    app = make_app(models, endpoint)
+    app = make_app(models, endpoint, indexes or [])
     server = make_server(app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [server_socket]}, daemon=True)
     with server_socket:

@@ -155,9 +155,12 @@ def _draw_matrix(
     matrix: Float[np.ndarray, "q d"],
     palette: Palette,
 ) -> None:
-    """Query down, document across; of many columns those with the largest values."""
+    """Query down, document across; of many columns the strongest."""
     axes = figure.add_subplot(place)
-    columns = np.sort(np.argsort(-matrix.max(0), kind="stable")[:MAX_COLUMNS])
+    strength = matrix.max(0)
+    # Those that are the best match of a token of the query come first.
+    strength[matrix.argmax(1)] += np.abs(matrix).max()
+    columns = np.sort(np.argsort(-strength, kind="stable")[:MAX_COLUMNS])
     rows = np.sort(np.argsort(-matrix.max(1), kind="stable")[:MAX_ROWS])
     shown = matrix[np.ix_(rows, columns)]
     largest = max(float(np.abs(shown).max()), 1e-12)

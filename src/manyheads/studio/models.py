@@ -233,7 +233,7 @@ class ModelStore:
             raise InputError("the studio needs at least one model", "pass a folder or a name")
         self.models: dict[str, LoadedModel] = {}
         for name, model in models:
-            _check(name, model)
+            check_model(name, model)
             unique = _unique_name(name, self.models)
             self.models[unique] = LoadedModel(unique, model)
 
@@ -253,7 +253,8 @@ def model_name(path: str) -> str:
     return path.replace("\\", "/").rstrip("/").rpartition("/")[2] or path
 
 
-def _check(name: str, model: Model) -> None:
+def check_model(name: str, model: Model) -> None:
+    """Refuse a model that the studio cannot show."""
     if isinstance(model, Seq2Seq):
         raise InputError(
             f"{name} has an encoder and a decoder, and the studio shows one stack of layers",

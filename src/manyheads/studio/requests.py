@@ -143,6 +143,12 @@ class RequestBody:
             ) from None
         return value
 
+    def flag(self, field: str, default: bool = False) -> bool:
+        value = self._fields.get(field, default)
+        if not isinstance(value, bool):
+            raise InputError(f"{field} must be true or false, got {_show(value)}", "change it")
+        return value
+
     def integer(self, field: str, minimum: int, maximum: int, default: int | None = None) -> int:
         value = self._fields.get(field, default)
         if not _is_integer(value) or not minimum <= cast(int, value) <= maximum:

@@ -12,7 +12,7 @@ import webbrowser
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import uvicorn
@@ -39,6 +39,10 @@ from manyheads.studio.requests import (
 from manyheads.studio.run_cache import IsCancelled
 from manyheads.studio.security import Endpoint, SecurityMiddleware, is_loopback
 
+if TYPE_CHECKING:
+    from manyheads.studio.search import SearchHandlers
+    from manyheads.tasks.search.index import Index
+
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -60,9 +64,13 @@ Handler = Callable[[RequestBody, IsCancelled], Any]
 Respond = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(models: Sequence[tuple[str, Model]], endpoint: Endpoint) -> Starlette:
-    """The studio as an ASGI app."""
-    handlers = Handlers(ModelStore(models))
+def make_app(
+    models: Sequence[tuple[str, Model]],
+    endpoint: Endpoint,
+    indexes: Sequence[tuple[str, "Index"]] = (),
+) -> Starlette:
+    """The studio as an ASGI app; with indexes it has a page to search them."""
+    handlers, search = Handlers(ModelStore(models)), _search_handlers(indexes)
     queue = RequestQueue(LIMITS.queued)
     # Measuring the kinds of heads takes long, so it has a thread of its own with low priority.
     kinds_queue = RequestQueue(LIMITS.queued, niceness=10)
@@ -74,7 +82,7 @@ def make_app(models: Sequence[tuple[str, Model]], endpoint: Endpoint) -> Starlet
         kinds_queue.close()
 
     app = Starlette(
-        routes=[*_page_routes(), *_api_routes(handlers, queue, kinds_queue)],
+        routes=[*_page_routes(), *_api_routes(handlers, search, queue, kinds_queue)],
         middleware=[Middleware(SecurityMiddleware, endpoint=endpoint)],
         exception_handlers=dict.fromkeys((*ERRORS, Exception), error_response),
         lifespan=lifespan,
@@ -106,9 +114,10 @@ def serve(
     server_socket: socket.socket,
     *,
     open_browser: bool,
+    indexes: Sequence[tuple[str, "Index"]] = (),
 ) -> None:
     """Answer requests until Ctrl-C."""
-    server = make_server(make_app(models, endpoint))
+    server = make_server(make_app(models, endpoint, indexes))
     with _stopped_by_ctrl_c(server):
         addresses = "\n        ".join(endpoint.urls)
         print(f"studio: {addresses}  (Ctrl-C to stop)", file=sys.stderr, flush=True)
@@ -199,11 +208,25 @@ def _file_response(content: bytes, content_type: str) -> Respond:
     return respond
 
 
-def _api_routes(handlers: Handlers, queue: RequestQueue, kinds_queue: RequestQueue) -> list[Route]:
+def _search_handlers(indexes: Sequence[tuple[str, "Index"]]) -> "SearchHandlers | None":
+    if not indexes:
+        return None
+    from manyheads.studio.search import SearchHandlers
+
+    return SearchHandlers(indexes)
+
+
+def _api_routes(
+    handlers: Handlers,
+    search: "SearchHandlers | None",
+    queue: RequestQueue,
+    kinds_queue: RequestQueue,
+) -> list[Route]:
     """One address per request; bodies and responses are JSON objects."""
 
     async def models(_: Request) -> Response:
-        return JSONResponse(handlers.models())
+        indexes = [] if search is None else search.describe()
+        return JSONResponse(handlers.models() | {"indexes": indexes})
 
     by_name: dict[str, Handler] = {
         "tokens": handlers.tokens,
@@ -216,6 +239,8 @@ def _api_routes(handlers: Handlers, queue: RequestQueue, kinds_queue: RequestQue
         "predictions": handlers.predictions,
         "patching": handlers.patching,
     }
+    if search is not None:
+        by_name |= {"search": search.search, "explain_match": search.explain_match}
     posts = {name: _json_response(handler, queue) for name, handler in by_name.items()}
     posts["kinds"] = _json_response(handlers.kinds, kinds_queue)
     posts["generate"] = _stream_response(handlers, queue)

@@ -1,12 +1,18 @@
 """manyheads studio: see the heads at work in the browser."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from manyheads.cli.arguments import DeviceName, Flag, open_model
-from manyheads.errors import MissingPackageError
+from manyheads.errors import ManyheadsError, MissingPackageError
+
+if TYPE_CHECKING:
+    from manyheads.models.build import Model
+    from manyheads.tasks.search.index import Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,12 @@ class Studio:
         tyro.conf.arg(metavar="[MODEL ...]", help_behavior_hint="(default: house-gpt)"),
     ] = ()
     """Folders of models or models of the hub: org/name; two or more can be compared."""
+
+    index: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]],
+        tyro.conf.arg(metavar="INDEX", help_behavior_hint="(repeatable)"),
+    ] = ()
+    """An index that manyheads index wrote: search it, and see why each document matched."""
 
     port: int = 8765
     """The port of the page; 0 chooses a free one."""
@@ -47,7 +59,35 @@ class Studio:
 
         endpoint, server_socket = bind_endpoint(self.host, self.port)
         with server_socket:
-            names = self.models or ("house-gpt",)
-            models = [(model_name(name), open_model(name, self.device)) for name in names]
-            serve(models, endpoint, server_socket, open_browser=not self.no_browser)
+            indexes = self._open_indexes()
+            models = [(model_name(name), open_model(name, self.device)) for name in self.models]
+            if not models:
+                models = _shown_models(indexes) or [
+                    ("house-gpt", open_model("house-gpt", self.device))
+                ]
+            browser = not self.no_browser
+            serve(models, endpoint, server_socket, open_browser=browser, indexes=indexes)
         return 0
+
+    def _open_indexes(self) -> "list[tuple[str, Index]]":
+        if not self.index:
+            return []
+        from manyheads.studio.search import index_name
+        from manyheads.tasks.search.index import Index
+
+        return [(index_name(address), Index.open(address)) for address in self.index]
+
+
+def _shown_models(indexes: "Sequence[tuple[str, Index]]") -> "list[tuple[str, Model]]":
+    """The models of the indexes whose heads the studio can show, each once."""
+    from manyheads.studio.models import check_model, model_name
+
+    shown: list[tuple[str, Model]] = []
+    for name, index in indexes:
+        model = index.model
+        if model is None or any(model is other for _, other in shown):
+            continue
+        with suppress(ManyheadsError):
+            check_model(name, model)
+            shown.append((model_name(model.source) or name, model))
+    return shown

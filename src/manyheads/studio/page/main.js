@@ -6,6 +6,7 @@ import { showError, h, debounce, announce } from "./dom.js";
 import { exportView } from "./export.js";
 import { Side } from "./side.js";
 import { readAddress, writeAddress } from "./state.js";
+import { startThemes } from "./theme.js";
 
 const EXPORTS = [
   ["png", "PNG", "an image, for slides"],
@@ -62,33 +63,6 @@ function compare() {
   announce("Comparing two sides");
 }
 
-function chooseTheme(theme) {
-  document.documentElement.dataset.theme = theme;
-  byId("theme").textContent = theme === "dark" ? "☀" : "☾";
-}
-
-function themes() {
-  const wished = window.matchMedia("(prefers-color-scheme: dark)");
-  let kept = null;
-  try {
-    kept = localStorage.getItem("manyheads-theme");
-  } catch {
-    // Without storage the system decides each time.
-  }
-  chooseTheme(kept ?? (wished.matches ? "dark" : "light"));
-  byId("theme").addEventListener("click", () => {
-    const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-    chooseTheme(next);
-    try {
-      localStorage.setItem("manyheads-theme", next);
-    } catch {
-      // As above.
-    }
-    for (const side of sides) side.redraw();
-    changed();
-  });
-}
-
 function menus() {
   const [button, list] = [byId("export"), byId("exports")];
   const open = (is) => {
@@ -136,15 +110,25 @@ function keys() {
 }
 
 async function begin() {
-  themes();
+  startThemes(() => {
+    for (const side of sides) side.redraw();
+    changed();
+  });
   menus();
   keys();
   byId("compare").addEventListener("click", compare);
   byId("help").addEventListener("click", () => byId("guide").showModal());
+  let indexes = [];
   try {
-    ({ models, limits } = await new Api().models());
+    ({ models, limits, indexes } = await new Api().models());
   } catch (error) {
     showError(errorMessage(error));
+    return;
+  }
+  byId("search-link").hidden = !indexes.length;
+  if (indexes.length && location.hash.length < 2) {
+    // A studio that was started with an index opens on its search.
+    location.replace("search.html");
     return;
   }
   for (const given of readAddress()) add(given);

@@ -182,8 +182,9 @@ class MatchExplanation(Result):
         lines = [f"{self.kind} match, score {self.score:.4f} (tokens by {self.tokens_by})"]
         sides: tuple[SideName, ...] = ("query", "document")
         for name in sides:
-            words = ", ".join(_named(self.top_words(8, name)))
-            lines.append(f"  {name}: {words or 'no word adds to the score'}")
+            words = _distinct(self.top_words(16, name))[:8]
+            named = ", ".join(f"{word.text} {word.contribution:+.3f}" for word in words)
+            lines.append(f"  {name}: {named or 'no word adds to the score'}")
         if heads := self.top_heads():
             named = ", ".join(f"{address} {value:+.3f}" for address, value in heads)
             lines.append(f"  heads: {named} (by {self.by})")
@@ -219,14 +220,13 @@ def _side_record(side: MatchSide) -> dict[str, Any]:
     }
 
 
-def _named(words: Iterable[MatchWord]) -> list[str]:
-    """Each word once, with the sum of all its occurrences.
+def _distinct(words: Iterable[MatchWord]) -> list[MatchWord]:
+    """Each word once, where it occurs first.
 
-    >>> _named([MatchWord("Wing", 0, 4, 0.2), MatchWord("wing", 9, 13, 0.1)])
-    ['Wing +0.300']
+    >>> len(_distinct([MatchWord("Wing", 0, 4, 0.2), MatchWord("wing", 9, 13, 0.1)]))
+    1
     """
-    summed: dict[str, tuple[str, float]] = {}
+    found: dict[str, MatchWord] = {}
     for word in words:
-        name, value = summed.get(word.text.casefold(), (word.text, 0.0))
-        summed[word.text.casefold()] = (name, value + word.contribution)
-    return [f"{name} {value:+.3f}" for name, value in summed.values()]
+        found.setdefault(word.text.casefold(), word)
+    return list(found.values())

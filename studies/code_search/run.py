@@ -29,11 +29,11 @@ from torch import Tensor
 from manyheads import encode, encode_tokens, load
 from manyheads.atomic_write import atomic_write
 from manyheads.devices import resolve_device
-from manyheads.tasks.search.maxsim import maxsim_scores
 from manyheads.train import parse_run, train
 from manyheads.train.loop.reporting import MetricsLog
+from manyheads.train.objectives.late_interaction import maxsim_scores
 
-FUNCTIONS, TESTED = 5_000, 1_000
+FUNCTIONS = 5_000
 LENGTH = 256
 # Docstrings and bodies shorter than this say too little to be found by.
 FEWEST_WORDS, FEWEST_LETTERS = 3, 60
@@ -117,8 +117,11 @@ def body_of(
     return "\n".join(line[indent:].rstrip() for line in source if line.strip())
 
 
-def split(functions: Iterable[Function]) -> tuple[list[Function], list[Function], list[Function]]:
-    """Documented functions to train on and to test on, and other functions to train on."""
+def split(
+    functions: Iterable[Function], count: int
+) -> tuple[list[Function], list[Function], list[Function]]:
+    """Documented functions to train on, a fifth to test on, and other functions to train on."""
+    most = count // 5
     known: set[str] = set()
     documented, plain = [], []
     for each in sorted(functions, key=lambda each: each.order):
@@ -135,11 +138,11 @@ def split(functions: Iterable[Function]) -> tuple[list[Function], list[Function]
     held: set[str] = set()
     for package in packages:
         # No package is more than a quarter of the test.
-        if counts[package] <= TESTED // 4 and sum(counts[name] for name in held) < TESTED:
+        if counts[package] <= most // 4 and sum(counts[name] for name in held) < most:
             held.add(package)
-    tested = [each for each in documented if each.package in held][:TESTED]
-    trained = [each for each in documented if each.package not in held][: FUNCTIONS - TESTED]
-    return trained, tested, [each for each in plain if each.package not in held]
+    tested = [each for each in documented if each.package in held][:most]
+    trained = [each for each in documented if each.package not in held][: count - most]
+    return trained, tested, [each for each in plain if each.package not in held][: 2 * count]
 
 
 def pairs(trained: Sequence[Function], plain: Sequence[Function]) -> Iterator[dict[str, str]]:
@@ -294,13 +297,14 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["dense"], choices=list(SCORES))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--minutes", type=float, default=5.0, help="of training, per kind")
+    parser.add_argument("--functions", type=int, default=FUNCTIONS, help="a fifth is tested on")
     parser.add_argument("--folder", type=Path, help="keep the runs and the models here")
     parser.add_argument(
         "-o", "--output", type=Path, default=Path(__file__).with_name("result.json")
     )
     options = parser.parse_args()
     device = resolve_device(options.device, "--device").type
-    sides = split(read_functions(Path(sysconfig.get_path("stdlib"))))
+    sides = split(read_functions(Path(sysconfig.get_path("stdlib"))), options.functions)
     trained, tested, plain = sides
     print(
         f"{len(trained)} documented functions to train on, {len(plain)} others, {len(tested)} tests"

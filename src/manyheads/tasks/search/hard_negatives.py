@@ -141,7 +141,7 @@ def score_candidates(
         raise InputError(f"no row has {negatives}", "mine them with mine_negatives")
     queries = [row[first] for row in rows for _ in range(len(row[negatives]) + 1)]
     texts = [text for row in rows for text in (row[second], *row[negatives])]
-    score = _model_scorer(teacher, progress) if isinstance(teacher, torch.nn.Module) else teacher
+    score = _model_scorer(teacher, progress) if isinstance(teacher, Model) else teacher
     values = [float(each) for each in score(queries, texts)]
     if len(values) != len(texts) or not torch.tensor(values).isfinite().all():
         raise InputError(

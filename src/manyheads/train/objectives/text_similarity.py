@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from manyheads.data.batch import Batch, map_lengths, map_ragged
-from manyheads.encoding.token_vectors import HiddenKeys, late_of, role_batch
+from manyheads.encoding.token_vectors import HiddenKeys, role_batch
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.encoder import TextModel
 from manyheads.models.provenance import Pooling, SentenceConfig
@@ -153,7 +153,7 @@ class TextSimilarity(RoutedObjective):
     def check(self, model: nn.Module) -> None:
         if not isinstance(model, TextModel):
             raise unsuitable_model(self, model, "a text encoder or decoder")
-        expansion = late_of(model).expansion if self.is_late(model) else None
+        expansion = model.late.expansion if model.late and self.is_late(model) else None
         mixes = any(layer.mixer is not None for layer in model.config.stack.layers)
         if expansion is not None and not expansion.attend and mixes:
             raise ConfigError(
@@ -201,10 +201,9 @@ class TextSimilarity(RoutedObjective):
             ids = Ragged.concatenate([texts, candidates])
             return TextPart(ids, ids.lengths.each, None), (texts.lengths, candidates.lengths)
         home = torch.device("cpu")
-        query, document = (
-            role_batch(model, [ids.numpy() for ids in each.to_list()], role, home)
-            for each, role in ((texts, "query"), (candidates, "document"))
-        )
+        query = role_batch(model, [ids.numpy() for ids in texts.to_list()], "query", home)
+        read = [ids.numpy() for ids in candidates.to_list()]
+        document = role_batch(model, read, "document", home)
         kept = torch.cat((query.kept, document.kept))
         part = TextPart(
             Ragged.concatenate([query.ids, document.ids]),
@@ -243,10 +242,11 @@ class TextSimilarity(RoutedObjective):
 
         def encode(part: TextPart) -> tuple[Tensor, tuple[AddedLoss, ...]]:
             hidden, added = model.hidden(part.ids, watch=_with_hidden_keys(part, watch))
-            if not self.is_late(model):
-                return F.normalize(self._pooled(model, hidden), dim=-1), added
-            states = hidden.values if part.kept is None else hidden.values[part.kept]
-            return project_tokens(model, states.float()), added
+            with torch.autocast(hidden.device.type, enabled=False):
+                if not self.is_late(model):
+                    return F.normalize(self._pooled(model, hidden), dim=-1), added
+                states = hidden.values if part.kept is None else hidden.values[part.kept]
+                return project_tokens(model, states.float()), added
 
         if len(parts) == 1 or not torch.is_grad_enabled():
             read = [encode(part) for part in parts]
@@ -300,13 +300,11 @@ def _groups(counts: Sequence[int]) -> Int[Tensor, "q k"]:
             [ 1, -1, -1],
             [ 2,  5, -1]])
     """
-    groups = torch.full((len(counts), 1 + max(counts)), -1)
-    start = len(counts)
-    for text, count in enumerate(counts):
-        groups[text, 0] = text
-        groups[text, 1 : count + 1] = torch.arange(start, start + count)
-        start += count
-    return groups
+    each = torch.tensor(counts).unsqueeze(1)
+    starts = len(counts) + each.cumsum(0) - each
+    columns = torch.arange(max(counts))
+    negatives = torch.where(columns < each, starts + columns, -1)
+    return torch.cat((torch.arange(len(counts)).unsqueeze(1), negatives), dim=1)
 
 
 def _teacher_scores(

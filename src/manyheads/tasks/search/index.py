@@ -376,7 +376,7 @@ class _Snapshot:
             fetched *= 4
 
     def hits(self, ranked: Sequence[_Ranked]) -> list[Hit]:
-        ids = [int(self.names.rows[each.row]) for each in ranked]
+        ids = self.names.rows[[each.row for each in ranked]]
         taken = self.table.take(ids)
         return [
             Hit(
@@ -390,7 +390,7 @@ class _Snapshot:
                 source=row["source"],
                 metadata=json.loads(row["metadata"]),
             )
-            for each, row in zip(ranked, (taken[each] for each in ids), strict=True)
+            for each, row in zip(ranked, (taken[each] for each in ids.tolist()), strict=True)
         ]
 
 

@@ -256,13 +256,13 @@ class ChunkTable:
         found = self._table.search().select({"vectors": f"array_length({VECTOR})"}).to_arrow()
         return int(np.sum(found["vectors"].to_numpy()))
 
-    def take(self, rows: Sequence[int]) -> dict[int, dict[str, Any]]:
+    def take(self, rows: Int[np.ndarray, " m"]) -> dict[int, dict[str, Any]]:
         """All columns but the vectors of some rows, by the row's id."""
         columns = [name for name in OWN_COLUMNS if name != VECTOR]
         found: dict[int, dict[str, Any]] = {}
         for start in range(0, len(rows), AT_A_TIME):
-            some = [int(row) for row in rows[start : start + AT_A_TIME]]
-            taken = self._table.take_row_ids(some).select(columns).with_row_id().to_list()
+            some = rows[start : start + AT_A_TIME]
+            taken = self._table.take_row_ids(some.tolist()).select(columns).with_row_id().to_list()
             found |= {row["_rowid"]: row for row in taken}
         return found
 

@@ -240,7 +240,7 @@ def train_model(kind: str, folder: Path, rows: Path, device: str, minutes: float
         "objective": {
             "kind": "Contrastive",
             "similarity": "maxsim" if kind == "late" else "cosine",
-            "both_ways": True,
+            "both_ways": kind == "dense",
             "cache_tokens": CACHE[device],
         },
         "optimiser": {"rate": RATE, "decay": 0.05},

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from manyheads.data.batch import Batch
-from manyheads.errors import ShapeError
+from manyheads.errors import ConfigError, ShapeError
 from manyheads.models.build import build
 from manyheads.ragged import Lengths, Ragged
 from manyheads.train.objectives import Contrastive
@@ -64,6 +64,8 @@ def test_token_vectors_are_trained_whole_and_in_parts() -> None:
     assert batch.texts is not None
     assert batch.others is not None
     assert batch.negatives is not None
+    with pytest.raises(ConfigError, match="set both_ways to false"):
+        Contrastive(similarity="maxsim", both_ways=True).check(model)
     objective = Contrastive(similarity="maxsim")
     losses = []
     for each in (objective, replace(objective, cache_tokens=8)):

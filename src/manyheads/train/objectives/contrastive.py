@@ -6,9 +6,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyheads.data.batch import Batch
+from manyheads.errors import ConfigError
 from manyheads.taps import Watcher
 from manyheads.train.objectives.objective import Loss, PreparedBatch
 from manyheads.train.objectives.text_similarity import (
@@ -24,10 +25,18 @@ class Contrastive(TextSimilarity):
 
     Candidates are the `others` and the negatives of all texts, except those of an equal text and
     those equal to the right one. `both_ways` also classifies the others among the texts, and takes
-    the mean.
+    the mean; it is for cosines, since MaxSim grows with the length of a text.
     """
 
     both_ways: bool = False
+
+    def check(self, model: nn.Module) -> None:
+        TextSimilarity.check(self, model)
+        if self.both_ways and self.is_late(model):
+            raise ConfigError(
+                "both_ways cannot be used with MaxSim, which grows with the length of a text",
+                "set both_ways to false, or similarity to cosine",
+            )
 
     def loss(
         self, model: Any, batch: Batch, generator: torch.Generator, *, watch: Watcher | None = None

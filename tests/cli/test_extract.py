@@ -46,9 +46,9 @@ def test_entities_are_marked_or_written(
     out = tmp_path / "found.jsonl"
     assert main(["extract", model, *said, "-o", str(out), "--min-score", "0.2"]) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    for row, each in zip(rows, found, strict=True):
-        kept = [(e.type, e.start, e.end) for e in each if e.score >= 0.2]
-        assert [(e["type"], e["start"], e["end"]) for e in row["entities"]] == kept
+    for written, entities in zip(rows, found, strict=True):
+        kept = [(e.type, e.start, e.end) for e in entities if e.score >= 0.2]
+        assert [(e["type"], e["start"], e["end"]) for e in written["entities"]] == kept
 
 
 def test_entities_are_scored(

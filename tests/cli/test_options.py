@@ -9,7 +9,7 @@ from manyheads.cli.command_table import Option, options_of, positionals_of
 from manyheads.cli.main import COMMANDS
 
 LOOKING = ("inspect", "ablate", "attribute", "compare", "report")
-WRITING = ("report", "encode", "classify", "convert", "tokenizer", "prune", "gate")
+WRITING = ("report", "encode", "classify", "extract", "convert", "tokenizer", "prune", "gate")
 
 
 @cache

@@ -230,8 +230,8 @@ class Classify:
                 print(f"{labels}\t{shares}\t{each}")
             return
         _write_rows(_rows(classes, inputs, unit), self.out)
-        labels = [label for row in classes.label_sets for label in row]
-        counts = ", ".join(f"{labels.count(name):,} {name}" for name in classes.names)
+        given = [label for row in classes.label_sets for label in row]
+        counts = ", ".join(f"{given.count(name):,} {name}" for name in classes.names)
         print(f"{pluralise(len(inputs), unit)} ({counts}) to {self.out}")
 
     def _tag(self, model: "Model", texts: list[str]) -> None:

@@ -92,6 +92,23 @@ def test_late_scores_are_exact_and_the_index_of_lancedb_agrees(
     assert large.search(query, top_k=5, where="even") == exact.search(query, top_k=5, where="even")
 
 
+def test_two_bits_per_channel_rank_nearly_alike_and_grow_with_the_same_codec(
+    tmp_path: Path,
+) -> None:
+    coded = Index.create(
+        tmp_path / "a", house_bert(), DOCUMENTS[:15], kind="late", vectors="2bit", **SMALL
+    )
+    coded.add(DOCUMENTS[15:], progress=False)
+    exact = Index.create(tmp_path / "b", house_bert(), DOCUMENTS, kind="late", **SMALL)
+    for index in (coded, Index.open(tmp_path / "a", house_bert())):
+        scores = {hit.id: hit.score for hit in index.search("a house on a tree", top_k=20)}
+        for hit in exact.search("a house on a tree", top_k=20):
+            assert scores[hit.id] == pytest.approx(hit.score, rel=0.08)
+        assert index.like("d6", 1)[0].metadata["word"] == "mountain"
+    with pytest.raises(InputError, match=r"2bit.*float16"):
+        Index.create(tmp_path / "c", house_bert(), DOCUMENTS, vectors="2bit", **SMALL)
+
+
 def test_bm25_needs_no_model_and_hybrid_fuses_both_rankings(tmp_path: Path, dense: Index) -> None:
     keywords = Index.create(tmp_path / "bm25", None, DOCUMENTS, kind="bm25", **SMALL)
     assert {hit.metadata["word"] for hit in keywords.search("tree", top_k=20)} == {"tree"}

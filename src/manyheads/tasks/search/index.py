@@ -24,6 +24,7 @@ from manyheads.tasks.search.chunking import CHUNK_TOKENS, OVERLAP, Chunker, Chun
 from manyheads.tasks.search.documents import Document, Documents, Scalar
 from manyheads.tasks.search.maxsim import maxsim
 from manyheads.tasks.search.rank_fusion import fuse_rankings
+from manyheads.tasks.search.residual_codes import ResidualCodec, ResidualCodes
 from manyheads.tasks.search.storage.index_manifest import (
     IndexKind,
     IndexLocation,
@@ -32,7 +33,12 @@ from manyheads.tasks.search.storage.index_manifest import (
     VectorFormat,
     model_fingerprint,
 )
-from manyheads.tasks.search.storage.index_writer import IndexingReport, IndexWriter, encode_late
+from manyheads.tasks.search.storage.index_writer import (
+    IndexingReport,
+    IndexWriter,
+    encode_late,
+    read_codec,
+)
 from manyheads.tasks.search.storage.keyword_search import KeywordIndex
 from manyheads.tasks.search.storage.vector_store import ChunkTable
 
@@ -44,6 +50,7 @@ FUSED = 100
 RETRIES = 5
 
 Where = str | Mapping[str, Any]
+RowVectorsInMemory = Float[Tensor, "n c"] | Ragged | ResidualCodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +146,7 @@ class Index:
             try:
                 index = cls(location, manifest, opened)
                 # What a writer may remove is read at once.
-                _ = index._state.keywords
+                _ = index._state.keywords, index._state.codec
                 return index
             except (ValueError, RuntimeError, OSError) as error:
                 current = location.require_manifest()
@@ -303,8 +310,15 @@ class _Snapshot:
             return KeywordIndex.load(folder, rows=len(self.names), code=self.manifest.settings.code)
 
     @cached_property
-    def vectors(self) -> Float[Tensor, "n c"] | Ragged:
-        return self.table.vectors()
+    def codec(self) -> ResidualCodec | None:
+        return read_codec(self.location, self.manifest.codes) if self.manifest.codes else None
+
+    @cached_property
+    def vectors(self) -> RowVectorsInMemory:
+        stored = self.table.vectors()
+        if self.codec is None or not isinstance(stored, Ragged):
+            return stored
+        return ResidualCodes(self.codec, stored)
 
     def rows_of(self, document: str) -> Int[np.ndarray, " m"]:
         """The rows of a document."""
@@ -318,7 +332,9 @@ class _Snapshot:
         """The vectors of some rows as those of a query."""
         vectors = self.table.vectors_of(self.names.rows[rows])
         if isinstance(vectors, Ragged):
-            return vectors.values.float()
+            return (
+                vectors.values.float() if self.codec is None else self.codec.decode(vectors.values)
+            )
         return F.normalize(vectors.float().mean(0), dim=0)
 
     def text_of(self, rows: Int[np.ndarray, " m"]) -> str:
@@ -403,6 +419,11 @@ def _plan(
     elif kind != "bm25":
         row_vectors = kind
     plan = IndexManifest(kind=kind, row_vectors=row_vectors, vectors=vectors, settings=settings)
+    if vectors == "2bit" and row_vectors != "late":
+        raise InputError(
+            f"vectors='2bit' is for one vector per token, and kind={kind!r} has none here",
+            "use kind='late', or vectors='float16'",
+        )
     if model is None:
         return plan
     require_text_model(model)
@@ -421,9 +442,15 @@ def _encode_queries(model: Model, queries: Sequence[str], row_vectors: RowVector
     return list(encode_counted(model, queries, Options(normalise=True, progress=False)).vectors)
 
 
-def _similarities(query: Tensor, rows: Float[Tensor, "n c"] | Ragged) -> Float[np.ndarray, " n"]:
+def _similarities(query: Tensor, rows: RowVectorsInMemory) -> Float[np.ndarray, " n"]:
     """Cosines with one vector per row, or MaxSim with several."""
-    scores = maxsim(query, rows) if isinstance(rows, Ragged) else rows.float() @ query.float()
+    match rows:
+        case Ragged():
+            scores = maxsim(query, rows)
+        case ResidualCodes():
+            scores = rows.score(query)
+        case _:
+            scores = rows.float() @ query.float()
     similar: np.ndarray = scores.numpy()
     return similar
 

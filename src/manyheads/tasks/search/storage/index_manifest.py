@@ -23,6 +23,7 @@ from manyheads.atomic_write import atomic_write, check_writable, exclusive_lock
 from manyheads.errors import InputError, MissingPackageError
 from manyheads.models.build import Model
 from manyheads.tasks.search.chunking import ChunkSettings
+from manyheads.tasks.search.residual_codes import NUMBER_BYTES, PER_BYTE
 
 IndexKind = Literal["dense", "late", "bm25", "hybrid"]
 VectorFormat = Literal["float32", "float16", "2bit"]
@@ -65,6 +66,12 @@ class IndexManifest:
         if self.row_vectors != "none":
             made += (self.vectors, self.width)  # type: ignore[assignment]
         return TABLE + blake2b(json.dumps(made).encode(), digest_size=8).hexdigest()
+
+    @property
+    def row_width(self) -> int:
+        """How many numbers, or bytes of a code, are stored per vector."""
+        coded = NUMBER_BYTES + -(-self.width // PER_BYTE)
+        return coded if self.vectors == "2bit" else self.width
 
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1)

@@ -15,13 +15,24 @@ from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.tasks.search.chunking import Chunker
 from manyheads.tasks.search.documents import Document, Documents, read_documents
+from manyheads.tasks.search.residual_codes import ResidualCodec, train_codec
 from manyheads.tasks.search.storage import vector_store
-from manyheads.tasks.search.storage.index_manifest import KEYWORDS, IndexLocation, IndexManifest
+from manyheads.tasks.search.storage.index_manifest import (
+    CODES,
+    KEYWORDS,
+    TABLE,
+    IndexLocation,
+    IndexManifest,
+)
 from manyheads.tasks.search.storage.keyword_search import KeywordIndex
 from manyheads.tasks.search.storage.vector_store import ChunkRow, ChunkTable
 
 # Documents that are encoded and stored together: a killed run loses at most these.
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1024, {"cpu": 2**17, "cuda": 2**21}
+
+# As many train the codec of 2-bit vectors.
+TRAINING_DOCUMENTS, TRAINING_CHARACTERS = 8192, 2**20
+CODEC_FILE = "codec.safetensors"
 
 
 @dataclass(slots=True)
@@ -56,6 +67,13 @@ class IndexWriter:
         self._table = ChunkTable.open_or_create(location.address, plan)
         # Rows that earlier runs wrote, those of interrupted ones included.
         self._staged = self._table.fingerprints()
+        self._codec: ResidualCodec | None = None
+        if plan.vectors == "2bit":
+            self._codec = read_codec(location, codes_name(plan))
+            if self._codec is None and self._staged:
+                # An interrupted clean-up left rows that nobody can decode.
+                self._table.delete(list(self._staged))
+                self._staged = {}
         self._committed = self._read_committed()
 
     def _read_committed(self) -> dict[str, str]:
@@ -100,6 +118,10 @@ class IndexWriter:
         characters = 0
         home = "cpu" if self.model is None else next(self.model.parameters()).device.type
         most = BATCH_CHARACTERS["cpu" if home == "cpu" else "cuda"]
+        largest = BATCH_DOCUMENTS
+        if self.plan.vectors == "2bit" and self._codec is None:
+            # The codec is trained on the first batch.
+            most, largest = max(most, TRAINING_CHARACTERS), TRAINING_DOCUMENTS
         for document in read_documents(documents, on_skip=self._skip):
             key = document.fingerprint
             if document.id in seen:
@@ -118,7 +140,7 @@ class IndexWriter:
                 continue
             batch.append(document)
             characters += len(document.text)
-            if len(batch) >= BATCH_DOCUMENTS or characters >= most:
+            if len(batch) >= largest or characters >= most:
                 yield batch
                 batch, characters = [], 0
         if batch:
@@ -152,7 +174,15 @@ class IndexWriter:
             return done.vectors
         vectors = encode_late(self.model, texts, "document")
         self.report.tokens += vectors.lengths.total
-        return vectors
+        return vectors if self.plan.vectors != "2bit" else vectors.map(self._coded)
+
+    def _coded(self, vectors: Tensor) -> Tensor:
+        """Codes of vectors, by a codec that is stored before anything that it encodes."""
+        if self._codec is None:
+            self._codec = train_codec(vectors, progress=False)
+            with self.location.new_folder(codes_name(self.plan)) as folder:
+                self._codec.save(folder / CODEC_FILE)
+        return self._codec.encode(vectors)
 
     def _commit(self, wanted: dict[str, str]) -> IndexManifest:
         keys = set(wanted.values())
@@ -179,6 +209,7 @@ class IndexWriter:
             documents=len(wanted),
             chunks=self._table.count_rows(),
             vector_count=vectors,
+            codes=codes_name(self.plan) if self._codec is not None else "",
         )
         if manifest.kind in ("bm25", "hybrid"):
             manifest = replace(manifest, keywords=self._write_keywords(manifest.version))
@@ -209,6 +240,19 @@ def _count(documents: Documents) -> int | None:
 
 def _same_index(old: IndexManifest, plan: IndexManifest) -> bool:
     return (old.kind, old.table, old.model) == (plan.kind, plan.table_name, plan.model)
+
+
+def codes_name(plan: IndexManifest) -> str:
+    """The folder of the codec of a table."""
+    return CODES + plan.table_name.removeprefix(TABLE)
+
+
+def read_codec(location: IndexLocation, name: str) -> ResidualCodec | None:
+    """The codec of a table, None if it was not trained yet."""
+    if name not in location.names():
+        return None
+    with location.local_folder(name) as folder:
+        return ResidualCodec.load(folder / CODEC_FILE)
 
 
 def encode_late(model: Model, texts: Sequence[str], role: Any) -> Ragged:

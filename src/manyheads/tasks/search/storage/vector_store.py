@@ -212,7 +212,7 @@ class ChunkTable:
         return [f"{title}\n{text}" if title else text for title, text in pairs]
 
     def vectors(self) -> Float[Tensor, "n c"] | Ragged:
-        """The vectors of each row, in the order of `names`."""
+        """The vectors of each row, or their codes, in the order of `names`."""
         found = self._table.search().select([VECTOR]).with_row_id(True).to_arrow()
         column = found.sort_by("_rowid")[VECTOR].combine_chunks()
         return _from_arrow(column, self._manifest)
@@ -242,7 +242,7 @@ class ChunkTable:
         return np.unique(rows.astype(np.int64))
 
     def vectors_of(self, rows: Int[np.ndarray, " m"]) -> Float[Tensor, "m c"] | Ragged:
-        """The vectors of some rows, whose ids ascend."""
+        """The vectors of some rows, or their codes; ids must ascend."""
         taken = self._table.take_row_ids(rows.tolist()).select([VECTOR]).with_row_id().to_arrow()
         return _from_arrow(taken.sort_by("_rowid")[VECTOR].combine_chunks(), self._manifest)
 
@@ -348,11 +348,8 @@ def _schema(manifest: IndexManifest) -> Any:
 def _vector_type(manifest: IndexManifest) -> Any:
     import pyarrow as pa
 
-    if manifest.vectors == "2bit":
-        one = pa.list_(pa.uint8(), manifest.width)
-    else:
-        number = pa.float16() if manifest.vectors == "float16" else pa.float32()
-        one = pa.list_(number, manifest.width)
+    number = {"float32": pa.float32(), "float16": pa.float16(), "2bit": pa.uint8()}
+    one = pa.list_(number[manifest.vectors], manifest.row_width)
     return pa.list_(one) if manifest.row_vectors == "late" else one
 
 
@@ -362,7 +359,7 @@ def _as_arrow(vectors: Tensor | Ragged, manifest: IndexManifest) -> Any:
     values = vectors.values if isinstance(vectors, Ragged) else vectors
     dtype = {"float32": torch.float32, "float16": torch.float16, "2bit": torch.uint8}
     flat = values.detach().to("cpu", dtype[manifest.vectors]).contiguous().view(-1).numpy()
-    column = pa.FixedSizeListArray.from_arrays(pa.array(flat), manifest.width)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(flat), manifest.row_width)
     if not isinstance(vectors, Ragged):
         return column
     return pa.ListArray.from_arrays(pa.array(vectors.lengths.offsets.cpu().numpy()), column)
@@ -372,9 +369,8 @@ def _from_arrow(column: Any, manifest: IndexManifest) -> Tensor | Ragged:
     late = manifest.row_vectors == "late"
     # `values` of a slice would begin before it.
     flat = column.flatten().flatten() if late else column.flatten()
-    values = torch.from_numpy(np.array(flat.to_numpy(zero_copy_only=False))).view(
-        -1, manifest.width
-    )
+    values = torch.from_numpy(np.array(flat.to_numpy(zero_copy_only=False)))
+    values = values.view(-1, manifest.row_width)
     if not late:
         return values
     return Ragged(values, Lengths.of(np.diff(column.offsets.to_numpy()).tolist()))

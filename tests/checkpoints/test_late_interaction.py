@@ -12,7 +12,7 @@ import torch
 from manyheads import build, encode_tokens, load, save
 from manyheads.errors import ConfigError, InputError, TruncationWarning
 from manyheads.models.provenance import DenseProjection, LateInteractionConfig, QueryExpansion
-from manyheads.tasks.search.maxsim import maxsim_scores
+from manyheads.tasks.search.maxsim import maxsim_matrix
 from tests.checkpoints.late_folders import (
     QUERIES,
     TEXTS,
@@ -56,7 +56,7 @@ def both(model: Any, place: Path) -> None:
     scores = theirs.similarity(*expected)
     real = [index for index, each in enumerate(expected[1]) if len(each)]
     torch.testing.assert_close(
-        maxsim_scores(queries, documents)[:, real], scores[:, real], atol=1e-5, rtol=1e-6
+        maxsim_matrix(queries, documents)[:, real], scores[:, real], atol=1e-5, rtol=1e-6
     )
 
 

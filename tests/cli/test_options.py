@@ -9,7 +9,10 @@ from manyheads.cli.command_table import Option, options_of, positionals_of
 from manyheads.cli.main import COMMANDS
 
 LOOKING = ("inspect", "ablate", "attribute", "compare", "report")
-WRITING = ("report", "encode", "classify", "extract", "convert", "tokenizer", "prune", "gate")
+WRITING = (
+    *("report", "encode", "classify", "extract", "index", "filter"),
+    *("convert", "tokenizer", "prune", "gate"),
+)
 
 
 @cache
@@ -47,7 +50,8 @@ def test_what_is_written_goes_to_out_and_o_is_short_for_it() -> None:
 
 
 def test_a_model_comes_first_by_place() -> None:
-    without = ("explain", "tokenizer", "train", "completion", "get")
+    without = {"explain", "tokenizer", "train", "completion", "get"}
+    without |= {"index", "search", "answer", "filter"}
     for command in COMMANDS.keys() - without:
         assert positionals_of(COMMANDS[command])[0].kind == "model", command
 

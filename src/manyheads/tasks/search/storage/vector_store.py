@@ -88,7 +88,8 @@ def require_lancedb() -> Any:
 class ChunkTable:
     """A table of LanceDB at one address, at its latest version or pinned to one."""
 
-    def __init__(self, table: Any, manifest: IndexManifest) -> None:
+    def __init__(self, address: str, table: Any, manifest: IndexManifest) -> None:
+        self._address = address
         self._table = table
         self._manifest = manifest
 
@@ -99,15 +100,15 @@ class ChunkTable:
         database = require_lancedb().connect(address)
         with full_disk_named(address):
             if name in database.list_tables(limit=10000).tables:
-                return cls(database.open_table(name), manifest)
-            return cls(database.create_table(name, schema=_schema(manifest)), manifest)
+                return cls(address, database.open_table(name), manifest)
+            return cls(address, database.create_table(name, schema=_schema(manifest)), manifest)
 
     @classmethod
     def pinned(cls, address: str, manifest: IndexManifest) -> "ChunkTable":
         """The version that a manifest names, whatever was written since."""
         table = require_lancedb().connect(address).open_table(manifest.table)
         table.checkout(manifest.version)
-        return cls(table, manifest)
+        return cls(address, table, manifest)
 
     @property
     def version(self) -> int:
@@ -141,7 +142,7 @@ class ChunkTable:
         arrays = [
             pa.array(columns.get(each.name, [None] * len(rows)), each.type) for each in schema
         ]
-        with full_disk_named(self._table.name):
+        with full_disk_named(self._address):
             self._table.add(pa.table(arrays, schema=schema))
 
     def _metadata(self, rows: Sequence[ChunkRow]) -> dict[str, list[Any]]:
@@ -177,14 +178,14 @@ class ChunkTable:
         """Remove all rows of some documents."""
         for start in range(0, len(fingerprints), AT_A_TIME):
             some = ", ".join(map(_quoted, fingerprints[start : start + AT_A_TIME]))
-            with full_disk_named(self._table.name):
+            with full_disk_named(self._address):
                 self._table.delete(f"fingerprint IN ({some})")
 
     def compact(self) -> bool:
         """Join the parts of the table if there are many; no version is removed."""
         if self._table.stats()["fragment_stats"]["num_fragments"] <= PARTS:
             return False
-        with full_disk_named(self._table.name):
+        with full_disk_named(self._address):
             self._table.optimize(cleanup_older_than=timedelta(days=36500))
         return True
 
@@ -227,7 +228,7 @@ class ChunkTable:
         indexed = [each for each in self._table.list_indices() if VECTOR in each.columns]
         if indexed and indexed[0].num_unindexed_rows <= UNINDEXED * self.count_rows():
             return
-        with full_disk_named(self._table.name):
+        with full_disk_named(self._address):
             self._table.create_index(VECTOR, config=IvfFlat(distance_type="cosine"))
 
     def nearest(

@@ -17,6 +17,7 @@ _HOMES = {
     "decoding.chat": ("apply_chat", "chat_prompt"),
     "decoding.generation": ("generate", "stream"),
     "decoding.generation_config": ("Generation", "GenerationConfig"),
+    "decoding.guard": ("Guard", "GuardReport"),
     "decoding.sampling": ("BeamSearch", "Greedy", "Sample"),
     "encoding.classify": ("classify", "classify_images", "tag"),
     "encoding.encode": ("encode",),

@@ -9,6 +9,7 @@ from manyheads.data.images import read_image
 from manyheads.decoding.chat import apply_chat, chat_prompt
 from manyheads.decoding.generation import generate, stream
 from manyheads.decoding.generation_config import Generation, GenerationConfig
+from manyheads.decoding.guard import Guard, GuardReport
 from manyheads.decoding.sampling import BeamSearch, Greedy, Sample
 from manyheads.encoding.classify import classify, classify_images, tag
 from manyheads.encoding.encode import encode
@@ -37,6 +38,8 @@ __all__ = [
     "Generation",
     "GenerationConfig",
     "Greedy",
+    "Guard",
+    "GuardReport",
     "Head",
     "Lengths",
     "ManyheadsError",

@@ -39,7 +39,7 @@ def test_the_command_line_has_the_same_defaults() -> None:
     command, config = Generate(), GenerationConfig()
     assert command._config() == config
     shared = {each.name for each in fields(Generate)} & {each.name for each in fields(config)}
-    assert shared == {"max_new_tokens", "repetition_penalty", "seed", "logprobs"}
+    assert shared == {"guard", "max_new_tokens", "repetition_penalty", "seed", "logprobs"}
     for name in shared:
         assert getattr(command, name) == getattr(config, name)
 

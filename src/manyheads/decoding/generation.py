@@ -1,7 +1,8 @@
 """`generate` continues prompts, all in one batch; `stream` yields one text as it is generated."""
 
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Unpack, overload
 
@@ -18,6 +19,7 @@ from manyheads.decoding.generation_config import (
     show_options,
     with_options,
 )
+from manyheads.decoding.guard import Guard, GuardInput, GuardRun
 from manyheads.decoding.request import GenerationRequest, Prompts, tokenizer_of
 from manyheads.decoding.sampling import BeamSearch, Sample, draw, token_logprobs
 from manyheads.decoding.steps.cached import async_tolist
@@ -79,12 +81,15 @@ def generate(
     request = GenerationRequest(model, [prompts] if isinstance(prompts, str) else prompts, config)
     loop = _loop(request)
     total = len(request.prompts) * config.max_new_tokens
+    started = time.perf_counter()
     with Progress("generating", total=total, unit="tokens", enabled=progress) as bar:
         for _ in loop.run():
             bar.advance(loop.tokens_done - bar.done)
             if on_progress is not None:
                 on_progress(loop.tokens_done, total)
     generations = loop.generations()
+    if isinstance(config.guard, Guard) and isinstance(loop, BeamSearchLoop):
+        generations = _guard_all(config.guard, generations, time.perf_counter() - started)
     return generations[0] if isinstance(prompts, str) else generations
 
 
@@ -113,21 +118,39 @@ def stream(
 
 def _pieces(loop: "SamplingLoop") -> Generator[str, None, Generation]:
     [sequence] = loop.sequences
-    yielded = 0
     for _ in loop.run():
-        yield from filter(None, sequence.pieces[yielded:])
-        yielded = len(sequence.pieces)
-    yield from filter(None, sequence.pieces[yielded:])
+        yield from filter(None, loop.new_pieces(sequence))
+    yield from filter(None, loop.new_pieces(sequence))
     return loop.generations()[0]
+
+
+def _guard_all(guard: Guard, generations: list[Generation], seconds: float) -> list[Generation]:
+    """Whole texts, read by the guard in the end."""
+    run = GuardRun(guard, len(generations))
+    refused = run.check(
+        GuardInput(index, [str(each)], complete=True) for index, each in enumerate(generations)
+    )
+    return [
+        replace(
+            each,
+            text=run.released(index),
+            finish_reason="guard" if index in refused else each.finish_reason,
+            guard=run.report(index, seconds + run.seconds),
+        )
+        for index, each in enumerate(generations)
+    ]
 
 
 def _loop(request: GenerationRequest) -> "BeamSearchLoop | SamplingLoop":
     config = request.config
+    if config.guard is not None:
+        tokenizer_of(request.model, "a guard")
     # With nothing to generate there is nothing to search.
     if config.uses_beams and config.max_new_tokens:
         assert isinstance(config.sampling, BeamSearch)
         return BeamSearchLoop(request, config.sampling)
-    return SamplingLoop(request, decode_each_step=bool(request.stop_strings))
+    decode_each_step = bool(request.stop_strings) or config.guard is not None
+    return SamplingLoop(request, decode_each_step=decode_each_step)
 
 
 @dataclass(slots=True)
@@ -141,6 +164,8 @@ class SequenceState:
     logprobs: list[float] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    # Pieces that a stream has yielded, or characters where a guard releases them.
+    yielded: int = 0
 
 
 class SamplingLoop:
@@ -158,6 +183,9 @@ class SamplingLoop:
         self.step = 0
         self.sequences = [self._sequence(index) for index in range(len(request.prompts))]
         self.running = list(self.sequences)
+        guard = request.config.guard
+        self.guard = GuardRun(guard, len(self.sequences)) if isinstance(guard, Guard) else None
+        self.seconds = 0.0
         self._eos_token_ids = frozenset(request.eos_token_ids)
         self._ids: Int[Tensor, " b"] | None = None
         self._next_logits: Float[Tensor, "b v"] | None = None
@@ -165,11 +193,26 @@ class SamplingLoop:
     def run(self) -> Iterator[None]:
         """Generate to the end, with a pause after every step."""
         while self.running and self.step < self.request.config.max_new_tokens:
+            started = time.perf_counter()
             self._take_step()
+            self.seconds += time.perf_counter() - started
             yield
         for sequence in self.running:
             sequence.finish_reason = "length"
             self._finish(sequence)
+        started = time.perf_counter()
+        self._check_sentences(self.running)
+        self.seconds += time.perf_counter() - started
+
+    def new_pieces(self, sequence: SequenceState) -> list[str]:
+        """What can be shown of a text and was not before; a guard holds back sentences."""
+        before = sequence.yielded
+        if self.guard is None:
+            sequence.yielded = len(sequence.pieces)
+            return sequence.pieces[before:]
+        released = self.guard.released(sequence.index)
+        sequence.yielded = len(released)
+        return [released[before:]]
 
     def generations(self) -> list[Generation]:
         return [self._generation(sequence) for sequence in self.sequences]
@@ -198,6 +241,9 @@ class SamplingLoop:
             if self._goes_on(sequence, token, forced):
                 still_running.append(row)
         self.step += 1
+        if self.guard is not None:
+            self._check_sentences(self.running)
+            still_running = [row for row in still_running if not self.running[row].finish_reason]
         self._keep(still_running, ids)
 
     def _logits(self) -> Float[Tensor, "b v"]:
@@ -237,6 +283,18 @@ class SamplingLoop:
                 sequence.finish_reason = "stop string"
         return sequence.finish_reason is None
 
+    def _check_sentences(self, sequences: Sequence[SequenceState]) -> None:
+        """Let the guard read what is new, and end the texts that it refuses."""
+        if self.guard is None:
+            return
+        refused = self.guard.check(
+            GuardInput(each.index, each.pieces, complete=each.finish_reason is not None)
+            for each in sequences
+        )
+        for sequence in sequences:
+            if sequence.index in refused:
+                sequence.finish_reason = "guard"
+
     def _keep(self, rows: list[int], ids: Int[Tensor, " b"]) -> None:
         """Remove finished texts from the batch, the cache and the penalty."""
         if self.penalty is not None:
@@ -273,9 +331,12 @@ class SamplingLoop:
             text=self._text(sequence),
             finish_reason=sequence.finish_reason,
             logprobs=tuple(sequence.logprobs) if self.request.config.logprobs else None,
+            guard=self.guard and self.guard.report(sequence.index, self.seconds),
         )
 
     def _text(self, sequence: SequenceState) -> str | None:
+        if self.guard is not None:
+            return self.guard.released(sequence.index)
         if sequence.decoder is not None:
             return "".join(sequence.pieces)
         ids = sequence.ids[:-1] if sequence.finish_reason == "eos" else sequence.ids

@@ -11,10 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from manyheads.cache import DynamicCache, StaticCache
+from manyheads.decoding.guard import Guard, GuardReport, as_guard
 from manyheads.decoding.sampling import BeamSearch, Greedy, Sample, Sampling
 from manyheads.errors import ConfigError, InputError, check_int, check_number, short_repr
+from manyheads.models.build import Model
 
-FinishReason = Literal["length", "eos", "stop string"]
+FinishReason = Literal["length", "eos", "stop string", "guard"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +25,8 @@ class Generation:
 
     `ids` holds every generated token, including the end-of-text token or the tokens of a stop
     string, and `logprobs` has one number per token. `text` ends before the end-of-text token or the
-    stop string; it is None where the model has no tokenizer.
+    stop string; it is None where the model has no tokenizer. With a guard that stops, `ids` has the
+    tokens of the refused sentence too, and `text` ends before it.
 
     >>> print(Generation(ids=(5, 6), text=" and so on", finish_reason="length"))
      and so on
@@ -33,6 +36,7 @@ class Generation:
     text: str | None
     finish_reason: FinishReason
     logprobs: tuple[float, ...] | None = None
+    guard: GuardReport | None = None
 
     def __str__(self) -> str:
         return " ".join(map(str, self.ids)) if self.text is None else self.text
@@ -58,6 +62,8 @@ class GenerationConfig:
     - `cache`: `DynamicCache(...)` or `StaticCache(...)` for the keys and values.
     - `compiled`: on CUDA, compile the step first, once for all texts of up to 1,024 tokens; takes
       half a minute and pays off for many texts.
+    - `guard`: a classifier, or a `Guard(...)`, that reads every new sentence and stops or marks it;
+      the texts of a beam search are read in the end.
 
     For the three token options "model" means what generation_config.json and config.json of the
     model say.
@@ -77,6 +83,7 @@ class GenerationConfig:
     logprobs: bool = False
     cache: DynamicCache | StaticCache = DynamicCache()
     compiled: bool = False
+    guard: Guard | Model | None = None
 
     def __post_init__(self) -> None:
         check_int("max_new_tokens", self.max_new_tokens, minimum=0)
@@ -85,6 +92,8 @@ class GenerationConfig:
             "repetition_penalty", self.repetition_penalty, "above 0", lambda p: 0 < p < float("inf")
         )
         _check_type("cache", self.cache, (DynamicCache, StaticCache))
+        if self.guard is not None:
+            object.__setattr__(self, "guard", as_guard(self.guard))
         # One string or id stands for a sequence of one, and a tuple can be hashed.
         object.__setattr__(self, "stop_strings", _strings(self.stop_strings))
         for name in ("eos_token_ids", "suppress_tokens"):
@@ -117,6 +126,7 @@ class GenerationOptions(TypedDict, total=False):
     logprobs: bool
     cache: DynamicCache | StaticCache
     compiled: bool
+    guard: Guard | Model | None
 
 
 def with_options(config: GenerationConfig | None, options: GenerationOptions) -> GenerationConfig:

@@ -1,9 +1,9 @@
 """manyheads generate: continue prompts, or chat."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -23,9 +23,11 @@ from manyheads.cli.arguments import (
     write_json,
 )
 from manyheads.errors import InputError
+from manyheads.formatting import percent
 
 if TYPE_CHECKING:
     from manyheads.decoding.generation_config import Generation, GenerationConfig
+    from manyheads.decoding.guard import Guard, GuardReport
     from manyheads.decoding.sampling import Sampling
 
 Many = tyro.conf.UseAppendAction[tuple[str, ...]]
@@ -43,6 +45,8 @@ class Generate:
     PYTHON_NAMES: ClassVar[dict[str, str]] = {
         "stop_strings": "--stop-string",
         "eos_token_ids": "--eos-token-id",
+        "action": "--guard-action",
+        "threshold": "--guard-threshold",
     }
 
     model: OptionalModel = DEFAULT_MODEL
@@ -97,8 +101,20 @@ class Generate:
     logprobs: Flag = False
     """Also print the log-probability of every token."""
 
+    guard: Annotated[str | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = None
+    """A classifier that reads every new sentence, and stops or marks what it refuses."""
+
+    refuse: Annotated[str | None, tyro.conf.arg(metavar="RULE", help_behavior_hint="")] = None
+    """With --guard: the class that is refused, or a rule such as 'score >= 3'."""
+
+    guard_action: Literal["stop", "mark"] = "stop"
+    """With --guard: end the text before a refused sentence, or only name it."""
+
+    guard_threshold: OptionalFloat = None
+    """With --guard: the probability from which a class is refused; by default 0.5."""
+
     json: JsonFile = None
-    """A JSON file to save prompts, texts, ids, finish_reason and logprobs to."""
+    """A JSON file to save prompts, texts, ids, finish_reason, logprobs and guard to."""
 
     chat: Flag = False
     """Use the model's chat template; without a prompt, chat until an empty line."""
@@ -118,12 +134,13 @@ class Generate:
         # Wrong options are reported before a model is loaded.
         self._config()
         model = open_model(self.model, self.device, self.dtype)
+        config = self._config(self._guard())
         if self.chat and not prompts:
-            self._chat(model)
+            self._chat(model, config)
         elif len(prompts) == 1 and not self._needs_whole_texts() and model.tokenizer is not None:
-            self._print(self._stream(model, self._input(model, prompts[0])))
+            self._print(_stream(model, self._input(model, prompts[0]), config))
         else:
-            self._generate_all(model, prompts)
+            self._generate_all(model, prompts, config)
         return 0
 
     def _prompts(self) -> "list[str] | list[list[int]]":
@@ -176,9 +193,25 @@ class Generate:
             )
         return Sample(**given) if given else Greedy()
 
-    def _config(self) -> "GenerationConfig":
+    def _guard(self) -> "Guard | None":
+        if self.guard is None:
+            return None
+        from manyheads.decoding.guard import Guard
+
+        return Guard(
+            open_model(self.guard, self.device, self.dtype),
+            refuse=self.refuse,
+            action=self.guard_action,
+            threshold=self.guard_threshold,
+        )
+
+    def _config(self, guard: "Guard | None" = None) -> "GenerationConfig":
         from manyheads.decoding.generation_config import GenerationConfig
 
+        if self.guard is None and (self.refuse or self.guard_threshold is not None):
+            raise InputError(
+                "--refuse and --guard-threshold need --guard", "give --guard MODEL too"
+            )
         if self.num_beams > 1 and self.stop_string:
             raise InputError(
                 "--stop-string cannot be combined with --num-beams", "leave out one of them"
@@ -191,6 +224,7 @@ class Generate:
             eos_token_ids=self.eos_token_id or "model",
             seed=self.seed,
             logprobs=self.logprobs,
+            guard=guard,
         )
 
     def _input(self, model: Any, prompt: str | list[int]) -> str | list[int]:
@@ -206,38 +240,65 @@ class Generate:
         messages = [{"role": role, "content": text} for role, text in [*system, *turns]]
         return chat_prompt(model, messages)
 
-    def _stream(self, model: Any, prompt: str | list[int]) -> Iterator[str]:
-        from manyheads.decoding.generation import stream
-
-        return stream(model, prompt, self._config())
-
-    def _print(self, pieces: Iterator[str]) -> str:
+    def _print(self, pieces: "Generator[str, None, Generation]") -> str:
         """Print the pieces as they arrive, and return the whole text."""
         printed = []
-        for piece in pieces:
+        while True:
+            try:
+                piece = next(pieces)
+            except StopIteration as ended:
+                print()
+                _print_guard(ended.value.guard)
+                return "".join(printed)
             printed.append(piece)
             print(_printable(piece), end="", flush=True)
-        print()
-        return "".join(printed)
 
-    def _chat(self, model: Any) -> None:
+    def _chat(self, model: Any, config: "GenerationConfig") -> None:
         turns: list[tuple[str, str]] = []
         while line := _ask():
             turns.append(("user", line))
-            answer = self._print(self._stream(model, self._conversation(model, turns)))
+            answer = self._print(_stream(model, self._conversation(model, turns), config))
             turns.append(("assistant", answer))
 
-    def _generate_all(self, model: Any, prompts: "Sequence[str] | Sequence[list[int]]") -> None:
+    def _generate_all(
+        self,
+        model: Any,
+        prompts: "Sequence[str] | Sequence[list[int]]",
+        config: "GenerationConfig",
+    ) -> None:
         from manyheads.decoding.generation import generate
 
         inputs: Any = [self._input(model, prompt) for prompt in prompts]
-        generations = generate(model, inputs, self._config())
+        generations = generate(model, inputs, config)
         pairs: list[tuple[Any, Generation]] = list(zip(prompts, generations, strict=True))
         for prompt, generation in pairs:
             _print_plain(prompt, generation, model.tokenizer, with_prompt=len(prompts) > 1)
+            _print_guard(generation.guard)
         if self.json is not None:
             write_json(self.json, [_row(*pair) for pair in pairs])
             print(f"saved everything to {self.json}", file=sys.stderr)
+
+
+def _stream(
+    model: Any, prompt: str | list[int], config: "GenerationConfig"
+) -> "Generator[str, None, Generation]":
+    from manyheads.decoding.generation import stream
+
+    return stream(model, prompt, config)
+
+
+def _print_guard(report: "GuardReport | None") -> None:
+    """What the guard refused, and its cost, beside the text."""
+    if report is None:
+        return
+    for each in report.refused:
+        said = f"score {each.score:.3g}"
+        if each.label is not None:
+            said = f"{each.label} {each.probability:.2f}"
+        done = "stopped before" if report.action == "stop" else "marked"
+        print(f"guard: {done} sentence {each.sentence} ({said}): {each.text}", file=sys.stderr)
+    cost = f"{percent(report.fraction)} of the time"
+    print(f"guard: {report.sentences} sentences read, {cost}", file=sys.stderr)
 
 
 def _ask() -> str:
@@ -248,9 +309,11 @@ def _ask() -> str:
 
 def _row(prompt: str | list[int], generation: "Generation") -> dict[str, Any]:
     row = {"prompt": prompt, **asdict(generation)}
-    if generation.logprobs is None:
-        del row["logprobs"]
-    return row
+    return {
+        name: value
+        for name, value in row.items()
+        if value is not None or name not in ("logprobs", "guard")
+    }
 
 
 def _print_plain(

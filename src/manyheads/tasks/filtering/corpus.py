@@ -54,7 +54,7 @@ class FileGroup:
 
 
 @dataclass(slots=True)
-class Block:
+class CorpusBlock:
     """Consecutive rows, and the text of each; rows that cannot be read are `problems`.
 
     `rows` are dicts, or a table of Arrow where they come from Parquet. `consumed` counts the rows
@@ -129,7 +129,7 @@ def _check_zstandard(file: Path) -> None:
         raise MissingPackageError(str(file), "zstandard") from None
 
 
-def read_blocks(group: FileGroup, layout: Layout, skip: int = 0) -> Iterator[Block]:
+def read_blocks(group: FileGroup, layout: Layout, skip: int = 0) -> Iterator[CorpusBlock]:
     """The blocks of a group behind the first `skip` rows, which were read before.
 
     A file that is broken, such as a truncated .gz, ends at its last complete row.
@@ -218,11 +218,11 @@ class _RowReader:
             yield {self.layout.text_column: text, "source": str(file)}
 
 
-def _blocks_of_rows(group: FileGroup, layout: Layout, skip: int) -> Iterator[Block]:
+def _blocks_of_rows(group: FileGroup, layout: Layout, skip: int) -> Iterator[CorpusBlock]:
     reader = _RowReader(group, layout, skip)
-    block, characters = Block([]), 0
+    block, characters = CorpusBlock([]), 0
 
-    def finished() -> Block:
+    def finished() -> CorpusBlock:
         block.consumed, block.fraction = reader.index, reader.bytes / max(1, group.bytes)
         return block
 
@@ -237,12 +237,12 @@ def _blocks_of_rows(group: FileGroup, layout: Layout, skip: int) -> Iterator[Blo
         full = len(block.texts) + len(block.problems) >= layout.block_rows
         if full or characters >= BLOCK_CHARACTERS:
             yield finished()
-            block, characters = Block([]), 0
+            block, characters = CorpusBlock([]), 0
     if block.texts or block.problems:
         yield finished()
 
 
-def _tables(group: FileGroup, layout: Layout, skip: int) -> Iterator[Block]:
+def _tables(group: FileGroup, layout: Layout, skip: int) -> Iterator[CorpusBlock]:
     """The blocks of Parquet files, none of which spans two files."""
     consumed, bytes_before = 0, 0
     for name in group.files:
@@ -256,7 +256,7 @@ def _tables(group: FileGroup, layout: Layout, skip: int) -> Iterator[Block]:
         bytes_before += size
 
 
-def _tables_of(file: Path, layout: Layout) -> Iterator[Block]:
+def _tables_of(file: Path, layout: Layout) -> Iterator[CorpusBlock]:
     try:
         from pyarrow import ArrowException, Table
         from pyarrow.parquet import ParquetFile
@@ -276,7 +276,7 @@ def _tables_of(file: Path, layout: Layout) -> Iterator[Block]:
                 read += len(texts)
     except (ArrowException, OSError) as error:
         reason = f"it cannot be read as Parquet ({str(error)[:100]})"
-        yield Block([], problems=[Problem(str(file), reason, ends_file=True)], fraction=1.0)
+        yield CorpusBlock([], problems=[Problem(str(file), reason, ends_file=True)], fraction=1.0)
 
 
 def _check_text_column(file: Path, schema: Any, name: str) -> None:
@@ -322,14 +322,16 @@ def _cuts(texts: Sequence[Any]) -> Iterator[tuple[int, int]]:
         yield start, len(texts)
 
 
-def _readable(file: Path, table: Any, texts: list[Any], start: int, stop: int, read: int) -> Block:
+def _readable(
+    file: Path, table: Any, texts: list[Any], start: int, stop: int, read: int
+) -> CorpusBlock:
     """The rows from `start` to `stop`, without those whose text cannot be decoded."""
     good = [index for index in range(start, stop) if texts[index] is not False]
     if len(good) == stop - start:
-        return Block(table.slice(start, stop - start), texts[start:stop])
+        return CorpusBlock(table.slice(start, stop - start), texts[start:stop])
     problems = [
         Problem(f"{file}, row {read + index + 1}", "its text is not UTF-8")
         for index in range(start, stop)
         if texts[index] is False
     ]
-    return Block(table.take(good), [texts[index] for index in good], problems)
+    return CorpusBlock(table.take(good), [texts[index] for index in good], problems)

@@ -14,7 +14,7 @@ from manyheads.encoding.text_scores import (
 )
 from manyheads.errors import InputError
 from manyheads.models.build import Model
-from manyheads.tasks.filtering.corpus import Block, Problem
+from manyheads.tasks.filtering.corpus import CorpusBlock, Problem
 from manyheads.tasks.filtering.shards import arrow, table_of_rows
 
 # Rows that could not be read and are named in the report.
@@ -59,7 +59,7 @@ class JudgeConfig(NamedTuple):
 class Prepared(NamedTuple):
     """A block whose texts are tokenised, but for those that their columns rule out."""
 
-    block: Block
+    block: CorpusBlock
     columns: Mapping[str, list[Any]]
     chosen: list[int]
     texts: TokenisedTexts
@@ -77,7 +77,7 @@ class Judged(NamedTuple):
     fraction: float
 
 
-def prepare(model: Model, block: Block, config: JudgeConfig) -> Prepared:
+def prepare(model: Model, block: CorpusBlock, config: JudgeConfig) -> Prepared:
     """Tokenise the texts that the model has to read."""
     columns = {name: block.column(name) for name in config.rule.columns}
     chosen: list[int] = []
@@ -144,7 +144,7 @@ def judge(model: Model, prepared: Prepared, config: JudgeConfig) -> Judged:
     )
 
 
-def judge_block(model: Model, block: Block, config: JudgeConfig) -> Judged:
+def judge_block(model: Model, block: CorpusBlock, config: JudgeConfig) -> Judged:
     """Both steps in one, for a worker that has the model."""
     return judge(model, prepare(model, block, config), config)
 

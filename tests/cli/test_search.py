@@ -124,3 +124,28 @@ def test_a_reader_is_needed(index: str, capsys: pytest.CaptureFixture[str]) -> N
     assert "--reader" in capsys.readouterr().err
     assert main(["answer", index, "What?", "--reader", "house-bert"]) == 2
     assert "decoder" in capsys.readouterr().err
+
+
+def test_matches_are_explained_and_drawn(
+    index: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "why.png"
+    options = ["--heads-by", "gradient", "--top-k", "1"]
+    assert main(["search", index, "old oven", "--picture", str(picture), *options]) == 0
+    page = capsys.readouterr().out
+    assert "1. Kitchen" in page
+    assert "She baked bread in the old oven." in page
+    for part in ("dense match", "document:", "query:", "heads:", "oven"):
+        assert part in page
+    assert picture.stat().st_size > 10_000
+    assert main(["search", index, "old oven", "--explain", "--json", *options]) == 0
+    [found] = _lines(capsys)
+    why = found["hits"][0]["explanation"]
+    text = why["document"]["text"]
+    assert text.startswith("Kitchen\n")
+    assert all(
+        text[word["start"] : word["end"]] == word["text"] for word in why["document"]["words"]
+    )
+    assert main(["search", index, "--like", "rain", "--explain"]) == 2
+    assert main(["search", index, "oven", "--picture", str(tmp_path / "why.gif")]) == 2
+    assert ".png" in capsys.readouterr().err

@@ -15,8 +15,8 @@ from manyheads.studio.run_cache import IsCancelled
 from manyheads.studio.views import rounded
 from manyheads.tasks.search.highlights import highlight
 from manyheads.tasks.search.index import Hit, Index
-from manyheads.tasks.search.match_explanation import explain_match
-from manyheads.tasks.search.match_result import MatchExplanation, MatchSide
+from manyheads.tasks.search.match_explanation import check_explains, explain_hit
+from manyheads.tasks.search.match_result import HeadMethod, MatchExplanation, MatchSide
 
 MAX_HITS = 50
 # Tokens on each axis of the matrix: those with the largest values, in the order of the text.
@@ -61,27 +61,25 @@ class SearchHandlers:
         body.check_fields("index", "query", "title", "text", "heads")
         index, query = self._index(body), _query(body)
         title, text = body.text("title"), body.text("text")
-        model = index.model
-        if model is None or not _explains(index):
-            raise InputError(
-                f"a {index.kind} index has no model that could explain a match",
-                "make one of the kind dense, late or hybrid",
-            )
+        check_explains(index)
         if cancelled():
             raise DisconnectedError
         heads = body.flag("heads")
-        large = sum(each.numel() for each in model.parameters()) > LIMITS.large_parameters
+        hit = Hit(
+            id="",
+            score=0.0,
+            text=text,
+            title=title,
+            chunk=0,
+            start=0,
+            end=len(text),
+            source="",
+            metadata={},
+        )
         # Requests run in inference mode, which has no gradients.
         with torch.inference_mode(mode=False):
-            found = explain_match(
-                model,
-                query,
-                f"{title}\n{text}" if title else text,
-                kind="late" if index.kind == "late" else "dense" if index.kind == "dense" else None,
-                by="gradient" if large else "ablation",
-                heads=heads,
-                progress=False,
-            )
+            by: HeadMethod = "gradient" if _is_large(index) else "ablation"
+            found = explain_hit(index, query, hit, by=by, heads=heads, progress=False)
         return _explanation(found)
 
     def _index(self, body: RequestBody) -> Index:
@@ -106,6 +104,12 @@ def index_name(address: str) -> str:
 
 def _explains(index: Index) -> bool:
     return index.kind != "bm25"
+
+
+def _is_large(index: Index) -> bool:
+    """Whether running the model without each head would take too long."""
+    assert index.model is not None
+    return sum(each.numel() for each in index.model.parameters()) > LIMITS.large_parameters
 
 
 def _query(body: RequestBody) -> str:

@@ -22,7 +22,7 @@ from manyheads.tasks.search.answering import Answer, Source, answer
 from manyheads.tasks.search.documents import Document, read_documents
 from manyheads.tasks.search.hard_negatives import mine_negatives, score_candidates
 from manyheads.tasks.search.index import Hit, Index
-from manyheads.tasks.search.match_explanation import explain_match
+from manyheads.tasks.search.match_explanation import explain_hit, explain_match
 from manyheads.tasks.search.match_result import MatchExplanation, MatchSide, MatchWord
 from manyheads.tasks.search.mteb_adapter import MtebEncoder
 from manyheads.tasks.search.ranking_measures import (
@@ -64,6 +64,7 @@ __all__ = [
     "entities",
     "entities_of_tags",
     "evaluate_retrieval",
+    "explain_hit",
     "explain_match",
     "filter_corpus",
     "fit_temperature",

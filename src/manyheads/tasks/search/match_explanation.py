@@ -37,6 +37,7 @@ from manyheads.models.provenance import SentenceConfig
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Record, Site, Tap
+from manyheads.tasks.search.index import Hit, Index
 from manyheads.tasks.search.match_result import (
     HeadMethod,
     MatchExplanation,
@@ -110,6 +111,44 @@ def explain_match(
         similarity=None if matrix is None else matrix.double().cpu().numpy(),
         heads=found,
     )
+
+
+def explain_hit(
+    index: Index,
+    query: str,
+    hit: Hit,
+    *,
+    by: HeadMethod = "ablation",
+    tokens_by: TokenMethod | None = None,
+    heads: bool = True,
+    progress: bool = True,
+) -> MatchExplanation:
+    """`explain_match` for a document that an index has found: its best chunk behind its title.
+
+    The score is that of the hit, up to rounding and the format of stored vectors; a "hybrid" index
+    ranks by both words and vectors, and its vectors are explained.
+    """
+    check_explains(index)
+    assert index.model is not None, "checked above"
+    return explain_match(
+        index.model,
+        query,
+        f"{hit.title}\n{hit.text}" if hit.title else hit.text,
+        kind="late" if index.kind == "late" else "dense" if index.kind == "dense" else None,
+        by=by,
+        tokens_by=tokens_by,
+        heads=heads,
+        progress=progress,
+    )
+
+
+def check_explains(index: Index) -> None:
+    """Refuse an index without a model that could explain its matches."""
+    if index.kind == "bm25" or index.model is None:
+        raise InputError(
+            f"a {index.kind} index has no model that could explain a match",
+            "make one of the kind dense, late or hybrid",
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

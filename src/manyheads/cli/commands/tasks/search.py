@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from manyheads.cli.arguments import DeviceName, Flag, OneText, check_minimum
+from manyheads.cli.arguments import DeviceName, Flag, OneText, PngFile, check_minimum
+from manyheads.cli.match_page import check_picture, draw_explanation, print_explanation
 from manyheads.console import TerminalPage, visible
 from manyheads.errors import InputError
 from manyheads.formatting import without_nan
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from manyheads.tasks.search.index import Hit, Index
+    from manyheads.tasks.search.match_result import MatchExplanation
 
 IndexAddress = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
 OptionalQuery = Annotated[
@@ -34,6 +36,8 @@ QueryFile = Annotated[Path | None, tyro.conf.arg(metavar="JSONL", help_behavior_
 
 # Documents found per query, and the depth that measures of rankings look at.
 SHOWN, SCORED = 10, 100
+# Documents that are explained unless --top-k says otherwise.
+EXPLAINED = 3
 # Characters of a passage on the page.
 EXCERPT = 320
 
@@ -66,6 +70,15 @@ class Search:
     grades: Literal["best-last", "best-first"] = "best-last"
     """With --evaluate: whether a larger grade is better, or 1 is the best."""
 
+    explain: Flag = False
+    """Say which words and heads made each document match; by default of the 3 best."""
+
+    heads_by: Literal["ablation", "gradient"] = "ablation"
+    """With --explain: run the model without each head, or estimate that from gradients."""
+
+    picture: PngFile = None
+    """Draw why the best document matched: words, tokens and heads; implies --explain."""
+
     json: Flag = False
     """Print JSON instead of a page, one line per query."""
 
@@ -85,7 +98,15 @@ class Search:
             _check_query(self.query)
         if self.evaluate is not None and self.where is not None:
             raise InputError("--where cannot be combined with --evaluate", "leave out one of them")
+        if self._explains and (self.like is not None or self.evaluate is not None):
+            raise InputError("--explain needs a QUERY", "leave out --like and --evaluate")
+        if self.picture is not None:
+            check_picture(self.picture)
         index = open_index(self.index, self.model, self.device)
+        if self._explains:
+            from manyheads.tasks.search.match_explanation import check_explains
+
+            check_explains(index)
         if self.evaluate is not None:
             self._score(index, self.evaluate)
         elif self.like is not None:
@@ -97,7 +118,11 @@ class Search:
 
     @property
     def _count(self) -> int:
-        return self.top_k or SHOWN
+        return self.top_k or (EXPLAINED if self._explains else SHOWN)
+
+    @property
+    def _explains(self) -> bool:
+        return self.explain or self.picture is not None
 
     def _queries(self) -> Iterator[str]:
         if self.query is not None:
@@ -107,17 +132,37 @@ class Search:
 
     def _search(self, index: "Index", query: str) -> None:
         hits = index.search(query, top_k=self._count, where=self.where)
-        self._show(query, hits, query)
+        if not self._explains:
+            self._show(query, hits, query)
+            return
+        from manyheads.tasks.search.match_explanation import explain_hit
 
-    def _show(self, asked: str, hits: "Sequence[Hit]", words: str) -> None:
+        why = [explain_hit(index, query, hit, by=self.heads_by) for hit in hits]
+        self._show(query, hits, query, why)
+        if self.picture is not None and why:
+            draw_explanation(why[0], self.picture)
+            print(f"the picture is in {self.picture}", file=sys.stderr)
+
+    def _show(
+        self,
+        asked: str,
+        hits: "Sequence[Hit]",
+        words: str,
+        why: "Sequence[MatchExplanation]" = (),
+    ) -> None:
         if self.json:
-            print_json({"query": asked, "hits": [hit_row(hit) for hit in hits]})
+            rows = [hit_row(hit) for hit in hits]
+            for row, explained in zip(rows, why, strict=False):
+                row["explanation"] = explained.record()
+            print_json({"query": asked, "hits": rows})
             return
         page = TerminalPage()
         if not hits:
             page.paragraph("No document was found.")
         for number, hit in enumerate(hits, 1):
-            print_hit(page, number, hit, words)
+            print_hit(page, number, hit, words, passage=not why)
+            if why:
+                print_explanation(page, why[number - 1])
         sys.stdout.flush()
 
     def _score(self, index: "Index", file: Path) -> None:
@@ -181,7 +226,9 @@ def hit_row(hit: "Hit") -> dict[str, Any]:
     }
 
 
-def print_hit(page: TerminalPage, number: int, hit: "Hit", query: str) -> None:
+def print_hit(
+    page: TerminalPage, number: int, hit: "Hit", query: str, *, passage: bool = True
+) -> None:
     """Number, title and score of a document, and its passage with the words of the query marked."""
     page.heading(f"{number}. {visible(hit.title or hit.id)}", right=f"{hit.score:.3f}")
     details = [hit.id] if hit.title and hit.id != hit.title else []
@@ -189,6 +236,8 @@ def print_hit(page: TerminalPage, number: int, hit: "Hit", query: str) -> None:
     details += [f"{name}: {value}" for name, value in hit.metadata.items()]
     if details:
         page.paragraph(visible(" · ".join(map(str, details))), style="dim")
+    if not passage:
+        return
     for line in _excerpt(hit.text, query).wrap(page.console, page.width):
         line.rstrip()
         page.show(line)

@@ -1,0 +1,50 @@
+"""Why a document matched: on the terminal, and as a picture."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from manyheads.console import TerminalPage, heat, visible
+
+if TYPE_CHECKING:
+    from manyheads.tasks.search.match_result import MatchExplanation, MatchSide
+
+# A word is coloured if it adds at least this fraction of what the strongest adds.
+COLOURED = 0.15
+
+
+def print_explanation(page: TerminalPage, explained: "MatchExplanation") -> None:
+    """The passage with its words coloured by what they add, and the strongest words and heads."""
+    for line in coloured(explained.document).wrap(page.console, page.width):
+        line.rstrip()
+        page.show(line)
+    page.blank_line()
+    # The first line gives the kind of match, those after it words of both sides and heads.
+    for sentence in str(explained).splitlines():
+        page.paragraph(visible(sentence.strip()), style="dim")
+
+
+def coloured(side: "MatchSide") -> Text:
+    """The text with a background behind each word that adds to the score."""
+    text = Text(visible("".join(" " if letter.isspace() else letter for letter in side.text)))
+    words = side.words()
+    largest = max((word.contribution for word in words), default=0.0)
+    for word in words:
+        if largest > 0 and word.contribution >= COLOURED * largest:
+            text.stylize(heat(word.contribution / largest), word.start, word.end)
+    return text
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a path where no picture can be written, before any work."""
+    from manyheads.pictures import check_image_path
+
+    check_image_path(path, (".png", ".svg"))
+
+
+def draw_explanation(explained: "MatchExplanation", path: Path) -> None:
+    """Draw words, tokens and heads."""
+    from manyheads.pictures import draw_match
+
+    draw_match(path=path, **explained.picture_data())

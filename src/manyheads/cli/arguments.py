@@ -58,6 +58,8 @@ BatchTokens = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_h
 DeviceName = Annotated[str, tyro.conf.arg(metavar="DEVICE")]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 AttentionName = Literal["attention", "encoder", "cross"]
+EngineName = Literal["plain", "ray"]
+Workers = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 
 
@@ -80,6 +82,15 @@ def attention_site(of: AttentionName) -> dict[str, Any]:
         "stack": "encoder" if of == "encoder" else None,
         "sublayer": Sublayer.CROSS if of == "cross" else Sublayer.ATTENTION,
     }
+
+
+def check_engine(engine: EngineName, workers: int | None) -> None:
+    """Refuse a number of workers that nobody would use."""
+    if workers is None:
+        return
+    if engine != "ray":
+        raise InputError("--workers is for --engine ray", "add --engine ray, or leave it out")
+    check_minimum("--workers", workers, 1)
 
 
 def check_minimum(flag: str, value: int, minimum: int) -> None:

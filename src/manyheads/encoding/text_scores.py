@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.encoding.classify import class_names_of, classify_counted
-from manyheads.encoding.encode import Options, read_pooled
+from manyheads.encoding.classify import class_names_of, classify_counted, read_logits
+from manyheads.encoding.encode import Options
 from manyheads.encoding.text_reader import (
     Ids,
-    TextReader,
     require_text_model,
     resolve_max_length,
     truncating_tokenizer,
@@ -21,8 +20,7 @@ from manyheads.encoding.text_reader import (
 from manyheads.encoding.text_rule import RuleName
 from manyheads.errors import InputError
 from manyheads.models.build import Model
-from manyheads.models.readout import ClassHead, ReadoutLayer
-from manyheads.ragged import Ragged
+from manyheads.models.readout import ClassHead
 from manyheads.tokenizers import surrogates_refused
 
 
@@ -39,8 +37,9 @@ class TextScores:
     """A score for each text, and of a classifier the probability of each class too.
 
     The score is the one output of a regression model, or the expected number of the class: the
-    number that its name is, if all names are numbers, else its index. A text without tokens has
-    the score NaN. `classes` is empty for a regression model.
+    number that its name is, if all names are numbers, else its index; where a text may have several
+    labels, it is the highest of their probabilities. A text without tokens has the score NaN.
+    `classes` is empty for a regression model.
     """
 
     scores: tuple[float, ...]
@@ -98,18 +97,20 @@ def tokenise_texts(model: Model, texts: Sequence[str], longest: int | None) -> T
 
 def score_texts(model: Model, texts: TokenisedTexts, options: Options) -> TextScores:
     """What the model says of each text; `options.longest` does not matter for ids."""
-    reader, classes = require_text_model(model), scored_classes(model)
+    classes = scored_classes(model)
     lengths = [len(each) for each in texts.ids]
     filled = [index for index, length in enumerate(lengths) if length]
     ids = [texts.ids[index] for index in filled]
     scores = torch.full((len(lengths),), torch.nan)
     probabilities = torch.zeros(len(lengths), len(classes))
     if ids and classes:
-        found = classify_counted(model, ids, options)[0].probabilities.float()
-        probabilities[filled] = found
-        scores[filled] = found @ class_numbers(classes)
+        found = classify_counted(model, ids, options)[0]
+        shares = found.probabilities.float().cpu()
+        probabilities[filled] = shares
+        expected = shares @ class_numbers(classes)
+        scores[filled] = shares.max(1).values if found.multi_label else expected
     elif ids:
-        scores[filled] = _outputs(reader, ids, options)
+        scores[filled] = read_logits(model, ids, options)[0][:, 0].float().cpu()
     return TextScores(
         tuple(scores.tolist()),
         tuple(map(tuple, probabilities.tolist())),
@@ -130,16 +131,3 @@ def class_numbers(classes: Sequence[str]) -> Float[Tensor, " classes"]:
     except ValueError:
         return torch.arange(len(classes)).float()
     return numbers if numbers.isfinite().all() else torch.arange(len(classes)).float()
-
-
-def _outputs(reader: TextReader, ids: list[Ids], options: Options) -> Float[Tensor, " b"]:
-    """The one output of a regression model for each text."""
-    readout: Any = getattr(reader, "readout", None)
-    assert isinstance(readout, ReadoutLayer)
-
-    def pooled(read: Ragged) -> Tensor:
-        logits = readout(read, None)
-        assert isinstance(logits, Tensor)
-        return logits.float()
-
-    return read_pooled(reader, ids, options, pooled, 1).vectors[:, 0].cpu()

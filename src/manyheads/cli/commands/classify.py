@@ -13,12 +13,15 @@ from manyheads.cli.arguments import (
     BatchTokens,
     DeviceName,
     DtypeName,
+    EngineName,
     JsonFile,
     LineFiles,
     ManyTexts,
     OutFile,
     PngFile,
     RequiredModel,
+    Workers,
+    check_engine,
     check_json,
     open_model,
     read_lines,
@@ -77,6 +80,12 @@ class Classify:
     batch_tokens: BatchTokens = None
     """Tokens per batch; by default as many as suit the device."""
 
+    engine: EngineName = "plain"
+    """Work in this process, or on all machines of a Ray cluster."""
+
+    workers: Workers = None
+    """With --engine ray: copies of the model; by default one per GPU, or per CPU."""
+
     dtype: DtypeName = "auto"
     """The dtype to compute in; by default that of the weights."""
 
@@ -117,17 +126,27 @@ class Classify:
         if self.image:
             self._classify_images()
             return 0
+        check_engine(self.engine, self.workers)
         texts = list(self.text) or read_lines(self.file)
         from manyheads.encoding.classify import classify_counted
         from manyheads.encoding.encode import Options
         from manyheads.models.readout import TokenHead
 
-        model = open_model(self.model, self.device, self.dtype)
+        model = open_model(self.model, "cpu" if self.engine == "ray" else self.device, self.dtype)
+        options = Options(batch_tokens=self.batch_tokens, doing="classifying")
         if isinstance(model.config.readout, TokenHead):
+            if self.engine == "ray":
+                raise InputError("--engine ray does not classify words", "leave it out")
             self._tag(model, texts)
             return 0
-        options = Options(batch_tokens=self.batch_tokens, doing="classifying")
-        classes, done = classify_counted(model, texts, options)
+        if self.engine == "ray":
+            from manyheads.tasks.filtering.ray_engine import classify_with_ray
+
+            classes, done = classify_with_ray(
+                model, texts, options, workers=self.workers, device=self.device
+            )
+        else:
+            classes, done = classify_counted(model, texts, options)
         if done.cut:
             print(done.truncation, file=sys.stderr)
         self._output(classes, texts, "text")

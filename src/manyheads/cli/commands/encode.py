@@ -11,12 +11,15 @@ from manyheads.cli.arguments import (
     BatchTokens,
     DeviceName,
     DtypeName,
+    EngineName,
     Flag,
     LineFiles,
     ManyIds,
     ManyTexts,
     OutFile,
     RequiredModel,
+    Workers,
+    check_engine,
     open_model,
     read_ids,
     read_lines,
@@ -76,6 +79,12 @@ class Encode:
     batch_tokens: BatchTokens = None
     """Tokens per batch; by default as many as suit the device."""
 
+    engine: EngineName = "plain"
+    """Work in this process, or on all machines of a Ray cluster."""
+
+    workers: Workers = None
+    """With --engine ray: copies of the model; by default one per GPU, or per CPU."""
+
     dtype: DtypeName = "auto"
     """The dtype to compute in; by default that of the weights."""
 
@@ -88,6 +97,9 @@ class Encode:
             raise InputError("manyheads encode needs --out FILE", "add --out vectors.npy")
         if bool(self.file) + bool(self.text) + bool(self.ids) != 1:
             raise InputError("manyheads encode needs --text, --file or --ids", "give one of them")
+        check_engine(self.engine, self.workers)
+        if self.site and self.engine == "ray":
+            raise InputError("--engine ray does not write activations", "leave out --site or it")
         if self.site:
             return self._write_activations()
         if self.parquet:
@@ -99,9 +111,14 @@ class Encode:
         texts = self._texts()
         from manyheads.encoding.encode import encode_counted
 
-        model = open_model(self.model, self.device, self.dtype)
+        model = open_model(self.model, "cpu" if self.engine == "ray" else self.device, self.dtype)
         started = time.perf_counter()
-        done = encode_counted(model, texts, options)
+        if self.engine == "ray":
+            from manyheads.tasks.filtering.ray_engine import encode_with_ray
+
+            done = encode_with_ray(model, texts, options, workers=self.workers, device=self.device)
+        else:
+            done = encode_counted(model, texts, options)
         seconds = time.perf_counter() - started
         store(done.vectors, texts, self.out)
         if done.cut:

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
@@ -11,7 +11,10 @@ from manyheads.cli.arguments import (
     BatchTokens,
     DeviceName,
     DtypeName,
+    EngineName,
     OutFolder,
+    Workers,
+    check_engine,
     check_out_folder,
     open_model,
 )
@@ -57,10 +60,10 @@ class FilterCommand:
     price_per_hour: OptionalFloat = None
     """The price of the machines per hour, to state the cost per million tokens."""
 
-    engine: Literal["plain", "ray"] = "plain"
+    engine: EngineName = "plain"
     """Work in this process, or on all machines of a Ray cluster."""
 
-    workers: OptionalInt = None
+    workers: Workers = None
     """With --engine ray: copies of the model; by default one per GPU, or per CPU."""
 
     block_rows: int = 1024
@@ -81,6 +84,7 @@ class FilterCommand:
     def run(self) -> int:
         """Print how many documents were kept, how fast, and what was wrong with others."""
         check_out_folder(self.out, self.model)
+        check_engine(self.engine, self.workers)
         # A wrong rule or corpus is reported before a model is loaded.
         from manyheads.encoding.text_rule import TextRule
 

@@ -1,5 +1,6 @@
 """Scores of classes are those of scikit-learn, with one label per text and with several."""
 
+import json
 import warnings
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from manyheads.encoding.classify import Classification
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.readout import ClassifierSettings, classifier_of
 from manyheads.pictures import draw_confusion
+from manyheads.train import parse_run, train
 from tests.encoding.tiny import as_ids, small
 from tests.messages import refuses
 
@@ -105,3 +107,29 @@ def test_several_labels_are_saved_and_read_as_transformers_does(tmp_path: Path) 
 def test_a_confusion_matrix_is_drawn(tmp_path: Path) -> None:
     draw_confusion([[3, 1], [0, 5]], ("a", "b"), tmp_path / "a.png", title="Confusion")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_learns_several_labels_per_text(tmp_path: Path) -> None:
+    save(small(), tmp_path / "start")
+    rows: list[tuple[str, list[str]]] = [("aaaa", ["x", "y"]), ("bbbb", []), ("aaa", ["x", "y"])]
+    lines = [json.dumps({"text": text, "label": labels}) for text, labels in rows]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    tables = {
+        "model": {"folder": str(tmp_path / "start"), "classes": "data"},
+        "data": {
+            "kind": "labelled",
+            "train": str(tmp_path / "train.jsonl"),
+            "length": 32,
+            "batch": 64,
+        },
+        "objective": {"kind": "MultiLabelClassification"},
+        "optimiser": {"rate": 3e-3},
+        "run": {"folder": str(tmp_path / "run"), "steps": 40, "device": "cpu"},
+    }
+    train(parse_run(tables), progress=False)
+    found = classify(load(tmp_path / "run/model"), [text for text, _ in rows])
+    assert found.multi_label
+    assert [list(labels) for labels in found.label_sets] == [labels for _, labels in rows]
+    tables["objective"] = {"kind": "SequenceClassification"}
+    with refuses(InputError, "one label per text", "MultiLabelClassification"):
+        train(parse_run(tables), progress=False, fresh=True)

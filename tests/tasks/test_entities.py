@@ -1,6 +1,7 @@
 """Entities: exact offsets, consistent tags, texts longer than the model reads."""
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads import tasks, with_classes
+from manyheads import load, save, tasks, with_classes
 from manyheads.data.tag_schemes import (
     Scheme,
     TagSpan,
@@ -23,6 +24,7 @@ from manyheads.data.tag_schemes import (
 from manyheads.encoding.word_reader import SpannedText, WordOptions, read_words
 from manyheads.errors import InputError
 from manyheads.tasks.extraction.entity_recognition import decode_tags, split_words
+from manyheads.train import parse_run, train
 from tests.encoding.tiny import small
 from tests.messages import refuses
 
@@ -140,3 +142,41 @@ def test_models_without_tags_are_refused(model: Any) -> None:
         tasks.entities(model, ["a", 3])
     with refuses(InputError, "min_score", "2"):
         tasks.entities(model, "a", min_score=2.0)
+
+
+def test_a_run_learns_from_conll_files_and_finds_what_it_learnt(tmp_path: Path) -> None:
+    """Names are found from the file, tags converted, and the trained model gives the entities."""
+    lines = [
+        "the\tO",
+        "cat\tB-animal",
+        "sat\tO",
+        "by\tO",
+        "the\tO",
+        "red\tB-thing",
+        "door\tI-thing",
+    ]
+    (tmp_path / "train.conll").write_text("\n".join(lines) + "\n")
+    start = small()
+    save(start, tmp_path / "start")
+    tables = {
+        "model": {"folder": str(tmp_path / "start"), "classes": "data"},
+        "data": {
+            "kind": "tagged",
+            "train": str(tmp_path / "train.conll"),
+            "scheme": "BILOU",
+            "length": 64,
+            "batch": 64,
+        },
+        "objective": {"kind": "TokenClassification"},
+        "optimiser": {"rate": 1e-2},
+        "run": {"folder": str(tmp_path / "run"), "steps": 15, "device": "cpu"},
+    }
+    train(parse_run(tables), progress=False)
+    model = load(tmp_path / "run/model")
+    assert model.class_names == tuple(
+        sorted(["O", *(f"{prefix}-{kind}" for prefix in "BILU" for kind in ("animal", "thing"))])
+    )
+    text = "the cat sat by the red door"
+    [found] = tasks.entities(model, text)
+    assert [(each.type, each.text) for each in found] == [("animal", "cat"), ("thing", "red door")]
+    assert tasks.score_entities([[("animal", 4, 7), ("thing", 19, 27)]], [found]).f1 == 1

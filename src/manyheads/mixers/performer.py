@@ -14,12 +14,15 @@ from manyheads.errors import ConfigError, check_int
 from manyheads.mixers.head_weights import DecayWeights, watch_pattern
 from manyheads.mixers.linear_attention import mix_both_ways
 from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
+from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks, recur_one_token
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
 
 # Added to every feature, whose largest is one, so that no sum of weights is zero.
 EPS = 1e-6
+# Tokens over which the largest is taken one by one.
+RUN = 64
 
 
 @check_fields
@@ -144,14 +147,13 @@ def featurised(
     up decays by as much. Returned too: this decay, and the logarithm of the factor at the end.
     """
     scale = query.shape[-1] ** -0.25
-    exponents = []
-    for x in (query, key):
-        scaled = x.float() * scale
-        products = torch.einsum("nhd,hmd->nhm", scaled, features.float())
-        exponents.append(products - scaled.square().sum(-1, keepdim=True) / 2)
-    of_query, of_key = exponents
+    of_query, of_key = (
+        torch.einsum("nhd,hmd->nhm", x.float() * scale, features.float()) for x in (query, key)
+    )
+    # exp(w . x - |x|^2 / 2): of a query the second part is such a factor, and left out.
     f_query = (of_query - of_query.detach().amax(-1, keepdim=True)).exp() + EPS
-    peaks = of_key.detach().amax(-1)
+    half_norm = (key.float() * scale).square().sum(-1) / 2
+    peaks = (of_key.amax(-1) - half_norm).detach()
     if causal:
         top, decay, largest = _running_largest(peaks, lengths, before)
     else:
@@ -159,7 +161,8 @@ def featurised(
         owners = lengths.sequence_of_token.unsqueeze(1).expand_as(peaks)
         largest = largest.scatter_reduce(0, owners, peaks, "amax")
         top, decay = largest[lengths.sequence_of_token], None
-    return f_query, (of_key - top.unsqueeze(-1)).exp() + EPS, decay, largest
+    f_key = (of_key - (half_norm + top).unsqueeze(-1)).exp() + EPS
+    return f_query, f_key, decay, largest
 
 
 def _running_largest(
@@ -169,12 +172,28 @@ def _running_largest(
     one before, as a logarithm, and the largest at the end."""
     if before is None:
         before = peaks.new_full((lengths.count, peaks.shape[1]), -torch.inf)
-    parts = zip(before.split(1), lengths.slices(), strict=True)
-    joined = [torch.cat([known, peaks[where]]).cummax(0).values for known, where in parts]
-    decay = torch.cat([each[:-1] - each[1:] for each in joined])
-    ends = torch.cat([each[-1:] for each in joined])
+    if not lengths.total:
+        return peaks, peaks, before
+    top = torch.maximum(_running_maximum(peaks, lengths), before[lengths.sequence_of_token])
+    present = torch.tensor([i for i, length in enumerate(lengths.each) if length])
+    present = present.to(peaks.device)
+    starts, ends = lengths.offsets[:-1].long()[present], lengths.offsets[1:].long()[present] - 1
+    earlier = torch.cat([top[:1], top[:-1]]).index_copy(0, starts, before[present])
     # Nothing was summed up before the first key.
-    return torch.cat([each[1:] for each in joined]), decay.nan_to_num(neginf=0.0), ends
+    decay = (earlier - top).nan_to_num(nan=0.0, neginf=0.0)
+    return top, decay, before.index_copy(0, present, top[ends])
+
+
+def _running_maximum(x: Float[Tensor, "n h"], lengths: Lengths) -> Float[Tensor, "n h"]:
+    """The largest so far of each text: within chunks, then over chunks in the same way."""
+    chunks = ChunkLayout.of(lengths, min(RUN, lengths.longest))
+    empty = chunks.token_of_slot == lengths.total
+    inside = chunks.cut(x).masked_fill(empty.unsqueeze(-1), -torch.inf).cummax(1).values
+    if chunks.counts.longest > 1:
+        carried = _running_maximum(inside[:, -1], chunks.counts)
+        nothing = torch.full_like(carried[chunks.first_of_sequence], -torch.inf)
+        inside = torch.maximum(inside, chunks.shifted(carried, nothing).unsqueeze(1))
+    return chunks.join(inside)
 
 
 @torch.no_grad()

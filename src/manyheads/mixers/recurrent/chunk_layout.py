@@ -8,6 +8,9 @@ from torch import Tensor
 
 from manyheads.ragged import Lengths
 
+# The layers of a stack cut the same lengths, some of them into chunks of several sizes.
+REMEMBERED = 8
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkLayout:
@@ -30,9 +33,32 @@ class ChunkLayout:
     last_of_sequence: Int[Tensor, " a"]
     # Whether the tokens fill all slots in their own order.
     full: bool
+    # The first token of each chunk, and where its sequence ends.
+    starts: Int[Tensor, " c"]
+    ends: Int[Tensor, " c"]
+
+    @property
+    def size(self) -> int:
+        return self.token_of_slot.shape[1]
 
     @classmethod
     def of(cls, lengths: Lengths, size: int) -> "ChunkLayout":
+        """The chunks of these lengths, from memory if they were the last ones."""
+        if torch.compiler.is_compiling() or lengths.filled is not None:
+            return cls._build(lengths, size)
+        key = (lengths.each, lengths.offsets.device, size)
+        known = _LAST.pop(key, None)
+        if known is None:
+            # What is remembered may be used by training later.
+            with torch.inference_mode(False):
+                known = cls._build(Lengths.of(lengths.each, lengths.offsets.device), size)
+        _LAST[key] = known
+        if len(_LAST) > REMEMBERED:
+            _LAST.pop(next(iter(_LAST)), None)
+        return known
+
+    @classmethod
+    def _build(cls, lengths: Lengths, size: int) -> "ChunkLayout":
         device = lengths.offsets.device
         counts = Lengths.of([-(-length // size) for length in lengths.each], device)
         total, (chunks, ends) = lengths.total, (counts.positions, counts.offsets[1:].long())
@@ -52,6 +78,8 @@ class ChunkLayout:
             first_of_sequence=counts.offsets[:-1].long()[sequences],
             last_of_sequence=ends[sequences] - 1,
             full=counts.total * size == total,
+            starts=token_of_slot[:, 0].contiguous(),
+            ends=lengths.offsets[1:].long()[sequence],
         )
 
     def cut(self, x: Float[Tensor, "n *rest"]) -> Float[Tensor, "c s *rest"]:
@@ -71,3 +99,7 @@ class ChunkLayout:
         """What is there before each chunk, given what is there after each and before the first."""
         earlier = torch.cat([after[:1], after[:-1]])
         return earlier.index_copy(0, self.first_of_sequence, at_start)
+
+
+# The last layouts, the newest at the end.
+_LAST: dict[tuple[object, ...], ChunkLayout] = {}

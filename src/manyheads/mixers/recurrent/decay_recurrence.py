@@ -13,12 +13,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.devices import HAS_TRITON
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.ragged import Lengths
 
 # Tokens per chunk, and chunks that are joined by one product of matrices.
 CHUNK = 64
 FAN = 4
+# Channels of a key or a value that the kernels take.
+LARGEST_OF_TRITON = 128
 
 
 def recur_in_chunks(
@@ -29,19 +32,23 @@ def recur_in_chunks(
     lengths: Lengths,
     state: Float[Tensor, "b h d e"] | None = None,
     *,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
 ) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
     """The outputs, and the state after each sequence, in float32 as the state itself.
 
     Neighbouring heads may share queries and keys: decays are applied to values and outputs, so
     that products of shared keys are computed once.
     """
-    chunks = ChunkLayout.of(lengths, chunk)
+    by_triton = _triton_can(q, v)
+    wide = by_triton and max(q.shape[2], v.shape[2]) <= CHUNK
+    chunks = ChunkLayout.of(lengths, chunk or (2 * CHUNK if wide else CHUNK))
     heads, groups = v.shape[1], q.shape[1]
     before = v.new_zeros(lengths.count, heads, q.shape[2], v.shape[2], dtype=torch.float32)
     before = before if state is None else state.float()
     if not lengths.total:
         return v, before
+    if by_triton:
+        return _recur_by_triton(q, k, v, log_decay, chunks, before)
     query, key, value = (chunks.cut(x).float().transpose(1, 2) for x in (q, k, v))
     scores = query @ key.transpose(2, 3)
     if log_decay is None:
@@ -54,17 +61,55 @@ def recur_in_chunks(
         weights = _decay_within(passed).unflatten(1, (groups, -1)) * scores.unsqueeze(2)
         output = weights.flatten(1, 2) @ value
         decayed = value * (passed[..., -1:] - passed).exp().unsqueeze(-1)
-    whole = passed[..., -1]
     added = _product_by_group(key.transpose(2, 3), decayed)
+    entering, last = _join_states(added, passed[..., -1], before, chunks)
+    earlier = _product_by_group(query, entering)
+    scale = None if log_decay is None else passed.exp().unsqueeze(-1)
+    output = output + earlier if scale is None else torch.addcmul(output, earlier, scale)
+    return chunks.join(output.transpose(1, 2)).to(v.dtype), last
+
+
+def _recur_by_triton(
+    q: Float[Tensor, "n g d"],
+    k: Float[Tensor, "n g d"],
+    v: Float[Tensor, "n h e"],
+    log_decay: Float[Tensor, "n h"] | None,
+    chunks: ChunkLayout,
+    before: Float[Tensor, "b h d e"],
+) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
+    """The same by kernels that keep what a chunk computes inside the chip."""
+    from manyheads.mixers.recurrent.triton_decay import added_states, chunk_outputs
+
+    half = torch.get_float32_matmul_precision() != "highest" or q.dtype != torch.float32
+    precision = "tf32" if half else "ieee"
+    added, whole = added_states(k, v, log_decay, chunks, precision)
+    entering, last = _join_states(added, whole, before, chunks)
+    return chunk_outputs(q, k, v, log_decay, entering, chunks, precision), last
+
+
+def _triton_can(q: Tensor, v: Tensor) -> bool:
+    """Whether the kernels run here; a compiler makes kernels of its own."""
+    if not HAS_TRITON or q.device.type != "cuda" or torch.compiler.is_compiling():
+        return False
+    return max(q.shape[2], v.shape[2]) <= LARGEST_OF_TRITON
+
+
+def _join_states(
+    added: Float[Tensor, "c h d e"],
+    whole: Float[Tensor, "c h"],
+    before: Float[Tensor, "b h d e"],
+    chunks: ChunkLayout,
+) -> tuple[Float[Tensor, "c h d e"], Float[Tensor, "b h d e"]]:
+    """The state before each chunk and after each sequence.
+
+    Given are what each chunk adds, how it decays the state, and the state before each sequence.
+    """
     first = chunks.first_of_sequence
     given = before[chunks.sequence_of_first]
     added = added.index_add(0, first, given * whole[first].exp()[..., None, None])
     after = _scan(added, whole, chunks)
-    earlier = _product_by_group(query, chunks.shifted(after, given))
-    scale = None if log_decay is None else passed.exp().unsqueeze(-1)
-    output = output + earlier if scale is None else torch.addcmul(output, earlier, scale)
     last = before.index_copy(0, chunks.sequence_of_first, after[chunks.last_of_sequence])
-    return chunks.join(output.transpose(1, 2)).to(v.dtype), last
+    return chunks.shifted(after, given), last
 
 
 def _product_by_group(

@@ -1,0 +1,71 @@
+"""The kernels of the decaying recurrence: outputs, states and gradients are those of plain torch.
+
+Without a GPU, but with triton: `MANYHEADS_NO_TYPECHECK=1 TRITON_INTERPRET=1 pytest
+tests/gpu/test_decay_kernels.py --on cpu`.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyheads.mixers.recurrent import decay_recurrence
+from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks
+from manyheads.ragged import Lengths
+
+SHAPES = {
+    "one more channel": (4, 4, 64, 65),
+    "shared keys": (4, 1, 16, 32),
+    "features": (2, 2, 128, 33),
+    "two groups": (4, 2, 40, 24),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("decays", [False, True])
+@pytest.mark.parametrize("continued", [False, True])
+def test_outputs_states_and_gradients(
+    shape: str, decays: bool, continued: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads, groups, size, out = SHAPES[shape]
+    lengths = Lengths.of((150, 0, 1, 64, 67), device)
+    draw = torch.Generator().manual_seed(3)
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.randn(sizes, generator=draw).to(device)
+
+    # As parts of a wider projection: tokens are further apart than their channels.
+    joined = normal(lengths.total, 2 * groups * size)
+    inputs = {
+        "q": joined[:, : groups * size].unflatten(1, (groups, size)),
+        "k": joined[:, groups * size :].unflatten(1, (groups, size)),
+        "v": normal(lengths.total, heads, out),
+    }
+    if decays:
+        inputs["decay"] = -normal(lengths.total, heads).abs()
+    if continued:
+        inputs["state"] = normal(lengths.count, heads, size, out)
+    pulls = normal(lengths.total, heads, out), normal(lengths.count, heads, size, out)
+    results = []
+    for by_triton in (True, False):
+        monkeypatch.setattr(decay_recurrence, "_triton_can", lambda *_, it=by_triton: it)
+        learned = {name: each.detach().requires_grad_() for name, each in inputs.items()}
+        given = [learned.get(name) for name in ("q", "k", "v", "decay")]
+        output, last = recur_in_chunks(*given, lengths, learned.get("state"))
+        gradients = torch.autograd.grad((output, last), list(learned.values()), pulls)
+        results.append((output, last, *gradients))
+    for name, one, other in zip(("output", "last", *inputs), *results, strict=True):
+        assert (one - other).norm() < 1e-5 * other.norm(), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_stays_close(dtype: torch.dtype, device: str) -> None:
+    if device == "cpu":
+        pytest.skip("Triton's interpreter cannot multiply half precision")
+    lengths = Lengths.of((150, 64), device)
+    q, k, v = (torch.randn(lengths.total, 2, 64, device=device) for _ in range(3))
+    decay = -torch.rand(lengths.total, 2, device=device)
+    wide, state = recur_in_chunks(q, k, v, decay, lengths)
+    half, other = recur_in_chunks(q.to(dtype), k.to(dtype), v.to(dtype), decay, lengths)
+    assert half.dtype == dtype
+    assert (half.float() - wide).norm() < 1e-2 * wide.norm()
+    assert (other - state).norm() < 1e-2 * state.norm()

@@ -155,7 +155,7 @@ def filter_corpus(
     The corpus is read in blocks of `block_rows` documents, so that memory does not grow with it. A
     run that was interrupted, even killed, continues where it was, and its output is the same.
     `engine="ray"` reads and scores on all machines of a Ray cluster, with `workers` copies of the
-    model on `device`; the output is the same.
+    model on `device`; the rows are the same, and the scores up to rounding.
     """
     check_int("block_rows", block_rows, minimum=1)
     check_int("shard_rows", shard_rows, minimum=1)

@@ -3,18 +3,19 @@
 import logging
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from manyheads.encoding.classify import Classification, classify_counted
 from manyheads.encoding.encode import Encoded, Options, encode_counted
-from manyheads.errors import InputError, MissingPackageError
+from manyheads.errors import InputError, ManyheadsError, MissingPackageError
 from manyheads.models.build import Model
 from manyheads.progress import Progress
 from manyheads.tasks.filtering.corpus import FileGroup, Layout, read_blocks
@@ -42,6 +43,13 @@ Expand = Callable[[Any], Iterator[Any]]
 Work = Callable[[Model, Any], Any]
 
 
+class WorkerError(NamedTuple):
+    """An error that the user can fix, on its way from a worker."""
+
+    problem: str
+    remedy: str
+
+
 class RayWorker:
     """An actor with its own copy of the model."""
 
@@ -53,8 +61,15 @@ class RayWorker:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
         # Ray moves Python objects as pickles anyway; these bytes keep each item in one piece.
-        done = [pickle.dumps(self.work(self.model, pickle.loads(item))) for item in batch["item"]]
-        return {"item": done}
+        return {"item": [pickle.dumps(self._result(pickle.loads(item))) for item in batch["item"]]}
+
+    def _result(self, item: Any) -> Any:
+        if isinstance(item, WorkerError):
+            return item
+        try:
+            return self.work(self.model, item)
+        except ManyheadsError as error:
+            return WorkerError(error.problem, error.remedy)
 
 
 class RayReader:
@@ -64,9 +79,12 @@ class RayReader:
         self.expand = expand
 
     def __call__(self, batch: dict[str, Any]) -> Iterator[dict[str, list[bytes]]]:
-        for source in batch["item"]:
-            for item in self.expand(pickle.loads(source)):
-                yield {"item": [pickle.dumps(item)]}
+        try:
+            for source in batch["item"]:
+                for item in self.expand(pickle.loads(source)):
+                    yield {"item": [pickle.dumps(item)]}
+        except ManyheadsError as error:
+            yield {"item": [pickle.dumps(WorkerError(error.problem, error.remedy))]}
 
 
 def ray_map(
@@ -107,14 +125,11 @@ def ray_map(
             num_gpus=1 if gpus else 0,
             fn_constructor_args=(stored, device, work),
         )
-        try:
-            for batch in data.iter_batches(batch_size=None, prefetch_batches=1):
-                for item in batch["item"]:
-                    yield pickle.loads(item)
-        except ray.exceptions.RayTaskError as error:
-            # An error of ours has the same words as without Ray.
-            cause = error.as_instanceof_cause()
-            raise _ours(error) or cause from None
+        for batch in data.iter_batches(batch_size=None, prefetch_batches=1):
+            for item in map(pickle.loads, batch["item"]):
+                if isinstance(item, WorkerError):
+                    raise InputError(*item)
+                yield item
 
 
 @contextmanager
@@ -131,13 +146,14 @@ def ray_session(workers: int | None) -> Iterator[Any]:
     levels = {name: logging.getLogger(name).level for name in TALKATIVE}
     if started:
         local = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": _local_cpus(workers)}
-        ray.init(
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=True,
-            **local,
-        )
+        with _silent_stderr():
+            ray.init(
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=True,
+                **local,
+            )
     context = ray.data.DataContext.get_current()
     before = (
         context.enable_progress_bars,
@@ -162,6 +178,21 @@ def ray_session(workers: int | None) -> Iterator[Any]:
             ray.shutdown()
 
 
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Hide what Ray's libraries print on starting; a failure is an exception all the same."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(nowhere)
+
+
 def _local_cpus(workers: int | None) -> int:
     """One for each worker and one for the reader, whatever the machine has."""
     return (workers or max(1, (os.cpu_count() or 2) - 1)) + 1
@@ -179,13 +210,6 @@ def _device(ray: Any, device: str) -> tuple[int, str]:
     if device.startswith("cuda") and not gpus:
         raise InputError(f"device={device!r}, and Ray finds no GPU", "use device='cpu'")
     return (gpus, "cuda") if device.startswith("cuda") else (0, device)
-
-
-def _ours(error: Any) -> InputError | None:
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, InputError):
-        return InputError(cause.problem, cause.remedy)
-    return None
 
 
 def judge_with_ray(

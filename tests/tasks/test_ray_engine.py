@@ -1,0 +1,88 @@
+"""The Ray engine: the same output in the same order as without it."""
+
+import builtins
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from manyheads import classify, encode, with_classes
+from manyheads.encoding.encode import Options
+from manyheads.errors import InputError, MissingPackageError
+from manyheads.tasks import classify_with_ray, encode_with_ray, filter_corpus
+from manyheads.tasks.filtering import ray_engine
+from tests.encoding.tiny import small
+from tests.messages import refuses
+from tests.tasks.test_filter import rows, write_rows
+
+# Ray itself leaves sockets open and uses what is deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+TEXTS = ["the cat sat", "on", "a mat by the sun"] * 8
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """A local Ray for two workers and a reader, started once for all."""
+    with ray_engine.ray_session(2):
+        yield
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return with_classes(small(), ("bad", "good"))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_filter_writes_the_same_rows(model: Any, tmp_path: Path) -> None:
+    for index in range(3):
+        write_rows(tmp_path / "corpus" / f"{index}.jsonl", rows(40, 40 * index))
+    options: Any = {"keep": 'score > 0.5 and lang == "en"', "block_rows": 16, "shard_rows": 30}
+    plain = filter_corpus(tmp_path / "corpus", model, tmp_path / "plain", **options)
+    on_ray = filter_corpus(
+        tmp_path / "corpus", model, tmp_path / "ray", engine="ray", workers=2, **options
+    )
+    assert plain.counts == on_ray.counts
+    assert len(plain.shards) > 1
+    for one, other in zip(plain.shards, on_ray.shards, strict=True):
+        ours, theirs = pq.read_table(one), pq.read_table(other)
+        numbers = ["score", "probability"]
+        assert ours.drop(numbers).equals(theirs.drop(numbers))
+        # Workers have other numbers of threads, which changes the rounding.
+        for name in numbers:
+            torch.testing.assert_close(
+                torch.tensor(ours.column(name).to_pylist()),
+                torch.tensor(theirs.column(name).to_pylist()),
+            )
+
+
+@pytest.mark.usefixtures("cluster")
+def test_vectors_and_classes_are_the_same(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_engine, "TEXTS_PER_TASK", 7)
+    done = encode_with_ray(model, TEXTS, Options(progress=False), workers=2)
+    torch.testing.assert_close(done.vectors, encode(model, TEXTS))
+    classes, counted = classify_with_ray(model, TEXTS, Options(progress=False), workers=1)
+    torch.testing.assert_close(classes.probabilities, classify(model, TEXTS).probabilities)
+    assert (classes.names, counted.tokens) == (("bad", "good"), done.tokens)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_error_in_a_worker_is_the_same_error(model: Any) -> None:
+    with refuses(InputError, "token id 99", "ids of 0 to 39"):
+        encode_with_ray(model, [[5, 99]], Options(progress=False), workers=1)
+
+
+def test_a_missing_ray_is_named(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = builtins.__import__
+
+    def without_ray(name: str, *more: Any) -> Any:
+        if name.partition(".")[0] == "ray":
+            raise ImportError(name)
+        return original(name, *more)
+
+    monkeypatch.setattr(builtins, "__import__", without_ray)
+    with refuses(MissingPackageError, "ray", "pip install 'manyheads[ray]'"):
+        encode_with_ray(model, TEXTS, Options(progress=False))

@@ -12,6 +12,7 @@ from manyheads.encoding.token_vectors import encode_tokens
 from manyheads.errors import InputError, MissingPackageError
 from manyheads.models.build import Model
 from manyheads.tasks import Document, Index
+from manyheads.tasks.search.index import _SearchScope
 from manyheads.tasks.search.maxsim import maxsim
 from manyheads.tasks.search.rank_fusion import fuse_rankings
 from manyheads.tasks.search.storage import vector_store
@@ -66,6 +67,9 @@ def test_dense_scores_are_cosines_of_the_best_chunk(dense: Index) -> None:
         assert hit.text == original.text[hit.start : hit.end]
         assert (hit.title, hit.metadata) == (original.title, original.metadata)
         assert hit.source == original.source
+    chunks = dense.search(query, top_k=1000, every_chunk=True)
+    assert len(chunks) == dense.chunks == len({(hit.id, hit.chunk) for hit in chunks})
+    assert [hit.score for hit in chunks] == sorted((hit.score for hit in chunks), reverse=True)
 
 
 @pytest.mark.parametrize("vectors", ["float32", "float16"])
@@ -117,8 +121,8 @@ def test_bm25_needs_no_model_and_hybrid_fuses_both_rankings(tmp_path: Path, dens
     query = "number 7 river"
     # Chunks by words differ from those by tokens, so keywords are ranked by the same index.
     state = both._state
-    ranked = state.by_keywords(query, None, 100)
-    names = [state.names.documents[each.document] for each in ranked]
+    ranked = state.by_keywords(query, _SearchScope(None, None, 100))
+    names = [state.names.documents[each.key] for each in ranked]
     expected = fuse_rankings([[hit.id for hit in dense.search(query, top_k=20)], names])
     assert [(hit.id, hit.score) for hit in both.search(query, top_k=4)] == expected[:4]
     assert Index.open(tmp_path / "bm25").search("tree") == keywords.search("tree")

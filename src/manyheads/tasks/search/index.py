@@ -68,11 +68,20 @@ class Hit:
     metadata: Mapping[str, Scalar]
 
 
+class _SearchScope(NamedTuple):
+    """Which rows may be found, by which condition, how many, and whether one per document."""
+
+    allowed: Bool[np.ndarray, " n"] | None
+    where: Where | None
+    depth: int
+    every_chunk: bool = False
+
+
 class _Ranked(NamedTuple):
-    """The number of a row, its document's and its score."""
+    """The number of a row, what it counts as, itself or its document, and its score."""
 
     row: int
-    document: int
+    key: int
     score: float
 
 
@@ -117,7 +126,9 @@ class Index:
         if vectors not in FORMATS:
             raise InputError(f"vectors must be {alternatives(FORMATS)}, got {short_repr(vectors)}")
         settings = ChunkSettings(chunk_tokens=chunk_tokens, overlap=overlap, whole=whole, code=code)
-        opened = load(model) if isinstance(model, str | Path) else model
+        # Keywords are split and searched without a model.
+        used = None if kind == "bm25" else model
+        opened = load(used) if isinstance(used, str | Path) else used
         if opened is None and kind != "bm25":
             raise InputError(f"kind={kind!r} needs a model", "give one, or use kind='bm25'")
         plan = _plan(kind, vectors, settings, opened)
@@ -188,18 +199,31 @@ class Index:
     def __len__(self) -> int:
         return self._state.manifest.documents
 
-    def search(self, query: str, *, top_k: int = 10, where: Where | None = None) -> list[Hit]:
-        """The best documents for a query, each with its best chunk.
+    def search(
+        self,
+        query: str,
+        *,
+        top_k: int = 10,
+        where: Where | None = None,
+        every_chunk: bool = False,
+    ) -> list[Hit]:
+        """The best documents for a query, each with its best chunk, or the best chunks.
 
         `where` is a condition on metadata in SQL, or a mapping of keys to values or lists of them.
         Scores are cosines ("dense"), sums of the best cosines per query token ("late"), of BM25, or
         sums of reciprocal ranks ("hybrid"); documents without any word of the query are no hits of
-        "bm25".
+        "bm25". With `every_chunk` a document may be found several times, such as a file of code for
+        each of its functions.
         """
-        return self.search_many([query], top_k, where=where)[0]
+        return self.search_many([query], top_k, where=where, every_chunk=every_chunk)[0]
 
     def search_many(
-        self, queries: Sequence[str], top_k: int = 10, *, where: Where | None = None
+        self,
+        queries: Sequence[str],
+        top_k: int = 10,
+        *,
+        where: Where | None = None,
+        every_chunk: bool = False,
     ) -> list[list[Hit]]:
         """`search` for each query."""
         check_int("top_k", top_k, minimum=1)
@@ -210,15 +234,14 @@ class Index:
                     "give a list of queries" if isinstance(queries, str) else "",
                 )
         state = self._state
-        allowed = state.allowed(where)
-        depth = max(FUSED, top_k) if self.kind == "hybrid" else top_k
+        scope = _SearchScope(state.allowed(where), where, self._depth(top_k), every_chunk)
         rankings: list[list[list[_Ranked]]] = []
-        if state.manifest.row_vectors != "none" and self.kind != "bm25":
+        if state.manifest.row_vectors != "none":
             assert self.model is not None
             encoded = _encode_queries(self.model, queries, state.manifest.row_vectors)
-            rankings.append([state.by_vectors(each, allowed, depth, where) for each in encoded])
+            rankings.append([state.by_vectors(each, scope) for each in encoded])
         if state.keywords is not None:
-            rankings.append([state.by_keywords(each, allowed, depth) for each in queries])
+            rankings.append([state.by_keywords(each, scope) for each in queries])
         return [state.hits(_fused(list(each), top_k)) for each in zip(*rankings, strict=True)]
 
     def like(
@@ -236,7 +259,7 @@ class Index:
             own = state.rows_of(document)
             others = ~np.isin(np.arange(len(state.names)), own)
             allowed = others if allowed is None else others & allowed
-        depth = max(FUSED, top_k) if self.kind == "hybrid" else top_k
+        scope = _SearchScope(allowed, where, self._depth(top_k))
         rankings = []
         if state.manifest.row_vectors != "none":
             query = (
@@ -244,11 +267,14 @@ class Index:
                 if isinstance(document, Document)
                 else state.query_of(own)
             )
-            rankings.append(state.by_vectors(query, allowed, depth, where))
+            rankings.append(state.by_vectors(query, scope))
         if state.keywords is not None:
             text = document.text if isinstance(document, Document) else state.text_of(own)
-            rankings.append(state.by_keywords(text, allowed, depth))
+            rankings.append(state.by_keywords(text, scope))
         return state.hits(_fused(rankings, top_k))
+
+    def _depth(self, top_k: int) -> int:
+        return max(FUSED, top_k) if self.kind == "hybrid" else top_k
 
     def _vectors_of(self, document: Document) -> Tensor:
         assert self.model is not None
@@ -316,9 +342,10 @@ class _Snapshot:
     @cached_property
     def vectors(self) -> RowVectorsInMemory:
         stored = self.table.vectors()
-        if self.codec is None or not isinstance(stored, Ragged):
-            return stored
-        return ResidualCodes(self.codec, stored)
+        if not isinstance(stored, Ragged):
+            # Products of half precision are slow on the CPU.
+            return stored.float()
+        return stored if self.codec is None else ResidualCodes(self.codec, stored)
 
     def rows_of(self, document: str) -> Int[np.ndarray, " m"]:
         """The rows of a document."""
@@ -346,48 +373,46 @@ class _Snapshot:
             return None
         return np.isin(self.names.rows, self.table.matching(self.table.condition(where)))
 
-    def by_vectors(
-        self, query: Tensor, allowed: Bool[np.ndarray, " n"] | None, depth: int, where: Where | None
-    ) -> list[_Ranked]:
+    def by_vectors(self, query: Tensor, scope: _SearchScope) -> list[_Ranked]:
         if not len(self.names):
             return []
         if not self.manifest.approximate:
-            return self._best(_similarities(query, self.vectors), allowed, depth)
-        condition = None if where is None else self.table.condition(where)
-        proposed = self.table.nearest(query, depth, condition)
+            return self._best(_similarities(query, self.vectors), scope.allowed, scope)
+        condition = None if scope.where is None else self.table.condition(scope.where)
+        proposed = self.table.nearest(query, scope.depth, condition)
         numbers = np.searchsorted(self.names.rows, proposed)
         scores = np.full(len(self.names), -np.inf, dtype=np.float32)
         scores[numbers] = _similarities(query, self.table.vectors_of(proposed))
         found = scores > -np.inf
-        return self._best(scores, found if allowed is None else found & allowed, depth)
+        return self._best(scores, found if scope.allowed is None else found & scope.allowed, scope)
 
-    def by_keywords(
-        self, query: str, allowed: Bool[np.ndarray, " n"] | None, depth: int
-    ) -> list[_Ranked]:
+    def by_keywords(self, query: str, scope: _SearchScope) -> list[_Ranked]:
         assert self.keywords is not None
         scores = self.keywords.scores(query)
         found = scores > 0
-        return self._best(scores, found if allowed is None else found & allowed, depth)
+        return self._best(scores, found if scope.allowed is None else found & scope.allowed, scope)
 
     def _best(
-        self, scores: Float[np.ndarray, " n"], allowed: Bool[np.ndarray, " n"] | None, depth: int
+        self,
+        scores: Float[np.ndarray, " n"],
+        allowed: Bool[np.ndarray, " n"] | None,
+        scope: _SearchScope,
     ) -> list[_Ranked]:
-        """The best row of each of the best documents."""
+        """The best row of each of the best documents, or the best rows."""
         rows = np.arange(len(scores)) if allowed is None else np.flatnonzero(allowed)
-        fetched = 4 * depth
+        fetched = 4 * scope.depth
         while True:
             some = rows
             if len(rows) > fetched:
                 some = rows[np.argpartition(-scores[rows], fetched)[:fetched]]
-            ordered = some[np.lexsort((some, -scores[some]))]
             best: dict[int, _Ranked] = {}
-            for row in ordered:
-                document = int(self.names.document[row])
-                if document not in best:
-                    best[document] = _Ranked(int(row), document, float(scores[row]))
-                    if len(best) == depth:
+            for row in some[np.lexsort((some, -scores[some]))].tolist():
+                key = row if scope.every_chunk else int(self.names.document[row])
+                if key not in best:
+                    best[key] = _Ranked(row, key, float(scores[row]))
+                    if len(best) == scope.depth:
                         break
-            if len(best) == depth or len(some) == len(rows):
+            if len(best) == scope.depth or len(some) == len(rows):
                 return list(best.values())
             fetched *= 4
 
@@ -461,9 +486,9 @@ def _fused(rankings: Sequence[list[_Ranked]], top_k: int) -> list[_Ranked]:
     rows: dict[int, int] = {}
     for ranking in rankings:
         for each in ranking:
-            rows.setdefault(each.document, each.row)
-    fused = fuse_rankings([[each.document for each in ranking] for ranking in rankings])
-    return [_Ranked(rows[document], document, score) for document, score in fused[:top_k]]
+            rows.setdefault(each.key, each.row)
+    fused = fuse_rankings([[each.key for each in ranking] for ranking in rankings])
+    return [_Ranked(rows[key], key, score) for key, score in fused[:top_k]]
 
 
 def _load_model(location: IndexLocation, manifest: IndexManifest) -> Model:

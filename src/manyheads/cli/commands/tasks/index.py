@@ -111,7 +111,9 @@ class IndexCommand:
         assert self.out is not None
         return Index.create(
             self.out,
-            None if self.model is None else open_model(self.model, self.device, self.dtype),
+            None
+            if self.model is None or self.kind == "bm25"
+            else open_model(self.model, self.device, self.dtype),
             self.documents,
             kind=self.kind,
             chunk_tokens=self.chunk_tokens,

@@ -131,7 +131,9 @@ class Search:
         yield from read_questions()
 
     def _search(self, index: "Index", query: str) -> None:
-        hits = index.search(query, top_k=self._count, where=self.where)
+        # A file of code is found for each of its functions.
+        every = index.settings.code
+        hits = index.search(query, top_k=self._count, where=self.where, every_chunk=every)
         if not self._explains:
             self._show(query, hits, query)
             return
@@ -156,6 +158,8 @@ class Search:
                 row["explanation"] = explained.record()
             print_json({"query": asked, "hits": rows})
             return
+        if self.query is None and self.like is None:
+            print_question(asked)
         page = TerminalPage()
         if not hits:
             page.paragraph("No document was found.")
@@ -198,6 +202,14 @@ def read_questions() -> Iterator[str]:
             return
         if line.strip():
             yield line.strip()
+
+
+def print_question(question: str) -> None:
+    """Repeat what a pipe asked, above what was found."""
+    if not sys.stdin.isatty():
+        page = TerminalPage()
+        page.blank_line()
+        page.title(question)
 
 
 def _check_query(query: str) -> None:

@@ -284,7 +284,7 @@ class _AddedStates(torch.autograd.Function):
         return _by_group(dk, k), dv, _like(ddecay, decay), None, None
 
 
-class _Outputs(torch.autograd.Function):
+class _ChunkOutputs(torch.autograd.Function):
     """The outputs of all tokens, given the state before each chunk."""
 
     @staticmethod
@@ -391,4 +391,4 @@ def chunk_outputs(
     precision: str,
 ) -> Tensor:
     """The outputs of all tokens, given the state before each chunk."""
-    return _Outputs.apply(q, k, v, decay, state, chunks, precision)
+    return _ChunkOutputs.apply(q, k, v, decay, state, chunks, precision)

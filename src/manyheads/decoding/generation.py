@@ -331,7 +331,7 @@ class SamplingLoop:
             text=self._text(sequence),
             finish_reason=sequence.finish_reason,
             logprobs=tuple(sequence.logprobs) if self.request.config.logprobs else None,
-            guard=self.guard and self.guard.report(sequence.index, self.seconds),
+            guard=None if self.guard is None else self.guard.report(sequence.index, self.seconds),
         )
 
     def _text(self, sequence: SequenceState) -> str | None:

@@ -140,7 +140,7 @@ class GuardReport:
 class GuardInput(NamedTuple):
     """The pieces of one text so far, and whether it is complete."""
 
-    index: int
+    sequence: int
     pieces: Sequence[str]
     complete: bool
 
@@ -199,9 +199,9 @@ class GuardRun:
         """Read new sentences of all texts in one batch; returns the texts that must stop."""
         started = time.perf_counter()
         spans = [
-            (each.index, span)
+            (each.sequence, span)
             for each in inputs
-            for span in self.texts[each.index].take(each.pieces, each.complete)
+            for span in self.texts[each.sequence].take(each.pieces, each.complete)
         ]
         if spans:
             sentences = [self.texts[index].text[slice(*span)].strip() for index, span in spans]

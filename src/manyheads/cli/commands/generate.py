@@ -242,7 +242,7 @@ class Generate:
 
     def _print(self, pieces: "Generator[str, None, Generation]") -> str:
         """Print the pieces as they arrive, and return the whole text."""
-        printed = []
+        printed: list[str] = []
         while True:
             try:
                 piece = next(pieces)

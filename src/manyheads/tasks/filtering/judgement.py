@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NamedTuple
 
 from manyheads.encoding.encode import Options
@@ -88,7 +89,7 @@ def prepare(model: Model, block: CorpusBlock, config: JudgeConfig) -> Prepared:
             empty += 1
             continue
         try:
-            decision = config.rule.decide(lambda name, row=index: _column(name, columns, row))
+            decision = config.rule.decide(partial(_column, columns=columns, row=index))
         except RuleTypeError as error:
             problems.append(Problem("a row", str(error)))
             continue

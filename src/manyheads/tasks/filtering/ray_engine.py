@@ -145,7 +145,9 @@ def ray_session(workers: int | None) -> Iterator[Any]:
     started = not ray.is_initialized()
     levels = {name: logging.getLogger(name).level for name in TALKATIVE}
     if started:
-        local = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": _local_cpus(workers)}
+        local: dict[str, Any] = (
+            {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": _local_cpus(workers)}
+        )
         with _silent_stderr():
             ray.init(
                 include_dashboard=False,

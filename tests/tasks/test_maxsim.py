@@ -89,15 +89,15 @@ def test_codes_take_few_bytes_and_find_what_the_vectors_find(tmp_path: Path) -> 
     assert again.normalised
 
 
-def test_each_quarter_of_a_channel_is_decoded_as_its_middle() -> None:
+def test_each_quarter_of_a_channel_is_decoded_as_its_mean() -> None:
     values = torch.arange(16.0).unsqueeze(1) * torch.tensor([[1.0, -1.0, 10.0, 0.0, 1.0]])
     codec = train_codec(values, centroids=1, progress=False)
     assert codec.row_bytes == 2 + 2
     assert not codec.normalised
     decoded = codec.decode(codec.encode(values))
-    # Of 16 even steps each quarter holds 4, and no step is further from its middle than 1.875.
+    # Of 16 even steps each quarter holds 4, and no step is further from their mean than 1.5.
     assert (decoded - values).abs().max(0).values.tolist() == pytest.approx(
-        [1.875, 1.875, 18.75, 0.0, 1.875]
+        [1.5, 1.5, 15.0, 0.0, 1.5]
     )
 
 

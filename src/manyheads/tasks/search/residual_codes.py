@@ -4,6 +4,7 @@ As in ColBERTv2 and PLAID (arXiv 2112.01488, 2205.09707).
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isqrt
 from pathlib import Path
 
@@ -28,10 +29,9 @@ PER_BYTE = 8 // BITS
 NUMBER_BYTES = 2
 MAX_CENTROIDS = 2 ** (8 * NUMBER_BYTES)
 # Vectors that k-means and the buckets are learned from, iterations, and rows compared at a time.
-SAMPLE = 2**17
-BUCKET_SAMPLE = 2**15
-PER_CENTROID = 64
-ITERATIONS = 6
+SAMPLE = 2**15
+PER_CENTROID = 16
+ITERATIONS = 4
 ROWS = 4096
 NAMES = ("centroids", "cutoffs", "weights", "normalised")
 
@@ -188,8 +188,8 @@ def train_codec(
 ) -> ResidualCodec:
     """Learn centroids by k-means, and quarters of the residuals in each channel.
 
-    There are by default about 16 centroids per square root of the number of vectors, as in PLAID,
-    and no more than one per 8 vectors.
+    By default the number of centroids is the power of two below 8 times the square root of the
+    number of vectors, and no more than one per 8 vectors.
     """
     count = vectors.shape[0]
     if not count or vectors.dim() != 2:
@@ -198,7 +198,7 @@ def train_codec(
             "give at least one",
         )
     if centroids is None:
-        centroids = min(1 << (16 * isqrt(count)).bit_length() - 1, max(count // 8, 1))
+        centroids = min(1 << (8 * isqrt(count)).bit_length() - 1, max(count // 8, 1))
         centroids = min(centroids, MAX_CENTROIDS)
     if not 1 <= centroids <= min(count, MAX_CENTROIDS):
         raise InputError(
@@ -212,21 +212,22 @@ def train_codec(
     normalised = bool(((sample.norm(dim=-1) - 1).abs() < 1e-2).all())
     means = k_means(sample, centroids, spherical=normalised, generator=generator, progress=progress)
     residual = sample - means[nearest(sample, means)]
-    inner = torch.arange(1, BUCKETS, device=sample.device) / BUCKETS
-    middles = (torch.arange(BUCKETS, device=sample.device) + 0.5) / BUCKETS
-    residual = residual[:BUCKET_SAMPLE].sort(0).values
-    cutoffs, weights = _quantiles(residual, inner), _quantiles(residual, middles)
+    ascending = residual[:SAMPLE].sort(0).values
+    cutoffs, weights = _quarters(ascending)
     return ResidualCodec(means, cutoffs.T.contiguous(), weights.T.contiguous(), normalised)
 
 
-def _quantiles(
-    ascending: Float[Tensor, "n c"], fractions: Float[Tensor, " f"]
-) -> Float[Tensor, "f c"]:
-    """Quantiles of each column, interpolated between the nearest rows."""
-    place = fractions * (ascending.shape[0] - 1)
-    low = place.floor().long()
-    high = place.ceil().long()
-    return torch.lerp(ascending[low], ascending[high], (place - low).unsqueeze(1))
+def _quarters(
+    ascending: Float[Tensor, "n c"],
+) -> tuple[Float[Tensor, "3 c"], Float[Tensor, "4 c"]]:
+    """Where each quarter of a column ends, and its mean."""
+    count = ascending.shape[0]
+    ends = [count * bucket // BUCKETS for bucket in range(BUCKETS + 1)]
+    # A quarter without rows stands for the row where it would be.
+    parts = [ascending[min(a, count - 1) : max(b, a + 1)] for a, b in pairwise(ends)]
+    inner = [min(max(end, 1), count - 1) for end in ends[1:-1]]
+    cutoffs = (ascending[[end - 1 for end in inner]] + ascending[inner]) / 2
+    return cutoffs, torch.stack([part.mean(0) for part in parts])
 
 
 def k_means(

@@ -19,7 +19,14 @@ from typing import Any
 
 import manyheads
 from manyheads.atomic_write import atomic_write
-from manyheads.tasks import Index, JudgedQuery, RetrievalScores, evaluate_retrieval, read_queries
+from manyheads.tasks import (
+    Index,
+    JudgedQuery,
+    MeanScore,
+    RetrievalScores,
+    evaluate_retrieval,
+    read_queries,
+)
 from manyheads.tasks.search.rank_fusion import fuse_rankings
 from manyheads.train import parse_run, train
 
@@ -141,21 +148,23 @@ NAMES = {
 
 
 def _table(scores: dict[tuple[str, str], RetrievalScores]) -> Iterator[str]:
-    yield (
-        "| search | nDCG@10 | over BM25 | recall@100 | nDCG@10 after training | gain | "
-        "recall@100 after training |"
-    )
+    yield "| search | training | nDCG@10 | over BM25 | over its vectors alone | gain | recall@100 |"
     yield "|---|---|---|---|---|---|---|"
-    words = scores["bm25", "before"]
     for kind, name in NAMES.items():
-        before, after = scores[kind, "before"], scores.get((kind, "after"))
-        cells = [name, str(before.ndcg), "", str(before.recall), "", "", ""]
-        if kind != "bm25":
-            cells[2] = f"+{before.difference(words)}".replace("+-", "-")
-        if after is not None:
-            gain = f"+{after.difference(before)}".replace("+-", "-")
-            cells[4:] = [str(after.ndcg), gain, str(after.recall)]
-        yield f"| {' | '.join(cells)} |"
+        for when in ("before", "after"):
+            if (kind, when) not in scores:
+                continue
+            own = scores[kind, when]
+            words = "" if kind == "bm25" else _signed(own.difference(scores["bm25", "before"]))
+            half = kind.removeprefix("hybrid-")
+            vectors = "" if half == kind else _signed(own.difference(scores[half, when]))
+            gain = _signed(own.difference(scores[kind, "before"])) if when == "after" else ""
+            cells = [name, when, str(own.ndcg), words, vectors, gain, str(own.recall)]
+            yield f"| {' | '.join(cells)} |"
+
+
+def _signed(difference: MeanScore) -> str:
+    return str(difference) if difference.mean < 0 else f"+{difference}"
 
 
 def _write(table: str, arguments: argparse.Namespace, queries: int) -> None:
@@ -166,7 +175,7 @@ def _write(table: str, arguments: argparse.Namespace, queries: int) -> None:
     how = (
         f"{queries} queries, mean ± standard error over queries; differences are paired. Trained "
         f"for {arguments.steps} steps of {arguments.batch:,} tokens, bodies cut to "
-        f"{arguments.length} tokens, rate {arguments.rate:g}."
+        f"{arguments.length} tokens, rate {arguments.rate:g}, one seed."
     )
     with atomic_write(README) as partial:
         content = f"{before}{START}\n{table}\n\n{how}\n{END}{after}"

@@ -14,6 +14,7 @@ from manyheads.cli.commands.tasks.search import (
     OptionalQuery,
     open_index,
     print_json,
+    print_question,
     read_questions,
 )
 from manyheads.console import TerminalPage, visible
@@ -114,8 +115,10 @@ class AnswerCommand:
             print(f"note: {found.truncation}", file=sys.stderr, flush=True)
         if self.json:
             print_json(found.as_dict())
-        else:
-            print_answer(found)
+            return
+        if self.question is None:
+            print_question(question)
+        print_answer(found)
 
 
 def print_answer(found: "Answer") -> None:

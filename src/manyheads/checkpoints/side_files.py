@@ -152,9 +152,10 @@ def _tokenizer_config(model: Model, files: Mapping[str, bytes]) -> dict[str, byt
     length = {} if model.trained_length is None else {MAX_LENGTH: model.trained_length}
     if TOKENIZER_CONFIG in files and not _outdated(files[TOKENIZER_CONFIG], model.tokenizer):
         content = json.loads(files[TOKENIZER_CONFIG])
-        if content == content | length:
+        changed = content | length | _padding(model, content)
+        if content == changed:
             return {}
-        return {TOKENIZER_CONFIG: json.dumps(content | length, indent=2).encode()}
+        return {TOKENIZER_CONFIG: json.dumps(changed, indent=2).encode()}
     types = getattr(getattr(model.config, "embedding", None), "types", 0)
     inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     content = {
@@ -164,7 +165,16 @@ def _tokenizer_config(model: Model, files: Mapping[str, bytes]) -> dict[str, byt
         **length,
         **_specials(model.tokenizer, model.generation),
     }
+    content |= _padding(model, content)
     return {TOKENIZER_CONFIG: json.dumps(content, indent=2).encode()}
+
+
+def _padding(model: Model, content: Mapping[str, Any]) -> dict[str, Any]:
+    """A token to pad with, which sentence-transformers asks for; padding is not attended to."""
+    if model.sentence is None and model.late is None:
+        return {}
+    uses = ("pad_token", "eos_token", "mask_token")
+    return next(({"pad_token": content[use]} for use in uses if content.get(use)), {})
 
 
 def padding_id(model: Model, files: Mapping[str, bytes]) -> int | None:

@@ -78,6 +78,8 @@ def test_negatives_are_learned_in_parts_with_watchers_and_half_precision(tmp_pat
     assert model.sentence is not None
     assert model.sentence.pooling == "mean"
     assert (tmp_path / "out/model/modules.json").exists()
+    # sentence-transformers pads, and this tokenizer has no token for that.
+    assert json.loads((tmp_path / "out/model/tokenizer_config.json").read_text())["pad_token"]
     assert encode(model, ["the cat"], progress=False).shape == (1, 16)
 
 

@@ -198,6 +198,7 @@ class _Session:
             if phase.rotary != "kept":
                 _check_rotary(phase.rotary, model)
         _check_layers(config, model)
+        _check_parts(config, self.processes)
         state = 3 * sum(each.numel() * each.element_size() for each in model.parameters())
         check_disk_space(self.folder.path, state * (config.run.keep + 1 + len(config.data)))
 
@@ -438,6 +439,16 @@ def _check_layers(run: Run, model: Model) -> None:
         raise ConfigError(
             f"run.validate_every={run.run.validate_every} needs validation data",
             "set data.validation to files or a fraction",
+        )
+
+
+def _check_parts(run: Run, processes: ProcessGroup) -> None:
+    """FSDP gathers weights for every part, and processes may have different numbers of parts."""
+    cached = isinstance(run.objective, TextSimilarity) and run.objective.cache_tokens
+    if cached and run.run.distributed == "fsdp" and not processes.is_single:
+        raise ConfigError(
+            "objective.cache_tokens cannot be used with FSDP on several processes",
+            'set run.distributed="ddp", or cache_tokens to 0',
         )
 
 

@@ -52,7 +52,8 @@ class SearchHandlers:
         index, query = self._index(body), _query(body)
         top_k = body.integer("top_k", 1, MAX_HITS, 10)
         start = time.perf_counter()
-        hits = index.search(query, top_k=top_k)
+        # A file of code is found for each of its functions.
+        hits = index.search(query, top_k=top_k, every_chunk=index.settings.code)
         seconds = time.perf_counter() - start
         return {"seconds": rounded(seconds), "hits": [_hit(hit, query) for hit in hits]}
 

@@ -72,10 +72,12 @@ class Studio:
     def _open_indexes(self) -> "list[tuple[str, Index]]":
         if not self.index:
             return []
+        from manyheads.cli.commands.tasks.search import open_index
         from manyheads.studio.search import index_name
-        from manyheads.tasks.search.index import Index
 
-        return [(index_name(address), Index.open(address)) for address in self.index]
+        return [
+            (index_name(address), open_index(address, None, self.device)) for address in self.index
+        ]
 
 
 def _shown_models(indexes: "Sequence[tuple[str, Index]]") -> "list[tuple[str, Model]]":

@@ -32,7 +32,7 @@ QUERIES_AT_ONCE = 512
 SPARE = 8
 
 
-class Candidate(NamedTuple):
+class MinedText(NamedTuple):
     text: str
     score: float
 
@@ -61,8 +61,8 @@ class MiningRule:
         return self.top_k + self.skip_first + SPARE
 
     def negatives(
-        self, candidates: Iterable[Candidate], answers: Sequence[str], answer_score: float | None
-    ) -> list[Candidate]:
+        self, candidates: Iterable[MinedText], answers: Sequence[str], answer_score: float | None
+    ) -> list[MinedText]:
         wrong = [each for each in candidates if not _is_answer(each.text, answers)]
         if self.margin is not None:
             highest = -torch.inf if answer_score is None else answer_score - self.margin
@@ -191,12 +191,12 @@ def _is_answer(text: str, answers: Sequence[str]) -> bool:
 
 def _from_index(
     index: Index, queries: Sequence[str], depth: int, progress: bool
-) -> Iterator[list[Candidate]]:
+) -> Iterator[list[MinedText]]:
     with Progress("mining", total=len(queries), unit="queries", enabled=progress) as bar:
         for start in range(0, len(queries), QUERIES_AT_ONCE):
             some = queries[start : start + QUERIES_AT_ONCE]
             for hits in index.search_many(some, depth):
-                yield [Candidate(hit.text, hit.score) for hit in hits]
+                yield [MinedText(hit.text, hit.score) for hit in hits]
             bar.advance(len(some))
 
 
@@ -207,21 +207,21 @@ def _from_model(
     answers: Mapping[str, Sequence[str]],
     depth: int,
     progress: bool,
-) -> Iterator[list[Candidate]]:
+) -> Iterator[list[MinedText]]:
     """The best texts for each query, and its answers among the texts."""
     if not texts:
         raise InputError("there are no documents", "give at least one")
     unique = list(dict.fromkeys(queries))
     one, other = _vectors(model, unique, "query", progress), _vectors(model, texts, "", progress)
     place = {text: index for index, text in enumerate(texts)}
-    found: dict[str, list[Candidate]] = {}
+    found: dict[str, list[MinedText]] = {}
     with Progress("mining", total=len(unique), unit="queries", enabled=progress) as bar:
         for number, query in enumerate(unique):
             scores = _compare(one, number, other)
             best = scores.topk(min(depth, len(texts))).indices.tolist()
             right = [place[text] for text in answers[query] if text in place]
             chosen = list(dict.fromkeys([*best, *right]))
-            found[query] = [Candidate(texts[index], float(scores[index])) for index in chosen]
+            found[query] = [MinedText(texts[index], float(scores[index])) for index in chosen]
             bar.advance(1)
     yield from (found[query] for query in queries)
 

@@ -6,6 +6,7 @@ from manyheads.models.encoder import Encoder, EncoderConfig
 from manyheads.models.initialisation import Initialisation
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.padding import Output
+from manyheads.models.provenance import DenseProjection, LateInteractionConfig, QueryExpansion
 from manyheads.models.readout import (
     ClassHead,
     LanguageHead,
@@ -23,15 +24,18 @@ __all__ = [
     "ClassHead",
     "Decoder",
     "DecoderConfig",
+    "DenseProjection",
     "Embedding",
     "Encoder",
     "EncoderConfig",
     "Initialisation",
     "LanguageHead",
+    "LateInteractionConfig",
     "LayerConfig",
     "NoReadout",
     "Output",
     "Patches",
+    "QueryExpansion",
     "ReadoutTransform",
     "Seq2Seq",
     "Seq2SeqConfig",

@@ -24,6 +24,7 @@ from manyheads.tasks.search.hard_negatives import mine_negatives, score_candidat
 from manyheads.tasks.search.index import Hit, Index
 from manyheads.tasks.search.match_explanation import explain_hit, explain_match
 from manyheads.tasks.search.match_result import MatchExplanation, MatchSide, MatchWord
+from manyheads.tasks.search.maxsim import maxsim, maxsim_matrix
 from manyheads.tasks.search.mteb_adapter import MtebEncoder
 from manyheads.tasks.search.ranking_measures import (
     JudgedQuery,
@@ -32,6 +33,7 @@ from manyheads.tasks.search.ranking_measures import (
     evaluate_retrieval,
     read_queries,
 )
+from manyheads.tasks.search.residual_codes import ResidualCodec, ResidualCodes, train_codec
 from manyheads.tasks.search.storage.index_writer import IndexingReport
 
 __all__ = [
@@ -53,6 +55,8 @@ __all__ = [
     "MatchWord",
     "MeanScore",
     "MtebEncoder",
+    "ResidualCodec",
+    "ResidualCodes",
     "RetrievalScores",
     "Source",
     "SpanScore",
@@ -69,12 +73,15 @@ __all__ = [
     "filter_corpus",
     "fit_temperature",
     "fit_thresholds",
+    "maxsim",
+    "maxsim_matrix",
     "mine_negatives",
     "read_documents",
     "read_queries",
     "score_candidates",
     "score_classes",
     "score_entities",
+    "train_codec",
 ]
 
 # Every function refuses wrong arguments.

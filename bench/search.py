@@ -33,7 +33,7 @@ from manyheads.tasks.search.index import Index
 
 __all__ = ["main"]
 
-OURS, FAISS, LANCE = "manyheads", "sentence-transformers + faiss", "sentence-transformers + LanceDB"
+OURS, FAISS, LANCE = "manyheads", "s-transformers + faiss", "s-transformers + LanceDB"
 # Short enough for one chunk, and for MiniLM.
 TOKENS = range(5, 241)
 QUERIES = 100

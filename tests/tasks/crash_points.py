@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ from manyheads.tasks.search.storage.keyword_search import KeywordIndex
 from manyheads.tasks.search.storage.vector_store import ChunkTable
 
 WORDS = ("river", "mountain", "house", "tree", "cloud", "stone", "bridge", "garden")
+# Documents of the index that grows while others read it.
+GROWN = 8
 # Two documents per batch, two chunks and more per document.
 SETTINGS: dict[str, Any] = {"kind": "hybrid", "chunk_tokens": 24, "overlap": 4, "progress": False}
 
@@ -182,7 +185,7 @@ def kill(folder: Path, model: Model, action: str, points: list[int]) -> Iterator
 def grow(path: Path, model: Model) -> int:
     """Add one document after the other."""
     index = Index.create(path, model, OLD[:1], **SETTINGS)
-    for number in range(1, 12):
+    for number in range(1, GROWN):
         index.add([document(number)], progress=False)
     return len(index)
 
@@ -190,7 +193,8 @@ def grow(path: Path, model: Model) -> int:
 def watch(path: Path, model: Model) -> list[int]:
     """Read while another process adds: each state holds the first documents, whole."""
     seen = [0]
-    while seen[-1] < 12:
+    while seen[-1] < GROWN:
+        time.sleep(0.3)
         found = state_of(path, model) or {}
         assert set(found) == {f"d{number}" for number in range(len(found))}
         assert len(found) >= seen[-1]

@@ -16,7 +16,7 @@ from manyheads.tasks import Index
 from manyheads.tasks.search.storage import index_writer
 from manyheads.tasks.search.storage.index_manifest import IndexLocation
 from manyheads.tasks.search.storage.keyword_search import KeywordIndex
-from tests.tasks.crash_points import NEW, OLD, SETTINGS, check, editions, state_of, watch
+from tests.tasks.crash_points import GROWN, NEW, OLD, SETTINGS, check, editions, state_of, watch
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +38,7 @@ def test_a_killed_writer_loses_nothing_and_readers_never_see_half_a_change(tmp_p
                 found["found"] == "new"
             )
         # The same process now adds documents while this one reads.
-        assert watch(tmp_path / "growing", model)[-1] == 12
+        assert watch(tmp_path / "growing", model)[-1] == GROWN
     assert process.returncode == 0
 
 

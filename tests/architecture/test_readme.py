@@ -38,6 +38,7 @@ FACES = {
             "pictures",
             "report",
             "surgery",
+            "tasks",
             "train",
         ]
     ),

@@ -142,7 +142,8 @@ def test_prompts_stand_before_queries_alone(model: Any) -> None:
     query = encoder.encode(batch, prompt_type=PromptType.query, **options)
     document = encoder.encode(batch, prompt_type=PromptType.document, **options)
     expected = manyheads.encode(model, ["query: wet weather", "wet weather"])
-    torch.testing.assert_close(torch.cat([torch.from_numpy(query), torch.from_numpy(document)]), expected)
+    both = torch.cat([torch.from_numpy(query), torch.from_numpy(document)])
+    torch.testing.assert_close(both, expected)
     assert encoder.mteb_model_meta.name == "org/named"
     with pytest.raises(InputError, match="image"):
         encoder.encode([{"image": []}], **options)

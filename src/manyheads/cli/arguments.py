@@ -278,7 +278,10 @@ def split_labelled(
     assert isinstance(head, ClassHead)
     rows = list(LabelledTexts(FileRows((str(file),))))
     known = model.class_names or tuple(str(number) for number in range(head.classes))
-    classes, _ = label_ids([row.label for row in rows], [row.location for row in rows], known)
+    labels = [row.label for row in rows if not isinstance(row.label, tuple)]
+    if len(labels) < len(rows):
+        raise InputError(f"{file} has several labels per text", "give one label per text")
+    classes, _ = label_ids(labels, [row.location for row in rows], known)
     texts = [row.text for row in rows]
     count = len(split_texts(model, texts, tokens)[0])
     return ClassInputs(texts[:count], classes[:count]), ClassInputs(texts[count:], classes[count:])

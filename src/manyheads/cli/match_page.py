@@ -3,19 +3,20 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
-from manyheads.console import TerminalPage, heat, visible
-
 if TYPE_CHECKING:
+    from rich.text import Text
+
+    from manyheads.console import TerminalPage
     from manyheads.tasks.search.match_result import MatchExplanation, MatchSide
 
 # A word is coloured if it adds at least this fraction of what the strongest adds.
 COLOURED = 0.15
 
 
-def print_explanation(page: TerminalPage, explained: "MatchExplanation") -> None:
+def print_explanation(page: "TerminalPage", explained: "MatchExplanation") -> None:
     """The passage with its words coloured by what they add, and the strongest words and heads."""
+    from manyheads.console import visible
+
     for line in coloured(explained.document).wrap(page.console, page.width):
         line.rstrip()
         page.show(line)
@@ -25,8 +26,12 @@ def print_explanation(page: TerminalPage, explained: "MatchExplanation") -> None
         page.paragraph(visible(sentence.strip()), style="dim")
 
 
-def coloured(side: "MatchSide") -> Text:
+def coloured(side: "MatchSide") -> "Text":
     """The text with a background behind each word that adds to the score."""
+    from rich.text import Text
+
+    from manyheads.console import heat, visible
+
     text = Text(visible("".join(" " if letter.isspace() else letter for letter in side.text)))
     words = side.words()
     largest = max((word.contribution for word in words), default=0.0)

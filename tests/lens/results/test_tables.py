@@ -230,7 +230,9 @@ def test_every_result_type_is_in_the_table_under_its_own_name() -> None:
 
     concrete = {each.__name__: each for each in below(Result) if each is not Tabular}
     ours = {
-        name: each for name, each in concrete.items() if each.__module__.startswith("manyheads")
+        name: each
+        for name, each in concrete.items()
+        if each.__module__.startswith("manyheads.lens")
     }
     assert ours == RESULT_TYPES
     assert {*ours} <= {*lens.__all__}

@@ -19,7 +19,7 @@ from manyheads.encoding.encode import Options
 from manyheads.encoding.text_reader import require_text_model, resolve_max_length
 from manyheads.encoding.text_rule import KNOWN_NAMES, TextRule
 from manyheads.encoding.text_scores import scored_classes
-from manyheads.errors import InputError, check_int, check_number, short_repr
+from manyheads.errors import InputError, check_int, check_number
 from manyheads.formatting import percent, pluralise
 from manyheads.models.build import Model
 from manyheads.progress import Progress, duration
@@ -365,7 +365,7 @@ def _difference(folder: Path, name: str, before: Any, now: Any) -> str:
     if name == "files":
         old, new = dict(before or ()), dict(now)
         changed = [file for file in {**old, **new} if old.get(file) != new.get(file)]
-        return f"{folder} holds a run over other files: {short_repr(changed[:3])} differ"
+        return f"{folder} holds a run over other files: {', '.join(map(str, changed[:3]))} differ"
     return f"{folder} holds a run with {name}={before!r}, and this one has {name}={now!r}"
 
 

@@ -17,7 +17,6 @@ from manyheads.cli.commands.tasks.search import (
     print_question,
     read_questions,
 )
-from manyheads.console import TerminalPage, visible
 from manyheads.errors import InputError
 
 if TYPE_CHECKING:
@@ -123,6 +122,8 @@ class AnswerCommand:
 
 def print_answer(found: "Answer") -> None:
     """The answer, then its sources, those that it names in bold."""
+    from manyheads.console import TerminalPage, visible
+
     page = TerminalPage()
     for line in found.text.splitlines() or ["(The reader wrote nothing.)"]:
         page.paragraph(visible(line))

@@ -98,6 +98,12 @@ class IndexCommand:
         print(_summary(index, report, self.out))
         for line in _details(report):
             print(line)
+        model = index.model
+        if model is not None and model.sentence is None and model.late is None:
+            print(
+                f"{self.model or 'the model'} was not trained to embed texts, so that its ranking "
+                "is rough: train it for search, or use a model of sentence-transformers"
+            )
         return 0
 
     def _create(self) -> "Index":

@@ -11,13 +11,13 @@ import tyro
 
 from manyheads.cli.arguments import DeviceName, Flag, OneText, PngFile, check_minimum
 from manyheads.cli.match_page import check_picture, draw_explanation, print_explanation
-from manyheads.console import TerminalPage, visible
 from manyheads.errors import InputError
 from manyheads.formatting import without_nan
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from manyheads.console import TerminalPage
     from manyheads.tasks.search.index import Hit, Index
     from manyheads.tasks.search.match_result import MatchExplanation
 
@@ -160,7 +160,7 @@ class Search:
             return
         if self.query is None and self.like is None:
             print_question(asked)
-        page = TerminalPage()
+        page = _new_page()
         if not hits:
             page.paragraph("No document was found.")
         for number, hit in enumerate(hits, 1):
@@ -207,9 +207,15 @@ def read_questions() -> Iterator[str]:
 def print_question(question: str) -> None:
     """Repeat what a pipe asked, above what was found."""
     if not sys.stdin.isatty():
-        page = TerminalPage()
+        page = _new_page()
         page.blank_line()
         page.title(question)
+
+
+def _new_page() -> "TerminalPage":
+    from manyheads.console import TerminalPage
+
+    return TerminalPage()
 
 
 def _check_query(query: str) -> None:
@@ -239,9 +245,11 @@ def hit_row(hit: "Hit") -> dict[str, Any]:
 
 
 def print_hit(
-    page: TerminalPage, number: int, hit: "Hit", query: str, *, passage: bool = True
+    page: "TerminalPage", number: int, hit: "Hit", query: str, *, passage: bool = True
 ) -> None:
     """Number, title and score of a document, and its passage with the words of the query marked."""
+    from manyheads.console import visible
+
     page.heading(f"{number}. {visible(hit.title or hit.id)}", right=f"{hit.score:.3f}")
     details = [hit.id] if hit.title and hit.id != hit.title else []
     details += [hit.source] if hit.source and hit.source != hit.id else []
@@ -258,6 +266,7 @@ def print_hit(
 def _excerpt(text: str, query: str) -> "Text":
     from rich.text import Text
 
+    from manyheads.console import visible
     from manyheads.tasks.search.highlights import best_excerpt, highlight
 
     flat = visible(" ".join(text.split()))

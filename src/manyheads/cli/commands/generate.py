@@ -23,7 +23,7 @@ from manyheads.cli.arguments import (
     write_json,
 )
 from manyheads.errors import InputError
-from manyheads.formatting import percent
+from manyheads.formatting import percent, pluralise
 
 if TYPE_CHECKING:
     from manyheads.decoding.generation_config import Generation, GenerationConfig
@@ -298,7 +298,7 @@ def _print_guard(report: "GuardReport | None") -> None:
         done = "stopped before" if report.action == "stop" else "marked"
         print(f"guard: {done} sentence {each.sentence} ({said}): {each.text}", file=sys.stderr)
     cost = f"{percent(report.fraction)} of the time"
-    print(f"guard: {report.sentences} sentences read, {cost}", file=sys.stderr)
+    print(f"guard: {pluralise(report.sentences, 'sentence')} read, {cost}", file=sys.stderr)
 
 
 def _ask() -> str:

@@ -1,6 +1,7 @@
 """The Ray engine: the same output in the same order as without it."""
 
 import builtins
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,18 +60,18 @@ def test_a_filter_writes_the_same_rows(model: Any, tmp_path: Path) -> None:
             )
 
 
+# Each of these starts workers anew, for a quarter of a minute.
+@pytest.mark.skipif("RAY_TESTS" not in os.environ, reason="slow: set RAY_TESTS=1")
 @pytest.mark.usefixtures("cluster")
-def test_vectors_and_classes_are_the_same(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_classes_and_errors_are_the_same(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ray_engine, "TEXTS_PER_TASK", 7)
     done = encode_with_ray(model, TEXTS, Options(progress=False), workers=2)
     torch.testing.assert_close(done.vectors, encode(model, TEXTS))
     classes, counted = classify_with_ray(model, TEXTS, Options(progress=False), workers=1)
     torch.testing.assert_close(classes.probabilities, classify(model, TEXTS).probabilities)
     assert (classes.names, counted.tokens) == (("bad", "good"), done.tokens)
-
-
-@pytest.mark.usefixtures("cluster")
-def test_an_error_in_a_worker_is_the_same_error(model: Any) -> None:
     with refuses(InputError, "token id 99", "ids of 0 to 39"):
         encode_with_ray(model, [[5, 99]], Options(progress=False), workers=1)
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.mixers.recurrent import decay_recurrence
 from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks
 from manyheads.ragged import Lengths
 
@@ -24,7 +23,7 @@ SHAPES = {
 @pytest.mark.parametrize("decays", [False, True])
 @pytest.mark.parametrize("continued", [False, True])
 def test_outputs_states_and_gradients(
-    shape: str, decays: bool, continued: bool, device: str, monkeypatch: pytest.MonkeyPatch
+    shape: str, decays: bool, continued: bool, device: str
 ) -> None:
     heads, groups, size, out = SHAPES[shape]
     lengths = Lengths.of((150, 0, 1, 64, 67), device)
@@ -47,10 +46,10 @@ def test_outputs_states_and_gradients(
     pulls = normal(lengths.total, heads, out), normal(lengths.count, heads, size, out)
     results = []
     for by_triton in (True, False):
-        monkeypatch.setattr(decay_recurrence, "_triton_can", lambda *_, it=by_triton: it)
         learned = {name: each.detach().requires_grad_() for name, each in inputs.items()}
         given = [learned.get(name) for name in ("q", "k", "v", "decay")]
-        output, last = recur_in_chunks(*given, lengths, learned.get("state"))
+        state = learned.get("state")
+        output, last = recur_in_chunks(*given, lengths, state, by_triton=by_triton)
         gradients = torch.autograd.grad((output, last), list(learned.values()), pulls)
         results.append((output, last, *gradients))
     for name, one, other in zip(("output", "last", *inputs), *results, strict=True):
@@ -65,7 +64,8 @@ def test_half_precision_stays_close(dtype: torch.dtype, device: str) -> None:
     q, k, v = (torch.randn(lengths.total, 2, 64, device=device) for _ in range(3))
     decay = -torch.rand(lengths.total, 2, device=device)
     wide, state = recur_in_chunks(q, k, v, decay, lengths)
-    half, other = recur_in_chunks(q.to(dtype), k.to(dtype), v.to(dtype), decay, lengths)
+    narrow = [each.to(dtype) for each in (q, k, v)]
+    half, other = recur_in_chunks(*narrow, decay, lengths, by_triton=True)
     assert half.dtype == dtype
     assert (half.float() - wide).norm() < 1e-2 * wide.norm()
     assert (other - state).norm() < 1e-2 * state.norm()

@@ -175,8 +175,7 @@ def _running_largest(
     if not lengths.total:
         return peaks, peaks, before
     top = torch.maximum(_running_maximum(peaks, lengths), before[lengths.sequence_of_token])
-    present = torch.tensor([i for i, length in enumerate(lengths.each) if length])
-    present = present.to(peaks.device)
+    present = ChunkLayout.of(lengths, min(RUN, lengths.longest)).sequence_of_first
     starts, ends = lengths.offsets[:-1].long()[present], lengths.offsets[1:].long()[present] - 1
     earlier = torch.cat([top[:1], top[:-1]]).index_copy(0, starts, before[present])
     # Nothing was summed up before the first key.

@@ -44,7 +44,7 @@ class ChunkLayout:
     @classmethod
     def of(cls, lengths: Lengths, size: int) -> "ChunkLayout":
         """The chunks of these lengths, from memory if they were the last ones."""
-        if torch.compiler.is_compiling() or lengths.filled is not None:
+        if torch.compiler.is_compiling():
             return cls._build(lengths, size)
         key = (lengths.each, lengths.offsets.device, size)
         known = _LAST.pop(key, None)

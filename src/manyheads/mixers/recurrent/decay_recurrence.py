@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.devices import HAS_TRITON
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.ragged import Lengths
 
@@ -33,13 +32,15 @@ def recur_in_chunks(
     state: Float[Tensor, "b h d e"] | None = None,
     *,
     chunk: int | None = None,
+    by_triton: bool = False,
 ) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
     """The outputs, and the state after each sequence, in float32 as the state itself.
 
     Neighbouring heads may share queries and keys: decays are applied to values and outputs, so
-    that products of shared keys are computed once.
+    that products of shared keys are computed once. `by_triton` runs the kernels of `triton_decay`
+    on CUDA; nothing asks for them until tests/gpu has passed on a device.
     """
-    by_triton = _triton_can(q, v)
+    by_triton = by_triton and max(q.shape[2], v.shape[2]) <= LARGEST_OF_TRITON
     wide = by_triton and max(q.shape[2], v.shape[2]) <= CHUNK
     chunks = ChunkLayout.of(lengths, chunk or (2 * CHUNK if wide else CHUNK))
     heads, groups = v.shape[1], q.shape[1]
@@ -85,13 +86,6 @@ def _recur_by_triton(
     added, whole = added_states(k, v, log_decay, chunks, precision)
     entering, last = _join_states(added, whole, before, chunks)
     return chunk_outputs(q, k, v, log_decay, entering, chunks, precision), last
-
-
-def _triton_can(q: Tensor, v: Tensor) -> bool:
-    """Whether the kernels run here; a compiler makes kernels of its own."""
-    if not HAS_TRITON or q.device.type != "cuda" or torch.compiler.is_compiling():
-        return False
-    return max(q.shape[2], v.shape[2]) <= LARGEST_OF_TRITON
 
 
 def _join_states(

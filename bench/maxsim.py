@@ -26,9 +26,9 @@ from side_by_side import Race, alone, count, peak_extra, race, say, show
 from torch import Tensor
 
 from manyheads.checkpoints.folder import load
+from manyheads.encoding.late_scores import maxsim, maxsim_matrix
 from manyheads.encoding.token_vectors import encode_tokens
 from manyheads.ragged import Lengths, Ragged
-from manyheads.tasks.search.maxsim import maxsim, maxsim_matrix
 from manyheads.tasks.search.residual_codes import ResidualCodes
 
 __all__ = ["main"]

@@ -273,56 +273,47 @@ def run_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         found: dict[str, Any] = {}
         longest = kinds()[name].longest
         possible = [tokens for tokens in lengths if tokens <= longest]
-        for group in [[tokens] for tokens in possible]:
-            run = run_alone if arguments.device == "cpu" else run_here
-            done, problem = run(name, group, arguments)
-            for tokens, one in zip(group, done, strict=False):
-                found[str(tokens)] = one
-                print(f"{name:24} {tokens:8,}  {in_words(one)}", flush=True)
-            if problem:
-                print(f"{name:24} {group[len(done)]:8,}  {problem}", flush=True)
+        run = run_alone if arguments.device == "cpu" else run_here
+        for tokens in possible:
+            one, problem = run(name, tokens, arguments)
+            if one is None:
+                print(f"{name:24} {tokens:8,}  {problem}", flush=True)
                 break
+            found[str(tokens)] = one
+            print(f"{name:24} {tokens:8,}  {in_words(one)}", flush=True)
         yield {name: found}
 
 
 def run_alone(
-    name: str, lengths: list[int], arguments: argparse.Namespace
-) -> tuple[list[dict[str, float]], str]:
-    """What a process of its own measures, and why it ended early."""
+    name: str, tokens: int, arguments: argparse.Namespace
+) -> tuple[dict[str, float] | None, str]:
+    """What a process of its own measures, or why it ended early."""
     command = [sys.executable, __file__, "--one", name, "--device", arguments.device]
-    command += ["--rounds", str(arguments.rounds), "--tokens", *map(str, lengths)]
+    command += ["--rounds", str(arguments.rounds), "--tokens", str(tokens)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
     try:
-        out, errors = process.communicate(timeout=SECONDS_TO_GIVE_UP)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=SECONDS_TO_GIVE_UP
+        )
     except subprocess.TimeoutExpired:
-        process.kill()
-        out, errors = process.communicate()
-        errors = f"not done in {SECONDS_TO_GIVE_UP} s"
-    done = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    if len(done) == len(lengths):
-        return done, ""
-    last = (errors.strip().splitlines() or [f"exit {process.returncode}"])[-1]
-    return done, last[:90]
+        return None, f"not done in {SECONDS_TO_GIVE_UP} s"
+    if done.returncode == 0:
+        return json.loads(done.stdout.splitlines()[-1]), ""
+    return None, (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1][:90]
 
 
 def run_here(
-    name: str, lengths: list[int], arguments: argparse.Namespace
-) -> tuple[list[dict[str, float]], str]:
+    name: str, tokens: int, arguments: argparse.Namespace
+) -> tuple[dict[str, float] | None, str]:
     """On CUDA memory is told by torch, and a process for each would mostly load libraries."""
     import torch
 
-    done = []
     try:
-        for tokens in lengths:
-            done.append(measure(name, tokens, arguments.device, arguments.rounds))
+        return measure(name, tokens, arguments.device, arguments.rounds), ""
     except Exception as error:
-        return done, str(error).splitlines()[0][:90]
+        return None, str(error).splitlines()[0][:90]
     finally:
         torch.cuda.empty_cache()
-    return done, ""
 
 
 def in_words(one: dict[str, float]) -> str:

@@ -29,9 +29,9 @@ from torch import Tensor
 from manyheads import encode, encode_tokens, load
 from manyheads.atomic_write import atomic_write
 from manyheads.devices import resolve_device
+from manyheads.encoding.late_scores import maxsim_matrix
 from manyheads.train import parse_run, train
 from manyheads.train.loop.reporting import MetricsLog
-from manyheads.train.objectives.late_interaction import maxsim_scores
 
 FUNCTIONS = 5_000
 LENGTH = 256
@@ -188,7 +188,7 @@ def late_scores(model: Any, queries: Sequence[str], bodies: Sequence[str]) -> Te
     one = encode_tokens(model, list(queries), role="query", longest=LENGTH, progress=False)
     other = encode_tokens(model, list(bodies), longest=LENGTH, progress=False)
     with torch.no_grad():
-        return maxsim_scores(one, other)
+        return maxsim_matrix(one, other)
 
 
 def bm25_scores(queries: Sequence[str], bodies: Sequence[str]) -> Tensor:

@@ -61,7 +61,7 @@ def scores(model: Model, query: str, texts: Sequence[str], kind: str) -> list[fl
         options: dict[str, Any] = {"normalise": True, "progress": False}
         vectors = manyheads.encode(model, [query, *texts], **options)
         return (vectors[1:] @ vectors[0]).tolist()
-    from manyheads.tasks.search.maxsim import maxsim
+    from manyheads.encoding.late_scores import maxsim
 
     one = manyheads.encode_tokens(model, [query], role="query", progress=False)
     return maxsim(one.of(0), manyheads.encode_tokens(model, texts, progress=False)).tolist()

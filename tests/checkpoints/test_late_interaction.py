@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from manyheads import build, encode_tokens, load, save
+from manyheads.encoding.late_scores import maxsim_matrix
 from manyheads.errors import ConfigError, InputError, TruncationWarning
 from manyheads.models.provenance import DenseProjection, LateInteractionConfig, QueryExpansion
-from manyheads.tasks.search.maxsim import maxsim_matrix
 from tests.checkpoints.late_folders import (
     QUERIES,
     TEXTS,

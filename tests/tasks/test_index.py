@@ -8,12 +8,12 @@ import torch
 
 from manyheads import encode, load
 from manyheads.cli.main import main
+from manyheads.encoding.late_scores import maxsim
 from manyheads.encoding.token_vectors import encode_tokens
 from manyheads.errors import InputError, MissingPackageError
 from manyheads.models.build import Model
 from manyheads.tasks import Document, Index
 from manyheads.tasks.search.index import _SearchScope
-from manyheads.tasks.search.maxsim import maxsim
 from manyheads.tasks.search.rank_fusion import fuse_rankings
 from manyheads.tasks.search.storage import vector_store
 from manyheads.tasks.search.storage.index_manifest import IndexLocation, model_fingerprint

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from manyheads.encoding.encode import encode
+from manyheads.encoding.late_scores import maxsim
 from manyheads.encoding.token_vectors import encode_tokens
 from manyheads.errors import InputError
 from manyheads.models.build import build
@@ -21,7 +22,6 @@ from manyheads.models.provenance import (
 from manyheads.pictures import draw_match
 from manyheads.taps import Head
 from manyheads.tasks import MatchExplanation, explain_match
-from manyheads.tasks.search.maxsim import maxsim
 from tests.studio.models import encoder
 
 QUERY, TEXT = "the cat sat", "The dog sat on the log,\nwhile the cat sat on the mat in Rome."

@@ -1,6 +1,7 @@
 """Put encoders to work: search documents, find entities, classify and filter corpora."""
 
 from manyheads.argument_checks import checked_functions
+from manyheads.encoding.late_scores import maxsim, maxsim_matrix
 from manyheads.tasks.extraction.calibration import (
     Calibration,
     calibrate,
@@ -24,7 +25,6 @@ from manyheads.tasks.search.hard_negatives import mine_negatives, score_candidat
 from manyheads.tasks.search.index import Hit, Index
 from manyheads.tasks.search.match_explanation import explain_hit, explain_match
 from manyheads.tasks.search.match_result import MatchExplanation, MatchSide, MatchWord
-from manyheads.tasks.search.maxsim import maxsim, maxsim_matrix
 from manyheads.tasks.search.mteb_adapter import MtebEncoder
 from manyheads.tasks.search.ranking_measures import (
     JudgedQuery,

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from manyheads.data.batch import Batch
-from manyheads.errors import ConfigError, ShapeError
+from manyheads.encoding.late_scores import maxsim_with_gradients
+from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import build
 from manyheads.ragged import Lengths, Ragged
 from manyheads.train.objectives import Contrastive
-from manyheads.train.objectives.late_interaction import maxsim_scores
 from tests.models.zoo import ENCODERS, ids
 
 
@@ -36,7 +36,10 @@ def one_by_one(queries: Ragged, documents: Ragged) -> torch.Tensor:
 def test_scores_and_gradients_are_those_of_one_pair_after_another(block: int) -> None:
     queries, documents = vectors(3, 1, 4, seed=0), vectors(5, 0, 2, 7, 1, seed=1)
     weight = torch.randn(3, 5, generator=torch.Generator().manual_seed(2))
-    found, expected = maxsim_scores(queries, documents, block=block), one_by_one(queries, documents)
+    found, expected = (
+        maxsim_with_gradients(queries, documents, products=block),
+        one_by_one(queries, documents),
+    )
     torch.testing.assert_close(found, expected)
     inputs = (queries.values, documents.values)
     for ours, theirs in zip(
@@ -49,8 +52,8 @@ def test_scores_and_gradients_are_those_of_one_pair_after_another(block: int) ->
 
 def test_vectors_of_two_models_are_refused() -> None:
     other = Ragged(torch.zeros(2, 4), Lengths.of([2]))
-    with pytest.raises(ShapeError, match=r"\(8,\)"):
-        maxsim_scores(vectors(3, seed=0), other)
+    with pytest.raises(InputError, match=r"\(3, 8\).*\(2, 4\)"):
+        maxsim_with_gradients(vectors(3, seed=0), other)
 
 
 def test_token_vectors_are_trained_whole_and_in_parts() -> None:

@@ -100,7 +100,9 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
         (
             "objective",
             {"kind": "Causal"},
-            "objective.kind is 'Causal': use 'CausalLM', 'MaskedLM', ..., 'SequenceClassification'",
+            "objective.kind is 'Causal': use 'CausalLM', 'MaskedLM', 'Seq2SeqLM', "
+            "'SequenceClassification', 'MultiLabelClassification', 'TokenClassification', "
+            "'ImageClassification', 'Contrastive' or 'Distillation'.",
         ),
         (
             "objective",

@@ -14,13 +14,13 @@ from torch import Tensor
 from manyheads.atomic_write import atomic_write
 from manyheads.data.sources.rows import Row, row_source
 from manyheads.encoding.encode import check_file, encode
+from manyheads.encoding.late_scores import maxsim
 from manyheads.encoding.token_vectors import encode_tokens
 from manyheads.errors import ConfigError, InputError, check_int, short_repr
 from manyheads.models.build import Model
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.tasks.search.index import Index
-from manyheads.tasks.search.maxsim import maxsim
 
 # Pairs of texts: a .jsonl or .parquet file, or rows with named fields.
 PairRows = str | Path | Iterable[Mapping[str, Any]]

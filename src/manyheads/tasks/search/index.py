@@ -15,6 +15,7 @@ from torch import Tensor
 
 from manyheads.checkpoints.folder import load
 from manyheads.encoding.encode import Options, encode_counted
+from manyheads.encoding.late_scores import maxsim
 from manyheads.encoding.text_reader import require_text_model
 from manyheads.errors import InputError, ManyheadsError, TruncationWarning, check_int, short_repr
 from manyheads.formatting import alternatives
@@ -22,7 +23,6 @@ from manyheads.models.build import Model
 from manyheads.ragged import Ragged
 from manyheads.tasks.search.chunking import CHUNK_TOKENS, OVERLAP, Chunker, ChunkSettings
 from manyheads.tasks.search.documents import Document, Documents, Scalar
-from manyheads.tasks.search.maxsim import maxsim
 from manyheads.tasks.search.rank_fusion import fuse_rankings
 from manyheads.tasks.search.residual_codes import ResidualCodec, ResidualCodes
 from manyheads.tasks.search.storage.index_manifest import (

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from manyheads.atomic_write import atomic_write, write_tensors
+from manyheads.encoding.late_scores import score_rows
 from manyheads.errors import InputError
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
-from manyheads.tasks.search.maxsim import score_rows
 
 BITS = 2
 BUCKETS = 2**BITS

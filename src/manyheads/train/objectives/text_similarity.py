@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from manyheads.data.batch import Batch, map_lengths, map_ragged
+from manyheads.encoding.late_scores import maxsim_with_gradients
 from manyheads.encoding.token_vectors import HiddenKeys, role_batch
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.encoder import TextModel
@@ -27,7 +28,6 @@ from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Watcher
 from manyheads.train.objectives.late_interaction import (
     attach_projection,
-    maxsim_scores,
     project_tokens,
 )
 from manyheads.train.objectives.objective import (
@@ -223,7 +223,7 @@ class TextSimilarity(RoutedObjective):
                 texts, candidates = vectors[: prepared.count], vectors[prepared.count :]
                 return texts @ candidates.T / self._temperature(COSINE_TEMPERATURE), added
             both = vectors.split([each.positions.shape[0] for each in prepared.lengths])
-            scores = maxsim_scores(*map(Ragged, both, prepared.lengths))
+            scores = maxsim_with_gradients(*map(Ragged, both, prepared.lengths))
             return scores / self._temperature(MAXSIM_TEMPERATURE), added
 
     def is_late(self, model: Any) -> bool:

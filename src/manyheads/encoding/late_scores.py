@@ -14,6 +14,9 @@ from manyheads.ragged import Lengths, Ragged
 BLOCK_ROWS = 8192
 BLOCK_PRODUCTS = 2**22
 
+# Products of tokens that training forms at a time.
+TRAINING_PRODUCTS = 2**26
+
 # The vectors of documents in rows start to stop, in the dtype of the product.
 Rows = Callable[[int, int], Tensor]
 
@@ -47,6 +50,47 @@ def score_rows(query: Float[Tensor, "q c"], lengths: Lengths, rows: Rows) -> Flo
     with torch.no_grad():
         queries = Ragged(query, Lengths.of([query.shape[0]], query.device))
         return _scores(queries, lengths, rows)[0]
+
+
+def maxsim_with_gradients(
+    queries: Ragged, documents: Ragged, *, products: int = TRAINING_PRODUCTS
+) -> Float[Tensor, "b d"]:
+    """`maxsim_matrix` for training: of every block only the places of the maxima are kept.
+
+    A document without vectors scores 0 here, which gives a finite loss. Documents of a block are
+    padded to the longest, since a reduction over ragged rows would keep all products.
+    """
+    _check(queries.values, documents.values)
+    tokens = max(queries.values.shape[0], 1)
+    each = documents.lengths.each
+    scores = [queries.values.new_zeros(len(queries), 0)]
+    first = 0
+    while first < len(documents):
+        last, longest = first + 1, each[first]
+        while last < len(documents):
+            longest = max(longest, each[last])
+            if tokens * longest * (last + 1 - first) > products:
+                break
+            last += 1
+        scores.append(_padded_scores(queries, documents, range(first, last)))
+        first = last
+    return torch.cat(scores, dim=1)
+
+
+def _padded_scores(queries: Ragged, documents: Ragged, some: range) -> Float[Tensor, "b d"]:
+    """The scores of some documents, whose vectors are padded to the longest."""
+    each, starts = documents.lengths.each[some.start : some.stop], documents.lengths.starts
+    values = documents.values[starts[some.start] : starts[some.stop - 1] + each[-1]]
+    lengths = Lengths.of(each, documents.device)
+    longest = max(lengths.longest, 1)
+    places = lengths.sequence_of_token * longest + lengths.positions
+    shape = (len(some) * longest, values.shape[1])
+    padded = values.new_zeros(shape).index_copy(0, places, values)
+    real = torch.zeros(shape[0], dtype=torch.bool, device=values.device).index_fill(0, places, 1)
+    products = (queries.values @ padded.T).masked_fill(~real, -torch.inf)
+    best = products.view(-1, len(some), longest).max(2).values
+    best = best.masked_fill(~real.view(len(some), longest).any(1), 0.0)
+    return _sum_by_query(best.T, queries.lengths).T
 
 
 def _check(queries: Tensor, documents: Tensor) -> None:

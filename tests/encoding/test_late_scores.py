@@ -11,9 +11,9 @@ from sentence_transformers.util import maxsim as judge
 from torch import Tensor
 
 from manyheads import Lengths, Ragged
+from manyheads.encoding import late_scores as module
+from manyheads.encoding.late_scores import maxsim, maxsim_matrix
 from manyheads.errors import InputError
-from manyheads.tasks.search import maxsim as module
-from manyheads.tasks.search.maxsim import maxsim, maxsim_matrix
 from manyheads.tasks.search.residual_codes import ResidualCodec, ResidualCodes, train_codec
 from tests.messages import refuses
 

@@ -1,7 +1,6 @@
 """The Ray engine: the same output in the same order as without it."""
 
 import builtins
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,8 +59,6 @@ def test_a_filter_writes_the_same_rows(model: Any, tmp_path: Path) -> None:
             )
 
 
-# Each of these starts workers anew, for a quarter of a minute.
-@pytest.mark.skipif("RAY_TESTS" not in os.environ, reason="slow: set RAY_TESTS=1")
 @pytest.mark.usefixtures("cluster")
 def test_vectors_classes_and_errors_are_the_same(
     model: Any, monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,21 @@ def resolve_device(name: str, option: str = "device") -> torch.device:
 HAS_TRITON = find_spec("triton") is not None
 
 
+def runs_triton(x: Tensor) -> bool:
+    """Whether Triton kernels can compute with `x`; they do it in float32."""
+    fits = x.is_cuda and x.dtype != torch.float64
+    return fits and HAS_TRITON and not torch.compiler.is_compiling()
+
+
+def triton_precision(x: Tensor) -> str:
+    """How kernels multiply matrices of such numbers.
+
+    Three products of tensor cores come as close as float32, much faster than without them.
+    """
+    exact = x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    return "tf32x3" if exact else "tf32"
+
+
 def trains_compiled(x: Tensor) -> bool:
     """Whether `x` is in a compiled training step on CUDA; the Triton kernels compute in float32."""
     training = torch.compiler.is_compiling() and torch.is_grad_enabled()

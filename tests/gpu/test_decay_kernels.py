@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from manyheads.mixers.performer import featurised, orthogonal_features
+from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks
 from manyheads.ragged import Lengths
 
@@ -69,3 +71,47 @@ def test_half_precision_stays_close(dtype: torch.dtype, device: str) -> None:
     assert half.dtype == dtype
     assert (half.float() - wide).norm() < 1e-2 * wide.norm()
     assert (other - state).norm() < 1e-2 * state.norm()
+
+
+@pytest.mark.parametrize("decays", [False, True])
+def test_states_are_joined_over_many_chunks(decays: bool, device: str) -> None:
+    from manyheads.mixers.recurrent.decay_recurrence import _join_states
+    from manyheads.mixers.recurrent.triton_states import joined_states
+
+    lengths = Lengths.of((1100 * 4, 0, 3, 70 * 4 - 1), device)
+    chunks = ChunkLayout.of(lengths, 4)
+    draw = torch.Generator().manual_seed(5)
+    shape = (chunks.counts.total, 2, 3, 5)
+    whole = -torch.rand(shape[:2], generator=draw) if decays else torch.zeros(shape[:2])
+    before = torch.randn(lengths.count, *shape[1:], generator=draw)
+    inputs = [torch.randn(shape, generator=draw), whole, before]
+    pulls = [torch.randn(each.shape, generator=draw).to(device) for each in (inputs[0], before)]
+    results = []
+    for by_triton in (True, False):
+        learned = [each.to(device).requires_grad_() for each in inputs]
+        if by_triton:
+            found = joined_states(*learned, chunks.counts, decays=decays)
+        else:
+            found = _join_states(*learned, chunks)
+        wanted = learned if decays else [learned[0], learned[2]]
+        results.append((*found, *torch.autograd.grad(found, wanted, pulls)))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("continued", [False, True])
+def test_features_of_performer(continued: bool, device: str) -> None:
+    lengths = Lengths.of((70, 0, 1, 33), device)
+    draw = torch.Generator().manual_seed(7)
+    features = orthogonal_features(3, 20, 12, draw).to(device)
+    joined = torch.randn(lengths.total, 2 * 3 * 12, generator=draw).to(device)
+    query, key = (part.unflatten(1, (3, 12)) for part in joined.chunk(2, dim=1))
+    before = torch.randn(lengths.count, 3, generator=draw).to(device) if continued else None
+    pulls = [torch.randn(lengths.total, 3, 20, generator=draw).to(device) for _ in range(2)]
+    results = []
+    for by_triton in (True, False):
+        learned = [query.detach().requires_grad_(), key.detach().requires_grad_()]
+        found = featurised(*learned, features, lengths, before, causal=True, by_triton=by_triton)
+        results.append((*found, *torch.autograd.grad(found[:2], learned, pulls)))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -10,12 +10,17 @@ from torch import Tensor, nn
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
+from manyheads.devices import runs_triton
 from manyheads.errors import ConfigError, check_int
 from manyheads.mixers.head_weights import DecayWeights, watch_pattern
 from manyheads.mixers.linear_attention import mix_both_ways
 from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
-from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks, recur_one_token
+from manyheads.mixers.recurrent.decay_recurrence import (
+    LARGEST_OF_TRITON,
+    recur_in_chunks,
+    recur_one_token,
+)
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
 
@@ -94,7 +99,7 @@ class PerformerLayer(Mixer):
             query, key, self.features, x.lengths, before, causal=self.config.causal
         )
         # The sum of the weights is one more channel.
-        wider = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1).float()
+        wider = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1).to(f_key.dtype)
         if not self.config.causal:
             refuse_cache(cache)
             mixed = mix_both_ways(f_query, f_key, wider, x.lengths)
@@ -134,6 +139,7 @@ def featurised(
     before: Float[Tensor, "b h"] | None = None,
     *,
     causal: bool,
+    by_triton: bool | None = None,
 ) -> tuple[
     Float[Tensor, "n h m"],
     Float[Tensor, "n h m"],
@@ -146,6 +152,10 @@ def featurised(
     causal model knows only the keys so far: there it grows with the text, and all that was summed
     up decays by as much. Returned too: this decay, and the logarithm of the factor at the end.
     """
+    if by_triton is None:
+        by_triton = runs_triton(query) and max(features.shape[1:]) <= LARGEST_OF_TRITON
+    if by_triton and causal:
+        return _featurised_by_triton(query, key, features, lengths, before)
     scale = query.shape[-1] ** -0.25
     of_query, of_key = (
         torch.einsum("nhd,hmd->nhm", x.float() * scale, features.float()) for x in (query, key)
@@ -163,6 +173,26 @@ def featurised(
         top, decay = largest[lengths.sequence_of_token], None
     f_key = (of_key - (half_norm + top).unsqueeze(-1)).exp() + EPS
     return f_query, f_key, decay, largest
+
+
+def _featurised_by_triton(
+    query: Float[Tensor, "n h d"],
+    key: Float[Tensor, "n h d"],
+    features: Float[Tensor, "h m d"],
+    lengths: Lengths,
+    before: Float[Tensor, "b h"] | None,
+) -> tuple[
+    Float[Tensor, "n h m"],
+    Float[Tensor, "n h m"],
+    Float[Tensor, "n h"],
+    Float[Tensor, "b h"],
+]:
+    """The same for causal models by kernels, with features as precise as queries and keys are."""
+    from manyheads.mixers.triton_features import features_of, key_peaks
+
+    top, decay, largest = _running_largest(key_peaks(key, features), lengths, before)
+    f_query = features_of(query, features, None, EPS)
+    return f_query, features_of(key, features, top, EPS), decay, largest
 
 
 def _running_largest(

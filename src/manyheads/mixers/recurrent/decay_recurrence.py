@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.devices import runs_triton, triton_precision
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.ragged import Lengths
 
@@ -32,15 +33,16 @@ def recur_in_chunks(
     state: Float[Tensor, "b h d e"] | None = None,
     *,
     chunk: int | None = None,
-    by_triton: bool = False,
+    by_triton: bool | None = None,
 ) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
     """The outputs, and the state after each sequence, in float32 as the state itself.
 
     Neighbouring heads may share queries and keys: decays are applied to values and outputs, so
-    that products of shared keys are computed once. `by_triton` runs the kernels of `triton_decay`
-    on CUDA; nothing asks for them until tests/gpu has passed on a device.
+    that products of shared keys are computed once. On CUDA kernels compute all this where they can,
+    unless `by_triton` says otherwise.
     """
-    by_triton = by_triton and max(q.shape[2], v.shape[2]) <= LARGEST_OF_TRITON
+    if by_triton is None:
+        by_triton = runs_triton(q) and max(q.shape[2], v.shape[2]) <= LARGEST_OF_TRITON
     wide = by_triton and max(q.shape[2], v.shape[2]) <= CHUNK
     chunks = ChunkLayout.of(lengths, chunk or (2 * CHUNK if wide else CHUNK))
     heads, groups = v.shape[1], q.shape[1]
@@ -80,11 +82,13 @@ def _recur_by_triton(
 ) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
     """The same by kernels that keep what a chunk computes inside the chip."""
     from manyheads.mixers.recurrent.triton_decay import added_states, chunk_outputs
+    from manyheads.mixers.recurrent.triton_states import joined_states
 
-    half = torch.get_float32_matmul_precision() != "highest" or q.dtype != torch.float32
-    precision = "tf32" if half else "ieee"
+    precision = triton_precision(q)
     added, whole = added_states(k, v, log_decay, chunks, precision)
-    entering, last = _join_states(added, whole, before, chunks)
+    entering, last = joined_states(
+        added, whole, before, chunks.counts, decays=log_decay is not None
+    )
     return chunk_outputs(q, k, v, log_decay, entering, chunks, precision), last
 
 

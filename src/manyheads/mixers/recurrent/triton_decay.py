@@ -3,7 +3,7 @@
 Importing this file needs triton: import it inside a function that runs on CUDA.
 
 A program computes one head of one chunk from its tokens alone, so that neither scores nor decays
-of a chunk are ever stored. The states between chunks are joined by `decay_recurrence`. With P the
+of a chunk are ever stored. The states between chunks are joined by `triton_states`. With P the
 decay from the start of the chunk up to and including a token, and T that of the whole chunk:
 
     added = sum_j exp(T - P_j) k_j v_j^T
@@ -351,7 +351,7 @@ def _launch(
         D=max(16, triton.next_power_of_2(d)),
         E=max(16, triton.next_power_of_2(e)),
         PRECISION=precision,
-        num_warps=8 if max(d, e) > 64 else 4,
+        num_warps=8 if max(d, e, chunks.size) > 64 else 4,
         num_stages=1,
     )
 

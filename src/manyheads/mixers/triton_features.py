@@ -1,0 +1,221 @@
+"""Triton kernels of Performer's random features: one pass over queries, two over keys.
+
+Importing this file needs triton: import it inside a function that runs on CUDA.
+
+With w the directions and c the fourth root of the head size, of which x is divided by:
+
+    f(q) = exp(w . q - max(w . q)) + eps        f(k) = exp(w . k - |k|^2 / 2 - top) + eps
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from manyheads.devices import triton_precision
+
+# Tokens of one program.
+TOKENS = 64
+
+
+@triton.jit
+def _vectors(at, row, there, stride, size, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)[None, :]
+    here = there[:, None] & (column < size)
+    return tl.load(at + row[:, None] * stride + column, mask=here, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _directions(at, head, features, d, M: tl.constexpr, D: tl.constexpr):
+    row = tl.arange(0, M)
+    return _vectors(at + head * features * d, row, row < features, d, d, D)
+
+
+@triton.jit
+def _exponents(
+    x_at,
+    w_at,
+    row,
+    there,
+    stride,
+    scale,
+    head,
+    features,
+    d,
+    KEYS: tl.constexpr,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The logarithms of the features before they are shifted; minus infinity beyond the last."""
+    x = _vectors(x_at + head * d, row, there, stride, d, D) * scale
+    w = _directions(w_at, head, features, d, M, D)
+    products = tl.dot(x, tl.trans(w), input_precision=PRECISION)
+    if KEYS:
+        products -= tl.sum(x * x, 1)[:, None] / 2
+    return tl.where(tl.arange(0, M)[None, :] < features, products, float("-inf"))
+
+
+@triton.jit
+def _peaks(
+    x_at,
+    w_at,
+    peaks_at,
+    tokens,
+    stride,
+    scale,
+    features,
+    d,
+    heads,
+    TOKENS: tl.constexpr,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    there, head = row < tokens, tl.program_id(1)
+    of_x = _exponents(
+        x_at, w_at, row, there, stride, scale, head, features, d, True, M, D, PRECISION
+    )
+    tl.store(peaks_at + row * heads + head, tl.max(of_x, 1), mask=there)
+
+
+@triton.jit
+def _features(
+    x_at,
+    w_at,
+    top_at,
+    out_at,
+    tokens,
+    stride,
+    scale,
+    eps,
+    features,
+    d,
+    heads,
+    KEYS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    there, head = row < tokens, tl.program_id(1)
+    of_x = _exponents(
+        x_at, w_at, row, there, stride, scale, head, features, d, KEYS, M, D, PRECISION
+    )
+    if KEYS:
+        top = tl.load(top_at + row * heads + head, mask=there, other=0.0)
+    else:
+        top = tl.max(of_x, 1)
+    column = tl.arange(0, M)[None, :]
+    at = out_at + (row[:, None] * heads + head) * features + column
+    value = tl.exp(of_x - top[:, None]) + eps
+    tl.store(at, value.to(at.dtype.element_ty), mask=there[:, None] & (column < features))
+
+
+@triton.jit
+def _features_back(
+    x_at,
+    w_at,
+    out_at,
+    pull_at,
+    dx_at,
+    tokens,
+    stride,
+    scale,
+    eps,
+    features,
+    d,
+    heads,
+    KEYS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    there, head = row < tokens, tl.program_id(1)
+    out = _vectors(out_at + head * features, row, there, heads * features, features, M)
+    pull = _vectors(pull_at + head * features, row, there, heads * features, features, M)
+    pull = pull * (out - eps)
+    w = _directions(w_at, head, features, d, M, D)
+    dx = tl.dot(pull, w, input_precision=PRECISION) * scale
+    if KEYS:
+        x = _vectors(x_at + head * d, row, there, stride, d, D)
+        dx -= x * (tl.sum(pull, 1) * scale * scale)[:, None]
+    column = tl.arange(0, D)[None, :]
+    at = dx_at + (row[:, None] * heads + head) * d + column
+    tl.store(at, dx.to(at.dtype.element_ty), mask=there[:, None] & (column < d))
+
+
+class _Features(torch.autograd.Function):
+    """The features of queries, or with `top` those of keys."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, top: Tensor | None, eps: float) -> Tensor:
+        out = x.new_empty(*x.shape[:2], w.shape[1])
+        filler = x if top is None else top.contiguous()
+        _launch(_features, (x, w, filler, out), (eps,), x, w, KEYS=top is not None)
+        ctx.save_for_backward(x, w, out)
+        ctx.eps, ctx.keys = eps, top is not None
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, pull: Tensor) -> tuple[Tensor | None, ...]:
+        x, w, out = ctx.saved_tensors
+        dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+        tensors = (x, w, out, pull.contiguous(), dx)
+        _launch(_features_back, tensors, (ctx.eps,), x, w, KEYS=ctx.keys)
+        return dx, None, None, None
+
+
+def _launch(
+    kernel: Any,
+    tensors: tuple[Any, ...],
+    more: tuple[float, ...],
+    x: Tensor,
+    w: Tensor,
+    **kind: Any,
+) -> None:
+    (tokens, heads, d), features = x.shape, w.shape[1]
+    kernel[(triton.cdiv(tokens, TOKENS), heads)](
+        *tensors,
+        tokens,
+        x.stride(0),
+        d**-0.25,
+        *more,
+        features,
+        d,
+        heads,
+        **kind,
+        TOKENS=TOKENS,
+        M=max(16, triton.next_power_of_2(features)),
+        D=max(16, triton.next_power_of_2(d)),
+        PRECISION=triton_precision(x),
+        num_warps=4,
+        num_stages=1,
+    )
+
+
+def key_peaks(x: Tensor, w: Tensor) -> Tensor:
+    """The logarithm of the largest feature of each key, without a gradient."""
+    x = _packed(x.detach())
+    peaks = x.new_empty(x.shape[:2], dtype=torch.float32)
+    _launch(_peaks, (x, w.float().contiguous(), peaks), (), x, w)
+    return peaks
+
+
+def features_of(x: Tensor, w: Tensor, top: Tensor | None, eps: float) -> Tensor:
+    """The features of queries, or, given what each is divided by, those of keys."""
+    return _Features.apply(_packed(x), w.float().contiguous(), top, eps)
+
+
+def _packed(x: Tensor) -> Tensor:
+    """The heads of a token side by side; tokens may be further apart."""
+    together = x.stride(2) == 1 and (x.shape[1] == 1 or x.stride(1) == x.shape[2])
+    return x if together else x.contiguous()

@@ -11,14 +11,14 @@ The decay is a number per head, or one per channel of the key as in Kimi delta a
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.devices import HAS_TRITON
+from manyheads.devices import HAS_TRITON, runs_triton, triton_precision
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.ragged import Lengths
 
@@ -32,6 +32,8 @@ EPS = 1e-6
 HAS_FLA = HAS_TRITON and find_spec("fla") is not None
 # Channels of a key that the kernels of fla-core can take.
 LARGEST_FLA_KEY = 256
+# Channels of a key that our own kernels can take; a value may have any number.
+LARGEST_TRITON_KEY = 128
 
 Decay = Float[Tensor, "n h"] | Float[Tensor, "n h d"]
 
@@ -122,21 +124,56 @@ def delta_in_chunks(
     state: Float[Tensor, "b h d e"] | None = None,
     *,
     chunk: int | None = None,
+    by_triton: bool | None = None,
 ) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
     """The outputs, and the state after each sequence, in float32 as the state itself.
 
     What a chunk writes depends on the state before it, so chunks run one after another; all that
-    does not depend on it is computed for all chunks at once.
+    does not depend on it is computed for all chunks at once. On CUDA kernels walk over the chunks
+    where they can, unless `by_triton` says otherwise.
     """
+    if by_triton is None:
+        by_triton = runs_triton(q) and q.shape[2] <= LARGEST_TRITON_KEY
     by_channel = log_decay.ndim == 3
     chunks = ChunkLayout.of(lengths, chunk or (CHUNK_BY_CHANNEL if by_channel else CHUNK))
-    last = v.new_zeros(lengths.count, *q.shape[1:], v.shape[2], dtype=torch.float32)
-    last = last if state is None else state.float()
+    before = v.new_zeros(lengths.count, *q.shape[1:], v.shape[2], dtype=torch.float32)
+    before = before if state is None else state.float()
     if not lengths.total:
-        return v, last
+        return v, before
+    parts = _prepare_chunks(q, k, v, beta, log_decay, chunks)
+    if by_triton:
+        output, last = _walk_by_triton(parts, before, chunks, triton_precision(q))
+    else:
+        output, last = _walk(parts, before, chunks)
+    return chunks.join(output.transpose(1, 2)).to(v.dtype), last
+
+
+class _ChunkParts(NamedTuple):
+    """What is known of the chunks before the state is."""
+
+    # What each token reads from the state before its chunk, and from the tokens of its chunk.
+    reading: Float[Tensor, "c h s d"]
+    weights: Float[Tensor, "c h s s"]
+    # What each token writes if that state is zero, and how the state corrects it.
+    written: Float[Tensor, "c h s e"]
+    corrected: Float[Tensor, "c h s d"]
+    # How what each token writes gets into the state after the chunk, and the decay of the chunk.
+    kept: Float[Tensor, "c h s d"]
+    whole: Float[Tensor, "c h 1 _"]
+
+
+def _prepare_chunks(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "n h d"],
+    v: Float[Tensor, "n h e"],
+    beta: Float[Tensor, "n h"],
+    log_decay: Decay,
+    chunks: ChunkLayout,
+) -> _ChunkParts:
+    """All that does not depend on the state, for all chunks at once."""
     query, key, value = (chunks.cut(x).float().transpose(1, 2) for x in (q, k, v))
     rate = chunks.cut(beta).float().transpose(1, 2).unsqueeze(-1)
-    decay = log_decay if by_channel else log_decay.unsqueeze(-1)
+    decay = log_decay if log_decay.ndim == 3 else log_decay.unsqueeze(-1)
     passed = chunks.cut(decay).float().transpose(1, 2).cumsum(2)
     # A token corrects what those before it in the chunk wrote: a triangular system.
     decay_before = passed.exp()
@@ -146,11 +183,20 @@ def delta_in_chunks(
     solved = torch.linalg.solve_triangular(overlaps, right, upper=False, unitriangular=True)
     written, corrected = solved.split([v.shape[2], q.shape[2]], dim=-1)
     whole = passed[:, :, -1:]
-    kept = (key * (whole - passed).exp()).transpose(2, 3)
+    kept = key * (whole - passed).exp()
+    return _ChunkParts(query * decay_before, weights, written, corrected, kept, whole)
+
+
+def _walk(
+    parts: _ChunkParts, before: Float[Tensor, "b h d e"], chunks: ChunkLayout
+) -> tuple[Float[Tensor, "c h s e"], Float[Tensor, "b h d e"]]:
+    """The outputs of every chunk and the state after each sequence, one chunk after another."""
     # One product reads the state, one reads and keeps what the chunk writes.
-    reading = torch.cat([corrected, query * decay_before], dim=2)
-    writing, left = torch.cat([weights, kept], dim=2), whole.exp().transpose(2, 3)
-    outputs, order, size = [], [], query.shape[2]
+    reading = torch.cat([parts.corrected, parts.reading], dim=2)
+    writing = torch.cat([parts.weights, parts.kept.transpose(2, 3)], dim=2)
+    written, left = parts.written, parts.whole.exp().transpose(2, 3)
+    outputs, order, size, device = [], [], written.shape[2], written.device
+    last = before
     for number in range(chunks.counts.longest):
         here = [index for index, count in enumerate(chunks.counts.each) if count > number]
         start = chunks.counts.starts[here[0]] + number
@@ -158,22 +204,35 @@ def delta_in_chunks(
         sequences: Any = slice(here[0], here[0] + 1)
         if len(here) > 1:
             now = torch.tensor([chunks.counts.starts[index] + number for index in here])
-            now, sequences = now.to(v.device), torch.tensor(here, device=v.device)
-        before = last[sequences]
-        correction, earlier = (reading[now] @ before).split(size, dim=2)
+            now, sequences = now.to(device), torch.tensor(here, device=device)
+        entering = last[sequences]
+        correction, earlier = (reading[now] @ entering).split(size, dim=2)
         update = writing[now] @ (written[now] - correction)
         outputs.append(earlier + update[:, :, :size])
-        after = torch.addcmul(update[:, :, size:], before, left[now])
-        if len(here) == lengths.count:
+        after = torch.addcmul(update[:, :, size:], entering, left[now])
+        if len(here) == chunks.counts.count:
             last = after
         else:
-            index = torch.tensor(here, device=v.device)
+            index = torch.tensor(here, device=device)
             last = last.index_copy(0, index, after)
         order += [chunks.counts.starts[index] + number for index in here]
     output = torch.cat(outputs)
-    if lengths.count > 1:
-        output = output[torch.tensor(order, device=v.device).argsort()]
-    return chunks.join(output.transpose(1, 2)).to(v.dtype), last
+    if chunks.counts.count > 1:
+        output = output[torch.tensor(order, device=device).argsort()]
+    return output, last
+
+
+def _walk_by_triton(
+    parts: _ChunkParts, before: Float[Tensor, "b h d e"], chunks: ChunkLayout, precision: str
+) -> tuple[Float[Tensor, "c h s e"], Float[Tensor, "b h d e"]]:
+    """The same by a kernel that walks over the chunks; all outputs are then read at once."""
+    from manyheads.mixers.recurrent.triton_delta import walk_over_chunks
+
+    whole = parts.whole.squeeze(2).expand(-1, -1, before.shape[2])
+    entering, new, last = walk_over_chunks(
+        parts.written, parts.corrected, parts.kept, whole, before, chunks.counts, precision
+    )
+    return parts.reading @ entering + parts.weights @ new, last
 
 
 def delta_one_token(

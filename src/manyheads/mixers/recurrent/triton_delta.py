@@ -1,0 +1,205 @@
+"""Triton kernels of the delta rule: the walk of the state over the chunks of every sequence.
+
+Importing this file needs triton: import it inside a function that runs on CUDA.
+
+With the state S before a chunk, which `corrected` reads and `kept` writes:
+
+    new = written - corrected S        S <- exp(whole) S + kept^T new
+
+The columns of the state never meet, so a program carries some of them for one head through a whole
+sequence. No product is ever transposed: Triton 3.4 to 3.7 gets that wrong on Hopper.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from manyheads.ragged import Lengths
+
+# Columns of the state that one program carries.
+COLUMNS = 32
+
+
+@triton.jit
+def _places(rows, columns, of_row, of_column, row_stride, column_stride):
+    """Where the numbers of a matrix are, and which of them there are."""
+    here = (rows < of_row)[:, None] & (columns < of_column)[None, :]
+    return rows[:, None] * row_stride + columns[None, :] * column_stride, here
+
+
+@triton.jit
+def _walk(
+    written_at,
+    corrected_at,
+    kept_at,
+    whole_at,
+    before_at,
+    offsets_at,
+    entering_at,
+    new_at,
+    last_at,
+    heads,
+    size,
+    d,
+    e,
+    SIZE: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    start = tl.load(offsets_at + sequence).to(tl.int64)
+    count = (tl.load(offsets_at + sequence + 1) - start).to(tl.int32)
+    token, channel = tl.arange(0, SIZE), tl.arange(0, D)
+    column = tl.program_id(2) * E + tl.arange(0, E)
+    in_state, state_here = _places(channel, column, d, e, e, 1)
+    in_value, value_here = _places(token, column, size, e, e, 1)
+    in_key, key_here = _places(token, channel, size, d, d, 1)
+    in_turned, turned_here = _places(channel, token, d, size, 1, d)
+    own = (sequence * heads + head) * d * e
+    state = tl.load(before_at + own + in_state, mask=state_here, other=0.0)
+    for index in range(count):
+        of_head = (start + index) * heads + head
+        key, value = of_head * size * d, of_head * size * e
+        corrected = tl.load(corrected_at + key + in_key, mask=key_here, other=0.0)
+        kept = tl.load(kept_at + key + in_turned, mask=turned_here, other=0.0)
+        written = tl.load(written_at + value + in_value, mask=value_here, other=0.0)
+        whole = tl.load(whole_at + of_head * d + channel, mask=channel < d, other=0.0)
+        tl.store(entering_at + of_head * d * e + in_state, state, mask=state_here)
+        new = written - tl.dot(corrected, state, input_precision=PRECISION)
+        tl.store(new_at + value + in_value, new, mask=value_here)
+        added = tl.dot(kept, new, input_precision=PRECISION)
+        state = state * tl.exp(whole)[:, None] + added
+    tl.store(last_at + own + in_state, state, mask=state_here)
+
+
+@triton.jit
+def _walk_back(
+    entering_pull_at,
+    new_pull_at,
+    last_pull_at,
+    corrected_at,
+    kept_at,
+    whole_at,
+    offsets_at,
+    dafter_at,
+    dnew_at,
+    dbefore_at,
+    heads,
+    size,
+    d,
+    e,
+    SIZE: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    start = tl.load(offsets_at + sequence).to(tl.int64)
+    count = (tl.load(offsets_at + sequence + 1) - start).to(tl.int32)
+    token, channel = tl.arange(0, SIZE), tl.arange(0, D)
+    column = tl.program_id(2) * E + tl.arange(0, E)
+    in_state, state_here = _places(channel, column, d, e, e, 1)
+    in_value, value_here = _places(token, column, size, e, e, 1)
+    in_key, key_here = _places(token, channel, size, d, d, 1)
+    in_turned, turned_here = _places(channel, token, d, size, 1, d)
+    own = (sequence * heads + head) * d * e
+    gradient = tl.load(last_pull_at + own + in_state, mask=state_here, other=0.0)
+    for index in range(count):
+        of_head = (start + count - 1 - index) * heads + head
+        key, value, matrix = of_head * size * d, of_head * size * e, of_head * d * e
+        corrected = tl.load(corrected_at + key + in_turned, mask=turned_here, other=0.0)
+        kept = tl.load(kept_at + key + in_key, mask=key_here, other=0.0)
+        new_pull = tl.load(new_pull_at + value + in_value, mask=value_here, other=0.0)
+        pull = tl.load(entering_pull_at + matrix + in_state, mask=state_here, other=0.0)
+        whole = tl.load(whole_at + of_head * d + channel, mask=channel < d, other=0.0)
+        tl.store(dafter_at + matrix + in_state, gradient, mask=state_here)
+        dnew = new_pull + tl.dot(kept, gradient, input_precision=PRECISION)
+        tl.store(dnew_at + value + in_value, dnew, mask=value_here)
+        read = tl.dot(corrected, dnew, input_precision=PRECISION)
+        gradient = gradient * tl.exp(whole)[:, None] + pull - read
+    tl.store(dbefore_at + own + in_state, gradient, mask=state_here)
+
+
+class _Walk(torch.autograd.Function):
+    """The state before each chunk, what each chunk writes, and the state after each sequence."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        written: Tensor,
+        corrected: Tensor,
+        kept: Tensor,
+        whole: Tensor,
+        before: Tensor,
+        counts: Lengths,
+        precision: str,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        written, before = written.contiguous(), before.contiguous()
+        corrected, kept, whole = corrected.contiguous(), kept.contiguous(), whole.contiguous()
+        entering = before.new_empty(len(written), *before.shape[1:])
+        new, last = torch.empty_like(written), torch.empty_like(before)
+        given = (written, corrected, kept, whole, before, counts.offsets)
+        _launch(_walk, (*given, entering, new, last), corrected, before, precision)
+        ctx.save_for_backward(corrected, kept, whole, entering, new)
+        ctx.counts, ctx.precision = counts, precision
+        return entering, new, last
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, entering_pull: Tensor, new_pull: Tensor, last_pull: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        corrected, kept, whole, entering, new = ctx.saved_tensors
+        pulls = [each.contiguous() for each in (entering_pull, new_pull, last_pull)]
+        dafter, dnew, dbefore = (torch.empty_like(each) for each in pulls)
+        given = (*pulls, corrected, kept, whole, ctx.counts.offsets)
+        _launch(_walk_back, (*given, dafter, dnew, dbefore), corrected, dbefore, ctx.precision)
+        dcorrected = -dnew @ entering.transpose(2, 3)
+        dkept = new @ dafter.transpose(2, 3)
+        dwhole = whole.exp() * torch.linalg.vecdot(dafter, entering)
+        return dnew, dcorrected, dkept, dwhole, dbefore, None, None
+
+
+def _launch(
+    kernel: Any, tensors: tuple[Tensor, ...], corrected: Tensor, states: Tensor, precision: str
+) -> None:
+    """Run a walk over every sequence, head and block of columns."""
+    size, (sequences, heads, d, e) = corrected.shape[2], states.shape
+    wide = max(d, size) > 64
+    kernel[(sequences, heads, triton.cdiv(e, COLUMNS))](
+        *tensors,
+        heads,
+        size,
+        d,
+        e,
+        SIZE=max(16, triton.next_power_of_2(size)),
+        D=max(16, triton.next_power_of_2(d)),
+        E=COLUMNS,
+        PRECISION=precision,
+        num_warps=8 if wide else 4,
+        # The next chunk is loaded during the products of this one, where there is room for it.
+        num_stages=1 if wide else 2,
+    )
+
+
+def walk_over_chunks(
+    written: Tensor,
+    corrected: Tensor,
+    kept: Tensor,
+    whole: Tensor,
+    before: Tensor,
+    counts: Lengths,
+    precision: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The state before each chunk, what each chunk writes, and the state after each sequence.
+
+    Given are for every chunk and head what its tokens write if the state is zero, how they correct
+    that, how they are kept, and the decay of every channel; the states before the sequences; and
+    how many chunks each sequence has.
+    """
+    return _Walk.apply(written, corrected, kept, whole, before, counts, precision)

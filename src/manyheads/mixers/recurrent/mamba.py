@@ -11,8 +11,10 @@ from torch.utils.checkpoint import checkpoint
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
+from manyheads.devices import HAS_TRITON
 from manyheads.errors import check_int
 from manyheads.mixers.mixer import Mixer
+from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.mixers.recurrent.diagonal_scan import diagonal_scan
 from manyheads.mixers.recurrent.pace import draw_pace_bias
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
@@ -23,6 +25,8 @@ from manyheads.taps import Look, Tap, seen
 BLOCK = {"cpu": 2**20, "cuda": 2**27}
 # Tokens whose decays are computed at once where a loop visits every token.
 WALKED = 16
+# States per channel that the kernels take.
+LARGEST_OF_TRITON = 64
 
 
 @check_fields
@@ -84,9 +88,7 @@ class MambaLayer(Mixer):
         dt = F.softplus(F.linear(pace, self.pace_weight).float() + self.pace_bias.float())
         rate = -self.log_rate.float().exp()
         given = None if state is None else state[0]
-        scanned, after = scan_channels(
-            mixed.float(), dt, rate, b.float(), c.float(), x.lengths, given
-        )
+        scanned, after = scan_channels(mixed, dt, rate, b, c, x.lengths, given)
         if cache is not None:
             cache.keep(after, recent)
         scanned = scanned + mixed * self.skip.float()
@@ -109,15 +111,24 @@ def scan_channels(
     c: Float[Tensor, "n s"],
     lengths: Lengths,
     state: Float[Tensor, "b c s"] | None = None,
+    *,
+    by_triton: bool | None = None,
 ) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b c s"]]:
-    """The output of every channel, and the states after each sequence.
+    """The output of every channel, and the states after each sequence, in the dtype of `dt`.
 
     All states of all tokens would need `s` times the memory of the outputs, so that some channels
-    are computed after others, and anew for gradients.
+    are computed after others, and anew for gradients. On CUDA the kernels of `triton_scan` compute
+    it, where they can, unless `by_triton` says otherwise.
     """
+    single = lengths.longest <= 1 or torch.compiler.is_compiling()
+    if by_triton is None:
+        by_triton = x.device.type == "cuda" and HAS_TRITON and not single
+        by_triton = by_triton and dt.dtype == torch.float32 and rate.shape[1] <= LARGEST_OF_TRITON
+    if by_triton and lengths.total:
+        return _scan_by_triton(x, dt, rate, b, c, lengths, state)
+    x, b, c = x.to(dt.dtype), b.to(dt.dtype), c.to(dt.dtype)
     inputs = (x, dt, rate, b, c)
     grad = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
-    single = lengths.longest <= 1 or torch.compiler.is_compiling()
     if x.device.type == "cpu" and not grad and not single:
         return _walk(x, dt, rate, b, c, lengths, state)
     limit = BLOCK.get(x.device.type, BLOCK["cpu"])
@@ -136,6 +147,22 @@ def scan_channels(
         outputs.append(output)
         states.append(after)
     return torch.cat(outputs, 1), torch.cat(states, 1)
+
+
+def _scan_by_triton(
+    x: Float[Tensor, "n c"],
+    dt: Float[Tensor, "n c"],
+    rate: Float[Tensor, "c s"],
+    b: Float[Tensor, "n s"],
+    c: Float[Tensor, "n s"],
+    lengths: Lengths,
+    state: Float[Tensor, "b c s"] | None,
+) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b c s"]]:
+    """The same by kernels that keep the states inside the chip."""
+    from manyheads.mixers.recurrent.triton_scan import CHUNK, scan_by_triton
+
+    before = dt.new_zeros(lengths.count, *rate.shape) if state is None else state
+    return scan_by_triton(x, dt, rate, b, c, before, ChunkLayout.of(lengths, CHUNK))
 
 
 def _scan_block(

@@ -5,7 +5,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.devices import runs_triton
 from manyheads.ragged import Ragged
+
+# Tokens of a window that the kernels take: they repeat their code for each.
+LARGEST_OF_TRITON = 16
 
 
 class ShortConvolution(nn.Module):
@@ -18,13 +22,25 @@ class ShortConvolution(nn.Module):
         nn.init.uniform_(self.weight, -(size**-0.5), size**-0.5)
 
     def forward(
-        self, x: Ragged, before: Float[Tensor, "b k c"] | None = None
+        self,
+        x: Ragged,
+        before: Float[Tensor, "b k c"] | None = None,
+        *,
+        by_triton: bool | None = None,
     ) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b k c"]]:
         """The outputs, and the last tokens of each sequence, which the next token will need.
 
         `before` are those of the tokens that came before; without it there were none.
+        On CUDA the kernels of `triton_convolution` compute it, where they can, unless `by_triton`
+        says otherwise. They give the outputs in the precision of `x`, also under autocast.
         """
         lengths, behind = x.lengths, self.weight.shape[1] - 1
+        if by_triton is None:
+            by_triton = runs_triton(x.values) and behind < LARGEST_OF_TRITON
+        # The kernels have no gradient of `before`.
+        learned = before is not None and before.requires_grad
+        if by_triton and not learned and x.values.shape[0]:
+            return self._convolve_by_triton(x, before)
         # Every sequence gets `behind` rows in front of it.
         row = torch.arange(x.values.shape[0], device=x.values.device)
         row = row + behind * (lengths.sequence_of_token + 1)
@@ -46,3 +62,30 @@ class ShortConvolution(nn.Module):
         output = output if self.bias is None else output + self.bias
         ends = offsets[1:] + behind * torch.arange(lengths.count, device=row.device)
         return F.silu(output), longer[ends.unsqueeze(1) + back]
+
+    def _convolve_by_triton(
+        self, x: Ragged, before: Float[Tensor, "b k c"] | None
+    ) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b k c"]]:
+        """The same by kernels that read every token from memory once."""
+        from manyheads.mixers.recurrent.triton_convolution import convolve
+
+        output = convolve(x.values, self.weight, self.bias, before, x.lengths)
+        return output, _last_tokens(x, before, self.weight.shape[1] - 1)
+
+
+def _last_tokens(
+    x: Ragged, before: Float[Tensor, "b k c"] | None, count: int
+) -> Float[Tensor, "b k c"]:
+    """The last `count` tokens of each sequence; a shorter one has those of `before`, or zeros."""
+    offsets = x.lengths.offsets.long().unsqueeze(1)
+    starts, ends = offsets[:-1], offsets[1:]
+    back = torch.arange(count, device=offsets.device)
+    row = ends - count + back
+    missing = (row < starts).unsqueeze(2)
+    last = x.values[row.clamp(min=0)]
+    if before is None:
+        return last.masked_fill(missing, 0)
+    sequence = torch.arange(x.lengths.count, device=offsets.device).unsqueeze(1)
+    # A row before the start of its sequence is that of `before` as far from its end.
+    slot = (row - starts + count).clamp(max=count - 1)
+    return torch.where(missing, before[sequence, slot].to(last.dtype), last)

@@ -12,6 +12,7 @@ one for that of the tokens, which adds up those of the sums that each token is p
 stores its share of the gradients of weight and bias; torch adds the shares in a fixed order.
 """
 
+from math import gcd
 from typing import Any
 
 import torch
@@ -128,6 +129,7 @@ def _forward(
     tokens,
     channels,
     across,
+    UNIT: tl.constexpr,
     SIZE: tl.constexpr,
     BIASED: tl.constexpr,
     CONTINUED: tl.constexpr,
@@ -135,6 +137,7 @@ def _forward(
     COLUMNS: tl.constexpr,
 ):
     _, row, column, here = _block(tokens, channels, across, ROWS, COLUMNS)
+    stride = stride * UNIT
     position, x_at, before_at = _places(
         x_at, before_at, sequences_at, offsets_at, row, column, tokens, stride, channels, SIZE
     )
@@ -172,6 +175,7 @@ def _sums_back(
     tokens,
     channels,
     across,
+    UNIT: tl.constexpr,
     SIZE: tl.constexpr,
     BIASED: tl.constexpr,
     CONTINUED: tl.constexpr,
@@ -180,6 +184,7 @@ def _sums_back(
 ):
     """The gradients of the sums, and this block's share of those of weight and bias."""
     block, row, column, here = _block(tokens, channels, across, ROWS, COLUMNS)
+    stride = stride * UNIT
     position, x_at, before_at = _places(
         x_at, before_at, sequences_at, offsets_at, row, column, tokens, stride, channels, SIZE
     )
@@ -290,6 +295,8 @@ def _launch(
 ) -> None:
     tokens, channels = x.shape
     across = triton.cdiv(channels, COLUMNS)
+    # Triton loads many numbers at once only where it knows that rows start at even places.
+    unit = gcd(x.stride(0), 16)
     fillers = [weight if each is None else each for each in (bias, before)]
     kernel[(triton.cdiv(tokens, ROWS) * across,)](
         x,
@@ -298,10 +305,11 @@ def _launch(
         lengths.sequence_of_token,
         lengths.offsets,
         *results,
-        x.stride(0),
+        x.stride(0) // unit,
         tokens,
         channels,
         across,
+        UNIT=unit,
         SIZE=weight.shape[0],
         BIASED=bias is not None,
         CONTINUED=before is not None,

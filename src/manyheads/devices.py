@@ -1,11 +1,17 @@
 """Devices by name, and what a device can do."""
 
+import functools
+from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from manyheads.errors import InputError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def resolve_device(name: str, option: str = "device") -> torch.device:
@@ -22,6 +28,21 @@ def resolve_device(name: str, option: str = "device") -> torch.device:
 
 
 HAS_TRITON = find_spec("triton") is not None
+
+
+def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
+    """A recurrence sums up long texts: products of float32 stay in float32 also under autocast.
+
+    The first argument is a tensor, whose device counts.
+    """
+
+    @functools.wraps(function)
+    def call(*values: P.args, **options: P.kwargs) -> R:
+        first: Any = values[0]
+        with torch.autocast(first.device.type, enabled=False):
+            return function(*values, **options)
+
+    return call
 
 
 def runs_triton(x: Tensor) -> bool:

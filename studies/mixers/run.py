@@ -1,6 +1,7 @@
 """Twelve kinds of attention and its alternatives, trained alike: see README.md.
 
-    python -m studies.mixers.run TEXT --device cuda                 # all of it, one GPU
+    python -m studies.mixers.run TEXT --device cuda --only-speed    # with nothing else on the GPU
+    python -m studies.mixers.run TEXT --device cuda                 # then the trainings
     python -m studies.mixers.run TEXT --kinds linear Mamba --steps 20 --recall-steps 20
     python -m studies.mixers.run --table                            # the tables from result.json
 
@@ -34,17 +35,21 @@ HERE = Path(__file__).parent
 LANGUAGE = {"width": 256, "layers": 4, "heads": 4, "parameters": 4_200_000}
 RECALL = {"width": 128, "layers": 2, "heads": 2, "parameters": 600_000}
 LENGTH, FACTORS = 512, (1, 2, 4)
-PAIRS, SYMBOLS = 32, 256
-RATE, WARM_UP, CLIP = 2e-3, 100, 1.0
+# Pairs of a text that trains recall; the most are tested.
+PAIRS, SYMBOLS = (2, 4, 8, 16, 32), 64
+WARM_UP, CLIP = 100, 1.0
 TIMED_STEPS = 20
+SETTINGS = ("batch", "steps", "rate", "recall_batch", "recall_steps", "recall_rate")
 
 
-def train(model: Decoder, batches: Iterator[Batch], steps: int, title: str) -> dict[str, float]:
+def train(
+    model: Decoder, batches: Iterator[Batch], steps: int, rate: float, title: str
+) -> dict[str, float]:
     """AdamW with a warm-up and a cosine; the loss of the last steps."""
     decayed = [each for each in model.parameters() if each.ndim > 1]
     others = [each for each in model.parameters() if each.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=on_cuda(model))
     losses = []
     with Progress(title, total=steps, unit="steps") as bar:
         for step in range(steps):
@@ -52,7 +57,7 @@ def train(model: Decoder, batches: Iterator[Batch], steps: int, title: str) -> d
                 (step + 1) / WARM_UP, 0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2
             )
             for group in optimizer.param_groups:
-                group["lr"] = RATE * share
+                group["lr"] = rate * share
             batch = next(batches)
             loss = loss_of(model, batch)
             optimizer.zero_grad(set_to_none=True)
@@ -64,12 +69,21 @@ def train(model: Decoder, batches: Iterator[Batch], steps: int, title: str) -> d
     return {"loss": torch.stack(losses[-20:]).mean().item()}
 
 
-def loss_of(model: Decoder, batch: Batch) -> torch.Tensor:
-    logits = model(batch.ids).logits
+def on_cuda(model: Decoder) -> bool:
+    return next(model.parameters()).is_cuda
+
+
+def logits_of(model: Decoder, ids: torch.Tensor) -> torch.Tensor:
+    """In bfloat16 on CUDA, as models are trained."""
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=on_cuda(model)):
+        logits = model(ids).logits
     assert isinstance(logits, torch.Tensor)
-    return F.cross_entropy(
-        logits.flatten(0, 1).float(), batch.targets.flatten(), ignore_index=IGNORED
-    )
+    return logits
+
+
+def loss_of(model: Decoder, batch: Batch) -> torch.Tensor:
+    logits = logits_of(model, batch.ids).flatten(0, 1).float()
+    return F.cross_entropy(logits, batch.targets.flatten(), ignore_index=IGNORED)
 
 
 @torch.no_grad()
@@ -77,8 +91,7 @@ def accuracy(model: Decoder, batch: Batch) -> float:
     """How often the most likely token is the one asked for; a few texts at a time."""
     right = asked = 0
     for ids, targets in zip(batch.ids.split(8), batch.targets.split(8), strict=True):
-        logits = model(ids).logits
-        assert isinstance(logits, torch.Tensor)
+        logits = logits_of(model, ids)
         here = targets != IGNORED
         right += int((logits.argmax(-1) == targets)[here].sum())
         asked += int(here.sum())
@@ -93,6 +106,7 @@ def language(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
         model.train(),
         texts.batches(arguments.batch, LENGTH, seed=0),
         arguments.steps,
+        arguments.rate,
         f"{kind}, language",
     )
     model.eval()
@@ -116,9 +130,10 @@ def language(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
 def recall(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
     device = arguments.device
     model = make_model(kind, vocabulary=2 * SYMBOLS, **RECALL).to(device)
-    batches = recall_batches(arguments.batch, PAIRS, SYMBOLS, 0, device)
-    told = train(model.train(), batches, arguments.recall_steps, f"{kind}, recall")
-    test = next(recall_batches(64, PAIRS, SYMBOLS, 1, device))
+    batches = recall_batches(arguments.recall_batch, PAIRS, SYMBOLS, 0, device)
+    steps, rate = arguments.recall_steps, arguments.recall_rate
+    told = train(model.train(), batches, steps, rate, f"{kind}, recall")
+    test = next(recall_batches(64, PAIRS[-1:], SYMBOLS, 1, device))
     return {
         "recall": accuracy(model.eval(), test),
         **{f"recall {name}": value for name, value in told.items()},
@@ -135,31 +150,21 @@ def speed(kind: str, arguments: argparse.Namespace) -> dict[str, float]:
         ),
         "recall": (
             make_model(kind, vocabulary=2 * SYMBOLS, **RECALL),
-            recall_batches(arguments.batch, PAIRS, SYMBOLS, 0, device),
+            recall_batches(arguments.recall_batch, PAIRS, SYMBOLS, 0, device),
         ),
     }
     found = {}
     for name, (model, batches) in both.items():
-        train(model.to(device).train(), batches, 3, f"{kind}, warm-up")
+        train(model.to(device).train(), batches, 5, arguments.rate, f"{kind}, warm-up")
         start = time.perf_counter()
-        train(model, batches, TIMED_STEPS, f"{kind}, speed")
+        train(model, batches, TIMED_STEPS, arguments.rate, f"{kind}, speed")
         found[f"{name} step"] = (time.perf_counter() - start) / TIMED_STEPS
     return found
 
 
-def choose_steps(speeds: dict[str, dict[str, float]], arguments: argparse.Namespace) -> None:
-    """As many steps as fit into --seconds, the same for all kinds."""
-    for name, share in (("language", 0.8), ("recall", 0.2)):
-        together = sum(each[f"{name} step"] for each in speeds.values())
-        field = "steps" if name == "language" else "recall_steps"
-        fit = int(share * arguments.seconds / together)
-        setattr(arguments, field, max(1, min(fit, getattr(arguments, field))))
-    print(f"{arguments.steps} steps of language, {arguments.recall_steps} of recall", flush=True)
-
-
 def write(rows: dict[str, Any], arguments: argparse.Namespace) -> None:
     """All that has ended so far, in the order of the kinds."""
-    settings = {name: getattr(arguments, name) for name in ("batch", "steps", "recall_steps")}
+    settings = {name: getattr(arguments, name) for name in SETTINGS}
     results = {"settings": settings, "kinds": {name: rows[name] for name in KINDS if name in rows}}
     arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
@@ -189,10 +194,13 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--recall-steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--recall-steps", type=int, default=1500)
+    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--recall-batch", type=int, default=512)
+    parser.add_argument("--recall-rate", type=float, default=2e-3)
     parser.add_argument("--out", type=Path, default=HERE / "result.json")
-    parser.add_argument("--seconds", type=float, help="fewer steps, so that all fit into this")
+    parser.add_argument("--only-speed", action="store_true", help="measure steps, train nothing")
     parser.add_argument("--table", action="store_true", help="print the table of --out")
     arguments = parser.parse_args()
     if arguments.table:
@@ -202,12 +210,12 @@ def main() -> None:
         parser.error("give the file with the bytes of enwik8")
     torch.set_float32_matmul_precision("high")
     rows = json.loads(arguments.out.read_text("utf-8"))["kinds"] if arguments.out.is_file() else {}
-    speeds = {kind: speed(kind, arguments) for kind in arguments.kinds}
-    if arguments.seconds is not None:
-        choose_steps(speeds, arguments)
     for kind in arguments.kinds:
+        rows[kind] = rows.get(kind) or speed(kind, arguments)
+        write(rows, arguments)
+    for kind in () if arguments.only_speed else arguments.kinds:
         torch.manual_seed(0)
-        rows[kind] = language(kind, arguments) | recall(kind, arguments) | speeds[kind]
+        rows[kind] |= language(kind, arguments) | recall(kind, arguments)
         write(rows, arguments)
 
 

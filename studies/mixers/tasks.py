@@ -6,7 +6,7 @@ not only a mark. Associative recall (MQAR, arXiv 2312.04927) has nothing but key
 first, then every key again in another order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,13 +85,19 @@ def with_needles(ids: np.ndarray, draw: np.random.Generator) -> None:
             text[start : start + 3] = MARK, keys[which], values[which]
 
 
-def recall_batches(count: int, pairs: int, symbols: int, seed: int, device: str) -> Iterator[Batch]:
-    """Associative recall: `pairs` of keys and values, then all keys again; values are asked."""
+def recall_batches(
+    count: int, choices: Sequence[int], symbols: int, seed: int, device: str
+) -> Iterator[Batch]:
+    """Associative recall: pairs of keys and values, then all keys again; values are asked.
+
+    Each batch has one of several numbers of pairs, so that few can be learned before many.
+    """
     draw = torch.Generator().manual_seed(seed)
     while True:
-        keys = torch.stack([torch.randperm(symbols, generator=draw)[:pairs] for _ in range(count)])
+        pairs = choices[int(torch.randint(len(choices), (1,), generator=draw))]
+        keys = torch.rand(count, symbols, generator=draw).argsort(1)[:, :pairs]
         values = symbols + torch.randint(0, symbols, (count, pairs), generator=draw)
-        order = torch.stack([torch.randperm(pairs, generator=draw) for _ in range(count)])
+        order = torch.rand(count, pairs, generator=draw).argsort(1)
         first = torch.stack([keys, values], dim=2).flatten(1)
         again = torch.stack([keys.gather(1, order), values.gather(1, order)], dim=2).flatten(1)
         whole = torch.cat([first, again], dim=1)

@@ -4,6 +4,9 @@ Without a GPU, but with triton: `MANYHEADS_NO_TYPECHECK=1 TRITON_INTERPRET=1 pyt
 tests/gpu/test_decay_kernels.py --on cpu`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,6 +22,16 @@ SHAPES = {
     "features": (2, 2, 128, 33),
     "two groups": (4, 2, 40, 24),
 }
+# Kernels of exact float32 take too long to compile; the interpreter is always exact.
+TOLERANCE = {"cuda": 2e-3, "cpu": 1e-5}
+
+
+@contextmanager
+def products_of_tensor_cores(yes: bool) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if yes else "highest")
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -51,11 +64,12 @@ def test_outputs_states_and_gradients(
         learned = {name: each.detach().requires_grad_() for name, each in inputs.items()}
         given = [learned.get(name) for name in ("q", "k", "v", "decay")]
         state = learned.get("state")
-        output, last = recur_in_chunks(*given, lengths, state, by_triton=by_triton)
-        gradients = torch.autograd.grad((output, last), list(learned.values()), pulls)
+        with products_of_tensor_cores(by_triton):
+            output, last = recur_in_chunks(*given, lengths, state, by_triton=by_triton)
+            gradients = torch.autograd.grad((output, last), list(learned.values()), pulls)
         results.append((output, last, *gradients))
     for name, one, other in zip(("output", "last", *inputs), *results, strict=True):
-        assert (one - other).norm() < 1e-5 * other.norm(), name
+        assert (one - other).norm() < TOLERANCE[device] * other.norm(), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -76,7 +90,7 @@ def test_half_precision_stays_close(dtype: torch.dtype, device: str) -> None:
 @pytest.mark.parametrize("decays", [False, True])
 def test_states_are_joined_over_many_chunks(decays: bool, device: str) -> None:
     from manyheads.mixers.recurrent.decay_recurrence import _join_states
-    from manyheads.mixers.recurrent.triton_states import joined_states
+    from manyheads.mixers.kernels.triton_states import joined_states
 
     lengths = Lengths.of((1100 * 4, 0, 3, 70 * 4 - 1), device)
     chunks = ChunkLayout.of(lengths, 4)
@@ -111,7 +125,11 @@ def test_features_of_performer(continued: bool, device: str) -> None:
     results = []
     for by_triton in (True, False):
         learned = [query.detach().requires_grad_(), key.detach().requires_grad_()]
-        found = featurised(*learned, features, lengths, before, causal=True, by_triton=by_triton)
-        results.append((*found, *torch.autograd.grad(found[:2], learned, pulls)))
+        options = {"causal": True, "by_triton": by_triton}
+        with products_of_tensor_cores(by_triton):
+            found = featurised(*learned, features, lengths, before, **options)
+            gradients = torch.autograd.grad(found[:2], learned, pulls)
+        results.append((*found, *gradients))
     for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        bound = TOLERANCE[device]
+        torch.testing.assert_close(one, other, rtol=10 * bound, atol=10 * bound)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
+from manyheads.devices import without_autocast
 from manyheads.errors import ConfigError, check_int
 from manyheads.mixers.head_weights import DecayWeights, watch_pattern
 from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
@@ -126,6 +127,7 @@ class LinearAttentionLayer(Mixer):
         return torch.log1p(-(2.0 ** (-5.0 - heads))).expand(x.values.shape[0], -1)
 
 
+@without_autocast
 def mix_both_ways(
     query: Float[Tensor, "n h d"],
     key: Float[Tensor, "n h d"],

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.devices import runs_triton
+from manyheads.devices import without_autocast
 from manyheads.errors import ConfigError, check_int
 from manyheads.mixers.head_weights import DecayWeights, watch_pattern
 from manyheads.mixers.linear_attention import mix_both_ways
 from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.mixers.recurrent.decay_recurrence import (
-    LARGEST_OF_TRITON,
     recur_in_chunks,
     recur_one_token,
+    suits_kernels,
 )
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
@@ -131,6 +131,7 @@ def orthogonal_features(
     return directions.transpose(-2, -1).flatten(1, 2)[:, :features] * lengths
 
 
+@without_autocast
 def featurised(
     query: Float[Tensor, "n h d"],
     key: Float[Tensor, "n h d"],
@@ -153,7 +154,7 @@ def featurised(
     up decays by as much. Returned too: this decay, and the logarithm of the factor at the end.
     """
     if by_triton is None:
-        by_triton = runs_triton(query) and max(features.shape[1:]) <= LARGEST_OF_TRITON
+        by_triton = suits_kernels(query, max(features.shape[1:]))
     if by_triton and causal:
         return _featurised_by_triton(query, key, features, lengths, before)
     scale = query.shape[-1] ** -0.25
@@ -188,7 +189,7 @@ def _featurised_by_triton(
     Float[Tensor, "b h"],
 ]:
     """The same for causal models by kernels, with features as precise as queries and keys are."""
-    from manyheads.mixers.triton_features import features_of, key_peaks
+    from manyheads.mixers.kernels.triton_features import features_of, key_peaks
 
     top, decay, largest = _running_largest(key_peaks(key, features), lengths, before)
     f_query = features_of(query, features, None, EPS)

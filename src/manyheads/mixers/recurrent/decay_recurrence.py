@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.devices import runs_triton, triton_precision
+from manyheads.devices import runs_triton, triton_precision, without_autocast
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.ragged import Lengths
 
@@ -24,6 +24,15 @@ FAN = 4
 LARGEST_OF_TRITON = 128
 
 
+def suits_kernels(x: Tensor, largest: int) -> bool:
+    """Whether kernels compute with heads of so many channels.
+
+    Exact products of float32 are left to torch: their kernels take minutes to compile.
+    """
+    return runs_triton(x) and triton_precision(x) == "tf32" and largest <= LARGEST_OF_TRITON
+
+
+@without_autocast
 def recur_in_chunks(
     q: Float[Tensor, "n g d"],
     k: Float[Tensor, "n g d"],
@@ -42,7 +51,7 @@ def recur_in_chunks(
     unless `by_triton` says otherwise.
     """
     if by_triton is None:
-        by_triton = runs_triton(q) and max(q.shape[2], v.shape[2]) <= LARGEST_OF_TRITON
+        by_triton = suits_kernels(q, max(q.shape[2], v.shape[2]))
     wide = by_triton and max(q.shape[2], v.shape[2]) <= CHUNK
     chunks = ChunkLayout.of(lengths, chunk or (2 * CHUNK if wide else CHUNK))
     heads, groups = v.shape[1], q.shape[1]
@@ -81,8 +90,8 @@ def _recur_by_triton(
     before: Float[Tensor, "b h d e"],
 ) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
     """The same by kernels that keep what a chunk computes inside the chip."""
-    from manyheads.mixers.recurrent.triton_decay import added_states, chunk_outputs
-    from manyheads.mixers.recurrent.triton_states import joined_states
+    from manyheads.mixers.kernels.triton_decay import added_states, chunk_outputs
+    from manyheads.mixers.kernels.triton_states import joined_states
 
     precision = triton_precision(q)
     added, whole = added_states(k, v, log_decay, chunks, precision)

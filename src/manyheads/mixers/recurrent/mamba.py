@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.devices import HAS_TRITON
+from manyheads.devices import HAS_TRITON, without_autocast
 from manyheads.errors import check_int
 from manyheads.mixers.mixer import Mixer
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
@@ -103,6 +103,7 @@ class MambaLayer(Mixer):
         return F.rms_norm(part.float(), part.shape[-1:], eps=eps).to(part.dtype)
 
 
+@without_autocast
 def scan_channels(
     x: Float[Tensor, "n c"],
     dt: Float[Tensor, "n c"],
@@ -159,7 +160,7 @@ def _scan_by_triton(
     state: Float[Tensor, "b c s"] | None,
 ) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b c s"]]:
     """The same by kernels that keep the states inside the chip."""
-    from manyheads.mixers.recurrent.triton_scan import CHUNK, scan_by_triton
+    from manyheads.mixers.kernels.triton_scan import CHUNK, scan_by_triton
 
     before = dt.new_zeros(lengths.count, *rate.shape) if state is None else state
     return scan_by_triton(x, dt, rate, b, c, before, ChunkLayout.of(lengths, CHUNK))

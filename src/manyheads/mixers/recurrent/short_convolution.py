@@ -67,7 +67,7 @@ class ShortConvolution(nn.Module):
         self, x: Ragged, before: Float[Tensor, "b k c"] | None
     ) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b k c"]]:
         """The same by kernels that read every token from memory once."""
-        from manyheads.mixers.recurrent.triton_convolution import convolve
+        from manyheads.mixers.kernels.triton_convolution import convolve
 
         output = convolve(x.values, self.weight, self.bias, before, x.lengths)
         return output, _last_tokens(x, before, self.weight.shape[1] - 1)

@@ -249,7 +249,7 @@ class _AddedStates(torch.autograd.Function):
     def forward(
         ctx: Any, k: Tensor, v: Tensor, decay: Tensor | None, chunks: ChunkLayout, precision: str
     ) -> tuple[Tensor, Tensor]:
-        k, v = _packed(k), _packed(v)
+        k, v = side_by_side(k), side_by_side(v)
         heads, d, e = v.shape[1], k.shape[2], v.shape[2]
         added = v.new_empty(chunks.counts.total, heads, d, e, dtype=torch.float32)
         whole = added.new_empty(added.shape[:2])
@@ -298,7 +298,7 @@ class _ChunkOutputs(torch.autograd.Function):
         chunks: ChunkLayout,
         precision: str,
     ) -> Tensor:
-        q, k, v, state = _packed(q), _packed(k), _packed(v), state.contiguous()
+        q, k, v, state = side_by_side(q), side_by_side(k), side_by_side(v), state.contiguous()
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
         decay = None if decay is None else decay.contiguous()
         filler = v if decay is None else decay
@@ -356,7 +356,7 @@ def _launch(
     )
 
 
-def _packed(x: Tensor) -> Tensor:
+def side_by_side(x: Tensor) -> Tensor:
     """The heads of a token side by side; tokens may be further apart."""
     together = x.stride(2) == 1 and (x.shape[1] == 1 or x.stride(1) == x.shape[2])
     return x if together else x.contiguous()

@@ -2,7 +2,7 @@
 
 Importing this file needs triton: import it inside a function that runs on CUDA.
 
-With w the directions and c the fourth root of the head size, of which x is divided by:
+With w the directions, and queries and keys divided by the fourth root of their size:
 
     f(q) = exp(w . q - max(w . q)) + eps        f(k) = exp(w . k - |k|^2 / 2 - top) + eps
 """
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from manyheads.devices import triton_precision
+from manyheads.mixers.kernels.triton_decay import side_by_side
 
 # Tokens of one program.
 TOKENS = 64
@@ -204,7 +205,7 @@ def _launch(
 
 def key_peaks(x: Tensor, w: Tensor) -> Tensor:
     """The logarithm of the largest feature of each key, without a gradient."""
-    x = _packed(x.detach())
+    x = side_by_side(x.detach())
     peaks = x.new_empty(x.shape[:2], dtype=torch.float32)
     _launch(_peaks, (x, w.float().contiguous(), peaks), (), x, w)
     return peaks
@@ -212,10 +213,4 @@ def key_peaks(x: Tensor, w: Tensor) -> Tensor:
 
 def features_of(x: Tensor, w: Tensor, top: Tensor | None, eps: float) -> Tensor:
     """The features of queries, or, given what each is divided by, those of keys."""
-    return _Features.apply(_packed(x), w.float().contiguous(), top, eps)
-
-
-def _packed(x: Tensor) -> Tensor:
-    """The heads of a token side by side; tokens may be further apart."""
-    together = x.stride(2) == 1 and (x.shape[1] == 1 or x.stride(1) == x.shape[2])
-    return x if together else x.contiguous()
+    return _Features.apply(side_by_side(x), w.float().contiguous(), top, eps)

@@ -1,0 +1,1 @@
+"""Triton kernels of the mixers, for CUDA: importing any of them needs triton."""

@@ -187,6 +187,21 @@ def test_conditions_filter_by_metadata(dense: Index) -> None:
         numbers("number > (")
 
 
+@pytest.mark.parametrize("held_bytes", [0, vector_store.HELD_BYTES])
+def test_later_searches_show_the_same_and_hold_only_small_texts(
+    held_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector_store, "HELD_BYTES", held_bytes)
+    index = Index.create(tmp_path / "index", None, DOCUMENTS[:6], kind="bm25", **SMALL)
+    index.delete(DOCUMENTS[0].id)
+    index.add([*DOCUMENTS[6:8], DOCUMENTS[0]])
+    first, second = index.search("river"), index.search("river")
+    assert first
+    assert second == first
+    assert index.search("zzzz") == []
+    assert (index._state._held is None) == (held_bytes == 0)
+
+
 def test_similar_documents_are_not_the_document_itself(dense: Index) -> None:
     hits = dense.like("d6", 3)
     assert "d6" not in [hit.id for hit in hits]
@@ -268,7 +283,7 @@ def test_lancedb_missing_or_refusing_the_processor_is_named(
         vector_store.require_lancedb()
     (tmp_path / "cpuinfo").write_text("flags\t\t: avx avx2\n", encoding="utf-8")
     monkeypatch.setitem(__import__("sys").modules, "lancedb", None)
-    with pytest.raises(MissingPackageError, match="pip install lancedb"):
+    with pytest.raises(MissingPackageError, match=r"pip install 'manyheads\[search\]'"):
         vector_store.require_lancedb()
 
 

@@ -327,6 +327,7 @@ class _Snapshot:
         self.manifest = manifest
         self.table = ChunkTable.pinned(location.address, manifest)
         self.names = self.table.names()
+        self._searched = False
 
     @cached_property
     def keywords(self) -> KeywordIndex | None:
@@ -365,7 +366,7 @@ class _Snapshot:
         return F.normalize(vectors.float().mean(0), dim=0)
 
     def text_of(self, rows: Int[np.ndarray, " m"]) -> str:
-        return "\n".join(each["text"] for each in self.table.take(self.names.rows[rows]).values())
+        return "\n".join(each["text"] for each in self.table.take(self.names.rows[rows]))
 
     def allowed(self, where: Where | None) -> Bool[np.ndarray, " n"] | None:
         """Which rows a condition holds for; None for all."""
@@ -417,22 +418,34 @@ class _Snapshot:
             fetched *= 4
 
     def hits(self, ranked: Sequence[_Ranked]) -> list[Hit]:
-        ids = self.names.rows[[each.row for each in ranked]]
-        taken = self.table.take(ids)
+        names, rows = self.names, np.array([each.row for each in ranked], dtype=np.int64)
         return [
             Hit(
-                id=row["document"],
+                id=names.documents[names.document[each.row]],
                 score=each.score,
                 text=row["text"],
                 title=row["title"],
-                chunk=row["chunk"],
+                chunk=int(names.chunk[each.row]),
                 start=row["chunk_start"],
                 end=row["chunk_end"],
                 source=row["source"],
                 metadata=json.loads(row["metadata"]),
             )
-            for each, row in zip(ranked, (taken[each] for each in ids.tolist()), strict=True)
+            for each, row in zip(ranked, self._shown(rows), strict=True)
         ]
+
+    def _shown(self, numbers: Int[np.ndarray, " m"]) -> list[dict[str, Any]]:
+        """What hits show of some rows."""
+        # A process that searches once reads only the rows that it shows.
+        if self._searched and self._held is not None:
+            shown: list[dict[str, Any]] = self._held.take(numbers).to_pylist()
+            return shown
+        self._searched = True
+        return self.table.take(self.names.rows[numbers])
+
+    @cached_property
+    def _held(self) -> Any:
+        return self.table.held_rows()
 
 
 def _plan(

@@ -258,7 +258,7 @@ def _file_system(address: str) -> Any:
     try:
         from pyarrow import fs
     except ImportError:
-        raise MissingPackageError(f"the address {address}", "pyarrow") from None
+        raise MissingPackageError(f"the address {address}", "'manyheads[search]'") from None
     try:
         return fs.FileSystem.from_uri(address)
     except (ValueError, OSError) as error:

@@ -29,6 +29,8 @@ from manyheads.tasks.search.storage.vector_store import ChunkRow, ChunkTable
 
 # Documents that are encoded and stored together: a killed run loses at most these.
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1024, {"cpu": 2**17, "cuda": 2**21}
+# Tokens that are encoded together; more take memory on the CPU and save no time.
+BATCH_TOKENS = {"cpu": 2048, "cuda": None}
 
 # As many train the codec of 2-bit vectors.
 TRAINING_DOCUMENTS, TRAINING_CHARACTERS = 8192, 2**20
@@ -116,8 +118,7 @@ class IndexWriter:
         """Documents that are not stored yet, some at a time."""
         batch: list[Document] = []
         characters = 0
-        home = "cpu" if self.model is None else next(self.model.parameters()).device.type
-        most = BATCH_CHARACTERS["cpu" if home == "cpu" else "cuda"]
+        most = BATCH_CHARACTERS[self._device]
         largest = BATCH_DOCUMENTS
         if self.plan.vectors == "2bit" and self._codec is None:
             # The codec is trained on the first batch.
@@ -146,6 +147,12 @@ class IndexWriter:
         if batch:
             yield batch
 
+    @property
+    def _device(self) -> str:
+        """The kind of device that the tables above know: "cpu", or "cuda" for all others."""
+        home = "cpu" if self.model is None else next(self.model.parameters()).device.type
+        return "cpu" if home == "cpu" else "cuda"
+
     def _skip(self, name: str, reason: str) -> None:
         self.report.skipped.append((name, reason))
 
@@ -168,7 +175,9 @@ class IndexWriter:
             return None
         assert self.model is not None
         if self.plan.row_vectors == "dense":
-            done = encode_counted(self.model, texts, Options(normalise=True, progress=False))
+            batch_tokens = BATCH_TOKENS[self._device]
+            options = Options(normalise=True, batch_tokens=batch_tokens, progress=False)
+            done = encode_counted(self.model, texts, options)
             self.report.tokens += done.tokens
             self.report.truncated += done.cut
             return done.vectors

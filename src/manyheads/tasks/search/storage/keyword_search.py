@@ -82,5 +82,5 @@ def _package() -> Any:
         import bm25s
         import bm25s.stopwords
     except ImportError:
-        raise MissingPackageError("keyword search", "bm25s") from None
+        raise MissingPackageError("keyword search", "'manyheads[search]'") from None
     return bm25s

@@ -62,7 +62,7 @@ def test_commands_options_and_values_are_completed(completed: Any) -> None:
 
 def test_models_are_those_of_the_house_and_folders(completed: Any) -> None:
     house = ["house-bert", "house-gpt", "house-gpt-gated"]
-    assert completed("manyheads", "inspect", "") == [*house, "model", "smollm2"]
+    assert completed("manyheads", "inspect", "") == [*house, "minilm", "model", "smollm2"]
     assert completed("manyheads", "studio", "model", "--port", "1", "house-b") == ["house-bert"]
 
 

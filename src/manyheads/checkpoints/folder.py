@@ -123,11 +123,11 @@ def load(
     """Load a model from a folder, from a GGUF file or by name.
 
     `where` is a folder, a .gguf file, one of the bundled models "house-gpt", "house-gpt-gated" and
-    "house-bert", "smollm2" after `manyheads get smollm2`, or a name on the hub: "org/name", with a
-    revision as `revision` or "org/name@revision". All weights have one dtype: the requested one,
-    or else, as in `transformers`, the one that config.json names, or else that of the first stored
-    tensor. Quantised files and the bundled models, which are stored in half precision, are loaded
-    in float32. A folder that is replaced meanwhile is read again.
+    "house-bert", "smollm2" or "minilm" after `manyheads get`, or a name on the hub: "org/name",
+    with a revision as `revision` or "org/name@revision". All weights have one dtype: the requested
+    one, or else, as in `transformers`, the one that config.json names, or else that of the first
+    stored tensor. Quantised files and the bundled models, which are stored in half precision, are
+    loaded in float32. A folder that is replaced meanwhile is read again.
     """
     home = resolve_device(str(device))
     if dtype is not None and not getattr(dtype, "is_floating_point", False):

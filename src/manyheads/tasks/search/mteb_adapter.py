@@ -22,7 +22,7 @@ class MtebEncoder:
     tasks of retrieval and reranking. Results are stored by mteb under `name`.
 
         import mteb
-        model = manyheads.load("minilm/")
+        model = manyheads.load("minilm")
         mteb.evaluate(tasks.MtebEncoder(model), mteb.get_tasks(tasks=["SciFact"]))
     """
 

@@ -24,7 +24,7 @@ NAMED = 3
 class IndexCommand:
     """Index documents, so that manyheads search finds them.
 
-    For example: manyheads index notes/ -o notes.index --model minilm/
+    For example: manyheads index notes/ -o notes.index --model minilm
     Run again, it encodes only what is new or has changed, and removes what is gone; interrupted, it
     continues where it was.
     """
@@ -43,7 +43,8 @@ class IndexCommand:
     """The folder of the index, or an address of an object store: s3://bucket/notes."""
 
     model: Annotated[str | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = None
-    """The model that encodes the documents: a folder, house-bert or org/name; bm25 needs none."""
+    """The model that encodes the documents: a folder, minilm (after manyheads get minilm),
+    house-bert or org/name; bm25 needs none."""
 
     kind: Literal["dense", "late", "bm25", "hybrid"] = "dense"
     """One vector per chunk, one per token, keywords, or keywords together with vectors."""
@@ -102,7 +103,7 @@ class IndexCommand:
         if model is not None and model.sentence is None and model.late is None:
             print(
                 f"{self.model or 'the model'} was not trained to embed texts, so that its ranking "
-                "is rough: train it for search, or use a model of sentence-transformers"
+                "is rough: train it for search, or use minilm, after manyheads get minilm"
             )
         return 0
 
@@ -112,7 +113,7 @@ class IndexCommand:
         if self.model is None and self.kind != "bm25":
             raise InputError(
                 f"--kind {self.kind} needs --model",
-                "add --model house-bert or a folder, or use --kind bm25",
+                "run manyheads get minilm and add --model minilm, or use --kind bm25",
             )
         assert self.out is not None
         return Index.create(

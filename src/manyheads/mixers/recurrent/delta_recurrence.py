@@ -129,8 +129,8 @@ def delta_in_chunks(
     """The outputs, and the state after each sequence, in float32 as the state itself.
 
     What a chunk writes depends on the state before it, so chunks run one after another; all that
-    does not depend on it is computed for all chunks at once. On CUDA kernels walk over the chunks
-    where they can, unless `by_triton` says otherwise.
+    does not depend on it is computed for all chunks at once. On CUDA kernels compute the
+    slowest parts where they can, unless `by_triton` says otherwise.
     """
     if by_triton is None:
         by_triton = runs_triton(q) and q.shape[2] <= LARGEST_TRITON_KEY
@@ -140,7 +140,7 @@ def delta_in_chunks(
     before = before if state is None else state.float()
     if not lengths.total:
         return v, before
-    parts = _prepare_chunks(q, k, v, beta, log_decay, chunks)
+    parts = _prepare_chunks(q, k, v, beta, log_decay, chunks, by_triton=by_triton)
     if by_triton:
         output, last = _walk_by_triton(parts, before, chunks, triton_precision(q))
     else:
@@ -169,6 +169,8 @@ def _prepare_chunks(
     beta: Float[Tensor, "n h"],
     log_decay: Decay,
     chunks: ChunkLayout,
+    *,
+    by_triton: bool,
 ) -> _ChunkParts:
     """All that does not depend on the state, for all chunks at once."""
     query, key, value = (chunks.cut(x).float().transpose(1, 2) for x in (q, k, v))
@@ -177,7 +179,12 @@ def _prepare_chunks(
     passed = chunks.cut(decay).float().transpose(1, 2).cumsum(2)
     # A token corrects what those before it in the chunk wrote: a triangular system.
     decay_before = passed.exp()
-    products, weights = _decayed_products((key, query), key, passed)
+    if by_triton and log_decay.ndim == 3:
+        from manyheads.mixers.recurrent.triton_delta import decayed_products
+
+        products, weights = decayed_products(key, query, passed)
+    else:
+        products, weights = _decayed_products((key, query), key, passed)
     overlaps = rate * products.tril(-1)
     right = rate * torch.cat([value, key * decay_before], dim=-1)
     solved = torch.linalg.solve_triangular(overlaps, right, upper=False, unitriangular=True)

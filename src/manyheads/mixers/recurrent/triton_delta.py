@@ -1,4 +1,4 @@
-"""Triton kernels of the delta rule: the walk of the state over the chunks of every sequence.
+"""Triton kernels of the delta rule: products inside chunks, and the walk of the state over chunks.
 
 Importing this file needs triton: import it inside a function that runs on CUDA.
 
@@ -8,6 +8,11 @@ With the state S before a chunk, which `corrected` reads and `kept` writes:
 
 The columns of the state never meet, so a program carries some of them for one head through a whole
 sequence. No product is ever transposed: Triton 3.4 to 3.7 gets that wrong on Hopper.
+
+With a decay P per channel from the start of the chunk up to a token, a program computes the
+products of one head of one chunk, key by key, so that exp never sees a positive number:
+
+    products_ij = sum_d q_id k_jd exp(P_id - P_jd)        for j <= i
 """
 
 from typing import Any
@@ -20,8 +25,8 @@ from torch.autograd.function import once_differentiable
 
 from manyheads.ragged import Lengths
 
-# Columns of the state that one program carries.
-COLUMNS = 32
+# Columns of the state that one program carries: few, as a single long text needs many programs.
+COLUMNS = 16
 
 
 @triton.jit
@@ -29,6 +34,139 @@ def _places(rows, columns, of_row, of_column, row_stride, column_stride):
     """Where the numbers of a matrix are, and which of them there are."""
     here = (rows < of_row)[:, None] & (columns < of_column)[None, :]
     return rows[:, None] * row_stride + columns[None, :] * column_stride, here
+
+
+@triton.jit
+def _products(
+    key_at,
+    query_at,
+    passed_at,
+    overlaps_at,
+    weights_at,
+    size,
+    d,
+    SIZE: tl.constexpr,
+    D: tl.constexpr,
+):
+    matrix = tl.program_id(0).to(tl.int64)
+    token, channel = tl.arange(0, SIZE), tl.arange(0, D)
+    in_rows, rows_here = _places(token, channel, size, d, d, 1)
+    in_square, square_here = _places(token, token, size, size, size, 1)
+    rows, square = matrix * size * d, matrix * size * size
+    key = tl.load(key_at + rows + in_rows, mask=rows_here, other=0.0)
+    query = tl.load(query_at + rows + in_rows, mask=rows_here, other=0.0)
+    passed = tl.load(passed_at + rows + in_rows, mask=rows_here, other=0.0)
+    overlaps = tl.zeros([SIZE, SIZE], dtype=tl.float32)
+    weights = tl.zeros([SIZE, SIZE], dtype=tl.float32)
+    for index in range(size):
+        at = rows + index * d + channel
+        one = tl.load(key_at + at, mask=channel < d, other=0.0)
+        until = tl.load(passed_at + at, mask=channel < d, other=0.0)
+        later = ((token >= index) & (token < size))[:, None]
+        left = tl.exp(tl.where(later, passed - until[None, :], 0.0))
+        decayed = tl.where(later, left * one[None, :], 0.0)
+        own = (token == index)[None, :]
+        overlaps = tl.where(own, tl.sum(key * decayed, 1)[:, None], overlaps)
+        weights = tl.where(own, tl.sum(query * decayed, 1)[:, None], weights)
+    tl.store(overlaps_at + square + in_square, overlaps, mask=square_here)
+    tl.store(weights_at + square + in_square, weights, mask=square_here)
+
+
+@triton.jit
+def _products_back(
+    key_at,
+    query_at,
+    passed_at,
+    overlaps_pull_at,
+    weights_pull_at,
+    dkey_at,
+    dquery_at,
+    dpassed_at,
+    size,
+    d,
+    SIZE: tl.constexpr,
+    D: tl.constexpr,
+):
+    matrix = tl.program_id(0).to(tl.int64)
+    token, channel = tl.arange(0, SIZE), tl.arange(0, D)
+    in_rows, rows_here = _places(token, channel, size, d, d, 1)
+    rows, square = matrix * size * d, matrix * size * size
+    key = tl.load(key_at + rows + in_rows, mask=rows_here, other=0.0)
+    query = tl.load(query_at + rows + in_rows, mask=rows_here, other=0.0)
+    passed = tl.load(passed_at + rows + in_rows, mask=rows_here, other=0.0)
+    # Of the later token of a pair, whose keys are the earlier ones; then of these keys.
+    dquery = tl.zeros([SIZE, D], dtype=tl.float32)
+    dlater = tl.zeros([SIZE, D], dtype=tl.float32)
+    dearlier = tl.zeros([SIZE, D], dtype=tl.float32)
+    for index in range(size):
+        at = rows + index * d + channel
+        one = tl.load(key_at + at, mask=channel < d, other=0.0)
+        other = tl.load(query_at + at, mask=channel < d, other=0.0)
+        until = tl.load(passed_at + at, mask=channel < d, other=0.0)
+        # This token as the key of later ones: a column of the products.
+        later = (token >= index) & (token < size)
+        column = square + token * size + index
+        overlap = tl.load(overlaps_pull_at + column, mask=later, other=0.0)
+        weight = tl.load(weights_pull_at + column, mask=later, other=0.0)
+        left = tl.exp(tl.where(later[:, None], passed - until[None, :], 0.0)) * one[None, :]
+        dlater += overlap[:, None] * left
+        dquery += weight[:, None] * left
+        # This token as the query of earlier ones: a row of the products.
+        earlier = token <= index
+        row = square + index * size + token
+        overlap = tl.load(overlaps_pull_at + row, mask=earlier, other=0.0)
+        weight = tl.load(weights_pull_at + row, mask=earlier, other=0.0)
+        left = tl.exp(tl.where(earlier[:, None], until[None, :] - passed, 0.0))
+        dearlier += (overlap[:, None] * one[None, :] + weight[:, None] * other[None, :]) * left
+    dpassed = key * (dlater - dearlier) + query * dquery
+    tl.store(dkey_at + rows + in_rows, dlater + dearlier, mask=rows_here)
+    tl.store(dquery_at + rows + in_rows, dquery, mask=rows_here)
+    tl.store(dpassed_at + rows + in_rows, dpassed, mask=rows_here)
+
+
+class _Products(torch.autograd.Function):
+    """Products of keys and queries with earlier keys of their chunk, decayed per channel."""
+
+    @staticmethod
+    def forward(ctx: Any, key: Tensor, query: Tensor, passed: Tensor) -> tuple[Tensor, Tensor]:
+        key, query, passed = key.contiguous(), query.contiguous(), passed.contiguous()
+        overlaps, weights = (key.new_empty(*key.shape[:-1], key.shape[-2]) for _ in range(2))
+        _launch_products(_products, (key, query, passed, overlaps, weights))
+        ctx.save_for_backward(key, query, passed)
+        return overlaps, weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, overlaps_pull: Tensor, weights_pull: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        given = ctx.saved_tensors
+        dkey, dquery, dpassed = (torch.empty_like(each) for each in given)
+        pulls = (overlaps_pull.contiguous(), weights_pull.contiguous())
+        _launch_products(_products_back, (*given, *pulls, dkey, dquery, dpassed))
+        return dkey, dquery, dpassed
+
+
+def _launch_products(kernel: Any, tensors: tuple[Tensor, ...]) -> None:
+    """Run a kernel for every chunk and head; the first of the tensors is their keys."""
+    chunks, heads, size, d = tensors[0].shape
+    kernel[(chunks * heads,)](
+        *tensors,
+        size,
+        d,
+        SIZE=max(16, triton.next_power_of_2(size)),
+        D=max(16, triton.next_power_of_2(d)),
+        num_warps=4,
+        num_stages=1,
+    )
+
+
+def decayed_products(key: Tensor, query: Tensor, passed: Tensor) -> tuple[Tensor, Tensor]:
+    """Products of keys, then of queries, with earlier keys of their chunk; 0 with later ones.
+
+    `passed` is the decay of every channel from the start of the chunk up to each token.
+    """
+    return _Products.apply(key, query, passed)
 
 
 @triton.jit
@@ -170,7 +308,6 @@ def _launch(
 ) -> None:
     """Run a walk over every sequence, head and block of columns."""
     size, (sequences, heads, d, e) = corrected.shape[2], states.shape
-    wide = max(d, size) > 64
     kernel[(sequences, heads, triton.cdiv(e, COLUMNS))](
         *tensors,
         heads,
@@ -181,9 +318,9 @@ def _launch(
         D=max(16, triton.next_power_of_2(d)),
         E=COLUMNS,
         PRECISION=precision,
-        num_warps=8 if wide else 4,
-        # The next chunk is loaded during the products of this one, where there is room for it.
-        num_stages=1 if wide else 2,
+        num_warps=8 if max(d, size) > 64 else 4,
+        # The next chunk is loaded during the products of this one.
+        num_stages=2,
     )
 
 

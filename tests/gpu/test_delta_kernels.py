@@ -1,5 +1,7 @@
 """The kernels of fla-core for delta nets: outputs, states and gradients are those of the plain."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -29,7 +31,8 @@ def test_outputs_states_and_gradients(by_channel: bool, continued: bool) -> None
     state = torch.randn(len(LENGTHS), heads, size, size, device="cuda") if continued else None
     pull = torch.randn(total, heads, size, device="cuda")
     found, gradients = [], []
-    for compute, dtype in ((delta_by_fla, torch.bfloat16), (delta_in_chunks, torch.float32)):
+    plain = partial(delta_in_chunks, by_triton=False)
+    for compute, dtype in ((delta_by_fla, torch.bfloat16), (plain, torch.float32)):
         inputs = [each.to(torch.bfloat16).to(dtype).requires_grad_() for each in (q, k, v, beta)]
         log_decay = decay.clone().requires_grad_()
         output, after = compute(*inputs, log_decay, lengths, state)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.devices import HAS_TRITON, runs_triton, triton_precision
+from manyheads.devices import HAS_TRITON, runs_triton, triton_precision, without_autocast
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.ragged import Lengths
 
@@ -114,6 +114,7 @@ def unit(x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
     return (wide * (wide.square().sum(-1, keepdim=True) + EPS).rsqrt()).to(x.dtype)
 
 
+@without_autocast
 def delta_in_chunks(
     q: Float[Tensor, "n h d"],
     k: Float[Tensor, "n h d"],
@@ -180,7 +181,7 @@ def _prepare_chunks(
     # A token corrects what those before it in the chunk wrote: a triangular system.
     decay_before = passed.exp()
     if by_triton and log_decay.ndim == 3:
-        from manyheads.mixers.recurrent.triton_delta import decayed_products
+        from manyheads.mixers.kernels.triton_delta import decayed_products
 
         products, weights = decayed_products(key, query, passed)
     else:
@@ -233,7 +234,7 @@ def _walk_by_triton(
     parts: _ChunkParts, before: Float[Tensor, "b h d e"], chunks: ChunkLayout, precision: str
 ) -> tuple[Float[Tensor, "c h s e"], Float[Tensor, "b h d e"]]:
     """The same by a kernel that walks over the chunks; all outputs are then read at once."""
-    from manyheads.mixers.recurrent.triton_delta import walk_over_chunks
+    from manyheads.mixers.kernels.triton_delta import walk_over_chunks
 
     whole = parts.whole.squeeze(2).expand(-1, -1, before.shape[2])
     entering, new, last = walk_over_chunks(

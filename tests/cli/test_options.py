@@ -8,8 +8,6 @@ import pytest
 from manyheads.cli.command_table import Option, options_of, positionals_of
 from manyheads.cli.main import COMMANDS
 
-# They answer on the terminal or into a pipe: their --json is a flag that prints JSON.
-ANSWERING = ("search", "answer")
 LOOKING = ("inspect", "ablate", "attribute", "compare", "report")
 WRITING = (
     *("report", "encode", "classify", "extract", "index", "filter"),
@@ -22,9 +20,6 @@ def by_name() -> dict[str, list[tuple[str, Option]]]:
     found: dict[str, list[tuple[str, Option]]] = defaultdict(list)
     for command, asked in COMMANDS.items():
         for option in options_of(asked):
-            if option.names[0] == "--json" and command in ANSWERING:
-                assert option.kind == "flag"
-                continue
             found[option.names[0]].append((command, option))
     return found
 

@@ -46,7 +46,7 @@ def test_json_has_one_line_per_query_of_a_pipe(
     index: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("wet streets\n\nold oven\n"))
-    assert main(["search", index, "--json", "--top-k", "1"]) == 0
+    assert main(["search", index, "--json", "-", "--top-k", "1"]) == 0
     first, second = _lines(capsys)
     assert first["query"] == "wet streets"
     assert first["hits"][0]["id"] == "rain"
@@ -55,11 +55,31 @@ def test_json_has_one_line_per_query_of_a_pipe(
     assert DOCUMENTS[1].text[found["start"] : found["end"]] == found["text"]
 
 
+def test_a_json_file_lists_what_the_pages_show(
+    index: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "found.json"
+    monkeypatch.setattr("sys.stdin", io.StringIO("wet streets\nold oven\n"))
+    assert main(["search", index, "--json", str(out)]) == 0
+    assert "1. Kitchen" in capsys.readouterr().out
+    assert [each["query"] for each in json.loads(out.read_text())] == ["wet streets", "old oven"]
+    asked = ["answer", index, "What did she bake?", "--reader", "house-gpt"]
+    assert main([*asked, "--max-new-tokens", "4", "--json", str(out)]) == 0
+    assert "[1] Kitchen" in capsys.readouterr().out
+    [answered] = json.loads(out.read_text())
+    assert answered["question"] == "What did she bake?"
+    assert main(["search", index, "x", "--json", "found.txt"]) == 2
+    assert ".json" in capsys.readouterr().err
+
+
 def test_conditions_and_likeness(index: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["search", index, "wet streets", "--where", "year > 2000", "--json"]) == 0
+    assert main(["search", index, "wet streets", "--where", "year > 2000", "--json", "-"]) == 0
     [found] = _lines(capsys)
     assert {hit["id"] for hit in found["hits"]} == {"bread", "train"}
-    assert main(["search", index, "--like", "rain", "--json"]) == 0
+    assert main(["search", index, "--like", "rain", "--json", "-"]) == 0
     [found] = _lines(capsys)
     assert {hit["id"] for hit in found["hits"]} == {"bread", "train"}
 
@@ -77,9 +97,13 @@ def test_judged_queries_score_the_index(
     page = capsys.readouterr().out
     for name in ("nDCG@10", "MRR@100", "recall@100", "MAP@100", "2 queries"):
         assert name in page
-    assert main(["search", index, "--evaluate", str(file), "--json"]) == 0
+    assert main(["search", index, "--evaluate", str(file), "--json", "-"]) == 0
     [scores] = _lines(capsys)
     assert scores["measures"]["recall@100"]["mean"] == 1
+    out = tmp_path / "scores.json"
+    assert main(["search", index, "--evaluate", str(file), "--json", str(out)]) == 0
+    assert "nDCG@10" in capsys.readouterr().out
+    assert json.loads(out.read_text()) == scores
 
 
 @pytest.mark.parametrize(
@@ -112,7 +136,7 @@ def test_an_answer_has_numbered_sources(index: str, capsys: pytest.CaptureFixtur
     page = capsys.readouterr().out
     assert "[1] Kitchen" in page
     assert "[2] " in page
-    assert main([*asked, "--json"]) == 0
+    assert main([*asked, "--json", "-"]) == 0
     [found] = _lines(capsys)
     assert found["question"] == "What did she bake?"
     assert [source["number"] for source in found["sources"]] == [1, 2]
@@ -138,7 +162,7 @@ def test_matches_are_explained_and_drawn(
     for part in ("dense match", "document:", "query:", "heads:", "oven"):
         assert part in page
     assert picture.stat().st_size > 10_000
-    assert main(["search", index, "old oven", "--explain", "--json", *options]) == 0
+    assert main(["search", index, "old oven", "--explain", "--json", "-", *options]) == 0
     [found] = _lines(capsys)
     why = found["hits"][0]["explanation"]
     text = why["document"]["text"]

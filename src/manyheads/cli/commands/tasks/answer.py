@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from manyheads.cli.arguments import DeviceName, DtypeName, Flag, check_minimum, open_model
+from manyheads.cli.arguments import DeviceName, DtypeName, JsonFile, check_minimum, open_model
 from manyheads.cli.commands.tasks.search import (
     Condition,
     IndexAddress,
     IndexModel,
+    JsonResults,
     OptionalQuery,
     open_index,
-    print_json,
     print_question,
     read_questions,
 )
@@ -60,8 +60,8 @@ class AnswerCommand:
     seed: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
     """The seed of sampling; without it every run samples other tokens."""
 
-    json: Flag = False
-    """Print JSON instead of a page, one line per question."""
+    json: JsonFile = None
+    """A JSON file for all answers; - prints them instead of the page, one line per question."""
 
     model: IndexModel = None
     """The model to encode questions with, if the one that the index was made with has moved."""
@@ -83,10 +83,18 @@ class AnswerCommand:
         if self.question is not None and not self.question.strip():
             raise InputError(f"QUESTION {self.question!r} is empty", "ask something")
         config = self._config()
+        results = JsonResults(self.json)
         index = open_index(self.index, self.model, self.device)
         reader = open_model(self.reader, self.device, self.dtype)
         for question in read_questions() if self.question is None else (self.question,):
-            self._answer(index, question, reader, config)
+            found = self._answer(index, question, reader, config)
+            results.add(found.as_dict())
+            if results.printed:
+                continue
+            if self.question is None:
+                print_question(question)
+            print_answer(found)
+        results.write()
         return 0
 
     def _config(self) -> "GenerationConfig":
@@ -106,18 +114,13 @@ class AnswerCommand:
 
     def _answer(
         self, index: "Index", question: str, reader: Any, config: "GenerationConfig"
-    ) -> None:
+    ) -> "Answer":
         from manyheads.tasks.search.answering import answer
 
         found = answer(index, question, reader, top_k=self.top_k, where=self.where, config=config)
         if found.truncation:
             print(f"note: {found.truncation}", file=sys.stderr, flush=True)
-        if self.json:
-            print_json(found.as_dict())
-            return
-        if self.question is None:
-            print_question(question)
-        print_answer(found)
+        return found
 
 
 def print_answer(found: "Answer") -> None:

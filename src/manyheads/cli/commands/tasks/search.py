@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from manyheads.cli.arguments import DeviceName, Flag, OneText, PngFile, check_minimum
+from manyheads.cli.arguments import (
+    DeviceName,
+    Flag,
+    JsonFile,
+    OneText,
+    PngFile,
+    check_json,
+    check_minimum,
+    write_json,
+)
 from manyheads.cli.match_page import check_picture, draw_explanation, print_explanation
 from manyheads.errors import InputError
 from manyheads.formatting import without_nan
@@ -79,8 +88,8 @@ class Search:
     picture: PngFile = None
     """Draw why the best document matched: words, tokens and heads; implies --explain."""
 
-    json: Flag = False
-    """Print JSON instead of a page, one line per query."""
+    json: JsonFile = None
+    """A JSON file for all that was found; - prints it instead of the page, one line per query."""
 
     model: IndexModel = None
     """The model to encode queries with, if the one that the index was made with has moved."""
@@ -102,18 +111,21 @@ class Search:
             raise InputError("--explain needs a QUERY", "leave out --like and --evaluate")
         if self.picture is not None:
             check_picture(self.picture)
+        results = JsonResults(self.json)
         index = open_index(self.index, self.model, self.device)
         if self._explains:
             from manyheads.tasks.search.match_explanation import check_explains
 
             check_explains(index)
         if self.evaluate is not None:
-            self._score(index, self.evaluate)
-        elif self.like is not None:
-            self._show(self.like, index.like(self.like, top_k=self._count), "")
+            self._score(index, self.evaluate, results)
+            return 0
+        if self.like is not None:
+            self._show(results, self.like, index.like(self.like, top_k=self._count), "")
         else:
             for query in self._queries():
-                self._search(index, query)
+                self._search(index, query, results)
+        results.write()
         return 0
 
     @property
@@ -130,33 +142,35 @@ class Search:
             return
         yield from read_questions()
 
-    def _search(self, index: "Index", query: str) -> None:
+    def _search(self, index: "Index", query: str, results: "JsonResults") -> None:
         # A file of code is found for each of its functions.
         every = index.settings.code
         hits = index.search(query, top_k=self._count, where=self.where, every_chunk=every)
         if not self._explains:
-            self._show(query, hits, query)
+            self._show(results, query, hits, query)
             return
         from manyheads.tasks.search.match_explanation import explain_hit
 
         why = [explain_hit(index, query, hit, by=self.heads_by) for hit in hits]
-        self._show(query, hits, query, why)
+        self._show(results, query, hits, query, why)
         if self.picture is not None and why:
             draw_explanation(why[0], self.picture)
             print(f"the picture is in {self.picture}", file=sys.stderr)
 
     def _show(
         self,
+        results: "JsonResults",
         asked: str,
         hits: "Sequence[Hit]",
         words: str,
         why: "Sequence[MatchExplanation]" = (),
     ) -> None:
-        if self.json:
+        if self.json is not None:
             rows = [hit_row(hit) for hit in hits]
             for row, explained in zip(rows, why, strict=False):
                 row["explanation"] = explained.record()
-            print_json({"query": asked, "hits": rows})
+            results.add({"query": asked, "hits": rows})
+        if results.printed:
             return
         if self.query is None and self.like is None:
             print_question(asked)
@@ -169,14 +183,16 @@ class Search:
                 print_explanation(page, why[number - 1])
         sys.stdout.flush()
 
-    def _score(self, index: "Index", file: Path) -> None:
+    def _score(self, index: "Index", file: Path, results: "JsonResults") -> None:
         from manyheads.tasks.search.ranking_measures import evaluate_retrieval
 
         scores = evaluate_retrieval(index, file, top_k=self.top_k or SCORED, grades=self.grades)
-        if self.json:
-            print_json(scores.as_dict())
-        else:
-            print(scores)
+        if results.printed:
+            results.add(scores.as_dict())
+            return
+        print(scores)
+        if self.json is not None:
+            write_json(self.json, scores.as_dict())
 
 
 def open_index(address: str, model: str | None, device: DeviceName) -> "Index":
@@ -223,10 +239,29 @@ def _check_query(query: str) -> None:
         raise InputError(f"QUERY {query!r} is empty", "give at least one word")
 
 
-def print_json(value: Any) -> None:
-    """One line of JSON on the standard output."""
-    text = json_lines.dumps(without_nan(value), ensure_ascii=False, allow_nan=False)
-    print(text, flush=True)
+class JsonResults:
+    """What --json asks for: a list in a file, lines on the standard output for "-", or nothing."""
+
+    def __init__(self, file: Path | None) -> None:
+        self.printed = str(file) == "-"
+        self._file = None if self.printed else file
+        self._values: list[Any] = []
+        check_json(self._file)
+
+    def add(self, value: Any) -> None:
+        """Print a result, or keep it for the file."""
+        if self.printed:
+            print(
+                json_lines.dumps(without_nan(value), ensure_ascii=False, allow_nan=False),
+                flush=True,
+            )
+        elif self._file is not None:
+            self._values.append(value)
+
+    def write(self) -> None:
+        """Write the file, if there is one."""
+        if self._file is not None:
+            write_json(self._file, self._values)
 
 
 def hit_row(hit: "Hit") -> dict[str, Any]:

@@ -89,8 +89,8 @@ def test_half_precision_stays_close(dtype: torch.dtype, device: str) -> None:
 
 @pytest.mark.parametrize("decays", [False, True])
 def test_states_are_joined_over_many_chunks(decays: bool, device: str) -> None:
-    from manyheads.mixers.recurrent.decay_recurrence import _join_states
     from manyheads.mixers.kernels.triton_states import joined_states
+    from manyheads.mixers.recurrent.decay_recurrence import _join_states
 
     lengths = Lengths.of((1100 * 4, 0, 3, 70 * 4 - 1), device)
     chunks = ChunkLayout.of(lengths, 4)

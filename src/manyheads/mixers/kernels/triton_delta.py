@@ -25,8 +25,8 @@ from torch.autograd.function import once_differentiable
 
 from manyheads.ragged import Lengths
 
-# Columns of the state that one program carries: few, as a single long text needs many programs.
-COLUMNS = 16
+# Columns of the state that one program carries.
+COLUMNS = 32
 
 
 @triton.jit
@@ -308,6 +308,7 @@ def _launch(
 ) -> None:
     """Run a walk over every sequence, head and block of columns."""
     size, (sequences, heads, d, e) = corrected.shape[2], states.shape
+    wide = max(d, size) > 64
     kernel[(sequences, heads, triton.cdiv(e, COLUMNS))](
         *tensors,
         heads,
@@ -318,9 +319,9 @@ def _launch(
         D=max(16, triton.next_power_of_2(d)),
         E=COLUMNS,
         PRECISION=precision,
-        num_warps=8 if max(d, size) > 64 else 4,
-        # The next chunk is loaded during the products of this one.
-        num_stages=2,
+        num_warps=8 if wide else 4,
+        # The next chunk is loaded during the products of this one, where there is room for it.
+        num_stages=1 if wide else 2,
     )
 
 

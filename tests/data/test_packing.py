@@ -38,12 +38,12 @@ def test_none_waits_for_longer_than_the_buffer_is(sizes: list[int], waiting: int
 
 DRAW = np.random.default_rng(0)
 DISTRIBUTIONS = {
-    "web pages": DRAW.lognormal(6.0, 1.2, 20_000),
-    "sentences": DRAW.lognormal(3.2, 0.6, 30_000),
-    "mostly whole pieces": np.where(DRAW.random(20_000) < 0.9, 1024, DRAW.uniform(1, 1024, 20_000)),
-    "all of middling size": DRAW.uniform(300, 500, 20_000),
+    "web pages": DRAW.lognormal(6.0, 1.2, 6_000),
+    "sentences": DRAW.lognormal(3.2, 0.6, 20_000),
+    "mostly whole pieces": np.where(DRAW.random(6_000) < 0.9, 1024, DRAW.uniform(1, 1024, 6_000)),
+    "all of middling size": DRAW.uniform(300, 500, 6_000),
     "a few long among short": np.where(
-        DRAW.random(50_000) < 0.01, 1024, DRAW.uniform(20, 80, 50_000)
+        DRAW.random(20_000) < 0.01, 1024, DRAW.uniform(20, 80, 20_000)
     ),
 }
 

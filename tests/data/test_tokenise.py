@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,26 +23,18 @@ from tests.messages import refuses
 BYTES = tokenizer()
 FILES = ("tokens.bin", "documents.bin", "passages.bin", "index.json")
 
-# Kills itself at the n-th time that it touches the disk: before a part is safe there, after that,
-# with half of it written, or before the index is moved to its place.
+# Each line that it reads says what to write. It writes that in one process after another, each a
+# copy of itself, because it has imported everything already. A copy kills itself at the n-th time
+# that it touches the disk: before a part is safe there, after that, with half of it written, or
+# before the index is moved to its place.
 KILLED = """
-import os, signal, sys
+import json, os, signal, sys
 from pathlib import Path
 from tokenizers import Tokenizer
 from manyheads.data.sources import texts
 from manyheads.data import tokenise
 
-corpus, folder, how, *kills = sys.argv[1:]
 texts.PASSAGE = 100
-# One process after another, each a copy of this one, which has imported everything already.
-for at in kills:
-    left = int(at)
-    child = os.fork()
-    if not child:
-        break
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-else:
-    sys.exit()
 
 
 def die():
@@ -63,12 +56,31 @@ def counted(function):
     return call
 
 
-os.fsync = counted(os.fsync)
-Path.replace = counted(Path.replace)
-tokenizer = Tokenizer.from_file(corpus + "/tokenizer.json")
-tokenise.write_store(texts.TextFiles(corpus + "/*.txt"), tokenizer, folder, part_size=700)
-os._exit(0)
+def write(corpus, folder):
+    os.fsync = counted(os.fsync)
+    Path.replace = counted(Path.replace)
+    tokenizer = Tokenizer.from_file(corpus + "/tokenizer.json")
+    tokenise.write_store(texts.TextFiles(corpus + "/*.txt"), tokenizer, folder, part_size=700)
+
+
+for line in sys.stdin:
+    corpus, folder, how, kills = json.loads(line)
+    codes = []
+    for left in kills:
+        child = os.fork()
+        if not child:
+            try:
+                write(corpus, folder)
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+                os._exit(1)
+            os._exit(0)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(json.dumps(codes), flush=True)
 """
+
+# The exit codes of processes that write a store, each killed when it touched the disk.
+Write = Callable[..., list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +92,31 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def write(corpus: Path, folder: Path, *kills: int, how: str = "before") -> list[int]:
-    """The exit codes of processes that write the store, each killed when it touched the disk."""
-    script = [sys.executable, "-c", KILLED, str(corpus), str(folder), how, *map(str, kills)]
-    run = subprocess.run(script, cwd=ROOT / "src", stdout=subprocess.PIPE, text=True, check=True)
-    return [int(code) for code in run.stdout.split()]
+@pytest.fixture(scope="module")
+def write(corpus: Path) -> Iterator[Write]:
+    """A function that writes the corpus to a folder in processes that are killed.
+
+    All are copies of one process: to import what they need takes longer than to write.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED],
+        cwd=ROOT / "src",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asked, answers = process.stdin, process.stdout
+
+        def exit_codes(folder: Path, *kills: int, how: str = "before") -> list[int]:
+            print(json.dumps([str(corpus), str(folder), how, kills]), file=asked, flush=True)
+            codes: list[int] = json.loads(answers.readline())
+            return codes
+
+        yield exit_codes
+        asked.close()
+        assert process.wait() == 0
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -92,9 +124,9 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def untouched(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def untouched(write: Write, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("store") / "untouched"
-    assert write(corpus, folder, 10**9) == [0]
+    assert write(folder, 10**9) == [0]
     return files(folder)
 
 
@@ -103,10 +135,10 @@ def untouched(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     [("before", [0, 7, 1]), ("after", [3, 6, 4]), ("half", [12, 2]), ("before", [2, 3, 4, 5])],
 )
 def test_killed_and_taken_up_again_it_ends_bit_for_bit_the_same(
-    how: str, kills: list[int], corpus: Path, untouched: dict[str, bytes], tmp_path: Path
+    how: str, kills: list[int], write: Write, untouched: dict[str, bytes], tmp_path: Path
 ) -> None:
     folder = tmp_path / "store"
-    codes = write(corpus, folder, *kills, 10**9, how=how)
+    codes = write(folder, *kills, 10**9, how=how)
     assert codes == [*[-signal.SIGKILL] * len(kills), 0]
     assert files(folder) == untouched
     parts = json.loads(untouched["index.json"])["parts"]
@@ -114,12 +146,12 @@ def test_killed_and_taken_up_again_it_ends_bit_for_bit_the_same(
 
 
 def test_killed_at_the_very_end_it_adds_nothing(
-    corpus: Path, untouched: dict[str, bytes], tmp_path: Path
+    write: Write, untouched: dict[str, bytes], tmp_path: Path
 ) -> None:
     parts = len(json.loads(untouched["index.json"])["parts"])
     # The index is brought to the disk and moved, at first, with each part of three files, at last.
     touches = 2 + 5 * parts + 2
-    codes = write(corpus, tmp_path / "store", touches - 1, 0, 2)
+    codes = write(tmp_path / "store", touches - 1, 0, 2)
     assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
     assert files(tmp_path / "store") == untouched
 

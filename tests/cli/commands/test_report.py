@@ -34,7 +34,9 @@ def test_a_report_its_pictures_and_the_next_command(
     assert drawn == ["atlas.png", "head", "layer"]
 
 
-def test_pictures_show_every_weight(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_show_every_weight_and_numbers_go_to_a_file_of_json(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn = {}
 
     def draw_head_map(pattern: Any, *_: Any, title: str, **__: Any) -> None:
@@ -42,19 +44,15 @@ def test_pictures_show_every_weight(folder: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("manyheads.pictures.draw_head_map", draw_head_map)
     monkeypatch.setattr("manyheads.report.data._keys_per_query", lambda *_: 2)
+    numbers = folder / "made" / "heads.json"
     words = ["report", str(folder / "model"), "--file", str(folder / "text.txt")]
     options = ["--by", "none", "--pattern-tokens", "20", "--pictures", str(folder / "exact")]
-    assert main([*words, "-o", str(folder / "third.html"), *options]) == 0
+    options += ["--json", str(numbers)]
+    assert main([*words, "-o", str(folder / "second.html"), *options]) == 0
     [(_, pattern)] = drawn.items()
     # The report itself keeps two weights of each query; the picture draws them all.
     np.testing.assert_allclose(pattern.sum(1), 1, atol=1e-5)
     assert (pattern[-1] > 0).sum() == 20
-
-
-def test_numbers_go_to_a_file_of_json(folder: Path) -> None:
-    out, numbers = folder / "second.html", folder / "made" / "heads.json"
-    given = ["report", str(folder / "model"), "--file", str(folder / "text.txt"), "-o", str(out)]
-    assert main([*given, "--by", "none", "--json", str(numbers)]) == 0
     told = json.loads(numbers.read_text("utf-8"))
     rows = told["rows"]
     assert {(row["layer"], row["head"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}

@@ -139,12 +139,23 @@ if find_spec("hypothesis"):
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if "torch" in sys.modules:
         # Random weights and texts are the same in every run.
-        sys.modules["torch"].manual_seed(0)
+        seed_all(sys.modules["torch"])
     if SHAPES_ARE_CHECKED:
         SEEN.clear()
     elif item.get_closest_marker("shapes_unchecked") and "torch._dynamo" in sys.modules:
         # As in a process of its own: what others compiled counts against no limit.
         sys.modules["torch._dynamo"].reset()
+
+
+def seed_all(torch: Any) -> None:
+    """Seed the generators of the devices that this machine has.
+
+    `torch.manual_seed` keeps a traceback per call and absent device, for an error it may report.
+    """
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:
+        torch.default_generator.manual_seed(0)
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

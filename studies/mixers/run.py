@@ -36,7 +36,7 @@ LANGUAGE = {"width": 256, "layers": 4, "heads": 4, "parameters": 4_200_000}
 RECALL = {"width": 128, "layers": 2, "heads": 2, "parameters": 600_000}
 LENGTH, FACTORS = 512, (1, 2, 4)
 # Pairs of a text that trains recall; the most are tested.
-PAIRS, SYMBOLS = (2, 4, 8, 16, 32), 64
+PAIRS, SYMBOLS = (2, 4, 8, 16), 32
 WARM_UP, CLIP = 100, 1.0
 TIMED_STEPS = 20
 SETTINGS = ("batch", "steps", "rate", "recall_batch", "recall_steps", "recall_rate")

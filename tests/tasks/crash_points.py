@@ -12,8 +12,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from manyheads import load
 from manyheads.atomic_write import os as atomic_os
@@ -109,10 +112,11 @@ def state_of(path: Path, model: Model) -> dict[str, int] | None:
     found = {}
     for each in index.ids:
         rows = index._state.table.take(index._state.names.rows[index._state.rows_of(each)])
-        chunks = sorted(rows.values(), key=lambda row: int(row["chunk"]))
+        chunks = sorted(rows, key=lambda row: int(row["chunk_start"]))
         edition = json.loads(chunks[0]["metadata"])["edition"]
         original = document(int(each[1:]), edition)
-        assert [row["chunk"] for row in chunks] == list(range(len(chunks)))
+        assert chunks[0]["chunk_start"] == 0
+        assert all(later["chunk_start"] <= one["chunk_end"] for one, later in pairwise(chunks))
         assert chunks[-1]["chunk_end"] == len(original.text)
         for row in chunks:
             assert row["text"] == original.text[row["chunk_start"] : row["chunk_end"]]
@@ -219,6 +223,8 @@ def run_all(folder: Path, model: Model) -> None:
 
 
 if __name__ == "__main__":
+    # Threads of OpenMP do not survive a fork either.
+    torch.set_num_threads(1)
     index_writer.BATCH_DOCUMENTS = 2
     where, house_bert = Path(sys.argv[1]), load("house-bert")
     if len(sys.argv) == 2:

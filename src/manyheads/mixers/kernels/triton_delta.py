@@ -124,7 +124,7 @@ def _products_back(
     tl.store(dpassed_at + rows + in_rows, dpassed, mask=rows_here)
 
 
-class _Products(torch.autograd.Function):
+class _DecayedProducts(torch.autograd.Function):
     """Products of keys and queries with earlier keys of their chunk, decayed per channel."""
 
     @staticmethod
@@ -166,7 +166,7 @@ def decayed_products(key: Tensor, query: Tensor, passed: Tensor) -> tuple[Tensor
 
     `passed` is the decay of every channel from the start of the chunk up to each token.
     """
-    return _Products.apply(key, query, passed)
+    return _DecayedProducts.apply(key, query, passed)
 
 
 @triton.jit

@@ -41,7 +41,9 @@ class Initialisation:
 
 @torch.no_grad()
 def initialise(model: nn.Module, init: Initialisation) -> None:
-    """Initialise every weight of the model."""
+    """Initialise every weight of the model; on the meta device there are none to draw."""
+    if all(each.is_meta for each in model.parameters()):
+        return
     for module in model.modules():
         match module:
             case nn.Linear() | nn.Conv2d():

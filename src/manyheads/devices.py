@@ -54,7 +54,7 @@ def runs_triton(x: Tensor) -> bool:
 def triton_precision(x: Tensor) -> str:
     """How kernels multiply matrices of such numbers.
 
-    Three products of tensor cores come as close as float32, much faster than without them.
+    Three products of tensor cores together come about as close as one of float32.
     """
     exact = x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     return "tf32x3" if exact else "tf32"

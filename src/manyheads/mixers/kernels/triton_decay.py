@@ -22,7 +22,7 @@ from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 
 
 @triton.jit
-def _rows(at, row, there, stride, size, BLOCK: tl.constexpr):
+def load_rows(at, row, there, stride, size, BLOCK: tl.constexpr):
     """Vectors of some tokens, zero beyond their channels and where there is no token."""
     column = tl.arange(0, BLOCK)[None, :]
     here = there[:, None] & (column < size)
@@ -30,7 +30,7 @@ def _rows(at, row, there, stride, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _store_rows(at, value, row, there, stride, size, BLOCK: tl.constexpr):
+def store_rows(at, value, row, there, stride, size, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)[None, :]
     here = there[:, None] & (column < size)
     at = at + row[:, None] * stride + column
@@ -86,8 +86,8 @@ def _add(
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(starts_at + chunk) + tl.arange(0, CHUNK)
     there = row < tl.load(ends_at + chunk)
-    key = _rows(k_at + head // repeats * d, row, there, k_stride, d, D)
-    value = _rows(v_at + head * e, row, there, v_stride, e, E)
+    key = load_rows(k_at + head // repeats * d, row, there, k_stride, d, D)
+    value = load_rows(v_at + head * e, row, there, v_stride, e, E)
     passed, whole = _passed(decay_at, row, there, head, heads, DECAYS, CHUNK)
     left = value * tl.exp(whole - passed)[:, None]
     added = tl.dot(tl.trans(key), left, input_precision=PRECISION)
@@ -123,16 +123,16 @@ def _add_back(
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(starts_at + chunk) + tl.arange(0, CHUNK)
     there = row < tl.load(ends_at + chunk)
-    key = _rows(k_at + head // repeats * d, row, there, k_stride, d, D)
-    value = _rows(v_at + head * e, row, there, v_stride, e, E)
+    key = load_rows(k_at + head // repeats * d, row, there, k_stride, d, D)
+    value = load_rows(v_at + head * e, row, there, v_stride, e, E)
     passed, whole = _passed(decay_at, row, there, head, heads, DECAYS, CHUNK)
     left = tl.exp(whole - passed)[:, None]
     at, here = _matrix(pull_at + (chunk * heads + head) * d * e, d, e, D, E)
     pull = tl.load(at, mask=here, other=0.0)
     dk = tl.dot(value * left, tl.trans(pull), input_precision=PRECISION)
     dv = tl.dot(key, pull, input_precision=PRECISION) * left
-    _store_rows(dk_at + head * d, dk, row, there, heads * d, d, D)
-    _store_rows(dv_at + head * e, dv, row, there, heads * e, e, E)
+    store_rows(dk_at + head * d, dk, row, there, heads * d, d, D)
+    store_rows(dv_at + head * e, dv, row, there, heads * e, e, E)
     if DECAYS:
         # A later decay shortens what the tokens before it add.
         each = tl.sum(dv * value, 1)
@@ -167,9 +167,9 @@ def _read(
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(starts_at + chunk) + tl.arange(0, CHUNK)
     there = row < tl.load(ends_at + chunk)
-    query = _rows(q_at + head // repeats * d, row, there, q_stride, d, D)
-    key = _rows(k_at + head // repeats * d, row, there, k_stride, d, D)
-    value = _rows(v_at + head * e, row, there, v_stride, e, E)
+    query = load_rows(q_at + head // repeats * d, row, there, q_stride, d, D)
+    key = load_rows(k_at + head // repeats * d, row, there, k_stride, d, D)
+    value = load_rows(v_at + head * e, row, there, v_stride, e, E)
     passed, _ = _passed(decay_at, row, there, head, heads, DECAYS, CHUNK)
     scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
     weights = scores * _within(passed, CHUNK)
@@ -177,7 +177,7 @@ def _read(
     state = tl.load(at, mask=here, other=0.0)
     out = tl.dot(query * tl.exp(passed)[:, None], state, input_precision=PRECISION)
     out += tl.dot(weights, value, input_precision=PRECISION)
-    _store_rows(out_at + head * e, out, row, there, heads * e, e, E)
+    store_rows(out_at + head * e, out, row, there, heads * e, e, E)
 
 
 @triton.jit
@@ -211,10 +211,10 @@ def _read_back(
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(starts_at + chunk) + tl.arange(0, CHUNK)
     there = row < tl.load(ends_at + chunk)
-    query = _rows(q_at + head // repeats * d, row, there, q_stride, d, D)
-    key = _rows(k_at + head // repeats * d, row, there, k_stride, d, D)
-    value = _rows(v_at + head * e, row, there, v_stride, e, E)
-    pull = _rows(pull_at + head * e, row, there, heads * e, e, E)
+    query = load_rows(q_at + head // repeats * d, row, there, q_stride, d, D)
+    key = load_rows(k_at + head // repeats * d, row, there, k_stride, d, D)
+    value = load_rows(v_at + head * e, row, there, v_stride, e, E)
+    pull = load_rows(pull_at + head * e, row, there, heads * e, e, E)
     passed, _ = _passed(decay_at, row, there, head, heads, DECAYS, CHUNK)
     left = tl.exp(passed)[:, None]
     at, here = _matrix(state_at + (chunk * heads + head) * d * e, d, e, D, E)
@@ -231,9 +231,9 @@ def _read_back(
     dscores = dweights * within
     dq = earlier + tl.dot(dscores, key, input_precision=PRECISION)
     dk = tl.dot(tl.trans(dscores), query, input_precision=PRECISION)
-    _store_rows(dq_at + head * d, dq, row, there, heads * d, d, D)
-    _store_rows(dk_at + head * d, dk, row, there, heads * d, d, D)
-    _store_rows(dv_at + head * e, dv, row, there, heads * e, e, E)
+    store_rows(dq_at + head * d, dq, row, there, heads * d, d, D)
+    store_rows(dk_at + head * d, dk, row, there, heads * d, d, D)
+    store_rows(dv_at + head * e, dv, row, there, heads * e, e, E)
     if DECAYS:
         shares = dscores * scores
         each = tl.sum(earlier * query, 1) + tl.sum(shares, 1) - tl.sum(shares, 0)

@@ -16,23 +16,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from manyheads.devices import triton_precision
-from manyheads.mixers.kernels.triton_decay import side_by_side
+from manyheads.mixers.kernels.triton_decay import load_rows, side_by_side, store_rows
 
 # Tokens of one program.
 TOKENS = 64
 
 
 @triton.jit
-def _vectors(at, row, there, stride, size, BLOCK: tl.constexpr):
-    column = tl.arange(0, BLOCK)[None, :]
-    here = there[:, None] & (column < size)
-    return tl.load(at + row[:, None] * stride + column, mask=here, other=0.0).to(tl.float32)
-
-
-@triton.jit
 def _directions(at, head, features, d, M: tl.constexpr, D: tl.constexpr):
     row = tl.arange(0, M)
-    return _vectors(at + head * features * d, row, row < features, d, d, D)
+    return load_rows(at + head * features * d, row, row < features, d, d, D)
 
 
 @triton.jit
@@ -52,7 +45,7 @@ def _exponents(
     PRECISION: tl.constexpr,
 ):
     """The logarithms of the features before they are shifted; minus infinity beyond the last."""
-    x = _vectors(x_at + head * d, row, there, stride, d, D) * scale
+    x = load_rows(x_at + head * d, row, there, stride, d, D) * scale
     w = _directions(w_at, head, features, d, M, D)
     products = tl.dot(x, tl.trans(w), input_precision=PRECISION)
     if KEYS:
@@ -112,10 +105,8 @@ def _features(
         top = tl.load(top_at + row * heads + head, mask=there, other=0.0)
     else:
         top = tl.max(of_x, 1)
-    column = tl.arange(0, M)[None, :]
-    at = out_at + (row[:, None] * heads + head) * features + column
     value = tl.exp(of_x - top[:, None]) + eps
-    tl.store(at, value.to(at.dtype.element_ty), mask=there[:, None] & (column < features))
+    store_rows(out_at + head * features, value, row, there, heads * features, features, M)
 
 
 @triton.jit
@@ -140,17 +131,15 @@ def _features_back(
 ):
     row = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     there, head = row < tokens, tl.program_id(1)
-    out = _vectors(out_at + head * features, row, there, heads * features, features, M)
-    pull = _vectors(pull_at + head * features, row, there, heads * features, features, M)
+    out = load_rows(out_at + head * features, row, there, heads * features, features, M)
+    pull = load_rows(pull_at + head * features, row, there, heads * features, features, M)
     pull = pull * (out - eps)
     w = _directions(w_at, head, features, d, M, D)
     dx = tl.dot(pull, w, input_precision=PRECISION) * scale
     if KEYS:
-        x = _vectors(x_at + head * d, row, there, stride, d, D)
+        x = load_rows(x_at + head * d, row, there, stride, d, D)
         dx -= x * (tl.sum(pull, 1) * scale * scale)[:, None]
-    column = tl.arange(0, D)[None, :]
-    at = dx_at + (row[:, None] * heads + head) * d + column
-    tl.store(at, dx.to(at.dtype.element_ty), mask=there[:, None] & (column < d))
+    store_rows(dx_at + head * d, dx, row, there, heads * d, d, D)
 
 
 class _Features(torch.autograd.Function):

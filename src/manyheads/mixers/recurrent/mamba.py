@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.devices import HAS_TRITON, without_autocast
+from manyheads.devices import runs_triton, without_autocast
 from manyheads.errors import check_int
 from manyheads.mixers.mixer import Mixer
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
@@ -123,8 +123,7 @@ def scan_channels(
     """
     single = lengths.longest <= 1 or torch.compiler.is_compiling()
     if by_triton is None:
-        by_triton = x.device.type == "cuda" and HAS_TRITON and not single
-        by_triton = by_triton and dt.dtype == torch.float32 and rate.shape[1] <= LARGEST_OF_TRITON
+        by_triton = runs_triton(dt) and not single and rate.shape[1] <= LARGEST_OF_TRITON
     if by_triton and lengths.total:
         return _scan_by_triton(x, dt, rate, b, c, lengths, state)
     x, b, c = x.to(dt.dtype), b.to(dt.dtype), c.to(dt.dtype)

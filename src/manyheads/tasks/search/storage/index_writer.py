@@ -29,7 +29,7 @@ from manyheads.tasks.search.storage.vector_store import ChunkRow, ChunkTable
 
 # Documents that are encoded and stored together: a killed run loses at most these.
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1024, {"cpu": 2**17, "cuda": 2**21}
-# Tokens that are encoded together; more take memory on the CPU and save no time.
+# Tokens that are encoded together; on the CPU most of the memory is theirs.
 BATCH_TOKENS = {"cpu": 2048, "cuda": None}
 
 # As many train the codec of 2-bit vectors.

@@ -1,7 +1,6 @@
 """Twelve kinds of attention and its alternatives, trained alike: see README.md.
 
-    python -m studies.mixers.run TEXT --device cuda --only-speed    # with nothing else on the GPU
-    python -m studies.mixers.run TEXT --device cuda                 # then the trainings
+    python -m studies.mixers.run TEXT --device cuda        # what has ended is not run again
     python -m studies.mixers.run TEXT --kinds linear Mamba --steps 20 --recall-steps 20
     python -m studies.mixers.run --table                            # the tables from result.json
 
@@ -12,23 +11,27 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from manyheads.models import Decoder
 from manyheads.progress import Progress
+from manyheads.ragged import Lengths, Ragged
 from studies.mixers.kinds import KINDS, count, make_model
 from studies.mixers.tasks import (
-    IGNORED,
     VOCABULARY,
     Batch,
     Encyclopaedia,
     recall_batches,
-    repeated_bytes,
 )
 
 HERE = Path(__file__).parent
@@ -42,124 +45,176 @@ TIMED_STEPS = 20
 SETTINGS = ("batch", "steps", "rate", "recall_batch", "recall_steps", "recall_rate")
 
 
-def train(
-    model: Decoder, batches: Iterator[Batch], steps: int, rate: float, title: str
-) -> dict[str, float]:
-    """AdamW with a warm-up and a cosine; the loss of the last steps."""
-    decayed = [each for each in model.parameters() if each.ndim > 1]
-    others = [each for each in model.parameters() if each.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=on_cuda(model))
-    losses = []
-    with Progress(title, total=steps, unit="steps") as bar:
-        for step in range(steps):
-            share = min(
-                (step + 1) / WARM_UP, 0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2
-            )
-            for group in optimizer.param_groups:
-                group["lr"] = rate * share
-            batch = next(batches)
-            loss = loss_of(model, batch)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-            optimizer.step()
-            losses.append(loss.detach())
-            bar.advance()
-    return {"loss": torch.stack(losses[-20:]).mean().item()}
+class Trainer:
+    """AdamW with a warm-up and a cosine.
+
+    On CUDA a step is recorded at its fourth batch of a shape and replayed from then on.
+    """
+
+    def __init__(self, model: Decoder, rate: float) -> None:
+        decayed = [each for each in model.parameters() if each.ndim > 1]
+        others = [each for each in model.parameters() if each.ndim <= 1]
+        self.model, self.rate = model.train(), rate
+        self.cuda = decayed[0].is_cuda
+        # A tensor, so that a recorded step reads what it is now.
+        self.rate_now = torch.tensor(rate, device=decayed[0].device)
+        self.optimizer = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
+            lr=self.rate_now,
+            betas=(0.9, 0.95),
+            fused=True,
+            capturable=self.cuda,
+        )
+        self.seen: Counter[torch.Size] = Counter()
+        self.recorded: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Batch, Tensor]] = {}
+
+    def run(self, batches: Sequence[Batch], title: str) -> float:
+        """The loss of the last steps."""
+        losses, count = [], len(batches)
+        with Progress(title, total=count, unit="steps") as bar, self._own_stream():
+            for step, batch in enumerate(batches):
+                cosine = 0.05 + 0.95 * (1 + math.cos(math.pi * step / count)) / 2
+                self.rate_now.fill_(self.rate * min((step + 1) / WARM_UP, cosine))
+                losses.append(self._step(batch).detach().clone())
+                bar.advance()
+            return torch.stack(losses[-20:]).mean().item()
+
+    def _step(self, batch: Batch) -> Tensor:
+        shape = batch.ids.shape
+        self.seen[shape] += 1
+        if not self.cuda or self.seen[shape] <= 3:
+            return self._learn(batch)
+        if shape not in self.recorded:
+            fixed, graph = Batch(*(each.clone() for each in batch)), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                loss = self._learn(fixed)
+            self.recorded[shape] = graph, fixed, loss
+        graph, fixed, loss = self.recorded[shape]
+        for one, other in zip(fixed, batch, strict=True):
+            one.copy_(other)
+        graph.replay()
+        return loss
+
+    def _learn(self, batch: Batch) -> Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(self.model, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        self.optimizer.step()
+        return loss
+
+    @contextmanager
+    def _own_stream(self) -> Iterator[None]:
+        """Steps can be recorded on any stream but the one that is there from the start."""
+        if not self.cuda:
+            yield
+            return
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            yield
+        torch.cuda.current_stream().wait_stream(stream)
 
 
-def on_cuda(model: Decoder) -> bool:
-    return next(model.parameters()).is_cuda
+@cache
+def even_lengths(count: int, length: int, device: torch.device) -> Lengths:
+    return Lengths.of([length] * count, device)
 
 
-def logits_of(model: Decoder, ids: torch.Tensor) -> torch.Tensor:
-    """In bfloat16 on CUDA, as models are trained."""
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=on_cuda(model)):
-        logits = model(ids).logits
-    assert isinstance(logits, torch.Tensor)
-    return logits
+def logits_of(model: Decoder, ids: Tensor) -> Tensor:
+    """In bfloat16 on CUDA, as models are trained; ids are not checked, which would wait."""
+    batch = Ragged(ids.flatten(), even_lengths(*ids.shape, ids.device))
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
+        hidden, _ = model.stack(model.embedding.embed(batch, batch.lengths.positions))
+        assert model.readout is not None
+        return model.readout(hidden, model.table).values
 
 
-def loss_of(model: Decoder, batch: Batch) -> torch.Tensor:
-    logits = logits_of(model, batch.ids).flatten(0, 1).float()
-    return F.cross_entropy(logits, batch.targets.flatten(), ignore_index=IGNORED)
+def loss_of(model: Decoder, batch: Batch) -> Tensor:
+    logits = logits_of(model, batch.ids).float()
+    each = F.cross_entropy(logits, batch.targets.flatten(), reduction="none")
+    return each @ batch.weights.flatten()
 
 
 @torch.no_grad()
 def accuracy(model: Decoder, batch: Batch) -> float:
     """How often the most likely token is the one asked for; a few texts at a time."""
     right = asked = 0
-    for ids, targets in zip(batch.ids.split(8), batch.targets.split(8), strict=True):
-        logits = logits_of(model, ids)
-        here = targets != IGNORED
-        right += int((logits.argmax(-1) == targets)[here].sum())
-        asked += int(here.sum())
+    for part in zip(*(each.split(8) for each in batch), strict=True):
+        ids, targets, weights = part
+        best = logits_of(model, ids).argmax(-1).view_as(ids)
+        right += int((best == targets)[weights > 0].sum())
+        asked += int((weights > 0).sum())
     return right / asked
 
 
-def language(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Bits per byte of held-out text, needles at one, two and four times the length, induction."""
-    device, texts = arguments.device, Encyclopaedia(arguments.text, arguments.device)
-    model = make_model(kind, vocabulary=VOCABULARY, **LANGUAGE).to(device)
-    told = train(
-        model.train(),
-        texts.batches(arguments.batch, LENGTH, seed=0),
-        arguments.steps,
-        arguments.rate,
-        f"{kind}, language",
-    )
-    model.eval()
-    with torch.no_grad():
-        plain = texts.plain(64, LENGTH, seed=1)
-        parts = zip(plain.ids.split(8), plain.targets.split(8), strict=True)
-        losses = [loss_of(model, Batch(*part)).item() for part in parts]
-    needles = {
-        factor: accuracy(model, texts.needles(128 // factor, factor * LENGTH, seed=2))
-        for factor in FACTORS
-    }
-    return {
-        "parameters": count(model),
-        "bits per byte": sum(losses) / len(losses) / math.log(2),
-        "needles": needles,
-        "induction": accuracy(model, repeated_bytes(32, 64, seed=3, device=device)),
-        **{f"language {name}": value for name, value in told.items()},
-    }
+class Study:
+    """What is measured of every kind; all of them read the same batches in the same order."""
 
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments, self.device = arguments, arguments.device
+        self.texts = Encyclopaedia(arguments.text, self.device)
+        batches = self.texts.batches(arguments.batch, LENGTH, seed=0)
+        self.language_batches = list(islice(batches, arguments.steps))
+        batches = recall_batches(arguments.recall_batch, PAIRS, SYMBOLS, 0, self.device)
+        self.recall_batches = list(islice(batches, arguments.recall_steps))
 
-def recall(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    device = arguments.device
-    model = make_model(kind, vocabulary=2 * SYMBOLS, **RECALL).to(device)
-    batches = recall_batches(arguments.recall_batch, PAIRS, SYMBOLS, 0, device)
-    steps, rate = arguments.recall_steps, arguments.recall_rate
-    told = train(model.train(), batches, steps, rate, f"{kind}, recall")
-    test = next(recall_batches(64, PAIRS[-1:], SYMBOLS, 1, device))
-    return {
-        "recall": accuracy(model.eval(), test),
-        **{f"recall {name}": value for name, value in told.items()},
-    }
+    def trainers(self, kind: str) -> tuple[Trainer, Trainer]:
+        """Of language and of recall."""
+        torch.manual_seed(0)
+        language = make_model(kind, vocabulary=VOCABULARY, **LANGUAGE).to(self.device)
+        recall = make_model(kind, vocabulary=2 * SYMBOLS, **RECALL).to(self.device)
+        return (
+            Trainer(language, self.arguments.rate),
+            Trainer(recall, self.arguments.recall_rate),
+        )
 
+    def train(self, kind: str) -> dict[str, Any]:
+        """Bits per byte, needles, induction and recall."""
+        language, recall = self.trainers(kind)
+        last = language.run(self.language_batches, f"{kind}, language")
+        last_recall = recall.run(self.recall_batches, f"{kind}, recall")
+        return {
+            "parameters": count(language.model),
+            **self.judge(language.model.eval()),
+            "recall": self.judge_recall(recall.model.eval()),
+            "language loss": last,
+            "recall loss": last_recall,
+        }
 
-def speed(kind: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """Seconds of a step of either training, with nothing else on the device."""
-    device, texts = arguments.device, Encyclopaedia(arguments.text, arguments.device)
-    both = {
-        "language": (
-            make_model(kind, vocabulary=VOCABULARY, **LANGUAGE),
-            texts.batches(arguments.batch, LENGTH, seed=0),
-        ),
-        "recall": (
-            make_model(kind, vocabulary=2 * SYMBOLS, **RECALL),
-            recall_batches(arguments.recall_batch, PAIRS, SYMBOLS, 0, device),
-        ),
-    }
-    found = {}
-    for name, (model, batches) in both.items():
-        train(model.to(device).train(), batches, 5, arguments.rate, f"{kind}, warm-up")
-        start = time.perf_counter()
-        train(model, batches, TIMED_STEPS, arguments.rate, f"{kind}, speed")
-        found[f"{name} step"] = (time.perf_counter() - start) / TIMED_STEPS
-    return found
+    @torch.no_grad()
+    def judge(self, model: Decoder) -> dict[str, Any]:
+        parts = [self.texts.plain(8, LENGTH, seed) for seed in range(100, 132)]
+        losses = [loss_of(model, part).item() for part in parts]
+        needles = {
+            factor: accuracy(model, self.texts.needles(128 // factor, factor * LENGTH, seed=2))
+            for factor in FACTORS
+        }
+        return {
+            "bits per byte": sum(losses) / len(losses) / math.log(2),
+            "needles": needles,
+            "induction": -loss_of(model, self.texts.said_twice(64, LENGTH, seed=3)).item()
+            / math.log(2),
+        }
+
+    def judge_recall(self, model: Decoder) -> dict[int, float]:
+        return {
+            pairs: accuracy(model, next(recall_batches(64, [pairs], SYMBOLS, 1, self.device)))
+            for pairs in PAIRS
+        }
+
+    def speed(self, kind: str) -> dict[str, float]:
+        """Seconds of a step of either training, with nothing else on the device."""
+        found = {}
+        batches = (self.language_batches, self.recall_batches)
+        for name, trainer, some in zip(
+            ("language", "recall"), self.trainers(kind), batches, strict=True
+        ):
+            trainer.run(some[: 2 * TIMED_STEPS], f"{kind}, warm-up")
+            start = time.perf_counter()
+            trainer.run(some[:TIMED_STEPS], f"{kind}, speed")
+            found[f"{name} step"] = (time.perf_counter() - start) / len(some[:TIMED_STEPS])
+        return found
 
 
 def write(rows: dict[str, Any], arguments: argparse.Namespace) -> None:
@@ -177,10 +232,12 @@ def table(results: dict[str, Any]) -> str:
     ]
     tokens = results["settings"]["batch"] * LENGTH
     for kind, found in results["kinds"].items():
+        if "recall" not in found:
+            continue
         needles = " | ".join(f"{share:.0%}" for share in found["needles"].values())
         lines.append(
             f"| {kind} | {found['parameters'] / 1e6:.2f}M | {found['bits per byte']:.3f} "
-            f"| {found['recall']:.0%} | {needles} | {found['induction']:.0%} "
+            f"| {found['recall'][str(PAIRS[-1])]:.0%} | {needles} | {found['induction']:.2f} "
             f"| {tokens / found['language step']:,.0f} |"
         )
     return "\n".join(lines)
@@ -193,12 +250,12 @@ def main() -> None:
     parser.add_argument("text", type=Path, nargs="?")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--recall-steps", type=int, default=1500)
-    parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--recall-batch", type=int, default=512)
-    parser.add_argument("--recall-rate", type=float, default=2e-3)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--recall-steps", type=int, default=10000)
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--recall-batch", type=int, default=256)
+    parser.add_argument("--recall-rate", type=float, default=1e-3)
     parser.add_argument("--out", type=Path, default=HERE / "result.json")
     parser.add_argument("--only-speed", action="store_true", help="measure steps, train nothing")
     parser.add_argument("--table", action="store_true", help="print the table of --out")
@@ -210,13 +267,14 @@ def main() -> None:
         parser.error("give the file with the bytes of enwik8")
     torch.set_float32_matmul_precision("high")
     rows = json.loads(arguments.out.read_text("utf-8"))["kinds"] if arguments.out.is_file() else {}
+    study = Study(arguments)
     for kind in arguments.kinds:
-        rows[kind] = rows.get(kind) or speed(kind, arguments)
+        rows[kind] = rows.get(kind) or study.speed(kind)
         write(rows, arguments)
     for kind in () if arguments.only_speed else arguments.kinds:
-        torch.manual_seed(0)
-        rows[kind] |= language(kind, arguments) | recall(kind, arguments)
-        write(rows, arguments)
+        if "recall" not in rows[kind]:
+            rows[kind] |= study.train(kind)
+            write(rows, arguments)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ first, then every key again in another order.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,16 +17,15 @@ from torch import Tensor
 BYTES, SYMBOLS, NEEDLES = 256, 32, 4
 MARK, KEYS, VALUES = BYTES, BYTES + 1, BYTES + 1 + SYMBOLS
 VOCABULARY = BYTES + 1 + 2 * SYMBOLS
-IGNORED = -100
 HELD_OUT = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Tokens, and what follows each; `IGNORED` where nothing is asked."""
+class Batch(NamedTuple):
+    """Tokens, what follows each, and its weight in the loss: 0 where nothing is asked."""
 
     ids: Tensor
     targets: Tensor
+    weights: Tensor
 
 
 class Encyclopaedia:
@@ -44,31 +43,51 @@ class Encyclopaedia:
         return np.stack([data[start : start + length] for start in starts]).astype(np.int64)
 
     def batches(self, count: int, length: int, seed: int) -> Iterator[Batch]:
-        """For training without end: half of the texts have needles."""
+        """For training without end: half of the texts have needles.
+
+        Their answers together weigh as much as all the text.
+        """
         draw = np.random.default_rng(seed)
         while True:
             ids = self.passages("train", count, length + 1, draw)
             with_needles(ids[: count // 2], draw)
-            yield self._batch(ids)
+            weights = np.full((count, length), 1 / (count * length), np.float32)
+            weights[: count // 2, answers(length)] += 1 / (count // 2 * NEEDLES)
+            yield self._batch(ids, weights)
 
     def plain(self, count: int, length: int, seed: int) -> Batch:
         draw = np.random.default_rng(seed)
-        return self._batch(self.passages("held out", count, length + 1, draw))
+        weights = np.full((count, length), 1 / (count * length), np.float32)
+        return self._batch(self.passages("held out", count, length + 1, draw), weights)
 
     def needles(self, count: int, length: int, seed: int) -> Batch:
         """Only the values at the end are asked for."""
         draw = np.random.default_rng(seed)
         ids = self.passages("held out", count, length + 1, draw)
         with_needles(ids, draw)
-        batch = self._batch(ids)
-        asked = torch.full_like(batch.targets, IGNORED)
-        for back in range(NEEDLES):
-            asked[:, -1 - 3 * back] = batch.targets[:, -1 - 3 * back]
-        return Batch(batch.ids, asked)
+        weights = np.zeros((count, length), np.float32)
+        weights[:, answers(length)] = 1 / (count * NEEDLES)
+        return self._batch(ids, weights)
 
-    def _batch(self, ids: np.ndarray) -> Batch:
+    def said_twice(self, count: int, length: int, seed: int) -> Batch:
+        """Passages of half the length, twice: the loss is that of the second minus the first."""
+        half = length // 2
+        once = self.passages("held out", count, half, np.random.default_rng(seed))
+        ids = np.concatenate([once, once, once[:, :1]], axis=1)
+        weights = np.zeros((count, 2 * half), np.float32)
+        # The first byte of a passage follows from nothing.
+        weights[:, : half - 1] = -1 / (count * (half - 1))
+        weights[:, half:-1] = 1 / (count * (half - 1))
+        return self._batch(ids, weights)
+
+    def _batch(self, ids: np.ndarray, weights: np.ndarray) -> Batch:
         both = torch.from_numpy(ids).to(self.device)
-        return Batch(both[:, :-1], both[:, 1:])
+        return Batch(both[:, :-1], both[:, 1:], torch.from_numpy(weights).to(self.device))
+
+
+def answers(length: int) -> np.ndarray:
+    """Where a text of so many tokens is asked for its needles."""
+    return length - 1 - 3 * np.arange(NEEDLES)
 
 
 def with_needles(ids: np.ndarray, draw: np.random.Generator) -> None:
@@ -101,16 +120,6 @@ def recall_batches(
         first = torch.stack([keys, values], dim=2).flatten(1)
         again = torch.stack([keys.gather(1, order), values.gather(1, order)], dim=2).flatten(1)
         whole = torch.cat([first, again], dim=1)
-        targets = torch.full_like(whole, IGNORED)
-        targets[:, 2 * pairs :: 2] = whole[:, 2 * pairs + 1 :: 2]
-        yield Batch(whole.to(device), targets.to(device))
-
-
-def repeated_bytes(count: int, length: int, seed: int, device: str) -> Batch:
-    """Random bytes said twice: only the second copy can be foretold, by induction."""
-    draw = torch.Generator().manual_seed(seed)
-    once = torch.randint(97, 123, (count, length), generator=draw)
-    ids = torch.cat([once, once], dim=1)
-    targets = torch.full_like(ids, IGNORED)
-    targets[:, length:-1] = ids[:, length + 1 :]
-    return Batch(ids.to(device), targets.to(device))
+        targets, weights = whole.roll(-1, 1), torch.zeros(whole.shape)
+        weights[:, 2 * pairs :: 2] = 1 / (count * pairs)
+        yield Batch(whole.to(device), targets.to(device), weights.to(device))

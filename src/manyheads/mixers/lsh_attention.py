@@ -1,11 +1,9 @@
 """LSH attention of the Reformer (arXiv 2001.04451): each query sees keys that hash as it does."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
-from math import prod
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +27,8 @@ ITSELF = -1e5
 EPS = 1e-6
 # Numbers of scores at a time.
 LARGEST = 2**24
+# Layouts of texts, and rotations of layers.
+REMEMBERED = 16
 
 
 @check_fields
@@ -164,11 +164,10 @@ class LshAttentionLayer(Mixer):
         out, lse = (part.flatten(1, 2) for part in self._attend(query, value, listed, lengths))
         if whole:
             slots = chunks.slot_of.flatten(1)
-            heads = torch.arange(config.heads, device=out.device).unsqueeze(1)
-            out, lse = out[heads, slots], lse[heads, slots]
+            lse = lse.gather(1, slots)
+            out = out.gather(1, slots.unsqueeze(-1).expand(-1, -1, out.shape[2]))
         out, lse = (part.unflatten(1, (config.rounds, -1)) for part in (out, lse))
-        short = torch.tensor([length <= config.chunk for length in lengths.each], device=out.device)
-        weights = _round_weights(lse, short[new.sequence_of_token])
+        weights = _round_weights(lse, chunks.short[new.sequence_of_token])
         mixed = (out * weights.unsqueeze(-1)).sum(1)
         return mixed.transpose(0, 1).to(value.dtype)
 
@@ -206,6 +205,43 @@ class LshAttentionLayer(Mixer):
         return torch.cat([each[0] for each in outputs], 1), torch.cat([e[1] for e in outputs], 1)
 
 
+class _SlotLayout(NamedTuple):
+    """What is known of the slots of sorted tokens from the lengths of the texts alone."""
+
+    # Which of the sorted tokens of all texts and rounds is in a slot, their number in empty ones.
+    rank_of_slot: Int[Tensor, " m"]
+    slot_of_rank: Int[Tensor, " n"]
+    neighbours: Int[Tensor, "c k"]
+    short: Bool[Tensor, " b"]
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _slot_layout(each: tuple[int, ...], device: torch.device, config: LshAttention) -> _SlotLayout:
+    """The layers of a stack have the same texts."""
+    # What is remembered may be used by training later.
+    with torch.inference_mode(False):
+        rounds, padded = config.rounds, [-(-one // config.slots) * config.slots for one in each]
+        slots = Lengths.of([one for one in padded for _ in range(rounds)])
+        lengths = torch.tensor(each, dtype=torch.long).repeat_interleave(rounds)
+        rank = (lengths.cumsum(0) - lengths)[slots.sequence_of_token] + slots.positions
+        filled = slots.positions < lengths[slots.sequence_of_token]
+        counts = Lengths.of([rounds * one // config.chunk for one in padded])
+        # A single chunk has no neighbours but an empty one behind all others.
+        alone = torch.tensor([one <= config.chunk for one in padded])
+        alone = alone[counts.sequence_of_token].unsqueeze(1)
+        ring = torch.tensor(counts.each)[counts.sequence_of_token].unsqueeze(1)
+        first = counts.offsets[:-1].long()[counts.sequence_of_token].unsqueeze(1)
+        shift = torch.arange(-config.before, config.after + 1)
+        neighbours = first + (counts.positions.unsqueeze(1) + shift) % ring
+        layout = _SlotLayout(
+            rank_of_slot=torch.where(filled, rank, rounds * sum(each)),
+            slot_of_rank=filled.nonzero().squeeze(1),
+            neighbours=neighbours.masked_fill(alone & (shift != 0), counts.total),
+            short=torch.tensor([one <= config.chunk for one in each]),
+        )
+        return _SlotLayout(*(part.to(device) for part in layout))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SortedChunks:
     """The tokens of every text sorted by bucket in each round, and cut into chunks."""
@@ -216,6 +252,8 @@ class SortedChunks:
     neighbours: Int[Tensor, "c k"]
     # The slot of every token in every round.
     slot_of: Int[Tensor, "h r n"]
+    # The texts of one chunk, for which one round is enough.
+    short: Bool[Tensor, " b"]
 
     @classmethod
     @torch.no_grad()
@@ -223,33 +261,21 @@ class SortedChunks:
     def of(
         cls, query: Float[Tensor, "n h d"], lengths: Lengths, config: LshAttention, seed: int
     ) -> "SortedChunks":
-        rounds, device, total = config.rounds, query.device, lengths.total
+        rounds, total = config.rounds, lengths.total
+        layout = _slot_layout(lengths.each, query.device, config)
         buckets = hash_tokens(query, lengths, config, seed)
-        owner = lengths.sequence_of_token * rounds + torch.arange(rounds, device=device)[:, None]
+        number = torch.arange(rounds, device=query.device)[:, None]
+        owner = lengths.sequence_of_token * rounds + number
         keys = (owner * (buckets.max() + 1) + buckets).flatten(1)
         order = keys.sort(dim=1, stable=True).indices
-        padded = [-(-length // config.slots) * config.slots for length in lengths.each]
-        slots = Lengths.of([each for each in padded for _ in range(rounds)], device)
-        each = torch.tensor(lengths.each, device=device).repeat_interleave(rounds)
-        rank = (each.cumsum(0) - each)[slots.sequence_of_token] + slots.positions
-        filled = slots.positions < each[slots.sequence_of_token]
-        rank = torch.where(filled, rank, rounds * total)
-        tokens = F.pad(order % total, (0, 1), value=total)[:, rank]
-        slot_of_rank = filled.nonzero().squeeze(1)
-        slot_of = torch.empty_like(order).scatter_(1, order, slot_of_rank.expand_as(order))
-        counts = Lengths.of([rounds * each // config.chunk for each in padded], device)
-        # A single chunk has no neighbours but an empty one behind all others.
-        alone = torch.tensor([each <= config.chunk for each in padded], device=device)
-        alone = alone[counts.sequence_of_token].unsqueeze(1)
-        ring = torch.tensor(counts.each, device=device)[counts.sequence_of_token].unsqueeze(1)
-        first = counts.offsets[:-1].long()[counts.sequence_of_token].unsqueeze(1)
-        shift = torch.arange(-config.before, config.after + 1, device=device)
-        seen_chunks = first + (counts.positions.unsqueeze(1) + shift) % ring
+        tokens = F.pad(order % total, (0, 1), value=total)[:, layout.rank_of_slot]
         tokens = F.pad(tokens, (0, config.chunk), value=total)
+        slot_of = torch.empty_like(order).scatter_(1, order, layout.slot_of_rank.expand_as(order))
         return cls(
             tokens=tokens.unflatten(1, (-1, config.chunk)),
-            neighbours=seen_chunks.masked_fill(alone & (shift != 0), counts.total),
+            neighbours=layout.neighbours,
             slot_of=slot_of.unflatten(1, (rounds, total)),
+            short=layout.short,
         )
 
     def listed(self) -> tuple[Int[Tensor, "h c t"], Int[Tensor, "h c s"]]:
@@ -278,24 +304,29 @@ def hash_tokens(
     for buckets in dict.fromkeys(kinds):
         if not buckets:
             continue
-        chosen = torch.tensor([kind == buckets for kind in kinds], device=query.device)
-        tokens = chosen[lengths.sequence_of_token].nonzero().squeeze(1)
-        rotations = _rotations(config, buckets, seed).to(query.device)
+        tokens: Any = slice(None)
+        if len(set(kinds)) > 1:
+            chosen = torch.tensor([kind == buckets for kind in kinds], device=query.device)
+            tokens = chosen[lengths.sequence_of_token].nonzero().squeeze(1)
+        rotations = _rotations(config, buckets, seed, query.device)
         rotated = torch.einsum("nhd,hdrk->hrnk", wide[tokens], rotations)
         found, product = torch.zeros_like(result[..., tokens]), 1
         for part, count in zip(rotated.split([b // 2 for b in buckets], -1), buckets, strict=True):
             found += product * torch.cat([part, -part], dim=-1).argmax(-1)
             product *= count
         result[..., tokens] = found
-    assert result.max() < max((prod(kind) for kind in kinds), default=1)
     return result
 
 
-def _rotations(config: LshAttention, buckets: Sequence[int], seed: int) -> Float[Tensor, "h d r k"]:
+@lru_cache(maxsize=REMEMBERED)
+def _rotations(
+    config: LshAttention, buckets: tuple[int, ...], seed: int, device: torch.device
+) -> Float[Tensor, "h d r k"]:
     """Drawn on the host, so that they are the same on every device."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (config.heads, config.size, config.rounds, sum(buckets) // 2)
-    return torch.randn(shape, generator=generator)
+    with torch.inference_mode(False):
+        generator = torch.Generator().manual_seed(seed)
+        shape = (config.heads, config.size, config.rounds, sum(buckets) // 2)
+        return torch.randn(shape, generator=generator).to(device)
 
 
 def _keys(query: Float[Tensor, "n h d"]) -> Float[Tensor, "n h d"]:
@@ -316,11 +347,10 @@ def _attend_lists(
     causal: bool,
     dropout: float,
 ) -> tuple[Float[Tensor, "h x t e"], Float[Tensor, "h x t"]]:
-    heads = torch.arange(query.shape[0], device=query.device)[:, None, None]
     scores = _scores(query, key, asking, listed, places, causal=causal)
     lse = scores.logsumexp(-1)
     weights = F.dropout((scores - lse.unsqueeze(-1)).exp(), dropout)
-    return weights @ value[heads, listed], lse
+    return weights @ _take(value, listed), lse
 
 
 def _scores(
@@ -332,14 +362,23 @@ def _scores(
     *,
     causal: bool,
 ) -> Float[Tensor, "h x t s"]:
-    heads = torch.arange(query.shape[0], device=query.device)[:, None, None]
-    scores = query[heads, asking] @ key[heads, listed].transpose(2, 3)
+    scores = _take(query, asking) @ _take(key, listed).transpose(2, 3)
     there = places[listed].unsqueeze(-2)
     visible = there >= 0
     if causal:
         visible = visible & (there <= places[asking].unsqueeze(-1))
     scores = scores.masked_fill(~visible, -torch.inf)
     return scores.masked_fill(asking.unsqueeze(-1) == listed.unsqueeze(-2), ITSELF)
+
+
+def _take(x: Float[Tensor, "h m d"], tokens: Int[Tensor, "h x s"]) -> Float[Tensor, "h x s d"]:
+    """The vectors of listed tokens; the last of every head stands for empty slots.
+
+    An embedding: its gradient is fast also where many lists name a token, and leaves out `empty`.
+    """
+    heads, empty = torch.arange(x.shape[0], device=x.device)[:, None, None], x.shape[1] - 1
+    rows = torch.where(tokens == empty, empty, heads * x.shape[1] + tokens)
+    return F.embedding(rows, x.flatten(0, 1), padding_idx=empty)
 
 
 def _round_weights(

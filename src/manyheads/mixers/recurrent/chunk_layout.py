@@ -86,12 +86,14 @@ class ChunkLayout:
         """The values of every slot."""
         if self.full:
             return x.unflatten(0, tuple(self.token_of_slot.shape))
-        empty = x.new_zeros(1, *x.shape[1:])
-        return torch.cat([x, empty])[self.token_of_slot]
+        # Copied to where they go: the gradient of reading many empty slots from one row is slow.
+        slots = x.new_zeros(self.token_of_slot.numel(), *x.shape[1:])
+        return slots.index_copy(0, self.slot_of_token, x).unflatten(0, self.token_of_slot.shape)
 
     def join(self, x: Float[Tensor, "c s *rest"]) -> Float[Tensor, "n *rest"]:
         """The values of every token; the reverse of `cut`."""
-        return x.flatten(0, 1) if self.full else x.flatten(0, 1)[self.slot_of_token]
+        whole = x.flatten(0, 1)
+        return whole if self.full else whole.index_select(0, self.slot_of_token)
 
     def shifted(
         self, after: Float[Tensor, "c *rest"], at_start: Float[Tensor, "a *rest"]

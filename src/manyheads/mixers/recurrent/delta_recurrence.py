@@ -26,9 +26,6 @@ from manyheads.ragged import Lengths
 CHUNK = 64
 CHUNK_BY_CHANNEL = 16
 
-# Keys and queries have length one, up to this.
-EPS = 1e-6
-
 HAS_FLA = HAS_TRITON and find_spec("fla") is not None
 # Channels of a key that the kernels of fla-core can take.
 LARGEST_FLA_KEY = 256
@@ -106,12 +103,6 @@ def fla_has_gradients(log_decay: Tensor) -> bool:
     version = tuple(int(part) for part in triton.__version__.split(".")[:3] if part.isdigit())
     hopper = torch.cuda.get_device_capability(log_decay.device)[0] == 9
     return log_decay.ndim == 3 or not hopper or not (3, 4) <= version < (3, 7, 1)
-
-
-def unit(x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
-    """Vectors of length one, as keys and queries of delta nets are."""
-    wide = x.float()
-    return (wide * (wide.square().sum(-1, keepdim=True) + EPS).rsqrt()).to(x.dtype)
 
 
 @without_autocast

@@ -12,7 +12,8 @@ from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, check_int
 from manyheads.mixers.head_weights import DeltaWeights, watch_pattern
 from manyheads.mixers.mixer import Mixer, by_head
-from manyheads.mixers.recurrent.delta_recurrence import run_delta_rule, unit
+from manyheads.mixers.recurrent.delta_recurrence import run_delta_rule
+from manyheads.mixers.recurrent.head_norms import gated_norm, unit
 from manyheads.mixers.recurrent.pace import draw_pace_bias
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
 from manyheads.ragged import Ragged
@@ -91,13 +92,12 @@ class GatedDeltaLayer(Mixer):
         before = None if state is None else state[1]
         mixed, recent = self.convolution(x.with_values(mixed), before)
         query, key, value = mixed.split([rows["query"], rows["key"], rows["value"]], dim=-1)
+        query = unit(by_head(query, config.key_heads), config.key_size**-0.5)
+        key = unit(by_head(key, config.key_heads))
         repeats = config.heads // config.key_heads
-        query, key = (
-            unit(by_head(part, config.key_heads)).repeat_interleave(repeats, dim=1)
-            for part in (query, key)
-        )
-        query = seen(look, Tap.QUERY, query * config.key_size**-0.5, x)
-        key = seen(look, Tap.KEY, key, x)
+        if repeats > 1:
+            query, key = (each.repeat_interleave(repeats, dim=1) for each in (query, key))
+        query, key = seen(look, Tap.QUERY, query, x), seen(look, Tap.KEY, key, x)
         value = seen(look, Tap.VALUE, by_head(value, config.heads), x)
         decay = -self.log_rate.float().exp() * F.softplus(pace.float() + self.dt_bias.float())
         rate = beta.sigmoid() * (2.0 if config.negative_eigenvalues else 1.0)
@@ -107,7 +107,6 @@ class GatedDeltaLayer(Mixer):
             cache.keep(after, recent)
         weights = partial(DeltaWeights, query, key, rate, decay, x.lengths)
         heads = watch_pattern(look if state is None else None, weights, value, heads)
-        normed = F.rms_norm(heads.float(), heads.shape[-1:], eps=config.eps).to(heads.dtype)
-        gated = self.norm_weight * normed * F.silu(by_head(gate, config.heads).float())
-        gated = seen(look, Tap.HEAD_OUTPUT, gated.to(heads.dtype), x)
+        gated = gated_norm(heads, by_head(gate, config.heads), self.norm_weight, config.eps)
+        gated = seen(look, Tap.HEAD_OUTPUT, gated, x)
         return x.with_values(self.output(gated.flatten(1)))

@@ -12,7 +12,8 @@ from manyheads.cache import StateSlot
 from manyheads.errors import check_int
 from manyheads.mixers.head_weights import DeltaWeights, watch_pattern
 from manyheads.mixers.mixer import Mixer, by_head
-from manyheads.mixers.recurrent.delta_recurrence import run_delta_rule, unit
+from manyheads.mixers.recurrent.delta_recurrence import run_delta_rule
+from manyheads.mixers.recurrent.head_norms import gated_norm, unit
 from manyheads.mixers.recurrent.pace import draw_pace_bias
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
 from manyheads.ragged import Ragged
@@ -75,7 +76,7 @@ class KimiDeltaLayer(Mixer):
         before = None if state is None else state[1]
         mixed, recent = self.convolution(x.with_values(self.project(x.values)), before)
         query, key, value = (by_head(part, config.heads) for part in mixed.chunk(3, dim=-1))
-        query = seen(look, Tap.QUERY, unit(query) * config.head_size**-0.5, x)
+        query = seen(look, Tap.QUERY, unit(query, config.head_size**-0.5), x)
         key = seen(look, Tap.KEY, unit(key), x)
         value = seen(look, Tap.VALUE, value, x)
         rank = config.head_size
@@ -89,7 +90,7 @@ class KimiDeltaLayer(Mixer):
             cache.keep(after, recent)
         weights = partial(DeltaWeights, query, key, rate, decay, x.lengths)
         heads = watch_pattern(look if state is None else None, weights, value, heads)
-        normed = F.rms_norm(heads.float(), (rank,), self.norm_weight.float(), config.eps)
-        gated = normed * by_head(self.widen_gate(gate), config.heads).float().sigmoid()
-        gated = seen(look, Tap.HEAD_OUTPUT, gated.to(heads.dtype), x)
+        gate = by_head(self.widen_gate(gate), config.heads)
+        gated = gated_norm(heads, gate, self.norm_weight, config.eps, "sigmoid")
+        gated = seen(look, Tap.HEAD_OUTPUT, gated, x)
         return x.with_values(self.output(gated.flatten(1)))

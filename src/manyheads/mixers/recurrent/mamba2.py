@@ -6,8 +6,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
@@ -15,6 +14,7 @@ from manyheads.errors import ConfigError, check_int
 from manyheads.mixers.head_weights import DecayWeights, watch_pattern
 from manyheads.mixers.mixer import Mixer, by_head
 from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks, recur_one_token
+from manyheads.mixers.recurrent.head_norms import gated_norm
 from manyheads.mixers.recurrent.pace import draw_pace_bias
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
 from manyheads.ragged import Ragged
@@ -117,14 +117,8 @@ class Mamba2Layer(Mixer):
             weights = partial(DecayWeights, query, key * dt.unsqueeze(-1), decay, x.lengths)
             heads = watch_pattern(look, weights, value, heads)
         heads = heads + value * self.skip.to(value.dtype)[:, None]
-        gated = by_head(self._gated(heads.flatten(1), gate), config.heads)
-        gated = seen(look, Tap.HEAD_OUTPUT, gated, x)
+        # All heads together are gated, then normed; the gated delta net does it in the other order.
+        whole, gate = by_head(heads.flatten(1), 1), by_head(gate, 1)
+        gated = gated_norm(whole, gate, self.norm_weight, config.eps, gate_first=True)
+        gated = seen(look, Tap.HEAD_OUTPUT, by_head(gated.flatten(1), config.heads), x)
         return x.with_values(self.output(gated.flatten(1)))
-
-    def _gated(
-        self, heads: Float[Tensor, "n c"], gate: Float[Tensor, "n c"]
-    ) -> Float[Tensor, "n c"]:
-        """Gated, then normed; the gated delta net does it in the other order."""
-        gated = heads.float() * F.silu(gate.float())
-        normed = F.rms_norm(gated, gated.shape[-1:], eps=self.config.eps)
-        return self.norm_weight * normed.to(heads.dtype)

@@ -18,6 +18,7 @@ from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, check_int
 from manyheads.mixers.mixer import Mixer, refuse_cache
+from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.mixers.recurrent.pace import draw_pace_bias
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look
@@ -141,12 +142,13 @@ def convolve_texts(
         chosen = [index for index, each in enumerate(sizes) if each == size and lengths.each[index]]
         if not chosen:
             continue
-        each = torch.tensor([lengths.each[index] for index in chosen], device=u.device)
-        first = torch.tensor([lengths.starts[index] for index in chosen], device=u.device)
-        inside = torch.arange(size, device=u.device) < each.unsqueeze(1)
-        rows = (first.unsqueeze(1) + torch.arange(size, device=u.device))[inside]
-        texts = u.new_zeros(len(chosen), size, u.shape[1])
-        texts = texts.masked_scatter(inside.unsqueeze(-1), u[rows]).transpose(1, 2)
+        rows, some = None, lengths
+        if len(chosen) < lengths.count:
+            some = Lengths.of([lengths.each[index] for index in chosen], u.device)
+            first = torch.tensor([lengths.starts[index] for index in chosen], device=u.device)
+            rows = first[some.sequence_of_token] + some.positions
+        chunks = ChunkLayout.of(some, size)
+        texts = chunks.cut(u if rows is None else u[rows]).transpose(1, 2)
         kernel = powers.weighted(c, size)
         whole = F.pad(kernel[0], (0, size))
         if len(kernel) > 1:
@@ -157,7 +159,8 @@ def convolve_texts(
             # What the state before the text still gives.
             earlier = state[torch.tensor(chosen, device=u.device)] * powers.step.exp()
             mixed = mixed + powers.weighted(c[0] * earlier, size)
-        output = output.index_copy(0, rows, mixed.transpose(1, 2)[inside])
+        found = chunks.join(mixed.transpose(1, 2))
+        output = found if rows is None else output.index_copy(0, rows, found)
     return output
 
 

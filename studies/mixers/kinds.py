@@ -20,11 +20,12 @@ from manyheads.models import (
     Decoder,
     DecoderConfig,
     Embedding,
+    Initialisation,
     LanguageHead,
     LayerConfig,
     StackConfig,
 )
-from manyheads.parts import Causal, NoPosition, Rotary, Sinusoidal, SwiGLU, Window
+from manyheads.parts import Causal, NoPosition, RMSNorm, Rotary, Sinusoidal, SwiGLU, Window
 
 # Between them, tokens of a hybrid meet in every fourth layer.
 ATTENDS_EVERY = 4
@@ -32,8 +33,14 @@ Make = Callable[[int, int], Any]
 
 
 def attention(mask: Any) -> Make:
+    """With norms of queries and keys, as in Qwen3; without them recall is learned much later."""
     return lambda width, heads: AttentionConfig(
-        width=width, heads=heads, mask=mask, position=Rotary()
+        width=width,
+        heads=heads,
+        mask=mask,
+        position=Rotary(),
+        query_norm=RMSNorm(),
+        key_norm=RMSNorm(),
     )
 
 
@@ -82,6 +89,7 @@ def make_model(
         ),
         stack=StackConfig(width=width, layers=tuple(_layer(one, width, 8) for one in made)),
         readout=LanguageHead(),
+        init=Initialisation(draw="xavier"),
     )
     # Three matrices of `width` times `hidden` in every layer.
     left = parameters - count(build(config, seed=0))

@@ -41,7 +41,8 @@ LENGTH, FACTORS = 512, (1, 2, 4)
 # Pairs of a text that trains recall; the most are tested.
 PAIRS, SYMBOLS = (2, 4, 8, 16), 32
 WARM_UP, CLIP = 100, 1.0
-TIMED_STEPS = 20
+# A loss, the mean of 100 steps, below which training ends.
+LEARNED = 0.01
 SETTINGS = ("batch", "steps", "rate", "recall_batch", "recall_steps", "recall_rate")
 
 
@@ -65,19 +66,32 @@ class Trainer:
             fused=True,
             capturable=self.cuda,
         )
+        self.seconds_per_step = math.nan
         self.seen: Counter[torch.Size] = Counter()
         self.recorded: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Batch, Tensor]] = {}
 
-    def run(self, batches: Sequence[Batch], title: str) -> float:
-        """The loss of the last steps."""
-        losses, count = [], len(batches)
-        with Progress(title, total=count, unit="steps") as bar, self._own_stream():
+    def run(self, batches: Sequence[Batch], title: str) -> int:
+        """Train on all batches, or until nothing is left to learn; the number of steps."""
+        losses: list[Tensor] = []
+        with Progress(title, total=len(batches), unit="steps") as bar, self._own_stream():
             for step, batch in enumerate(batches):
-                cosine = 0.05 + 0.95 * (1 + math.cos(math.pi * step / count)) / 2
+                if step == len(batches) // 2:
+                    start = self._time()
+                cosine = 0.05 + 0.95 * (1 + math.cos(math.pi * step / len(batches))) / 2
                 self.rate_now.fill_(self.rate * min((step + 1) / WARM_UP, cosine))
                 losses.append(self._step(batch).detach().clone())
                 bar.advance()
-            return torch.stack(losses[-20:]).mean().item()
+                if len(losses) % 100 == 0 and torch.stack(losses[-100:]).mean() < LEARNED:
+                    break
+            else:
+                # By then all is compiled and recorded.
+                self.seconds_per_step = (self._time() - start) / (len(batches) - len(batches) // 2)
+        return len(losses)
+
+    def _time(self) -> float:
+        if self.cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
     def _step(self, batch: Batch) -> Tensor:
         shape = batch.ids.shape
@@ -172,14 +186,14 @@ class Study:
     def train(self, kind: str) -> dict[str, Any]:
         """Bits per byte, needles, induction and recall."""
         language, recall = self.trainers(kind)
-        last = language.run(self.language_batches, f"{kind}, language")
-        last_recall = recall.run(self.recall_batches, f"{kind}, recall")
+        language.run(self.language_batches, f"{kind}, language")
+        steps = recall.run(self.recall_batches, f"{kind}, recall")
         return {
             "parameters": count(language.model),
             **self.judge(language.model.eval()),
             "recall": self.judge_recall(recall.model.eval()),
-            "language loss": last,
-            "recall loss": last_recall,
+            "recall steps": steps,
+            "tokens per second": self.arguments.batch * LENGTH / language.seconds_per_step,
         }
 
     @torch.no_grad()
@@ -203,19 +217,6 @@ class Study:
             for pairs in PAIRS
         }
 
-    def speed(self, kind: str) -> dict[str, float]:
-        """Seconds of a step of either training, with nothing else on the device."""
-        found = {}
-        batches = (self.language_batches, self.recall_batches)
-        for name, trainer, some in zip(
-            ("language", "recall"), self.trainers(kind), batches, strict=True
-        ):
-            trainer.run(some[: 2 * TIMED_STEPS], f"{kind}, warm-up")
-            start = time.perf_counter()
-            trainer.run(some[:TIMED_STEPS], f"{kind}, speed")
-            found[f"{name} step"] = (time.perf_counter() - start) / len(some[:TIMED_STEPS])
-        return found
-
 
 def write(rows: dict[str, Any], arguments: argparse.Namespace) -> None:
     """All that has ended so far, in the order of the kinds."""
@@ -226,19 +227,18 @@ def write(rows: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 def table(results: dict[str, Any]) -> str:
     lines = [
-        "| kind | parameters | bits per byte | recall | needle 1x | 2x | 4x | induction "
-        "| training tokens/s |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| kind | parameters | bits per byte | recall | learned in | needle 1x | 2x | 4x "
+        "| induction | training tokens/s |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    tokens = results["settings"]["batch"] * LENGTH
     for kind, found in results["kinds"].items():
-        if "recall" not in found:
-            continue
+        steps, all_steps = found["recall steps"], results["settings"]["recall_steps"]
+        learned = f"{steps:,} steps" if steps < all_steps else "not"
         needles = " | ".join(f"{share:.0%}" for share in found["needles"].values())
         lines.append(
             f"| {kind} | {found['parameters'] / 1e6:.2f}M | {found['bits per byte']:.3f} "
-            f"| {found['recall'][str(PAIRS[-1])]:.0%} | {needles} | {found['induction']:.2f} "
-            f"| {tokens / found['language step']:,.0f} |"
+            f"| {found['recall'][str(PAIRS[-1])]:.0%} | {learned} | {needles} "
+            f"| {found['induction']:.2f} | {found['tokens per second']:,.0f} |"
         )
     return "\n".join(lines)
 
@@ -251,13 +251,12 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=5000)
-    parser.add_argument("--recall-steps", type=int, default=10000)
-    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--recall-steps", type=int, default=4000)
+    parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--recall-batch", type=int, default=256)
     parser.add_argument("--recall-rate", type=float, default=1e-3)
     parser.add_argument("--out", type=Path, default=HERE / "result.json")
-    parser.add_argument("--only-speed", action="store_true", help="measure steps, train nothing")
     parser.add_argument("--table", action="store_true", help="print the table of --out")
     arguments = parser.parse_args()
     if arguments.table:
@@ -269,11 +268,8 @@ def main() -> None:
     rows = json.loads(arguments.out.read_text("utf-8"))["kinds"] if arguments.out.is_file() else {}
     study = Study(arguments)
     for kind in arguments.kinds:
-        rows[kind] = rows.get(kind) or study.speed(kind)
-        write(rows, arguments)
-    for kind in () if arguments.only_speed else arguments.kinds:
-        if "recall" not in rows[kind]:
-            rows[kind] |= study.train(kind)
+        if kind not in rows:
+            rows[kind] = study.train(kind)
             write(rows, arguments)
 
 

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from manyheads.ragged import Lengths
 
-# The layers of a stack cut the same lengths, some of them into chunks of several sizes.
-REMEMBERED = 8
+# The layers of a stack cut the same lengths, some of them into chunks of several sizes. A recorded
+# CUDA graph reads the layouts of its batch, and there may be graphs of several shapes.
+REMEMBERED = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,6 +20,9 @@ from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks, recur_o
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
 
+# Of the norm after retention; without it torch takes one that depends on the precision.
+EPS = 1e-6
+
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +96,7 @@ class LinearAttentionLayer(Mixer):
         weights = partial(DecayWeights, query, key, decay, x.lengths, **options)
         mixed = watch_pattern(look if fresh else None, weights, value, mixed)
         if decay is not None:
-            mixed = F.rms_norm(mixed, (self.config.size,))
+            mixed = F.rms_norm(mixed.float(), (self.config.size,), eps=EPS).to(mixed.dtype)
         mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
         return x.with_values(self.output(mixed.flatten(1)))
 

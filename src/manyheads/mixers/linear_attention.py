@@ -20,7 +20,7 @@ from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks, recur_o
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Look, Tap, seen
 
-# Of the norm after retention; without it torch takes one that depends on the precision.
+# Of the norm after retention.
 EPS = 1e-6
 
 

@@ -19,6 +19,6 @@ def test_a_layout_of_inference_serves_training_too() -> None:
 
 
 def test_few_layouts_are_remembered() -> None:
-    for length in range(1, 40):
+    for length in range(1, 2 * chunk_layout.REMEMBERED):
         ChunkLayout.of(Lengths.of((length,)), 4)
     assert len(chunk_layout._LAST) == chunk_layout.REMEMBERED

@@ -10,9 +10,9 @@ BIN := .venv/bin
 # the requested Python, so that another one rebuilds .venv.
 READY := .venv/ready-$(notdir $(PYTHON))
 COMPLETE := .venv/complete-$(notdir $(PYTHON))
+# Python compiles what is imported, once; pip would compile all there is, for minutes.
 INSTALL := $(BIN)/python -m pip install --no-compile --progress-bar off --constraint constraints.txt
-# pip would compile with one core.
-COMPILE := $(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true
+unexport PYTHONDONTWRITEBYTECODE
 
 SENTENCE := Всем привет! Я увлекаюсь искусственным интеллектом
 
@@ -48,7 +48,7 @@ test: $(COMPLETE) ## check format, lint and types, run tests and doctests
 	@$(BIN)/mypy & types=$$!; \
 	MANYHEADS_NO_TYPECHECK=1 $(BIN)/pytest -q -m shapes_unchecked $(UNCHECKED); tests=$$?; \
 	wait $$types && exit $$tests
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not shapes_unchecked"
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not shapes_unchecked"
 
 # COUNT and SEED choose the cases: make fuzz COUNT=500 SEED=7
 COUNT ?= 10000
@@ -102,13 +102,11 @@ $(READY): pyproject.toml constraints.txt
 	@$(INSTALL) torch
 	@echo "[3/3] installing manyheads and its studio"
 	@$(INSTALL) --editable '.[studio]'
-	@$(COMPILE)
 	@touch $@
 
 $(COMPLETE): $(READY)
 	@echo "installing what the tests need"
 	@$(INSTALL) --editable '.[test]'
-	@$(COMPILE)
 	@touch $@
 
 check-python:

@@ -7,8 +7,8 @@ With x a row, g its gate, w the weight and a the activation of gates:
     norm first      output = scale * w * x * r * a(g)        r = (mean(x^2) + eps)^(-1/2)
     gate first      the same with z = x a(g) for x, and no gate after it
 
-A gate of zeros and an activation of "none" leave the norm alone. Each program of the gradients
-stores its share of the weight's; torch adds the shares in a fixed order.
+Without a gate, whose activation is then "none", there is the norm alone. Each program of the
+gradients stores its share of the weight's; torch adds the shares in a fixed order.
 """
 
 from typing import Any

@@ -45,7 +45,7 @@ PEERS = {
 }
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Each worker has a core to itself; more threads than cores would only wait for one another.
+    # Workers fill the cores already; more threads than cores would only wait for one another.
     # torch reads this once, when it is imported.
     os.environ["OMP_NUM_THREADS"] = "1"
 

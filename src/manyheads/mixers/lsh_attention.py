@@ -28,7 +28,7 @@ EPS = 1e-6
 # Numbers of scores at a time.
 LARGEST = 2**24
 # Layouts of texts, and rotations of layers.
-REMEMBERED = 64
+REMEMBERED = 16
 
 
 @check_fields

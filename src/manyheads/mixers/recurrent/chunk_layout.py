@@ -9,8 +9,8 @@ from torch import Tensor
 from manyheads.ragged import Lengths
 
 # The layers of a stack cut the same lengths, some of them into chunks of several sizes. A recorded
-# CUDA graph reads the layouts of its batch, and there may be graphs of several shapes.
-REMEMBERED = 64
+# CUDA graph reads the layouts of its batch: this is enough for graphs of four shapes.
+REMEMBERED = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
